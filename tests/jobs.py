@@ -22,11 +22,13 @@ TRAIN_SH = str(ROOT / "tools" / "train.sh")
 NOT_INHERITED = {*RENDEZVOUS_VARIABLES, "NODE", "NODE_RANK", "ADDR", "PORT", "OMP_NUM_THREADS", "VENV"}
 #: what oneflow 0.9.0 writes to stderr on a machine without InfiniBand or a GPU
 HARMLESS = ("libibverbs not available", "CUDA driver version is insufficient")
+#: how a start begins that says what takes its time
+NOTICE = "libai: "
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a job left behind. `errors`: the lines of stderr without the harmless ones of oneflow itself."""
+    """What a job left behind. `errors`: the lines of stderr without notices and the harmless ones of oneflow."""
 
     returncode: int
     stdout: str
@@ -34,7 +36,8 @@ class Finished:
 
     @property
     def errors(self) -> list[str]:
-        return [line for line in self.stderr.splitlines() if line.strip() and not any(h in line for h in HARMLESS)]
+        lines = [line for line in self.stderr.splitlines() if line.strip() and not line.startswith(NOTICE)]
+        return [line for line in lines if not any(harmless in line for harmless in HARMLESS)]
 
     def __str__(self) -> str:
         return f"exit code {self.returncode}\n--- stdout\n{self.stdout[-6000:]}\n--- stderr\n{self.stderr[-6000:]}"

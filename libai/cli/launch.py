@@ -12,16 +12,16 @@ Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable, 128 + si
 could not save.
 """
 
-import json
+import faulthandler
 import os
+import select
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from libai.launch import guard, runtime
 from libai.launch.external import Place
@@ -29,10 +29,18 @@ from libai.launch.installation import ROOT, is_clone
 from libai.launch.job import TRAINING, Job, run_job
 from libai.launch.rank import end_with_parent
 from libai.launch.request import choose_port, find_config, find_free_port, read_job, take_max_restarts
+from libai.launch.supervisor import SLOW_SECONDS
 from libai.native import kernels
 from libai.patches import openblas
 from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError
-from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, START_LIMIT, START_VARIABLE, STEP_LIMIT, read_limit
+from libai.utils.rank_notes import (
+    DEFAULT_START_SECONDS,
+    LOCAL_RANKS_VARIABLE,
+    START_LIMIT,
+    START_VARIABLE,
+    STEP_LIMIT,
+    read_limit,
+)
 from libai.utils.screen import answer, say
 
 USAGE = """\
@@ -49,60 +57,51 @@ NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
 WRITES_NOTHING = {"--print-config", "--dry-run", "--eval-only", "--find-lr"}
 
 
-def run_preflight(job: Job, tells: bool = True) -> dict[str, Any]:
-    """Check config and overrides as the training program does; what `libai.config.arguments.check` found out.
+def check_config(job: Job, tells: bool = True) -> Path:
+    """Check config and overrides as the training program does, and return its output folder.
 
-    A mistake is shown if this process is to tell it, and ends it with its exit code.
+    In a forked child, since configs import oneflow, whose threads and slow exit handlers the launcher does not want.
+    What it prints is kept back: every rank will print it again. A mistake is shown if `tells`, and ends this process
+    with its exit code, as `--help` does. A check that hangs is ended, with its stack, after LIBAI_START_TIMEOUT.
     """
-    code, found, said = _ask_preflight(
-        lambda arguments: arguments.check(job.config, list(job.arguments), job.world_size)
-    )
-    if code == 0 and not found:  # --help
-        print(said if tells else "", end="")
-        sys.exit(0)
-    if code != 0:
-        if tells and said:
-            say(said.removesuffix("\n"))
-        sys.exit(code if code > 0 else EXIT_FAILED)
-    return found
-
-
-def look_at_config(job: Job) -> dict[str, Any]:
-    """Return what is known before a FILE of the user's own runs, which may use CONFIG and arguments as it likes."""
-    return _ask_preflight(lambda arguments: arguments.look(job.config, list(job.arguments)))[1]
-
-
-def _ask_preflight(question: Callable[[ModuleType], dict[str, Any]]) -> tuple[int, dict[str, Any], str]:
-    """`(exit code, answer, what was printed)` of a forked child that asks the module `libai.config.arguments`.
-
-    A child, since configs import oneflow, whose threads and slow exit handlers the launcher does not want. What it
-    prints is kept back: every rank will print it again.
-    """
-
-    def answer(write_end: int) -> None:
-        from libai.config import arguments
-
-        with os.fdopen(write_end, "w", encoding="utf-8") as pipe:
-            json.dump(question(arguments), pipe)
-
+    limit = read_limit(START_LIMIT, DEFAULT_START_SECONDS)
     read_end, write_end = os.pipe()
     with tempfile.TemporaryFile() as said:
         parent, child = os.getpid(), os.fork()
         if child == 0:
             end_with_parent(parent)
-            os.close(read_end)
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
-            guard.leave_at_once(guard.run_guarded(lambda: answer(write_end)))
+            if limit:
+                faulthandler.dump_traceback_later(limit, exit=True)
+            guard.leave_at_once(guard.run_guarded(lambda: _write_output_dir(job, write_end)))
         os.close(write_end)
-        with os.fdopen(read_end, encoding="utf-8") as pipe:
-            text = pipe.read()
+        if not select.select([read_end], [], [], SLOW_SECONDS)[0] and tells:
+            job.announce("checking the config, which imports oneflow")
+        output_dir = os.read(read_end, 65536).decode()
+        os.close(read_end)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         said.seek(0)
-        return code, json.loads(text) if code == 0 and text else {}, said.read().decode(errors="replace")
+        text = said.read().decode(errors="replace")
+    if output_dir:
+        return Path(output_dir).absolute()
+    if code == 0:  # --help
+        print(text if tells else "", end="")
+    elif tells and text:
+        if text.startswith("Timeout ("):
+            say(f"error: the config was not checked within {limit:g} s. {START_LIMIT}=<seconds> waits longer.")
+        say(text.removesuffix("\n"))
+    sys.exit(code if code >= 0 else EXIT_FAILED)
 
 
-def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[str, object]) -> dict[str, str]:
+def _write_output_dir(job: Job, descriptor: int) -> None:
+    from libai.config.arguments import check
+
+    output_dir = check(job.config, job.arguments, job.world_size)
+    os.write(descriptor, output_dir.encode())
+
+
+def choose_environment(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables to add for the ranks: what makes oneflow fast here, unless the user has set it."""
     extra = {}
     if is_clone():  # a folder of installed packages must not come before the standard library
@@ -113,11 +112,6 @@ def choose_environment(job: Job, environment: Mapping[str, str], facts: Mapping[
     if job.num_processes > 1 and "OMP_NUM_THREADS" not in environment:
         # for matrix products; also keeps oneflow's launcher from setting 1, with a banner about it
         extra["OMP_NUM_THREADS"] = str(max(1, openblas.usable_cores() // job.num_processes))
-    device = facts.get("device")
-    on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
-    if on_cpu and facts.get("graph_enabled") is False and "ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD" not in environment:
-        # the scheduler thread spins while a worker computes, so ranks steal each other's cores; graph mode gets slower
-        extra["ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD"] = "0"
     return extra
 
 
@@ -138,17 +132,21 @@ def run(arguments: Sequence[str]) -> int:
     for name in (START_LIMIT, STEP_LIMIT):
         read_limit(name, 0.0)  # the ranks read it; a mistake in it is told once, here
     job = read_job(arguments, os.environ)
-    try:
-        facts = run_preflight(job) if job.is_training else look_at_config(job)
-    except KeyboardInterrupt:
-        answer(guard.NOT_BEGUN)
-        raise
-    flags = {word.partition("=")[0] for word in job.arguments}
-    if "output_dir" in facts and not WRITES_NOTHING & flags:
-        job = replace(job, output_dir=Path(str(facts["output_dir"])).absolute())
-    os.environ.update(choose_environment(job, os.environ, facts))
-    kernels.compile_kernels()
+    job.announce_start()
+    with guard.signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _stop_before_start)):
+        # a single rank checks the config itself; several would have to meet first, to find a typo
+        if job.is_training and (job.world_size > 1 or max_restarts):
+            output_dir = check_config(job)
+            if WRITES_NOTHING.isdisjoint(word.partition("=")[0] for word in job.arguments):
+                job = replace(job, output_dir=output_dir)
+        os.environ.update(choose_environment(job, os.environ))
+        kernels.compile_kernels()
     return run_job(job, max_restarts, new_port=None if os.environ.get("PORT") else find_free_port)
+
+
+def _stop_before_start(signum: int, frame: object) -> None:
+    answer(guard.NOT_BEGUN)
+    sys.exit(128 + signum)
 
 
 def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
@@ -163,9 +161,11 @@ def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
     runtime.hide_rendezvous_environment()  # the check of the config must meet nobody
     port = choose_port(str(place.port), place.size, place.rank)
     job = Job(TRAINING, find_config(config), 1, tuple(words), place.size, place.rank, place.address, port)
-    facts = run_preflight(job, tells=place.rank == 0)
+    if place.rank == 0:
+        job.announce_start()
+    check_config(job, tells=place.rank == 0)
     here = replace(job, num_processes=place.local_size, num_nodes=place.size)
-    os.environ.update(choose_environment(here, os.environ, facts) | _rank_variables(place))
+    os.environ.update(choose_environment(here, os.environ) | _rank_variables(place))
     kernels.compile_kernels()
     sys.argv = [sys.argv[0], "--config-file", job.config, *words]
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
-from libai.config import Args, load_config, parse_args
+from libai.config import Args, RunConfig, load_config, parse_args
 from libai.config.lazy_config import to_yaml
 from libai.launch.guard import guarded_main
 from libai.launch.startup import seconds_since_process_start
-from libai.utils.distributed import barrier, get_world_size, is_main_process
+from libai.utils.distributed import barrier, default_device, get_world_size, is_main_process
 from libai.utils.errors import EXIT_FAILED
+from libai.utils.rank_notes import OUTPUT_DIR, own_folder, world_size
+from libai.utils.screen import say
 
 #: what --fast-dev-run changes: a few iterations of everything
 FAST_DEV_RUN = [
@@ -32,6 +35,15 @@ def config_of(args: Args):
     return load_config(args.config, overrides, get_world_size())
 
 
+def choose_threads(config: RunConfig) -> None:
+    """Compute on OneFlow's scheduler thread in eager mode on CPU, unless the user has chosen; before the first tensor.
+
+    That thread spins while a worker computes, so ranks steal each other's cores. Graph mode would get slower.
+    """
+    if config.mode == "eager" and default_device(config.train.device) == "cpu":
+        os.environ.setdefault("ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD", "0")
+
+
 def print_all(text: str) -> None:
     """Print to stdout, whose reader may have seen enough: `--print-config | head`."""
     try:
@@ -42,17 +54,23 @@ def print_all(text: str) -> None:
 
 def main() -> int:
     args = parse_args(sys.argv[1:], prog="train_net.py")
+    notes = own_folder()
+    if notes is None and world_size() == 1 and not (args.quiet or args.print_config):
+        say(f"libai: starting {args.config} in this process")
     config = config_of(args)
     if args.print_config:
         if is_main_process():
             print_all(to_yaml(config.to_config()))
         return 0
 
+    choose_threads(config)
     from libai.engine import Run, default_setup
 
     import_seconds = seconds_since_process_start()
     trains = not (args.dry_run or args.eval_only or args.find_lr)
     config = default_setup(config, args.overrides, trains=trains, quiet=args.quiet)
+    if notes is not None and trains and is_main_process():
+        Path(notes, OUTPUT_DIR).write_text(os.path.abspath(config.train.output_dir), encoding="utf-8")
     run = Run(config, resume=args.resume or config.train.resume, reset=args.reset, import_seconds=import_seconds)
     if args.dry_run:
         run.dry_run()

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from omegaconf import OmegaConf
-
-from libai.config.lazy_config import LazyConfig
 from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.config.settings.other_names import meant
 from libai.config.validation import load_config
@@ -114,23 +110,10 @@ def _unknown_flag(flag: str, flags: Sequence[str]) -> str:
     return f"{flag}: no such flag.{did_you_mean(name, flags) or hint or ' There are: ' + ', '.join(flags) + '.'}"
 
 
-def check(config: str, args: Sequence[str], world_size: int) -> dict[str, Any]:
+def check(config: str, args: Sequence[str], world_size: int) -> str:
     """Load `config`, apply the overrides in `args` (flags may stand among them) and validate for `world_size` ranks.
 
-    Returns what a launcher prepares the processes by: `graph_enabled`, `device` and `output_dir`. Raises `ConfigError`.
+    Returns the output folder. Raises `ConfigError`.
     """
     parsed = parse_args([*args, "--config-file", config], prog="train_net.py")
-    run = load_config(parsed.config, parsed.overrides, world_size)
-    return {"graph_enabled": run.mode != "eager", "device": run.train.device, "output_dir": run.train.output_dir}
-
-
-def look(config: str, args: Sequence[str]) -> dict[str, Any]:
-    """`graph_enabled` and `device` of `config` with the overrides among `args`, as far as they are there to be seen.
-
-    For programs of the user's own, whose config need not be one that `check` accepts: nothing is validated.
-    """
-    loaded = LazyConfig.load(config)
-    known = [word for word in args if word.startswith(("graph.enabled=", "train.device="))]
-    loaded = LazyConfig.apply_overrides(loaded, known)
-    mode, device = OmegaConf.select(loaded, "graph.enabled"), OmegaConf.select(loaded, "train.device")
-    return {name: value for name, value in (("graph_enabled", mode), ("device", device)) if value is not None}
+    return load_config(parsed.config, parsed.overrides, world_size).train.output_dir

@@ -31,6 +31,8 @@ from libai.utils.screen import say
 MULTI_NODE_RESTART_SECONDS = 20.0
 #: the program that trains a config, as a module and as the file of the repository that calls it
 TRAINING = "libai.cli.train_net"
+#: flags with which nothing is said about the start
+SILENT = {"--print-config", "--quiet", "--help", "-h"}
 TRAIN_NET = Path(__file__).resolve().parents[2] / "tools" / "train_net.py"
 
 
@@ -63,6 +65,16 @@ class Job:
         """Whether it runs libai's own training program, of which more is known than of others."""
         return self.file in (TRAINING, str(TRAIN_NET))
 
+    def announce(self, text: str) -> None:
+        """Say what the user waits for, unless the command asks for less on the screen, or another program runs."""
+        if self.is_training and SILENT.isdisjoint(self.arguments):
+            say(f"libai: {text}")
+
+    def announce_start(self) -> None:
+        """Say at once what has been understood: importing oneflow takes seconds."""
+        processes = "1 process" if self.world_size == 1 else f"{self.world_size} processes"
+        self.announce(f"starting {os.path.basename(self.config)} on {processes}")
+
 
 def prepare_ranks(job: Job, notes: str) -> Supervisor:
     """The supervisor that starts `oneflow.distributed.launch`, which starts each rank by libai/launch/rank.py.
@@ -91,7 +103,8 @@ def prepare_ranks(job: Job, notes: str) -> Supervisor:
     command += [output_folder, str(int(job.is_training)), job.file, "--config-file", job.config]
     facts = {rank_notes.NOTES_VARIABLE: notes, rank_notes.LOCAL_RANKS_VARIABLE: str(job.num_processes)}
     command += job.arguments
-    return Supervisor(functools.partial(_start, command, facts), ranks, job.is_training, job.output_dir, job.num_nodes)
+    announce = job.announce if job.is_training else None
+    return Supervisor(functools.partial(_start, command, facts), ranks, announce, job.num_nodes)
 
 
 def _start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:

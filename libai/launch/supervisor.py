@@ -27,7 +27,7 @@ from libai.launch.guard import NOT_BEGUN, NOT_USERS, QUITTING, STOPPING, Interru
 from libai.launch.rank import ask_for_stacks, read_stack
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
-from libai.utils.rank_notes import RankState
+from libai.utils.rank_notes import OUTPUT_DIR, RankState
 from libai.utils.screen import answer, say
 
 POLL_SECONDS = 0.05
@@ -35,6 +35,15 @@ POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.5
 # A rank that misses another one is aborted by oneflow, at once or within this time.
 CONSEQUENCE_SECONDS = 1.0
+#: a phase before the first iteration that takes longer is announced, if it has a text
+SLOW_SECONDS = 2.0
+SLOW_PHASES = {
+    "": "importing oneflow and the config",
+    "meet": "importing oneflow, which waits for the other ranks",
+    "build": "building data and model",
+    "train": "rehearsing the first updates",
+    "compile": "compiling the graph",
+}
 ERRORS_FOLDER = "errors"
 _TAIL_LINES = 60
 _PR_SET_CHILD_SUBREAPER = 36
@@ -145,13 +154,12 @@ class Rank:
 class Supervisor:
     """Watches the ranks that the launcher starts, `start` being what starts it.
 
-    `output_dir`: of the run, where it is known.
+    `announce(text)`: says what the user waits for before a training run's first iteration; None for other programs.
     """
 
     start: Callable[[], subprocess.Popen[bytes]]
     ranks: list[Rank]
-    is_training: bool = False
-    output_dir: Path | None = None
+    announce: Callable[[str], None] | None = None
     num_machines: int = 1
     stop_signal: int | None = None
     _is_stop_passed_on: bool = False
@@ -159,6 +167,9 @@ class Supervisor:
     _interrupts: Interrupts = field(default_factory=Interrupts)
     _kill_at: float = float("inf")
     _rest: bytes = b""
+    _phase: str = ""
+    _phase_began: float = field(default_factory=time.monotonic)
+    _slow_phases: dict[str, str] = field(default_factory=lambda: dict(SLOW_PHASES))
 
     def run(self) -> int:
         """Wait for the end of all ranks, say what the user cannot know yet, and return the job's exit code."""
@@ -193,11 +204,13 @@ class Supervisor:
             return
         if not self._is_stop_passed_on:
             self._is_stop_passed_on = True
-            self._has_begun = not self.is_training or all(rank.state.listens or rank.has_ended for rank in self.ranks)
+            self._has_begun = self.announce is None or all(rank.state.listens or rank.has_ended for rank in self.ranks)
             seconds = rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float("inf")
             self._end_in(seconds if self._has_begun else REPORT_SECONDS)
-            if self.stop_signal == signal.SIGINT and self.is_training:
-                answer(STOPPING if self._has_begun else NOT_BEGUN)
+            if not self._has_begun:
+                answer(NOT_BEGUN)
+            elif self.stop_signal == signal.SIGINT and self.announce is not None:
+                answer(STOPPING)
         for rank in self.ranks:  # one without a pid has only just been started, and is asked later
             if rank.state.pid and not rank.was_asked_to_stop and not rank.has_ended:
                 rank.was_asked_to_stop = True
@@ -217,12 +230,25 @@ class Supervisor:
         while len(ended) < len(self.ranks) and time.monotonic() < self._kill_at:
             self._pass_stop_on()
             self._filter_stderr(POLL_SECONDS)
+            self._announce_slow_phase()
             is_launcher_gone = self.launcher.poll() is not None  # asked before the ranks are
             for rank in self.ranks:
                 rank.is_lost = is_launcher_gone and not rank.state.ended_at
                 if rank.has_ended and rank not in ended:
                     ended.append(rank)
                     self._note_end(rank)
+
+    def _announce_slow_phase(self) -> None:
+        """Say once what a start waits for, as the first rank's phase shows."""
+        state = self.ranks[0].state
+        if self.announce is None or state.iteration or self.stop_signal is not None:
+            return
+        phase = state.phase.decode()
+        if phase != self._phase:
+            self._phase = phase
+            self._phase_began = time.monotonic()
+        elif phase in self._slow_phases and time.monotonic() > self._phase_began + SLOW_SECONDS:
+            self.announce(self._slow_phases.pop(phase))
 
     def _note_end(self, rank: Rank) -> None:
         if rank.code == EXIT_RESUMABLE:  # the others may still be writing their part of the checkpoint
@@ -326,7 +352,11 @@ class Supervisor:
 
     def _keep_errors(self) -> None:
         """Write the last error of every rank that failed to `errors/rank_<number>.txt` under the output folder."""
-        if self.output_dir is None or not self.output_dir.is_dir():
+        try:
+            output_dir = Path(Path(self.ranks[0].folder, OUTPUT_DIR).read_text(encoding="utf-8"))
+        except OSError:
+            return  # no rank has told its folder
+        if not output_dir.is_dir():
             return
         if any(rank.note.get("kind") == "FolderInUseError" for rank in self.ranks):
             return  # the folder is another job's
@@ -336,7 +366,7 @@ class Supervisor:
             if rank.has_failed and (text or not rank.was_ended):
                 end = "ended by the launcher" if rank.was_ended and not rank.note else self._describe(rank)
                 with contextlib.suppress(OSError):  # the disk may be what the job has failed of
-                    path = self.output_dir / ERRORS_FOLDER / f"rank_{rank.number}.txt"
+                    path = output_dir / ERRORS_FOLDER / f"rank_{rank.number}.txt"
                     path.parent.mkdir(exist_ok=True)
                     path.write_text(f"{stamp}: rank {rank.number}: {end}\n\n{text}", encoding="utf-8")
 

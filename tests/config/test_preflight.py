@@ -22,9 +22,8 @@ def config(tmp_path, monkeypatch):
     return str(tmp_path / "exp_preflight.py")
 
 
-def test_the_launcher_learns_mode_device_and_folder(config):
-    found = check(config, ["graph.enabled=true", "--resume", "train.device=cpu"], 2)
-    assert found == {"graph_enabled": True, "device": "cpu", "output_dir": "out/pre"}
+def test_the_launcher_learns_the_output_folder(config):
+    assert check(config, ["graph.enabled=true", "--resume", "train.device=cpu"], 2) == "out/pre"
 
 
 @pytest.mark.parametrize("argument", ["train.trian_iter=5", "train.dist.tensor_parallel_size=3", "--resum"])

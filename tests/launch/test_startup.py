@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 
 import jobs
 import pytest
+
+from libai.launch.guard import NOT_BEGUN
 
 pytestmark = pytest.mark.e2e
 
@@ -28,6 +32,39 @@ def imported_by(*arguments: str) -> list[str]:
     head, *names = result.stdout.splitlines()[-1].split()
     assert head == "imported:", result
     return names
+
+
+SLEEPING = "import time\nfrom libai.config import LazyCall\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def sleeping(tmp_path):
+    """A config that never ends."""
+    path = tmp_path / "sleeping.py"
+    path.write_text(SLEEPING)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("processes", "text"), [(1, "importing oneflow and the config"), (2, "checking the config, which imports oneflow")]
+)
+def test_a_start_speaks_before_oneflow_is_imported_and_says_what_takes_long(sleeping, processes, text):
+    command = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, str(sleeping), str(processes)]
+    with subprocess.Popen(command, env=jobs.clean_environment(), stderr=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stderr is not None
+        start = f"libai: starting sleeping.py on {processes} process{'es' if processes > 1 else ''}\n"
+        assert launcher.stderr.readline() == start
+        assert launcher.stderr.readline() == f"libai: {text}\n"
+        launcher.terminate()
+        assert launcher.stderr.read() == f"{NOT_BEGUN}\n"
+    assert launcher.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_config_that_hangs_ends_the_start_with_its_line(sleeping, processes):
+    result = jobs.train_sh(sleeping, processes, timeout=60, LIBAI_START_TIMEOUT="3")
+    assert result.returncode == 1 and "LIBAI_START_TIMEOUT=<seconds> waits longer" in result.stderr, result
+    assert any(f"{sleeping}" in line and "3" in line for line in result.errors), result
 
 
 def test_help_imports_neither_oneflow_nor_hydra():

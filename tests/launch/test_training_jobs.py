@@ -70,7 +70,7 @@ def chatty(folder):
 @pytest.mark.e2e
 def test_one_process_speaks_and_each_keeps_its_own_files(folder, chatty):
     """Also OneFlow's own lines about hardware that is not there: rank 0 drops them, the others keep them."""
-    assert chatty.stderr == "", chatty
+    assert all(line.startswith(jobs.NOTICE) for line in chatty.stderr.splitlines()), chatty
     assert {"log.txt", "log_rank1.txt", "rank_1.stderr"} <= {path.name for path in (folder / "files").iterdir()}
     assert "libibverbs" in (folder / "files" / "rank_1.stderr").read_text()
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from libai.launch.supervisor import Rank, Supervisor
-from libai.utils.rank_notes import RankState
+from libai.utils.rank_notes import OUTPUT_DIR, RankState
 
 ABRT, KILL = -signal.SIGABRT, -signal.SIGKILL
 
@@ -76,7 +76,8 @@ def test_the_last_error_of_every_rank_is_kept(tmp_path):
     ranks = [ended(0, tmp_path, 1, 1.0, {"said": "Traceback\n"}), ended(2, tmp_path, KILL, 2.0, output=output)]
     ranks.insert(1, ended(1, tmp_path, 0, 1.0))
     ranks[0].state.has_left = ranks[0].state.code = ranks[1].state.has_left = 1
-    Supervisor(lambda: None, ranks, output_dir=tmp_path)._keep_errors()
+    (tmp_path / OUTPUT_DIR).write_text(str(tmp_path))
+    Supervisor(lambda: None, ranks)._keep_errors()
     kept = {path.name: path.read_text() for path in (tmp_path / "errors").iterdir()}
     assert set(kept) == {"rank_0.txt", "rank_2.txt"}
     assert kept["rank_0.txt"].endswith(": rank 0: it, exit code 1\n\nTraceback\n")

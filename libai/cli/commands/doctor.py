@@ -5,6 +5,7 @@ Exit codes: 0 training works here, perhaps with warnings; 1 it cannot.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -19,10 +20,13 @@ from typing import Any, NamedTuple
 
 from libai.launch.installation import ROOT
 from libai.launch.runtime import explain_versions
+from libai.native import kernels
 from libai.patches import openblas
 from libai.utils import distributed
+from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
+from libai.utils.screen import say
 from libai.utils.sizes import available_bytes, format_bytes
 
 #: imports oneflow as a run does; a process of its own, since the import may fail in native code
@@ -32,7 +36,7 @@ sys.path.insert(0, sys.argv[1])
 from libai.launch.facts import collect_env
 print(json.dumps(collect_env()))
 """
-_LOOK_SECONDS = 400  # the kernels may be compiled on the way
+_LOOK_SECONDS = 400
 #: below these a run can start and is likely to fail
 _LOW_DISK, _LOW_MEMORY = 2e9, 2e9
 
@@ -73,14 +77,17 @@ def build_parser() -> Parser:
 
 
 def examine(folder: Path) -> list[Finding]:
-    """All checks; those that need oneflow are left out if it cannot be imported."""
+    """Return all findings; those that need oneflow are left out if it cannot be imported."""
+    say("libai: importing oneflow")
+    with contextlib.suppress(UserError):  # a mistake in LIBAI_NATIVE is a finding
+        kernels.compile_kernels()
     facts, failure = _look()
     findings = [check_oneflow(facts, failure)]
     if facts is not None:
         found = facts["oneflow"]
-        kernels = "" if found["cpu_kernels"].startswith("libai's") else "CPU training is slower with oneflow's own."
+        slower = "" if found["cpu_kernels"].startswith("libai's") else "CPU training is slower with oneflow's own."
         openblas = "" if found["openblas"][:1].isdigit() else "Matmuls are slower: `pip install scipy-openblas32`."
-        findings.append(Finding("kernels", found["cpu_kernels"], kernels))
+        findings.append(Finding("kernels", found["cpu_kernels"], slower))
         findings.append(Finding("openblas", found["openblas"], openblas))
     return [*findings, check_threads(os.environ), check_memory(), check_disk(folder), check_gpu(facts)]
 

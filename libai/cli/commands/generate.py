@@ -136,7 +136,7 @@ def _start_ranks(args: Any, prompts: Sequence[str]) -> int:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
     words += [args.source, f"--given={json.dumps(prompts)}", *(["--json"] if args.json else [])]
     job = Job(_MODULE, args.source, args.procs, tuple(words), 1, 0, "127.0.0.1", find_free_port())
-    os.environ.update(choose_environment(job, os.environ, {"device": "auto", "graph_enabled": args.mode == "graph"}))
+    os.environ.update(choose_environment(job, os.environ))
     kernels.compile_kernels()
     return run_job(job, 0, new_port=None)
 

@@ -15,7 +15,7 @@ from libai.checkpoint.shards import cut_shards
 from libai.checkpoint.strict_json import dump_json
 from libai.engine.hook_base import HookBase, keyed
 from libai.engine.loop import TrainerBase
-from libai.scheduler import load_scheduler_state, scheduler_state
+from libai.scheduler import scheduler_state
 from libai.utils.atomic import point_link
 from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.errors import UserError
@@ -28,6 +28,11 @@ logger = logging.getLogger("libai.engine")
 Best = tuple[str, float]
 #: what a resume can leave as it is in this run, instead of taking it from the checkpoint
 RESETTABLE = ("optimizer", "schedule", "data")
+#: facts of a run → what another value changes
+_CHANGES_THE_CURVE = {
+    "seed": "the order of the data and the dropout masks change",
+    "global_batch_size": "an iteration takes another number of samples",
+}
 
 
 class TrainerCheckpointer:
@@ -78,8 +83,6 @@ class TrainerCheckpointer:
         self._among, self._before_save = among, before_save
         self._links = links
         self._best: Path | None = None
-        #: how the run came to its mode: "mode_reason", "build_seconds"; stored beside the state
-        self.mode_facts: dict[str, Any] = {}
         self.extra: dict[str, Any] = {}
         self._last_saved_iter = -1
         self._is_async, self._weights_only = async_save, weights_only
@@ -99,43 +102,42 @@ class TrainerCheckpointer:
         Raises `NonFiniteLoss` rather than save corrupted weights, `CheckpointError` when it, or the one before it,
         cannot be written.
         """
+        if name is not None and best is not None:
+            raise UserError(f"save(name={name!r}, best={best}): the best checkpoint has no other name.")
         trainer = self.trainer
         trainer.check_finite()
         with trainer.loop.not_training():
+            start = time.perf_counter()
             if self._before_save is not None:
                 on_rank_0(self._before_save)
-            start, iteration = time.perf_counter(), trainer.completed_iters
             if name is not None:
-                if best is not None:
-                    raise UserError(f"save(name={name!r}, best={best}): the best checkpoint has no other name.")
-                path = self._save(iteration, None, name)
-                trainer.loop.call_hooks("after_save")
-                return path
-            if iteration != self._last_saved_iter or self.last_saved is None:
-                self.last_saved = self._save(iteration, best)
-                self._last_saved_iter = iteration
+                return self._save(name, None)
+            if self.last_saved is None or trainer.completed_iters != self._last_saved_iter:
+                self.last_saved = self._save(None, best)
+                self._last_saved_iter = trainer.completed_iters
                 self.num_saves += 1
-                trainer.loop.call_hooks("after_save")
             elif best is not None:
-                self.finish()  # it must be there before it can be marked
+                self.close()  # it must be there before it can be marked
                 self._after_write(self.last_saved, best)
             seconds = time.perf_counter() - start
             self.stall_seconds += seconds
             trainer.storage.put_scalar("perf/checkpoint_stall_ms", seconds * 1e3)
             return self.last_saved
 
-    def _save(self, iteration: int, best: Best | None, name: str | None = None) -> Path:
-        self.trainer.loop.call_hooks("before_save", self.extra)
+    def _save(self, name: str | None, best: Best | None) -> Path:
+        loop, iteration = self.trainer.loop, self.trainer.completed_iters
+        loop.call_hooks("before_save", self.extra)
         tensors, state = self.snapshot()
-        if not self._is_async:
+        if self._is_async:
+            if self.background is None:
+                self.background = checkpoint.AsyncCheckpointer(self.root, after_write=self._after_write)
+            self._choices[self.root / (name or checkpoint.checkpoint_name(iteration))] = best
+            path = self.background.save(iteration, tensors, state, name)
+        else:
             path = checkpoint.save(self.root, iteration, tensors, state, name=name)
             self._after_write(path, best)
-            return path
-        if self.background is None:
-            self.background = checkpoint.AsyncCheckpointer(self.root, after_write=self._after_write)
-        path = self.root / (name or checkpoint.checkpoint_name(iteration))
-        self._choices[path] = best
-        return self.background.save(iteration, tensors, state, name)
+        loop.call_hooks("after_save")
+        return path
 
     def _after_write(self, path: Path, best: Best | None = None) -> None:
         """Mark, prune and link, on rank 0; in the background thread when that has written the checkpoint."""
@@ -145,18 +147,19 @@ class TrainerCheckpointer:
         if best is not None:
             checkpoint.mark_best(self.root, path, *best)
             self._best = path
-        if checkpoint.iteration_of(path.name) is None:
-            logger.info("saved %s", path)
-            return
-        if self._max_to_keep:
-            protect = [] if self._best is None else [self._best]
-            checkpoint.prune(self.root, self._max_to_keep, protect, among=self._among)
-        if self._links is not None:
-            with suppress(OSError):  # they are a convenience; some file systems have none
-                point_link(self._links / "last", path)
-                if best is not None:
-                    point_link(self._links / "best", path)
+        if checkpoint.iteration_of(path.name) is not None:  # a checkpoint with a name is the user's own
+            if self._max_to_keep:
+                protect = [] if self._best is None else [self._best]
+                checkpoint.prune(self.root, self._max_to_keep, protect, among=self._among)
+            self._link("last", path)
+            if best is not None:
+                self._link("best", path)
         logger.info("saved %s", path)
+
+    def _link(self, name: str, path: Path) -> None:
+        if self._links is not None:
+            with suppress(OSError):  # links are a convenience, which some file systems do not have
+                point_link(self._links / name, path)
 
     def keep_best(self, iteration: int) -> None:
         """Keep the checkpoint of `iteration`, the best one so far, whatever `best.json` says."""
@@ -168,54 +171,40 @@ class TrainerCheckpointer:
         Collective."""
         trainer = self.trainer
         cut_shards({"model": trainer.model.state_dict()}, DEFAULT_SHARD_BYTES)
-        loop = TrainerBase.state_dict(trainer) if with_hooks else {"data_loader": trainer.feed.position()}
-        state = self._state(loop)
+        schedule = scheduler_state(trainer.lr_scheduler, trainer.optimizer)
+        state = [self._facts_of_state(), schedule, trainer.feed.position()]
+        if with_hooks:
+            state.append(TrainerBase.state_dict(trainer))
         on_rank_0(lambda: dump_json(state, "what this run's checkpoints would hold"))
 
     def snapshot(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
-        """`(tensors, state)` of the trainer as the checkpoint library takes them. Collective."""
+        """Return `(tensors, state)` of the trainer as the checkpoint library takes them. Collective."""
         trainer = self.trainer
         tensors: dict[str, Mapping[str, Any]] = {"model": trainer.model.state_dict()}
-        if self._weights_only:
-            state = self._facts_of_state()
-        else:
-            trainer_state = trainer.state_dict()
-            optimizer = trainer_state.pop("optimizer")
+        state = self._facts_of_state()
+        if not self._weights_only:
+            of_trainer = trainer.state_dict()
+            optimizer = of_trainer.pop("optimizer")
             tensors["optimizer"] = optimizer["tensors"]
-            state = {**self._state(trainer_state), "optimizer": optimizer["scalars"]}
+            state["optimizer"] = optimizer["scalars"]
+            state["lr_scheduler"] = of_trainer.pop("lr_scheduler", None)
+            state["trainer"] = of_trainer
         for group, hook in self._hooks_with_tensors():
             if of_hook := hook.tensors():
                 tensors[group] = of_hook
         return tensors, state
 
     def _hooks_with_tensors(self) -> list[tuple[str, HookBase]]:
-        """`(group of tensors in a checkpoint, hook)`."""
+        """Return pairs of the group of tensors in a checkpoint and the hook they belong to."""
         return [(key, hook) for key, hook in keyed(self.trainer.hooks) if hook.overrides("tensors")]
 
-    def _state(self, trainer_state: Mapping[str, Any]) -> dict[str, Any]:
-        scheduler = self.trainer.lr_scheduler
-        loop = {key: value for key, value in trainer_state.items() if key != "lr_scheduler"}
-        return {
-            "trainer": loop,
-            "lr_scheduler": None if scheduler is None else scheduler_state(scheduler, self.trainer.optimizer),
-            **self._facts_of_state(),
-        }
-
     def _facts_of_state(self) -> dict[str, Any]:
-        graph = self.trainer.graph
         return {
             "extra": self.extra,
             "mode": self.trainer.mode,
             "libai_version": __version__,
             "facts": self._facts,
-            "mode_facts": {**self.mode_facts, "build_seconds": graph and graph.build_seconds},
         }
-
-    @phase("save")
-    def finish(self) -> None:
-        """As `close`, but for a run that continues: the memory of the background save is kept for the next one."""
-        if self.background is not None:
-            self.background.finish()
 
     @phase("save")
     def close(self) -> None:
@@ -225,7 +214,7 @@ class TrainerCheckpointer:
 
     @phase("save")
     def wait(self) -> None:
-        """As `close`, for this rank alone: after a failure the other ranks may not come to a collective any more."""
+        """Wait as `close` does, on this rank only: after a failure other ranks may not reach a collective any more."""
         if self.background is not None:
             self.background.wait()
 
@@ -242,6 +231,11 @@ class TrainerCheckpointer:
         self.load(path)
         return self.trainer.iter
 
+    @property
+    def resumable(self) -> Path | None:
+        """The newest checkpoint that a run can be resumed from."""
+        return None if self._weights_only else self.last_saved
+
     @phase("load")
     def load(self, path: str | Path, reset: Collection[str] = ()) -> None:
         """Take everything back from one checkpoint: weights, optimizer, schedule, iteration, data position, hooks.
@@ -252,11 +246,11 @@ class TrainerCheckpointer:
         """
         trainer = self.trainer
         saved = self.take_back(path, reset)
-        self._warn_of_changes(saved.state.get("facts", {}))
         self.last_saved = Path(path)
         # an iteration that was cut short will be finished and is then saved again
         self._last_saved_iter = -1 if saved.state["trainer"].get("unfinished_hooks") else trainer.iter
         if is_main_process():
+            self._warn_of_changes(saved.state)
             written = saved.state.get("mode")
             switched = f" (written in {written} mode)" if written != trainer.mode else ""
             run_id = self._facts.get("run_id")
@@ -264,27 +258,26 @@ class TrainerCheckpointer:
             without = f" without its {', '.join(reset)}" if reset else ""
             logger.info("resumed %s after iteration %d%s%s%s", path, trainer.iter, of_run, switched, without)
 
-    @property
-    def resumable(self) -> Path | None:
-        """The newest checkpoint that a run can be resumed from."""
-        return None if self._weights_only else self.last_saved
-
     def take_back(self, path: str | Path, reset: Collection[str] = ()) -> checkpoint.Checkpoint:
-        """`load` without a word, and without taking the checkpoint for one that this object has written. Collective."""
-        trainer = self.trainer
+        """Load without logging, and without taking the checkpoint for one that this object has written. Collective."""
         saved = checkpoint.load(path)
         if missing := [name for name in ("trainer", "optimizer", "lr_scheduler") if name not in saved.state]:
             raise checkpoint.CheckpointError(
                 f"{saved.path} holds no run to continue: its state has no {', '.join(missing)}. Take its weights "
                 f"alone: train.load_weight={saved.path}."
             )
-        checkpoint.load_weights(saved.tensors["model"], trainer.model, strict=True)
-        if "optimizer" not in reset:  # one without state, such as plain SGD, has no tensors to save
-            trainer.optimizer_state.load(saved.tensors.get("optimizer", {}), saved.state["optimizer"])
+        checkpoint.load_weights(saved.tensors["model"], self.trainer.model, strict=True)
+        state = dict(saved.state["trainer"])
+        if "optimizer" not in reset:  # an optimizer without state, such as plain SGD, has no tensors to save
+            state["optimizer"] = {
+                "tensors": saved.tensors.get("optimizer", {}),
+                "scalars": saved.state["optimizer"],
+            }
         if "schedule" not in reset:
-            self._load_schedule(saved.state["lr_scheduler"])
-        state = saved.state["trainer"]
-        trainer.load_state_dict({**state, "data_loader": {}} if "data" in reset else state)
+            state["lr_scheduler"] = saved.state["lr_scheduler"]
+        if "data" in reset:
+            state["data_loader"] = {}
+        self.trainer.load_state_dict(state)
         self.load_tensors_of_hooks(saved)
         self.extra = dict(saved.state.get("extra", {}))
         return saved
@@ -296,32 +289,26 @@ class TrainerCheckpointer:
             if group not in saved.tensors and is_main_process():
                 logger.warning("the checkpoint has no tensors of %s, which begins again", type(hook).__name__)
 
-    def _load_schedule(self, saved: Mapping[str, Any] | None) -> None:
-        scheduler = self.trainer.lr_scheduler
-        if scheduler is not None and saved is not None:
-            load_scheduler_state(scheduler, saved, self.trainer.optimizer)
-        elif (scheduler is None) != (saved is None) and is_main_process():
-            logger.warning(
-                "the checkpoint was written %s a learning-rate schedule and this run has %s: the rate follows this "
-                "run's config from here on",
-                "without" if saved is None else "with",
-                "none" if scheduler is None else f"a {type(scheduler).__name__}",
-            )
-
-    def _warn_of_changes(self, before: Mapping[str, Any]) -> None:
-        """Say which facts of the run differ from those `before` in a way that changes the curve."""
-        for name, consequence in (
-            ("seed", "the order of the data and the dropout masks change"),
-            ("global_batch_size", "an iteration takes another number of samples"),
-        ):
+    def _warn_of_changes(self, saved: Mapping[str, Any]) -> None:
+        """Log how this run differs from the saved one in a way that changes the curve."""
+        before = saved.get("facts", {})
+        for name, consequence in _CHANGES_THE_CURVE.items():
             now = self._facts.get(name)
-            if before.get(name, now) != now and is_main_process():
+            if before.get(name, now) != now:
                 logger.warning("%s was %s in the resumed run and is %s now: %s", name, before[name], now, consequence)
+        has_schedule = self.trainer.lr_scheduler is not None
+        if has_schedule != (saved["lr_scheduler"] is not None):
+            before_and_now = ("without", "with one") if has_schedule else ("with", "without one")
+            logger.warning(
+                "the resumed run had been trained %s a learning-rate schedule, and this run trains %s: the rate "
+                "follows this run's config from here on",
+                *before_and_now,
+            )
 
 
 @phase("load")
 def find_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path | None:
-    """The newest checkpoint in `root` that verifies, or None. Rank 0 looks, reading every byte. Collective.
+    """Return the newest checkpoint in `root` that verifies, or None. Rank 0 looks, reading every byte. Collective.
 
     Damaged ones that are newer are named in the log with the reason.
     """

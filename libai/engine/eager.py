@@ -63,7 +63,6 @@ class EagerTrainer(ModelTrainer):
         self._zero_grad_before_forward = zero_grad_before_forward
         self._wants_none = zero_grad_set_to_none
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
-        vars(self.optimizer).pop("state_dict", None)  # a graph that had the state before has left its own
         #: the switches of the model that were looked at, and the writes to its attributes until after the last update
         self._switches: set[Any] = set()
         self._num_writes: int | None = None

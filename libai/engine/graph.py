@@ -74,6 +74,10 @@ class GraphTrainer(ModelTrainer):
         self._refuse_parts()
         self._start_mode(auto_parallel=auto_parallel, train_graph=train_graph)
 
+    def _end_mode(self) -> None:
+        """See `ModelTrainer._end_mode`."""
+        self.optimizer_state.leave_graph()
+
     def _refuse_parts(self) -> None:
         """See `ModelTrainer._refuse_parts`."""
         refuse_own_update(self.optimizer)
@@ -100,7 +104,8 @@ class GraphTrainer(ModelTrainer):
         #: the buffers that forward changes, known when the graph is compiled
         self._changing: tuple[str, ...] = ()
         self._weighted = self.gradients.counts_items and self.options.num_accumulation_steps > 1
-        self.optimizer_state = self._new_optimizer_state()
+        has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
+        self.optimizer_state = GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
         self._shapes: Shapes | None = None
         self._guards: Guards | None = None
         self._eval_graph: EvalGraph | None = None
@@ -111,10 +116,6 @@ class GraphTrainer(ModelTrainer):
         self._evaluates_eagerly = False
         #: whether evaluation leaves all buffers as they are; None before its first batch
         self._eval_buffers_stay: bool | None = None
-
-    def _new_optimizer_state(self) -> GraphOptimizerState:
-        has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
-        return GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
 
     def _make_step_inputs(self, size: int) -> StepInputs:
         groups = len(self.optimizer.param_groups)
@@ -220,12 +221,8 @@ class GraphTrainer(ModelTrainer):
 
     def _forget_graph(self) -> None:
         """Be as before the graph was compiled, with the optimizer state that it has."""
-        state = self.optimizer_state.export()
-        self.loop.generation += 1  # a copy of the state names the variables of the old graph
+        self.optimizer_state.leave_graph()
         self.graph = None
-        self.optimizer._state["step"] = 0  # the state comes from `state`, not from the optimizer
-        self.optimizer_state = self._new_optimizer_state()
-        self.optimizer_state.load(*state)
 
     @phase("compile")
     def prepare(self) -> None:

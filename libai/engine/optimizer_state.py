@@ -1,23 +1,31 @@
-"""Where each mode keeps the state of the optimizer, and the form in which checkpoints and the other mode take it."""
+"""Where each mode keeps the state of the optimizer, and the form in which checkpoints and the other mode take it.
+
+In eager mode the optimizer has it. So it does in graph mode until the step is compiled; then the graph has the state of
+the parameters that it updates, and the optimizer that of the others, such as frozen ones.
+"""
 
 from __future__ import annotations
 
 import copy
-import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
 from libai.engine.compiled.graphs import MODULE_NAME
-from libai.optim import JoinedUpdates, check_state_names, export_graph_state, export_state, import_state, to_graph_state
-from libai.optim.state import graph_state_names, like_parameter
+from libai.optim import JoinedUpdates, export_graph_state, export_state, import_state, to_graph_state
+from libai.optim.state import graph_state_names
 from libai.parallel import Layout, full_tensor
 from libai.patches.internals import wait_for_device
+
+#: loss scaling of a compiled graph: name in a checkpoint → (name in the graph, type)
+_LOSS_SCALE = {
+    "loss_scale": ("LossScale", flow.float32),
+    "loss_scale_good_steps": ("GoodStepCounter", flow.int64),
+}
 
 
 class OptimizerState:
@@ -29,10 +37,11 @@ class OptimizerState:
     updates: JoinedUpdates | None = None
 
     def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer):
-        self.model, self.optimizer = model, optimizer
+        self.model = model
+        self.optimizer = optimizer
 
     def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The state in the form both modes share: tensors `<parameter>/<key>`, and JSON-able scalars."""
+        """Return the state in the form both modes share: tensors `<parameter>/<key>`, and JSON-able scalars."""
         return export_state(self.optimizer, self._parameters())
 
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
@@ -40,19 +49,28 @@ class OptimizerState:
         import_state(self.optimizer, self._parameters(), tensors, scalars)
         self.updates = None
 
+    @contextmanager
+    def in_optimizer(self) -> Iterator[None]:
+        """Keep the state in the optimizer inside the block, which may read it or make an update. Collective."""
+        yield
+
     def copy(self) -> Any:
-        """A copy of the state's tensors on the device, for `put_back`."""
-        state, groups = self.optimizer._state, self.optimizer.param_groups
-        trained = [p for group in groups for p in group.parameters if p.requires_grad]
-        return {p: _copied(state.get(p, {})) for p in trained}
+        """Return a copy of the state on the device, for `put_back`."""
+        state = self.optimizer._state
+        copies = {}
+        for group in self.optimizer.param_groups:
+            for parameter in group.parameters:
+                if parameter.requires_grad:
+                    copies[parameter] = _copied(state.get(parameter, {}))
+        return copies
 
     def put_back(self, copies: Any) -> None:
-        """Set the state's tensors to what `copy` gave; the copies stay usable."""
+        """Set the state to what `copy` returned; the copy stays usable."""
         for parameter, entries in copies.items():
             self.optimizer._state[parameter] = _copied(entries)
 
     def loss_scale(self) -> dict[str, float]:
-        """The state of loss scaling that is kept here, as checkpoint scalars."""
+        """Return the state of loss scaling that is kept here, as checkpoint scalars."""
         return {}
 
     def _parameters(self) -> dict[str, flow.Tensor]:
@@ -60,121 +78,111 @@ class OptimizerState:
 
 
 def _copied(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the state of one parameter, which holds numbers too where the optimizer is the user's own."""
+    """Copy the state of one parameter; that of a user's own optimizer holds more than tensors."""
     copies = {}
     for key, value in entries.items():
         copies[key] = value.clone() if isinstance(value, flow.Tensor) else copy.deepcopy(value)
     return copies
 
 
-@dataclass(frozen=True)
-class _Copies:
-    """The state of a compiled graph: of its variables, and of the parameters that it does not update."""
-
-    variables: dict[str, flow.Tensor]
-    absent: dict[str, flow.Tensor]
-
-
 class GraphOptimizerState(OptimizerState):
-    """A compiled graph keeps the state itself; until there is one, what it is to begin with waits here.
+    """The state of an optimizer that may be compiled into a graph.
 
-    `has_loss_scale`: the state of dynamic loss scaling belongs to it.
+    `has_loss_scale`: the state of dynamic loss scaling belongs to it. `prefix`: the attribute of the graph that is the
+    module.
     """
 
     def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer, layout: Layout, has_loss_scale: bool):
         super().__init__(model, optimizer)
-        self._layout, self._has_loss_scale = layout, has_loss_scale
+        self._layout = layout
+        self._has_loss_scale = has_loss_scale
         self._graph: Any = None
-        #: the attribute of the graph that is the module
         self.prefix = MODULE_NAME
-        self._waiting: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
-        #: the state of parameters that the graph does not update, such as frozen ones
-        self._absent: dict[str, flow.Tensor] = {}
-        if optimizer._state["step"]:  # it has made eager updates before, and the graph continues from there
-            self._waiting = super().export()
 
     def give_to(self, graph: nn.Graph) -> None:
         """Let `graph`, which is not compiled yet, begin with the state."""
-        if self._waiting is not None:
-            graph.load_state_dict(self._tensors_of(graph, *self._waiting))
+        if self.optimizer._state["step"] or "loss_scale" in self.optimizer._state:
+            graph.load_state_dict(self._tensors_for(graph))
 
     def keep_in(self, graph: nn.Graph) -> None:
-        """`graph` is compiled: from now on it has the state."""
+        """Keep the state in `graph` from now on, which is compiled."""
         self._graph = graph
-        # OneFlow's own would show no state: it is in the graph. A method of the object, which knows nothing of this one
+        self._forget_copies()
+        # `optimizer.state_dict` would show no state. Replaced on the object, by a function that keeps no graph alive
         owner = weakref.ref(self)
-        self.optimizer.state_dict = functools.partial(_read_state, self.optimizer, owner)
-        if self._waiting is not None:
-            self._keep_absent(self._waiting[0])
-        self._waiting = None
+        optimizer = self.optimizer
 
-    def _keep_absent(self, tensors: Mapping[str, Any]) -> None:
-        """Keep the state that the graph has no variables for, of frozen parameters: it continues when they are trained
-        again."""
-        assert self._graph is not None
-        parameters, suffixes = self._parameters(), graph_state_names(self.optimizer)
-        variables = set(self._graph._c_nn_graph.additional_var_names)
-        self._absent = {}
-        for entry in tensors:
-            name, _, key = entry.rpartition("/")
-            if name in parameters and f"{self.prefix}.{name}-{suffixes.get(key)}" not in variables:
-                self._absent[entry] = like_parameter(tensors[entry], parameters[name])
+        def state_dict() -> dict[str, Any]:
+            state = owner()
+            if state is None:
+                return type(optimizer).state_dict(optimizer)
+            with state.in_optimizer():
+                return type(optimizer).state_dict(optimizer)
+
+        optimizer.state_dict = state_dict
+
+    def leave_graph(self) -> None:
+        """Bring the state back to the optimizer, from where the next graph or eager updates continue. Collective."""
+        if self._graph is None:
+            return
+        state = self.export()
+        self._graph = None
+        del self.optimizer.state_dict
+        super().load(*state)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        if self._graph is not None:
-            # only with loss scaling, which may leave an update out, does the graph count
-            step = None if self._has_loss_scale else self.optimizer._state["step"]
-            state = self._graph.state_dict()
-            exported, counts = export_graph_state(state, self.prefix, self._parameters(), self.optimizer, step)
-            return {**exported, **self._absent}, {**counts, **self.loss_scale()}
-        if self._waiting is not None:
-            tensors, scalars = self._waiting
-            return dict(tensors), dict(scalars)
-        return super().export()
+        """See `OptimizerState.export`."""
+        if self._graph is None:
+            return super().export()
+        # only with loss scaling, which may leave an update out, does the graph count
+        step = None if self._has_loss_scale else self.optimizer._state["step"]
+        parameters = self._parameters()
+        state = self._graph.state_dict()
+        tensors, scalars = export_graph_state(state, self.prefix, parameters, self.optimizer, step)
+        for name, parameter in parameters.items():
+            for key, value in self.optimizer._state.get(parameter, {}).items():  # not in the graph
+                tensors[f"{name}/{key}"] = value
+        return tensors, {**scalars, **self.loss_scale()}
 
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
         """See `OptimizerState.load`. A compiled graph takes the state in place."""
-        check_state_names(self.optimizer, self._parameters(), tensors, scalars)
-        self.optimizer._state["step"] = int(scalars["step"])
-        for parameter in self.model.parameters():
-            if self.optimizer._state.get(parameter):
-                self.optimizer._state[parameter] = {}  # an eager copy would go stale
+        super().load(tensors, scalars)
+        if self._graph is not None:
+            self._move_into_graph()
+
+    @contextmanager
+    def in_optimizer(self) -> Iterator[None]:
+        """See `OptimizerState.in_optimizer`."""
         if self._graph is None:
-            self._waiting = (dict(tensors), dict(scalars))
+            yield
             return
-        state = self._tensors_of(self._graph, tensors, scalars)
-        self._keep_absent(tensors)
-        with self.variables() as variables:
-            for name, variable in variables.items():
-                if name in state:
-                    variable.copy_(state[name].to_global(placement=variable.placement, sbp=variable.sbp))
+        super().load(*self.export())
+        try:
+            yield
+        except BaseException:
+            self._forget_copies()  # nothing collective: the other ranks may not have failed
+            raise
+        self._move_into_graph()
 
     def copy(self) -> Any:
-        if self._graph is None:
-            return self._waiting
-        with self.variables() as variables:
-            return _Copies({name: variable.clone() for name, variable in variables.items()}, self._absent)
+        """See `OptimizerState.copy`. It can be put back before and after compilation."""
+        wait_for_device()  # see `variables`
+        tensors, scalars = self.export()
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        wait_for_device()
+        return copies, scalars
 
     def put_back(self, copies: Any) -> None:
-        """See `OptimizerState.put_back`. A copy from before compilation is not accepted."""
-        if self._graph is None:
-            self._waiting = copies
-            return
-        if not isinstance(copies, _Copies):
-            raise ValueError("this snapshot was made before the graph was compiled; call prepare() before snapshot()")
-        self._absent = copies.absent
-        with self.variables() as variables:
-            for name, variable in variables.items():
-                variable.copy_(copies.variables[name])
+        """See `OptimizerState.put_back`."""
+        self.load(*copies)
 
     @contextmanager
     def variables(self) -> Iterator[dict[str, flow.Tensor]]:
-        """Live tensors, by name, of what the compiled graph keeps besides the module: optimizer state, step count.
+        """Give live tensors, by name, of what the compiled graph keeps besides the module: optimizer state, step count.
 
         OneFlow 0.9 orders eager operations on them and launches of the graph in no way, unlike for the module's own:
         an update under way would write after what is done here, and the next one before.
         """
-        assert self._graph is not None
         wait_for_device()
         job = self._graph._c_nn_graph
         yield dict(zip(job.additional_var_names, job.additional_var_tensors))
@@ -184,38 +192,41 @@ class GraphOptimizerState(OptimizerState):
         """See `OptimizerState.loss_scale`."""
         if not self._has_loss_scale or self._graph is None:
             return {}
+        found = {}
         with self.variables() as variables:
-            return {
-                key: float(full_tensor(variables[name]).numpy()[0])
-                for key, name in _loss_scale_names(self._graph).items()
-                if name in variables
-            }
+            for key, (suffix, _) in _LOSS_SCALE.items():
+                name = _loss_scale_name(self._graph, suffix)
+                if name in variables:
+                    found[key] = float(full_tensor(variables[name]).numpy()[0])
+        return found
 
-    def _tensors_of(self, graph: nn.Graph, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any]:
-        """What `graph` calls the tensors of the state."""
-        kinds = {"loss_scale": flow.float32, "loss_scale_good_steps": flow.int64}
-        scales = {
-            name: self._layout.replicate(flow.tensor([scalars[key]]).to(kinds[key]))
-            for key, name in _loss_scale_names(graph).items()
-            if self._has_loss_scale and key in scalars
-        }
-        return {**to_graph_state(tensors, scalars, self.prefix, self.optimizer, self._parameters()), **scales}
+    def _move_into_graph(self) -> None:
+        state = self._tensors_for(self._graph)
+        with self.variables() as variables:
+            for name, variable in variables.items():
+                if name in state:
+                    variable.copy_(state[name].to_global(placement=variable.placement, sbp=variable.sbp))
+        self._forget_copies()
+
+    def _forget_copies(self) -> None:
+        """Drop what the optimizer has of the state that is in the graph, where updates would make it stale."""
+        in_graph = set(self._graph._c_nn_graph.additional_var_names)
+        suffixes = graph_state_names(self.optimizer).values()
+        for name, parameter in self._parameters().items():
+            if any(f"{self.prefix}.{name}-{suffix}" in in_graph for suffix in suffixes):
+                self.optimizer._state[parameter] = {}
+
+    def _tensors_for(self, graph: nn.Graph) -> dict[str, Any]:
+        """Return the state that the optimizer has, by the names of `graph`."""
+        tensors, scalars = super().export()
+        state: dict[str, Any] = to_graph_state(tensors, scalars, self.prefix, self.optimizer, self._parameters())
+        if self._has_loss_scale:
+            for key, (suffix, dtype) in _LOSS_SCALE.items():
+                if key in scalars:
+                    scale = flow.tensor([scalars[key]]).to(dtype)
+                    state[_loss_scale_name(graph, suffix)] = self._layout.replicate(scale)
+        return state
 
 
-def _read_state(optimizer: flow.optim.Optimizer, owner: Callable[[], GraphOptimizerState | None]) -> dict[str, Any]:
-    """`optimizer.state_dict()` with the state that the compiled graph keeps. Collective."""
-    graph_state = owner()
-    if graph_state is None or graph_state._graph is None:
-        return type(optimizer).state_dict(optimizer)
-    parameters = graph_state._parameters()
-    import_state(optimizer, parameters, *graph_state.export())
-    found = type(optimizer).state_dict(optimizer)
-    for parameter in parameters.values():
-        if optimizer._state.get(parameter):
-            optimizer._state[parameter] = {}  # an eager copy would go stale
-    return found
-
-
-def _loss_scale_names(graph: nn.Graph) -> dict[str, str]:
-    prefix = f"System-Train-DynamicLossScale-{graph.name}-"
-    return {"loss_scale": f"{prefix}LossScale", "loss_scale_good_steps": f"{prefix}GoodStepCounter"}
+def _loss_scale_name(graph: nn.Graph, suffix: str) -> str:
+    return f"System-Train-DynamicLossScale-{graph.name}-{suffix}"

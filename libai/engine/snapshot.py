@@ -39,7 +39,7 @@ class Snapshot:
                 optimizer=trainer.optimizer_state.copy(),
                 numbers={key: value for key, value in optimizer._state.items() if isinstance(key, str)},
                 settings=[dict(group._options) for group in optimizer.param_groups],
-                schedule=None if scheduler is None else scheduler_state(scheduler, optimizer),
+                schedule=scheduler_state(scheduler, optimizer),
                 rates=trainer.loop.rates,
                 hooks=[
                     (hook, hook.state_dict(), {name: tensor.clone() for name, tensor in hook.tensors().items()})

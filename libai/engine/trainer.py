@@ -174,7 +174,6 @@ class ModelTrainer(TrainerBase):
                 localize(self.model)
             for name in self._names_of_mode:
                 delattr(self, name)
-            self.optimizer._state["step"] = 0  # the state is loaded below, and must not be looked for here
             self.__class__ = target
             self.options = options
             self._take_layout(layout if layout.is_global == is_global else None)
@@ -342,21 +341,21 @@ class ModelTrainer(TrainerBase):
         tensors are the optimizer's own where it has them, not copies. The weights are in `model.state_dict()`.
         """
         tensors, scalars = self.optimizer_state.export()
-        state = {**super().state_dict(), "optimizer": {"tensors": tensors, "scalars": scalars}}
-        if self.lr_scheduler is not None:
-            state["lr_scheduler"] = scheduler_state(self.lr_scheduler, self.optimizer)
-        return state
+        return {
+            **super().state_dict(),
+            "optimizer": {"tensors": tensors, "scalars": scalars},
+            "lr_scheduler": scheduler_state(self.lr_scheduler, self.optimizer),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back `state_dict()`, of this mode or the other; what it does not hold stays as it is. Collective."""
         super().load_state_dict(state)
         if "optimizer" in state:
-            # copies: graph mode keeps them until it compiles, and they may be those of a trainer that goes on
-            tensors = {name: tensor.clone() for name, tensor in state["optimizer"]["tensors"].items()}
-            wait_for_device()  # its next graph launch would not wait for the copies
-            self.optimizer_state.load(tensors, state["optimizer"]["scalars"])
-        if self.lr_scheduler is not None and "lr_scheduler" in state:
-            load_scheduler_state(self.lr_scheduler, state["lr_scheduler"], self.optimizer)
+            self.optimizer_state.load(**state["optimizer"])
+            wait_for_device()  # they may be tensors of another trainer's graph, whose next launch waits for no copy
+        schedule = state.get("lr_scheduler")
+        if self.lr_scheduler is not None and schedule is not None:
+            load_scheduler_state(self.lr_scheduler, schedule, self.optimizer)
         self.loop.generation += 1
 
     def reduce_gradients(self) -> None:

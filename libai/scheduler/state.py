@@ -21,14 +21,16 @@ def initial_lrs(optimizer: Any) -> list[float]:
     return [float(group["initial_lr"] if "initial_lr" in group else group["lr"]) for group in optimizer.param_groups]
 
 
-def scheduler_state(scheduler: Any, optimizer: Any) -> dict[str, Any]:
-    """The state of `scheduler` and the current rates of `optimizer`, as JSON values.
+def scheduler_state(scheduler: Any, optimizer: Any) -> dict[str, Any] | None:
+    """Return the state of `scheduler` and the current rates of `optimizer`, as JSON values; None of None.
 
     Returns `{"class": str, "lrs": [float], "state": {...}}`. Infinity (the initial `best` of `ReduceLROnPlateau`) is
     kept as `{"float": "inf"}`, because JSON has no such number.
 
     Raises `UserError` for a scheduler of the user's own that has no state, or one that JSON cannot hold exactly.
     """
+    if scheduler is None:
+        return None
     if not has_state(scheduler):
         raise UserError(
             f"The state of the scheduler {type(scheduler).__name__} is to be saved, but it lacks state_dict() or "

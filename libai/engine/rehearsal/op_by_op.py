@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from libai.engine.metrics import StepResult
-from libai.optim import clip_grad_norm, clip_grad_value, export_state, import_state
+from libai.optim import clip_grad_norm, clip_grad_value
 
 
 def update_op_by_op(
@@ -23,9 +23,6 @@ def update_op_by_op(
     gradients, optimizer, options = trainer.gradients, trainer.optimizer, trainer.options
     named = [gradients.name_inputs(batch) for batch in micro_batches]
     parameters = dict(trainer.model.named_parameters())
-    is_compiled_mode = trainer.mode == "graph"
-    if is_compiled_mode:
-        import_state(optimizer, parameters, *trainer.optimizer_state.export())
     trainer.clear_gradients()
     with gradients.index_check.watch(named, gradients.describe_batch):
         batches = [gradients.to_device(batch) for batch in named]
@@ -39,9 +36,8 @@ def update_op_by_op(
         clip_grad_value(parameters.values(), options.max_grad_value)
     if options.max_grad_norm is not None:
         result.grad_norm = clip_grad_norm(parameters.values(), options.max_grad_norm)
-    optimizer.step()
+    with trainer.optimizer_state.in_optimizer():
+        optimizer.step()
     trainer.clear_gradients()
-    if is_compiled_mode:
-        trainer.optimizer_state.load(*export_state(optimizer, parameters))
     trainer.finish_update()
     return result

@@ -137,7 +137,7 @@ def switch(run: Any, mode: str, reason: str) -> None:
     before = run.trainer.mode
     check_supported(run.config, mode, run.mesh.device)
     run.trainer.switch_to(mode, **build.mode_options(run.config, mode, run.mesh.device))
-    run.mode_reason = run.checkpointer.mode_facts["mode_reason"] = reason
+    run.mode_reason = reason
     if is_main_process():
         logger.info(
             "switched from %s to %s mode after iteration %d (%s)", before, mode, run.trainer.completed_iters, reason

@@ -242,7 +242,6 @@ class Run:
 
     def _train(self, until: int | None) -> None:
         self.resolve_mode()
-        self.checkpointer.mode_facts["mode_reason"] = self.mode_reason
         if is_main_process():
             if self.trainer.completed_iters >= self.plan.train_iter:
                 logger.info("nothing is left to do: all %d iterations are made", self.plan.train_iter)

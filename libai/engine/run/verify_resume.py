@@ -68,7 +68,7 @@ class Rehearsal(Run):
 
     def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:
         """As the run itself does it, and then without what the fault leaves out."""
-        schedule = None if self.lr_scheduler is None else scheduler_state(self.lr_scheduler, self.optimizer)
+        schedule = scheduler_state(self.lr_scheduler, self.optimizer)
         super().resume(path, reset)
         if self._fault == "rng":
             self._drop_random_states()

@@ -12,8 +12,7 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class EveryEpoch:
-    """Due after the iteration in which a pass over the data ends; an iteration may hold the end of one and the
-    beginning of the next."""
+    """Due after the iteration in which a pass over the data ends; it may also hold the beginning of the next pass."""
 
     samples_per_epoch: int
     samples_per_iter: int
@@ -22,11 +21,6 @@ class EveryEpoch:
         """Return whether a pass ended in the last of `completed` iterations."""
         seen = completed * self.samples_per_iter
         return seen // self.samples_per_epoch > (seen - self.samples_per_iter) // self.samples_per_epoch
-
-    def begins(self, iteration: int) -> bool:
-        """Return whether a pass begins in the 0-based `iteration`, with its first sample or a later one."""
-        first = iteration * self.samples_per_iter
-        return -first % self.samples_per_epoch < self.samples_per_iter
 
 
 #: a number of iterations (0: never), or every epoch
@@ -41,9 +35,8 @@ def is_due(period: Period, completed: int) -> bool:
 
 
 STEP_POINTS = ("before_step", "before_update", "after_backward", "after_step")
-EPOCH_POINTS = ("before_epoch", "after_epoch")
 HOOK_POINTS = (
-    *("before_train", "after_train", *STEP_POINTS, *EPOCH_POINTS),
+    *("before_train", "after_train", *STEP_POINTS),
     *("before_eval", "after_eval", "before_save", "after_save", "on_exception"),
 )
 
@@ -65,7 +58,6 @@ class HookBase:
 
         before_train()
         for iter in range(start_iter, max_iter):
-            before_epoch()        # where a pass over the data begins in this iteration
             before_step()
             ...micro-batches are read...
             before_update()       # trainer.feed.batches holds them
@@ -73,7 +65,6 @@ class HookBase:
             after_backward()      # eager mode only: a compiled step has no such moment
             ...clip, optimizer step, zero, schedule...
             after_step()          # self.trainer.iter is the 0-based iteration just done
-            after_epoch()         # where a pass has ended in it
         on_exception()            # when training fails: see trainer.loop.failure
         after_train()             # always, also after an error: see trainer.status
 
@@ -108,12 +99,6 @@ class HookBase:
 
     def after_step(self) -> None:
         """Called after each iteration."""
-
-    def before_epoch(self) -> None:
-        """Called before the iteration in which a pass over the training data begins."""
-
-    def after_epoch(self) -> None:
-        """Called after the iteration in which a pass ends, after all `after_step`; it may hold samples of the next."""
 
     def before_eval(self) -> None:
         """Called before an evaluation in training."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,7 +17,7 @@ from libai.config.settings.other_names import member_meant
 from libai.engine.check_parts import check_iterations
 from libai.engine.data_feed import DataFeed
 from libai.engine.events.storage import EventStorage
-from libai.engine.hook_base import EPOCH_POINTS, HOOK_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
+from libai.engine.hook_base import HOOK_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
 from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics, StepResult
 from libai.forward.flops import FlopCounter
 from libai.launch.stop import STOP, Agreement
@@ -83,13 +83,14 @@ class LoopState:
         rates: learning rates that the latest update has used, by tag.
         calls_at: what the hooks do at each point, in order.
         result: what the latest update gave, on the device: a `StepResult`.
-        epoch: how many iterations a pass over the data takes, where that is known.
+        epoch: when a pass over the data ends, if that is known: `epoch.ends(completed_iters)`.
         failure: what `train` raised, when it failed.
-        is_mode_final: false while the mode may still change: hooks are then judged when training starts.
+        is_mode_final: false while the mode may still change, so that hooks are not judged when they are registered.
         events: state of the `EventStorage` from a checkpoint, until training begins.
         flops: of the first forward.
         generation: how often the state was replaced by anything but an update; an older copy of it cannot be put back.
-        unfinished_hooks: the keys of the hooks whose `after_step` was cut short.
+        unfinished_hook: the key of the first hook whose `after_step` was cut short or did not begin.
+        stop_of_main: why a hook that only the main rank has wants to stop.
     """
 
     def __init__(self, device: str = "cpu", wait_for_device: Callable[[], None] = lambda: None):
@@ -105,7 +106,8 @@ class LoopState:
         self.is_mode_final = True
         self.is_pausing = False
         self.events: Mapping[str, Any] | None = None
-        self.unfinished_hooks: list[str] = []
+        self.unfinished_hook: str | None = None
+        self.stop_of_main: StopTraining | None = None
         self.flops = FlopCounter()
         self.generation = 0
 
@@ -197,7 +199,7 @@ class TrainerBase:
             if not isinstance(hook, HookBase):
                 raise TypeError(f"a hook must be an instance of HookBase, not {type(hook).__name__}: {hook!r}")
             if hook.only_on == "main" and get_world_size() > 1:
-                self.loop.agreement.ask(_STOP_OF_MAIN, lambda: int(self._main_rank_stops is not None))
+                self.loop.agreement.ask(_STOP_OF_MAIN, lambda: int(self.loop.stop_of_main is not None))
             if hook.only_on == "main" and not is_main_process():
                 continue
             if self.loop.is_mode_final:
@@ -234,8 +236,7 @@ class TrainerBase:
     def train(self, start_iter: int, max_iter: int | None = None, *, log_period: int | None = None) -> None:
         """Run iterations `start_iter ... max_iter - 1`. With nothing to do, only `before_train`/`after_train` run.
 
-        `log_period`: iterations between two lines with the metrics on the screen, now and in later calls; a
-        `WriterHook` that was registered keeps its own.
+        `log_period`: iterations between two lines with the metrics on the screen, now and in later calls.
 
         A paused run continues, without another `before_train`. An exception gets the attribute `left_iteration` and is
         raised again after the hooks' `after_train`.
@@ -244,16 +245,37 @@ class TrainerBase:
         assert max_iter is not None
         if log_period is not None:
             self._log_every(log_period)
-        has_begun = self.status == "paused"
-        self.iter = self.start_iter = start_iter
+        is_new = self.status != "paused"
+        self.iter = self.start_iter = self.completed_iters = start_iter
         self.max_iter = max_iter
-        self.completed_iters = start_iter
-        if not has_begun:
+        loop = self.loop
+        if is_new:
             self.storage = EventStorage(start_iter)
-            if self.loop.events is not None:
-                self.storage.load_state_dict(self.loop.events)
-                self.loop.events, self.storage.iter = None, start_iter
-        self._run(has_begun)
+            if loop.events is not None:
+                self.storage.load_state_dict(loop.events)
+                loop.events = None
+                self.storage.iter = start_iter
+        self.status = "running"
+        loop.is_pausing, loop.failure, loop.stop_of_main = False, None, None
+        loop.agreement.take(_STOP_OF_MAIN)
+        clock, threads = loop.clock.turned(True), quick_thread_switches(self._switch_seconds)
+        with self.storage, clock, threads, phase("train"):
+            try:
+                if is_new:
+                    loop.call_hooks("before_train")
+                self._run_iterations()
+                self.check_finite()
+            except Interrupted:
+                self.status = "interrupted"
+                self.iter = self.completed_iters
+            except BaseException as error:
+                self.status, loop.failure = "failed", error
+                with suppress(AttributeError):
+                    error.left_iteration = self.iter + 1  # type: ignore[attr-defined]  # for libai.launch.guard
+                raise
+            finally:
+                if self.status != "paused":
+                    self._finish()
 
     def _log_every(self, period: int) -> None:
         from libai.engine.events.console import ConsoleWriter
@@ -262,71 +284,37 @@ class TrainerBase:
         check_sizes(log_period=period)
         if not logging.getLogger("libai").handlers:
             setup_logging(None)
-        if self._printer is not None:
-            self._printer.period = period
-        elif not any(isinstance(hook, WriterHook) for hook in self.hooks):
-            self._printer = WriterHook([ConsoleWriter()], period)
-            self.register_hooks([self._printer])
-
-    def _run(self, has_begun: bool) -> None:
-        if not self.loop.is_mode_final:
-            for hook in self.hooks:
-                hook.check_mode(self.mode)
-        self._epoch = self._epoch_of_hooks()
-        self.status, self.loop.is_pausing, self.loop.failure = "running", False, None
-        self._main_rank_stops = None
-        self.loop.agreement.take(_STOP_OF_MAIN)
-        with (
-            self.storage,
-            self.loop.clock.turned(True),
-            quick_thread_switches(self._switch_seconds),
-            phase("train"),
-        ):
-            try:
-                if not has_begun:
-                    self.loop.call_hooks("before_train")
-                self._finish_interrupted_iteration()
-                self._run_iterations()
-                self.check_finite()
-                if self.status == "running":
-                    self.status = "finished"
-            except Interrupted:
-                self.status, self.iter = "interrupted", self.completed_iters
-            except BaseException as error:
-                self.status, self.loop.failure = "failed", error
-                with suppress(AttributeError):
-                    error.left_iteration = self.iter + 1  # type: ignore[attr-defined]  # for libai.launch.guard
-                raise
-            finally:
-                if self.status != "paused":
-                    self._finish()
+        writers = [hook for hook in self.hooks if isinstance(hook, WriterHook)]
+        for hook in writers:
+            hook.period = period
+        if not writers:
+            self.register_hooks([WriterHook([ConsoleWriter()], period)])
 
     def _run_iterations(self) -> None:
-        before_step, storage = self.loop.calls_at["before_step"], self.storage
-        epoch = self._epoch
-        loop, agreement, metrics = self.loop, self.loop.agreement, self.loop.metrics
-        answers = agreement.answers
-        poll = agreement.poller()
-        if self.start_iter < self.max_iter:
-            self._raise_if_stopping()
+        """Run iterations, until the last one or until somebody ends the loop; sets `status`."""
+        loop, storage = self.loop, self.storage
+        before_step = loop.calls_at["before_step"]
+        pending = loop.metrics
+        answers = loop.agreement.answers
+        poll = loop.agreement.poller()
         try:
+            self._finish_interrupted_iteration()
+            if self.start_iter < self.max_iter:
+                self._raise_if_stopping()
             for iteration in range(self.start_iter, self.max_iter):
                 self.iter = storage.iter = iteration
-                if epoch is not None and epoch.begins(iteration):
-                    self.loop.call_hooks("before_epoch")
                 for call in before_step:
                     call()
                 self.run_step()
-                # counted here, so that a `run_step` of the user's own counts too
-                self.completed_iters = iteration + 1
+                self.completed_iters = iteration + 1  # here, so that a `run_step` of the user's own counts too
                 note_progress(iteration + 1)
                 if iteration == self.start_iter:
                     self._check_first_step()
                 poll()
                 self._run_after_step()
                 if _STOP_OF_MAIN in answers:
-                    raise self._main_rank_stops or StopTraining("asked for by a hook on the main rank")
-                if len(metrics.pending) >= MAX_PENDING_RESULTS:
+                    raise loop.stop_of_main or StopTraining("asked for by a hook on the main rank")
+                if len(pending.pending) >= MAX_PENDING_RESULTS:
                     self.check_finite()
                 if STOP in answers and iteration + 1 < self.max_iter:
                     raise Interrupted
@@ -334,67 +322,43 @@ class TrainerBase:
                     self.status = "paused"
                     self.iter += 1
                     return
+            self.status = "finished"
             self.iter = max(self.max_iter, self.start_iter)
         except StopTraining as reason:
             self.status = "stopped"
             self.iter += 1
             logger.info("training stopped after iteration %d: %s", self.iter, reason)
 
-    #: why a hook that runs on the main rank only wants to stop
-    _main_rank_stops: StopTraining | None = None
-    #: the hook that `log_period` has made
-    _printer: Any = None
-    #: the epoch whose points a hook asks for
-    _epoch: EveryEpoch | None = None
-
-    def _epoch_of_hooks(self) -> EveryEpoch | None:
-        """The length of an epoch, where a hook asks for the points of epochs."""
-        asking = next((hook for hook in self.hooks if any(hook.overrides(point) for point in EPOCH_POINTS)), None)
-        if asking is not None and self.loop.epoch is None:
-            raise UserError(
-                f"{type(asking).__name__} uses before_epoch or after_epoch, and the length of an epoch is unknown: the "
-                "training loader has no samples_per_epoch. Use after_step, or a loader that has it; without a config "
-                "set trainer.loop.epoch."
-            )
-        return None if asking is None else self.loop.epoch
-
-    def _run_after_step(self, chosen: Sequence[int] | None = None) -> None:
-        """Run the `after_step` hooks, or those `chosen` by number; remembers which did not get to their end."""
+    def _run_after_step(self, first: int = 0) -> None:
+        """Run the `after_step` of the hooks, from number `first` on. Raises `StopTraining` once all had their turn."""
         stop: StopTraining | None = None
         calls = self.loop.calls_at["after_step"]
-        for index in range(len(calls)) if chosen is None else chosen:
+        for index in range(first, len(calls)):
             try:
                 calls[index]()
             except StopTraining as reason:
-                hook = [hook for hook in self.hooks if hook.overrides("after_step")][index]
+                _, hook = self._after_step_hooks()[index]
                 if hook.only_on == "main" and get_world_size() > 1:
-                    self._main_rank_stops = reason  # the other ranks learn of it at the next agreement
+                    self.loop.stop_of_main = reason  # the other ranks learn of it at the next agreement
                 else:
                     stop = stop or reason
             except BaseException:
-                keys = self._after_step_keys()
-                self.loop.unfinished_hooks = [keys[i] for i in (chosen or range(len(keys))) if i >= index]
+                self.loop.unfinished_hook, _ = self._after_step_hooks()[index]
                 raise
-        if self._epoch is not None and self._epoch.ends(self.iter + 1):
-            self.loop.call_hooks("after_epoch")
         if stop is not None:
             raise stop
 
     def _finish_interrupted_iteration(self) -> None:
         """Run what was left of the `after_step` hooks when the run was saved, in an evaluation for instance."""
-        unfinished, self.loop.unfinished_hooks = self.loop.unfinished_hooks, []
-        chosen = [index for index, key in enumerate(self._after_step_keys()) if key in unfinished]
-        if not chosen or self.start_iter != self.completed_iters or not self.start_iter:
-            return
-        self.iter = self.storage.iter = self.start_iter - 1
-        try:
-            self._run_after_step(chosen)
-        except StopTraining as reason:
-            logger.info("the resumed run continues, although the interrupted one was about to stop: %s", reason)
-        self.iter = self.storage.iter = self.start_iter
+        unfinished, self.loop.unfinished_hook = self.loop.unfinished_hook, None
+        keys = [key for key, _ in self._after_step_hooks()]
+        if unfinished in keys and self.start_iter:
+            self.iter = self.storage.iter = self.start_iter - 1
+            self._run_after_step(keys.index(unfinished))
+            self.iter = self.storage.iter = self.start_iter
 
-    def _after_step_keys(self) -> list[str]:
-        return [key for key, hook in keyed(self.hooks) if hook.overrides("after_step")]
+    def _after_step_hooks(self) -> list[tuple[str, HookBase]]:
+        return [(key, hook) for key, hook in keyed(self.hooks) if hook.overrides("after_step")]
 
     def _raise_if_stopping(self) -> None:
         """Raise `Interrupted` when the ranks have agreed to stop; for long work between two iterations."""
@@ -474,8 +438,8 @@ class TrainerBase:
         state["hooks"] = {key: value for key, hook in keyed(self.hooks) if (value := hook.state_dict())}
         self.fetch_metrics()
         state["metrics"] = self.loop.metrics.state_dict(self.completed_iters)
-        if self.loop.unfinished_hooks:
-            state["unfinished_hooks"] = self.loop.unfinished_hooks
+        if self.loop.unfinished_hook is not None:
+            state["unfinished_hook"] = self.loop.unfinished_hook
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -486,7 +450,7 @@ class TrainerBase:
         self.iter = self.start_iter = self.completed_iters = int(state["iteration"])
         self.feed.go_to(state.get("data_loader"), self.iter)
         self.loop.events = state.get("events")
-        self.loop.unfinished_hooks = list(state.get("unfinished_hooks", []))
+        self.loop.unfinished_hook = state.get("unfinished_hook")
         self.loop.metrics.load_state_dict(self.iter, state.get("metrics", {}))
         hooks = dict(keyed(self.hooks))
         for key, value in state.get("hooks", {}).items():

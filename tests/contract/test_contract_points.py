@@ -70,17 +70,18 @@ def test_a_callback_at_an_unknown_point_is_a_mistake():
         CallbackHook(after_steps=print)
 
 
-def test_epochs_have_points(mode, tmp_path):
-    """16 samples in iterations of 6: passes begin in iterations 0, 2 and 5, and end in 2, 5 and 7."""
-    run, begun, ended = contract_runs.make_run(tmp_path, mode), [], []
-    hook = CallbackHook(
-        before_epoch=lambda trainer: begun.append(trainer.iter),
-        after_epoch=lambda trainer: ended.append(trainer.iter),
-    )
-    run.trainer.register_hooks([hook])
+def test_a_hook_knows_when_an_epoch_ends(mode, tmp_path):
+    """16 samples in iterations of 6: passes end in iterations 2, 5 and 7."""
+    run, ended = contract_runs.make_run(tmp_path, mode), []
     run.trainer.loop.epoch = EveryEpoch(samples_per_epoch=16, samples_per_iter=6)
+
+    def look(trainer):
+        if trainer.loop.epoch.ends(trainer.completed_iters):
+            ended.append(trainer.iter)
+
+    run.trainer.register_hooks([CallbackHook(after_step=look)])
     run.trainer.train(0, 8)
-    assert (begun, ended) == ([0, 2, 5], [2, 5, 7])
+    assert ended == [2, 5, 7]
 
 
 def test_hooks_see_batch_samples_and_result(mode, tmp_path):

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from libai.engine.rehearsal.rehearsal import facts_of
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import as_batch_dict
 from libai.forward.index_check import NOTHING
-from libai.forward.state import Facts, local_values, own_buffers
+from libai.forward.state import Facts, local_values, own_buffers, with_line
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.optim import bias_corrections
 from libai.parallel import Mesh
@@ -96,30 +95,30 @@ class GraphTrainer(ModelTrainer):
         self._auto_parallel = auto_parallel
         groups = self.optimizer.param_groups
         self._corrects_bias = any("betas" in group for group in groups)
-        self._step_inputs = self._make_step_inputs(self.options.num_accumulation_steps)
-        #: the micro-batches of an iteration are traced one after the other; OneFlow accumulates otherwise
-        self._in_turn = False
+        self._step_inputs = StepInputs(
+            len(groups),
+            self.mesh.pipeline,
+            self.options.num_accumulation_steps,
+            self._corrects_bias,
+            self.layout.constant,
+        )
         #: the graph has a random key as input; dropout probabilities are compiled in, also those of 0
         self._takes_key = False
-        #: the buffers that forward changes, known when the graph is compiled
-        self._changing: tuple[str, ...] = ()
+        #: every update is made eagerly: a graph that accumulates would not see what a micro-batch does to a buffer
+        self._updates_eagerly = False
         self._weighted = self.gradients.counts_items and self.options.num_accumulation_steps > 1
         has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
         self.optimizer_state = GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
         self._shapes: Shapes | None = None
         self._guards: Guards | None = None
-        self._eval_graph: EvalGraph | None = None
+        self._eval_graph: Any = None
         self._eval_signature: Signature = ()
-        self._eval_guards: Guards | None = None
+        self._eval_guards: Any = None
         #: those batch norms that run in training mode
         self._counting_norms = self._batch_norms
         self._evaluates_eagerly = False
         #: whether evaluation leaves all buffers as they are; None before its first batch
         self._eval_buffers_stay: bool | None = None
-
-    def _make_step_inputs(self, size: int) -> StepInputs:
-        groups = len(self.optimizer.param_groups)
-        return StepInputs(groups, self.mesh.pipeline, size, self._corrects_bias, self.layout.constant)
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
@@ -134,6 +133,8 @@ class GraphTrainer(ModelTrainer):
             return self._own_graph.update(self, micro_batches)
         gradients = self.gradients
         batches = [gradients.name_inputs(batch) for batch in micro_batches]
+        if self._updates_eagerly:
+            return self._update_eagerly(batches)
         if self._is_ragged(batches):
             warn_once(
                 logger,
@@ -146,14 +147,13 @@ class GraphTrainer(ModelTrainer):
             self._build(batches)
         elif not self._keeps_guards(batches):
             return self._update_eagerly(batches)
-        assert self.graph is not None
+        if self.graph is None:
+            return self._update_eagerly(batches)
         self._check_indices(batches)
         self._set_step_inputs()
         inputs, shares = self._inputs(batches)
         losses, metrics, norm, buffers = self.graph(**inputs)
-        if not self._in_turn:
-            losses, metrics = [losses], [metrics]
-        result = StepResult.of(losses, metrics, shares, norm)
+        result = StepResult.of([losses], [metrics], shares, norm)
         if buffers:
             write_buffers(self.model, buffers)
         if self._counting_norms:
@@ -224,11 +224,6 @@ class GraphTrainer(ModelTrainer):
         self.optimizer_state.leave_graph()
         self.graph = None
 
-    @phase("compile")
-    def prepare(self) -> None:
-        """See `ModelTrainer.prepare`; compiles. The state of a trainer that could not be compiled is as before."""
-        super().prepare()
-
     def _build_step(self, micro_batches: list[Any]) -> None:
         """See `ModelTrainer._build_step`. The first update builds it where these micro-batches have several shapes."""
         if self.graph is not None:
@@ -237,7 +232,7 @@ class GraphTrainer(ModelTrainer):
             self._own_graph.compile(self, self.to_device(micro_batches[0]))
             return
         batches = [as_batch_dict(batch, self.model) for batch in micro_batches]
-        if not self._is_ragged(batches):
+        if not (self._updates_eagerly or self._is_ragged(batches)):
             self._build(batches)
 
     def _learn(self, facts: Facts) -> None:
@@ -247,33 +242,29 @@ class GraphTrainer(ModelTrainer):
             named = self.model.named_modules()
             self._counting_norms = [module for name, module in named if name in facts.counting]
         refuse_changed_parameters(self.model, facts.parameters)
+        self._updates_eagerly = bool(facts.buffers) and self.options.num_accumulation_steps > 1
+        if self._updates_eagerly and is_main_process():
+            logger.warning(
+                "forward changes the buffer %s, and a graph of OneFlow 0.9 that accumulates would not see it change "
+                "from one micro-batch to the next: updates run op by op, with the same result. For a compiled step set "
+                "train.num_accumulation_steps=1.",
+                with_line(self.model, facts.buffers[0]),
+            )
 
-    def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
-        """`(keyword arguments of the graph, shares)` for the micro-batches of one iteration."""
+    def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Shares]:
+        """Return `(keyword arguments of the graph, shares)` for the micro-batches of an iteration, which are joined."""
         steps, layout, gradients = self.options.num_accumulation_steps, self.layout, self.gradients
-        joined = batches if self._in_turn or steps == 1 else [_join(batches)]
-        parts = []
-        # lists with an entry for each micro-batch that is traced, or with one for all of them
-        lists: dict[str, list[Any]] = {"batch": []}
-        for batch in joined:
-            parts.append(gradients.to_device(batch))
-            lists["batch"].append(layout.lay_out_batch(parts[-1]))
+        batch = gradients.to_device(batches[0] if steps == 1 else _join(batches))
+        inputs: dict[str, Any] = {"batch": layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
         shares: Shares = [1.0 / steps] * steps
         if self._weighted:
-            shares = gradients.item_shares(parts if self._in_turn else _cut(parts[0], steps))
-            entries = _entries(shares, steps) if self._in_turn else [shares]
-            lists["share"] = [map_shares(entry, layout.replicate) for entry in entries]
+            shares = gradients.item_shares(_cut(batch, steps))
+            inputs["share"] = map_shares(shares, layout.replicate)
         if self._takes_key:
-            numbers = [[micro] for micro in range(steps)] if self._in_turn else [range(steps)]
-            lists["key"] = [layout.replicate(self._keys(of_entry)) for of_entry in numbers]
-        inputs = lists if self._in_turn else {name: entries[0] for name, entries in lists.items()}
-        return {**inputs, "step": self._step_inputs.tensors}, shares
-
-    def _keys(self, micro_batches: Sequence[int]) -> flow.Tensor:
-        """The random keys of micro-batches of this iteration. from_numpy runs no operation, which a launch would wait
-        for (0.14 ms)."""
-        seed = self.options.seed
-        return flow.from_numpy(np.array([fold(seed, self.iter, micro) for micro in micro_batches], np.int64))
+            keys = [fold(self.options.seed, self.iter, micro) for micro in range(steps)]
+            # from_numpy runs no operation, which a launch would wait for (0.14 ms)
+            inputs["key"] = layout.replicate(flow.from_numpy(np.array(keys, np.int64)))
+        return inputs, shares
 
     def _is_ragged(self, batches: Sequence[dict[str, Any]]) -> bool:
         """True when the micro-batches differ in shape from each other or from those that the graph was compiled for."""
@@ -302,10 +293,8 @@ class GraphTrainer(ModelTrainer):
         self._takes_key = draws_randomness(self.model)
         if not self._is_prepared and own_buffers(self.model) and not self.gradients.facts.buffers:
             self._learn(facts_of(self, batches))  # `update` was called without `train`
-        if self.gradients.facts.buffers:
-            self._changing, self._in_turn = tuple(self.gradients.facts.buffers), True
-        if self._in_turn:
-            self._step_inputs = self._make_step_inputs(1)
+            if self._updates_eagerly:
+                return
         self._set_step_inputs()
         inputs, _ = self._inputs(batches)
         graph = TrainGraph(
@@ -319,8 +308,7 @@ class GraphTrainer(ModelTrainer):
             loss_scaling=self.options.loss_scaling,
             recomputed_blocks=self._recomputed_blocks(),
             auto_parallel=self._auto_parallel,
-            buffers=self._changing,
-            in_turn=self._in_turn,
+            buffers=self.gradients.facts.buffers,
             flops=self.loop.flops,
             # not the bound method: a graph that holds its trainer would keep all of it alive
             random_scope=functools.partial(random_context, data_rank=self.mesh.data_rank) if self._takes_key else None,
@@ -364,21 +352,31 @@ class GraphTrainer(ModelTrainer):
 
     def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """See `ModelTrainer._eval_batch`. Full batches run compiled; remainders, of other shapes, eagerly."""
-        if replicated or self._evaluates_eagerly or self._is_evaluated_eagerly(batch):
-            before = {} if self._eval_buffers_stay else local_values(own_buffers(self.model))
-            with same_buffers(self.model):
-                outputs = super()._eval_batch(batch, replicated, everywhere)
-            if self._eval_buffers_stay is None:
-                self._eval_buffers_stay = not any_rank(local_values(own_buffers(self.model)) != before)
+        if self._eval_buffers_stay is None:  # a compiled forward would not write a buffer: the first batch shows it
+            before = local_values(own_buffers(self.model))
+            outputs = self._eval_eagerly(batch, replicated, everywhere)
+            self._eval_buffers_stay = not any_rank(local_values(own_buffers(self.model)) != before)
             return outputs
+        if replicated or self._evaluates_eagerly or not self._eval_buffers_stay:
+            return self._eval_eagerly(batch, replicated, everywhere)
         inputs = self.layout.lay_out_batch(batch)
-        if self._eval_graph is None:
+        if not self._fits_eval_graph(batch, inputs):
+            return self._eval_eagerly(batch, replicated, everywhere)
+        return self._localize_outputs(self._eval_graph(inputs), batch, replicated, everywhere)
+
+    def _eval_eagerly(self, *arguments: Any) -> Any:
+        with same_buffers(self.model):
+            return super()._eval_batch(*arguments)
+
+    def _fits_eval_graph(self, batch: Batch, inputs: Batch) -> bool:
+        """Return whether the compiled forward may run `batch`; compiles one for `inputs` where none holds any more."""
+        decision = "recompile" if self._eval_graph is None else self._eval_guards.decide(self.iter)
+        if decision == "recompile":
             self._eval_graph = EvalGraph(self.model, self.layout)
             self._eval_graph._compile(inputs)
             self._eval_signature = signature(batch)
             self._eval_guards = Guards(self.model, self._eval_graph.reads)
-        outputs = self._eval_graph(inputs)
-        return self._localize_outputs(outputs, batch, replicated, everywhere)
+        return decision != "eager" and signature(batch) == self._eval_signature
 
     def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
         """See `ModelTrainer._watch_indices`. A batch with values that nobody has looked up is evaluated eagerly."""
@@ -388,19 +386,6 @@ class GraphTrainer(ModelTrainer):
             return watching
         self.gradients.index_check.compare(batches, self.gradients.describe_batch)
         return NOTHING
-
-    def _is_evaluated_eagerly(self, batch: Mapping[str, Any]) -> bool:
-        """Compile for the first shape only; whatever is ragged afterwards runs eagerly on the same weights."""
-        if self._eval_buffers_stay is None and not own_buffers(self.model):
-            self._eval_buffers_stay = True
-        if not self._eval_buffers_stay:
-            return True  # a compiled forward would not write buffers, so the first batch shows whether any changes
-        if self._eval_guards is None:
-            return False
-        decision = self._eval_guards.decide(self.iter)
-        if decision == "recompile":
-            self._eval_graph = self._eval_guards = None
-        return decision == "eager" or (decision == "compiled" and signature(batch) != self._eval_signature)
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `ModelTrainer.collect`; with fp16 also `train/loss_scale`."""
@@ -430,10 +415,6 @@ def _shapes(batch: Mapping[str, Any]) -> Shapes:
 def _cut(batch: Mapping[str, flow.Tensor], count: int) -> list[dict[str, flow.Tensor]]:
     size = len(next(iter(batch.values()))) // count
     return [{name: t[i * size : (i + 1) * size] for name, t in batch.items()} for i in range(count)]
-
-
-def _entries(shares: Any, count: int) -> list[Any]:
-    return [map_shares(shares, itemgetter(slice(i, i + 1))) for i in range(count)]
 
 
 def _join(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:

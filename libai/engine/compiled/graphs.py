@@ -9,8 +9,6 @@ the last bits. docs/dev/decisions/0001-graph-reads-rates-from-inputs.md tells wh
 from __future__ import annotations
 
 import contextlib
-import functools
-import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +19,7 @@ from oneflow import nn
 from libai.engine.compiled.buffers import traced_buffers
 from libai.engine.compiled.guards import Reads
 from libai.engine.compiled.tracing import tracing
+from libai.engine.gradients import map_shares
 from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.forward.flops import FlopCounter
 from libai.native.kernels import are_kernels_on
@@ -92,14 +91,12 @@ class TrainGraph(CompiledGraph):
         recomputed_blocks: names of the modules whose activations the backward pass computes again.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
         auto_parallel: let OneFlow choose the layout of every operation's output by its own cost model.
-        buffers: names of those that forward changes; they need `in_turn`, because each micro-batch reads what the one
-            before has written.
-        in_turn: trace the micro-batches one after the other instead of letting OneFlow accumulate. The inputs are
-            then lists with one entry per micro-batch.
+        buffers: names of those that forward changes; without accumulation, in which a micro-batch would not read what
+            the one before has written.
 
     A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`; with accumulation the
-    scalars have one element per micro-batch, or with `in_turn` there is one dict of losses and metrics for each.
-    `buffers`: name → new value, which the caller writes. Raises what OneFlow raises when the model cannot be compiled.
+    scalars have one element per micro-batch. `buffers`: name → new value, which the caller writes. Raises what OneFlow
+    raises when the model cannot be compiled.
     """
 
     #: how long it took to compile; set by who compiles it
@@ -120,7 +117,6 @@ class TrainGraph(CompiledGraph):
         random_scope: Any = None,
         auto_parallel: bool = False,
         buffers: Sequence[str] = (),
-        in_turn: bool = False,
         flops: FlopCounter | None = None,
     ):
         super().__init__()
@@ -133,10 +129,6 @@ class TrainGraph(CompiledGraph):
         self._joins_gradients = mesh.data > 1 and is_replicated
         self._joins_updates = is_replicated and are_kernels_on()
         self._changing = tuple(buffers)
-        self._num_micro_batches = num_accumulation_steps
-        self._in_turn = in_turn
-        if in_turn:
-            num_accumulation_steps = 1
         self._accumulation = num_accumulation_steps
         self._clips, self._max_grad_value = max_grad_norm is not None, max_grad_value
         self._flops = flops or FlopCounter()
@@ -160,37 +152,24 @@ class TrainGraph(CompiledGraph):
         if amp == "fp16":
             self.set_grad_scaler(loss_scaling.for_graph())
 
-    def build(self, batch: Any, step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
-        """Trace one micro-batch, or with `in_turn` all of them. `batch`: forward's arguments; `step`:
-        `StepInputs.tensors`, which only the completed job reads; `share`: the micro-batch's weight; `key`: its random
-        key."""
+    def build(self, batch: dict[str, Any], step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
+        """Trace one micro-batch. `batch`: forward's arguments; `step`: `StepInputs.tensors`, which only the completed
+        job reads; `share`: the micro-batch's weight in the mean over counted items, or those of its losses; `key`: its
+        random key."""
         with tracing(self.model, self.reads):
-            if not self._in_turn:
-                losses, metrics, total = self._forward(batch, share, key)
+            with self._random_scope(key), self._layout.source_ops():
+                outputs = self._flops.watching(self.model)(**batch)
+            losses, metrics = read_losses(outputs, self.model.to(nn.Module))
+            if share is None:
+                total = total_loss(losses)
             else:
-                parts = [self._forward(*part) for part in _transposed(self._num_micro_batches, batch, share, key)]
-                losses, metrics, totals = zip(*parts)
-                losses, metrics = list(losses), list(metrics)
-                total = functools.reduce(operator.add, totals) / float(self._num_micro_batches)
+                count = float(self._accumulation)  # OneFlow takes the mean over micro-batches
+                total = weighted_total(losses, map_shares(share, lambda one: one.sum() * count))
             buffers = traced_buffers(self.model, self._changing)
         total.backward()
         # replaced by the norm that clipping computes once the job is complete
         norm = total.detach() * 1.0 if self._clips else None
-        return losses, metrics, norm, buffers
-
-    def _forward(self, batch: dict[str, Any], share: Any, key: Any) -> tuple[Any, Any, flow.Tensor]:
-        """`(losses, metrics, what to differentiate)`, which OneFlow, or `build`, averages over micro-batches."""
-        with self._random_scope(key), self._layout.source_ops():
-            outputs = self._flops.watching(self.model)(**batch)
-        losses, metrics = read_losses(outputs, self.model.to(nn.Module))
-        if share is None:
-            total = total_loss(losses)
-        else:  # this one's weight in the mean over counted items, or that of each of its losses
-            count = float(self._num_micro_batches)
-            named = isinstance(share, Mapping)
-            weights = {name: one.sum() * count for name, one in share.items()} if named else share.sum() * count
-            total = weighted_total(losses, weights)
-        return losses, {name: value.detach() for name, value in metrics.items()}, total
+        return losses, {name: value.detach() for name, value in metrics.items()}, norm, buffers
 
     # ------------------------------------------------------------------ OneFlow 0.9.0 internals
 
@@ -317,11 +296,6 @@ class EvalGraph(CompiledGraph):
         if self._layout.cuts_parameters:
             with JobEdit(self._full_job_proto) as job:
                 read_copies_of_variables(job, _variable_names(self.model))
-
-
-def _transposed(count: int, *inputs: Any) -> list[tuple[Any, ...]]:
-    """Lists with one entry per micro-batch as one tuple for each micro-batch; None stays None."""
-    return list(zip(*([None] * count if given is None else given for given in inputs)))
 
 
 def _variable_names(proxy: Any) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +26,7 @@ from libai.parallel.data_parallel import GradientReduction, build_reduction, ren
 from libai.patches.writes import count_plain_writes
 from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
+from libai.utils.tensors import digest_of
 
 logger = logging.getLogger("libai.engine")
 
@@ -55,7 +55,7 @@ class EagerTrainer(ModelTrainer):
         **kwargs: Any,
     ):
         super().__init__(model, *args, **kwargs)
-        self._start_mode(zero_grad_before_forward=zero_grad_before_forward, zero_grad_set_to_none=zero_grad_set_to_none)
+        self._begin_mode(zero_grad_before_forward=zero_grad_before_forward, zero_grad_set_to_none=zero_grad_set_to_none)
 
     def _begin_mode(self, zero_grad_before_forward: bool = False, zero_grad_set_to_none: bool | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""
@@ -113,8 +113,9 @@ class EagerTrainer(ModelTrainer):
         except RuntimeError:  # two tensors that are not the same one
             return True
 
-    def _use_global_tensors(self) -> None:
-        """See `ModelTrainer._use_global_tensors`. Training continues as if `gradient_reduction` had been "global"."""
+    def use_global_tensors(self) -> None:
+        """Lay the model, which data-parallel ranks hold as local replicas, out as global tensors: training continues as
+        if `gradient_reduction` had been "global". Collective."""
         with self._parameters_laid_out_anew():
             self.optimizer.zero_grad(set_to_none=True)
             self._end_mode()
@@ -204,17 +205,15 @@ class EagerTrainer(ModelTrainer):
         """Raise `UserError` on every rank if the ranks' weights differ after the first iteration. Collective."""
         if self._reduction is None:
             return
-        mine = {name: zlib.crc32(one.numpy().tobytes()) for name, one in self.model.named_parameters()}
+        mine = {name: digest_of(parameter) for name, parameter in self.model.named_parameters()}
         first, *others = gather_objects(mine)
-        for rank, theirs in enumerate(others, start=1):
-            apart = [name for name in first if first[name] != theirs.get(name)]
-            if apart:
-                raise UserError(
-                    f"after the first iteration {len(apart)} of {len(first)} parameters differ between rank 0 and rank "
-                    f"{rank}, first {apart[0]}: each rank would train a model of its own. An update of your own must "
-                    "call self.reduce_gradients() before the optimizer's step; a hook must change weights alike on "
-                    "all ranks."
-                )
+        apart = [name for name in first if any(first[name] != theirs.get(name) for theirs in others)]
+        if apart:
+            raise UserError(
+                f"after the first iteration {len(apart)} of {len(first)} parameters differ between the ranks, first "
+                f"{apart[0]}: each rank would train a model of its own. An update of your own must call "
+                "self.reduce_gradients() before the optimizer's step; a hook must change weights alike on all ranks."
+            )
 
     def _clip_and_step(self) -> flow.Tensor | None:
         """The norm of the gradients where they are clipped. Nobody looks at them between clipping and the end of the
@@ -270,7 +269,7 @@ class EagerTrainer(ModelTrainer):
         changing = facts.buffers
         if changing and self._reduction is not None:
             if self.options.batch_scope == "global" and self.options.gradient_reduction == "auto":
-                self._use_global_tensors()
+                self.use_global_tensors()
                 return
             raise UserError(
                 f"forward changes the buffer {with_line(self.model, changing[0])}, and with train.dist.batch_scope="

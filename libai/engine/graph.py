@@ -54,6 +54,11 @@ class GraphTrainer(ModelTrainer):
 
     mode = "graph"
     optimizer_state: GraphOptimizerState
+    #: a graph of the user's own, and what is compiled, each with what was compiled in; None before
+    _own_graph: OwnGraph | None = None
+    _guards: Guards | None = None
+    _eval_graph: Any = None
+    _eval_guards: Any = None
     _switch_seconds = math.inf  # its operations run without the interpreter; to switch more often only costs (0007)
 
     def __init__(
@@ -71,11 +76,13 @@ class GraphTrainer(ModelTrainer):
                 "graph of your own (train_graph=MyGraph), or write the update for an EagerTrainer."
             )
         self._refuse_parts()
-        self._start_mode(auto_parallel=auto_parallel, train_graph=train_graph)
+        self._begin_mode(auto_parallel=auto_parallel, train_graph=train_graph)
 
     def _end_mode(self) -> None:
-        """See `ModelTrainer._end_mode`."""
+        """See `ModelTrainer._end_mode`; lets go of all graphs."""
         self.optimizer_state.leave_graph()
+        self.graph = self._own_graph = self._guards = None
+        self._eval_graph = self._eval_guards = None
 
     def _refuse_parts(self) -> None:
         """See `ModelTrainer._refuse_parts`."""
@@ -88,7 +95,6 @@ class GraphTrainer(ModelTrainer):
 
     def _begin_mode(self, auto_parallel: bool = False, train_graph: MakeGraph | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""
-        self.graph = None
         self._own_graph = None if train_graph is None else OwnGraph(train_graph)
         if self._own_graph is not None:
             refuse_options(self)
@@ -110,10 +116,7 @@ class GraphTrainer(ModelTrainer):
         has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
         self.optimizer_state = GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
         self._shapes: Shapes | None = None
-        self._guards: Guards | None = None
-        self._eval_graph: Any = None
         self._eval_signature: Signature = ()
-        self._eval_guards: Any = None
         #: those batch norms that run in training mode
         self._counting_norms = self._batch_norms
         self._evaluates_eagerly = False

@@ -24,7 +24,6 @@ from libai.launch.stop import STOP, Agreement
 from libai.patches.threads import quick_thread_switches
 from libai.utils.atomic import is_full_disk
 from libai.utils.distributed import get_world_size, is_main_process
-from libai.utils.errors import UserError
 from libai.utils.logging import setup_logging
 from libai.utils.rank_notes import note_progress, phase
 from libai.utils.sizes import check_sizes
@@ -416,9 +415,6 @@ class TrainerBase:
         """
         self.loop.metrics.fetch(self.collect)
         return self.loop.metrics.of(self.completed_iters)
-
-    #: batches evaluated in this process
-    _evaluated_batches = 0
 
     def check_finite(self) -> None:
         """Raise `NonFiniteLoss` if any loss so far was not finite. Collective; called before anything is saved."""

@@ -13,8 +13,8 @@ from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.data_parallel import Reduction
 from libai.utils.errors import UserError
 
-#: arguments that only one of the two trainers takes
-_OF_ONE_MODE = {
+#: argument that only one of the two trainers takes → the class of that trainer
+ARGUMENTS_OF_A_MODE = {
     "zero_grad_before_forward": "EagerTrainer",
     "zero_grad_set_to_none": "EagerTrainer",
     "auto_parallel": "GraphTrainer",
@@ -93,8 +93,8 @@ class TrainOptions:
         for name in settings:
             if name in names:
                 continue
-            if name in _OF_ONE_MODE:
-                hint = f" It is an argument of {_OF_ONE_MODE[name]}."
+            if name in ARGUMENTS_OF_A_MODE:
+                hint = f" It is an argument of {ARGUMENTS_OF_A_MODE[name]}."
             else:
                 hint = argument_meant(name, names) or did_you_mean(name, names)
             raise UserError(f"{owner} takes no argument {name!r}.{hint} It takes {', '.join(names)}.")

@@ -5,12 +5,11 @@ The two trainers differ in `update`, `_eval_batch` and `optimizer_state`, and no
 
 from __future__ import annotations
 
-import inspect
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,14 @@ from libai.engine.hooks.ema import EMAHook
 from libai.engine.loop import LoopState, TrainerBase
 from libai.engine.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.optimizer_state import OptimizerState
-from libai.engine.options import TrainOptions
+from libai.engine.options import ARGUMENTS_OF_A_MODE, TrainOptions
 from libai.engine.rehearsal.rehearsal import can_compare, compare_on_mesh, look_ahead, require_same
 from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.forward.state import Facts, note_unsaved_buffers
 from libai.layers.lora import refuse_unused_adapters
 from libai.layers.random import find_unseeded_dropouts
 from libai.optim import Optimizers
+from libai.optim.state import walk_parameters
 from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, localize, parallelize, recompute_in_backward
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.patches.internals import wait_for_device
@@ -112,21 +112,15 @@ class ModelTrainer(TrainerBase):
         self.gradients = Gradients(self, self.loop.device)
         self.layout = layout or self._lay_out()
         refuse_split_statistics(self.model)
-        self._check_optimizer()
+        list(walk_parameters(self.optimizer, self.model.named_parameters()))  # raises for another model's optimizer
         self._warn_of_stock_dropout()
 
-    def _start_mode(self, **settings: Any) -> None:
-        """Get what an update in this mode needs, and remember it for `switch_to`. `settings`: those of one mode."""
-        known = set(vars(self))
-        self._begin_mode(**settings)
-        self._names_of_mode = set(vars(self)) - known
-
     def _begin_mode(self, *args: Any, **settings: Any) -> None:
-        """Set all attributes that only this mode has."""
+        """Set all attributes that only this mode has. `settings`: those of one mode."""
         raise NotImplementedError(f"{type(self).__name__} must define _begin_mode")
 
     def _end_mode(self) -> None:
-        """Take back what this mode has done to the model."""
+        """Bring the optimizer's state back to the optimizer, and take back what this mode has done to the model."""
 
     def _refuse_parts(self) -> None:
         """Raise `UserError` for an optimizer or a schedule that this mode cannot honour."""
@@ -146,17 +140,17 @@ class ModelTrainer(TrainerBase):
             raise UserError(f"there is no mode {mode!r}: a run trains in {' or '.join(sorted(TRAINERS))} mode.")
         if mode == self.mode:
             return
+        target = TRAINERS[mode]
         if type(self) is not TRAINERS[self.mode]:
             raise UserError(
                 f"{type(self).__name__} cannot switch to {mode} mode, which would not call its own methods. Use hooks "
-                f"instead, or train a {TRAINERS[mode].__name__} from a checkpoint."
+                f"instead, or train a {target.__name__} from a checkpoint."
             )
-        target = TRAINERS[mode]
-        of_mode = set(inspect.signature(target._begin_mode).parameters) - {"self"}
-        fixed = [name for name in settings if name not in of_mode and name not in OPTIONS_OF_A_MODE]
+        of_mode = [name for name, owner in ARGUMENTS_OF_A_MODE.items() if owner == target.__name__]
+        fixed = settings.keys() - {*of_mode, *OPTIONS_OF_A_MODE}
         if fixed:
             raise UserError(
-                f"switch_to({mode!r}) cannot set {', '.join(fixed)}: another mode may have other values of "
+                f"switch_to({mode!r}) cannot set {', '.join(sorted(fixed))}: another mode may have other values of "
                 f"{', '.join(sorted({*of_mode, *OPTIONS_OF_A_MODE}))}. Build a trainer with the rest."
             )
         shared = {name: settings.pop(name) for name in OPTIONS_OF_A_MODE if name in settings}
@@ -172,12 +166,10 @@ class ModelTrainer(TrainerBase):
             self._end_mode()
             if layout.is_global and not is_global:
                 localize(self.model)
-            for name in self._names_of_mode:
-                delattr(self, name)
             self.__class__ = target
             self.options = options
             self._take_layout(layout if layout.is_global == is_global else None)
-            self._start_mode(**settings)
+            self._begin_mode(**settings)
         self._is_prepared = False
 
     def _lay_out(self) -> Layout:
@@ -192,10 +184,6 @@ class ModelTrainer(TrainerBase):
             )
         recompute_in_backward(self.model, self._recomputed_blocks())
         return LocalLayout(self.mesh)
-
-    def _use_global_tensors(self) -> None:
-        """Lay a model that data-parallel ranks hold as local replicas out as global tensors. Collective."""
-        raise NotImplementedError(f"{type(self).__name__} has no local replicas")
 
     @contextmanager
     def _parameters_laid_out_anew(self) -> Iterator[None]:
@@ -228,17 +216,9 @@ class ModelTrainer(TrainerBase):
                 ", ".join(names),
             )
 
-    def _check_optimizer(self) -> None:
-        owned = {id(p) for p in self.model.parameters()}
-        unknown = [p for group in self.optimizer.param_groups for p in group.parameters if id(p) not in owned]
-        if unknown:
-            raise UserError(
-                f"the optimizer holds {len(unknown)} parameter(s), first of shape {tuple(unknown[0].shape)}, that "
-                "are not in the model: it was built for another model object. Build it from model.parameters()."
-            )
-
     # ------------------------------------------------------------------ what happens once
 
+    @phase("prepare")
     def prepare(self) -> None:
         """See `TrainerBase.prepare`: make the next updates eagerly, lay the model out as they demand, compile in graph
         mode, and refuse a trainer that makes other updates (`libai.engine.rehearsal`). All of it is put back, and the
@@ -324,7 +304,8 @@ class ModelTrainer(TrainerBase):
             try:
                 outputs = self.model(**lay_out(batch))
             except Exception as error:
-                raise_forward_error(error, self.model, batch, self._evaluated_batches <= 1)
+                is_first = self.gradients.evaluated is None or self.gradients.evaluated[1] == 1
+                raise_forward_error(error, self.model, batch, is_first)
                 raise
         return self._localize_outputs(outputs, batch, replicated, everywhere)
 
@@ -423,6 +404,21 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ evaluation
 
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Put the model into eval mode in the block, which runs in whatever hooks want an evaluation to run in."""
+        was_training = self.model.training
+        with self.loop.not_training(), ExitStack() as stack:
+            for hook in self.hooks:
+                if hook.overrides("evaluating"):
+                    stack.enter_context(hook.evaluating())
+            self.model.eval()
+            try:
+                yield
+            finally:
+                self.gradients.evaluated = None
+                self.model.train(was_training)
+
     @phase("evaluate")
     def evaluate(
         self, loader: Iterable[Any], evaluators: Mapping[str, Any], dataset: str = "val", max_batches: int | None = None
@@ -435,52 +431,29 @@ class ModelTrainer(TrainerBase):
         The model is in training mode again afterwards. Raises `Interrupted` between two batches when the ranks have
         agreed to stop.
         """
-        with self.loop.not_training(), self._contexts_of_hooks():
-            return self._evaluate(loader, evaluators, dataset, max_batches)
-
-    def _contexts_of_hooks(self) -> ExitStack:
-        """Enter what hooks want evaluations to run in."""
-        stack = ExitStack()
-        for hook in self.hooks:
-            if hook.overrides("evaluating"):
-                stack.enter_context(hook.evaluating())
-        return stack
-
-    def _evaluate(
-        self, loader: Iterable[Any], evaluators: Mapping[str, Any], dataset: str, max_batches: int | None
-    ) -> dict[str, float]:
         from libai.evaluation import add_sums, evaluators_of, reduce_sums
 
         evaluators = evaluators_of(evaluators, dataset)
-
-        start = time.perf_counter()
         sums: dict[str, dict[str, Any]] = {name: {} for name in evaluators}
-        was_training = self.model.training
-        self.model.eval()
         poll = self.loop.agreement.poller()
-        try:
-            for number, item in enumerate(loader):
-                self._evaluated_batches += 1
+        with self._evaluating():
+            for number, item in enumerate(islice(loader, max_batches), start=1):
                 note_progress()
                 poll()
                 self._raise_if_stopping()
-                if max_batches is not None and number >= max_batches:
-                    break
-                batch, replicated = _eval_item(item)
-                batch, self.gradients.evaluated = self.gradients.name_inputs(batch), (dataset, number + 1)
-                with self._watch_indices([batch]):
-                    batch = self.gradients.to_device(batch)
-                    outputs = self._eval_batch(batch, replicated)
+                self.gradients.evaluated = (dataset, number)
+                is_pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], bool)
+                batch, replicated = item if is_pair else (item, False)
+                batch, outputs = self._outputs_of(batch, replicated)
                 if not self.layout.sees_outputs or (replicated and self.mesh.data_rank != 0):
                     continue
-                outputs = with_num_loss_items(outputs, self.gradients.item_counts([batch])[0])
+                outputs = structured(outputs)
+                outputs = dict(outputs) if isinstance(outputs, dict) else {"outputs": outputs}
+                outputs["num_loss_items"] = self.gradients.item_counts([batch])[0]
                 for name, evaluator in evaluators.items():
                     found = evaluator.process(batch, outputs)
                     check_part("sums", found, f"the result of {type(evaluator).__name__}.process")
                     sums[name] = add_sums(sums[name], dict(found))
-        finally:
-            self.gradients.evaluated = None
-            self.model.train(was_training)
         metrics: dict[str, float] = {}
         for name, evaluator in evaluators.items():
             total = sums[name] if self.mesh.is_single else reduce_sums(sums[name])
@@ -489,36 +462,21 @@ class ModelTrainer(TrainerBase):
                     f"the loader of the evaluation dataset {dataset!r} ({type(loader).__name__}) gave no batch on any "
                     "rank, so there is nothing to measure. Give it data, or an iterable that can be started again."
                 )
-            computed = check_metrics(evaluator.compute(total), evaluator)
-            metrics.update({f"eval/{dataset}/{key}": value for key, value in computed.items()})
-        logger.debug("evaluated %s in %.2f s", dataset, time.perf_counter() - start)
+            for key, value in check_metrics(evaluator.compute(total), evaluator).items():
+                metrics[f"eval/{dataset}/{key}"] = value
         return metrics
 
     def predict(self, batch: Any) -> Any:
-        """The model's outputs for one batch of this rank, in eval mode. Collective with global tensors."""
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            batch = self.gradients.name_inputs(batch)
-            with self._watch_indices([batch]), self._contexts_of_hooks():
-                return self._eval_batch(self.gradients.to_device(batch), everywhere=True)
-        finally:
-            self.model.train(was_training)
+        """Return the model's outputs for one batch of this rank, in eval mode. Collective with global tensors."""
+        with self._evaluating():
+            return self._outputs_of(batch, everywhere=True)[1]
 
-
-def _eval_item(item: Any) -> tuple[Any, bool]:
-    """`(batch, whether all ranks have the same)` of what an evaluation loader yields."""
-    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], dict) and isinstance(item[1], bool):
-        return item
-    return item, False
-
-
-def with_num_loss_items(outputs: Any, count: Any) -> dict[str, Any]:
-    """The outputs of an eval forward as a dict that also says over how many items its losses average."""
-    outputs = structured(outputs)
-    outputs = dict(outputs) if isinstance(outputs, dict) else {"outputs": outputs}
-    outputs["num_loss_items"] = count
-    return outputs
+    def _outputs_of(self, batch: Any, replicated: bool = False, everywhere: bool = False) -> tuple[Batch, Any]:
+        """Return the batch as tensors of this rank, and the model's outputs for it; see `_eval_batch`."""
+        batch = self.gradients.name_inputs(batch)
+        with self._watch_indices([batch]):
+            batch = self.gradients.to_device(batch)
+            return batch, self._eval_batch(batch, replicated, everywhere)
 
 
 def _refuse_amp_without_effect(amp: str | None, device: str) -> None:

@@ -113,7 +113,7 @@ class EagerTrainer(ModelTrainer):
         except RuntimeError:  # two tensors that are not the same one
             return True
 
-    def use_global_tensors(self) -> None:
+    def _use_global_tensors(self) -> None:
         """Lay the model, which data-parallel ranks hold as local replicas, out as global tensors: training continues as
         if `gradient_reduction` had been "global". Collective."""
         with self._parameters_laid_out_anew():
@@ -269,7 +269,7 @@ class EagerTrainer(ModelTrainer):
         changing = facts.buffers
         if changing and self._reduction is not None:
             if self.options.batch_scope == "global" and self.options.gradient_reduction == "auto":
-                self.use_global_tensors()
+                self._use_global_tensors()
                 return
             raise UserError(
                 f"forward changes the buffer {with_line(self.model, changing[0])}, and with train.dist.batch_scope="

@@ -121,7 +121,7 @@ def _use_global_tensors(
             begins,
             trainer.mesh.data,
         )
-    trainer.use_global_tensors()
+    trainer._use_global_tensors()
     try:
         found = own_updates(trainer, iterations, reference, make)
     except Exception as error:  # whatever OneFlow raises for an operation on global tensors, on all ranks

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import importlib.util
 import os
-import secrets
 import subprocess
 import sys
 import tempfile
@@ -160,7 +159,6 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
     `new_port() -> int` gives every start a port of its own; None: the user has chosen one.
     Not started again: what was stopped, a user's mistake, and a failure of the same kind in the same iteration.
     """
-    os.environ[rank_notes.JOB_VARIABLE] = secrets.token_hex(8)  # ranks started again continue the run of this job
     before = _checkpoints(job)
     restarts_left, last_failure = max_restarts, None
     while True:

@@ -22,8 +22,6 @@ NOTES_VARIABLE = "LIBAI_NOTES"
 LOCAL_RANKS_VARIABLE = "LIBAI_LOCAL_RANKS"
 #: the file in that folder to which rank 0 writes the run's output folder
 OUTPUT_DIR = "output_dir"
-#: names the job, the same one when its ranks are started again after a failure (`--max-restarts`)
-JOB_VARIABLE = "LIBAI_JOB"
 #: seconds since 1970 when the launcher began: the time of `${now:...}` on every rank, also when started again
 START_VARIABLE = "LIBAI_START_TIME"
 #: what makes a process a rank: with these, `import oneflow` waits for the other ranks of the job

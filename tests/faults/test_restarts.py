@@ -51,12 +51,9 @@ def test_without_a_checkpoint_of_its_own_a_job_begins_again(folder):
     assert done.returncode == 0, done
     assert launch_lines(done) == ["launch: starting again from the beginning; 0 restarts left."]
     assert "resumed" not in done.stdout
-    moved = list((folder / "o" / "previous").iterdir())  # the earlier run, once; the failed start is the same run
-    assert len(moved) == 1 and (moved[0] / "checkpoints" / "iter_0000002").is_dir()
-    assert (
-        done.stdout.count(", new") == 2
-        and "begins again: its job had failed before its first checkpoint" in done.stdout
-    )
+    moved = list((folder / "o" / "previous").iterdir())  # the earlier run and the failed start
+    assert len(moved) == 2 and [(path / "checkpoints" / "iter_0000002").is_dir() for path in moved].count(True) == 1
+    assert done.stdout.count(", new run in") == 2
     assert [row["iter"] for row in jobs.read_metrics(folder / "o")] == list(range(1, 21))
 
 

@@ -234,7 +234,6 @@ def test_training_has_a_limit_also_when_it_writes_nothing(script, tmp_path):
 
 
 def test_a_failure_after_a_stop_is_not_started_again(script, monkeypatch, capsys):
-    monkeypatch.setenv("LIBAI_JOB", "")  # which `run_job` sets
     monkeypatch.setattr(Supervisor, "run", lambda self: setattr(self, "stop_signal", 15) or 1)
     assert run_job(read_job(script("pass")), 1, None) == 1 and not capsys.readouterr().err
 

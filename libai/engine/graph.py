@@ -200,14 +200,13 @@ class GraphTrainer(ModelTrainer):
             self._tell_of_compiling_again(differences)
             self._build_again(batches)
             return True
-        if self._guards.is_new() and is_main_process():
-            logger.warning(
-                "%s changes again and again: from iteration %d on such updates run op by op, with the same result. A "
-                "graph is compiled for one value; the learning rate and buffers (`self.register_buffer`) are inputs of "
-                "it and may change in every iteration.",
-                differences,
-                self.iter + 1,
-            )
+        warn_once(
+            logger,
+            f"changes often: {differences.partition(' ')[0]}",
+            f"{differences} changes again and again: from iteration {self.iter + 1} on such updates run op by op, with "
+            "the same result. A graph is compiled for one value; the learning rate and buffers "
+            "(`self.register_buffer`) are inputs of it and may change in every iteration.",
+        )
         return False
 
     def _tell_of_compiling_again(self, differences: str) -> None:
@@ -216,11 +215,8 @@ class GraphTrainer(ModelTrainer):
 
     def _build_again(self, batches: Sequence[dict[str, Any]]) -> None:
         """Compile a graph in place of the present one, which continues with its optimizer state."""
-        guards = self._guards
         self._forget_graph()
         self._build(batches)
-        assert self._guards is not None and guards is not None
-        self._guards.adopt_history(guards)
 
     def _forget_graph(self) -> None:
         """Be as before the graph was compiled, with the optimizer state that it has."""
@@ -322,7 +318,7 @@ class GraphTrainer(ModelTrainer):
         note_progress()
         graph.finish_complie_and_init_runtime()
         self.graph = graph
-        self._guards = Guards(self.model, graph.reads, self.optimizer)
+        self._guards = Guards(self.model, graph.reads, self.optimizer, before=self._guards)
         self.optimizer_state.keep_in(graph)
         self._shapes = _shapes(batches[0])
         if self.mesh.device == "cpu":

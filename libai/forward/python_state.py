@@ -1,23 +1,23 @@
-"""What a forward keeps in Python: attributes of modules, closures, globals, and the states of Python's random numbers.
+"""Python values that a forward reads and changes: attributes of modules, closures, globals and random states.
 
-A graph runs the Python code of a forward once, when it is traced, and a checkpoint holds none of this. So a state that
-changes from call to call must be known before the first update. Values are compared, not objects.
+A graph runs the Python code of a forward once, when it is traced, and a checkpoint contains none of these values. So a
+value that changes from call to call must be known before the first update, and one that a hook changes before the next.
 """
 
 from __future__ import annotations
 
-import ast
 import collections
 import copy
+import dis
 import functools
-import inspect
+import linecache
 import random
+import sys
 import sysconfig
-import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import oneflow as flow
@@ -28,9 +28,9 @@ from libai.utils.tensors import local_part, tensors_in
 
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _MAX_DEPTH = 5
-#: kept by `nn.Module` itself
+#: attributes that `nn.Module` itself keeps
 _OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
-#: parameters and modules are looked at elsewhere
+#: parameters and modules have readers of their own;
 # reading the `__dict__` of a context corrupts the memory of OneFlow 0.9.0
 NOT_COMPARED = (
     nn.Parameter,
@@ -50,9 +50,17 @@ RANDOM_STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]
         lambda generator, state: setattr(generator.bit_generator, "state", state),
     ),
 }
+#: methods that change a list, dict or set
 _CHANGING_METHODS = ("append", "extend", "add", "update", "pop", "clear")
 PACKAGES = ("oneflow", "libai")
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+#: packages whose objects contain settings of the user
+_SETTINGS = ("types", "argparse", "omegaconf")
+#: guards look into containers, arrays and tensors with up to this many entries, and into up to this many of them
+_MAX_ENTRIES = 256
+_MAX_WATCHED = 50
+#: `(function that returns a copy, copy)` of the contents of a container, array or tensor
+Watched = list[tuple[Callable[[], Any], Any]]
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
@@ -72,6 +80,69 @@ def switches_of(model: nn.Module) -> frozenset[Any]:
     return frozenset(found)
 
 
+# ------------------------------------------------------------------------------------------------- values
+
+
+def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> Any:
+    """Return a value that equals another one's when `value` contains the same.
+
+    `watched`, for a guard: receives the containers, arrays and tensors that were looked into, none of them large.
+    Whatever is not looked into then counts by its identity; otherwise by its type.
+    """
+    kind = type(value).__name__
+    unknown = kind if watched is None else (kind, id(value))
+    if isinstance(value, SIMPLE):
+        return (kind, value if value == value else "nan")
+    if isinstance(value, NOT_COMPARED) or depth > _MAX_DEPTH:
+        return unknown
+    if isinstance(value, flow.Tensor | np.ndarray | np.generic):
+        return _fingerprint_of_array(value, watched, unknown)
+    if type(value) in RANDOM_STATES:
+        return ("random", repr(RANDOM_STATES[type(value)][0](value)))
+    if isinstance(value, types.FunctionType | types.MethodType):
+        return (value.__qualname__, value.__code__)
+    if _is_iterator(value) and not cannot_go_back(value):
+        return (kind, fingerprint(value.__reduce__()[1:], watched, depth + 1))  # the position
+    entries = vars(value) if _has_attributes(value, watched) else value
+    if not isinstance(entries, dict | list | tuple | set | frozenset | collections.deque):
+        return unknown
+    if watched is not None and not isinstance(entries, tuple | frozenset):
+        if len(entries) > _MAX_ENTRIES or len(watched) >= _MAX_WATCHED:
+            return unknown
+        watched.append((entries.copy, entries.copy()))
+    if isinstance(entries, set | frozenset):
+        return (kind, frozenset(fingerprint(item, watched, depth + 1) for item in entries))
+    items = [part for item in entries.items() for part in item] if isinstance(entries, dict) else entries
+    return (kind, *(fingerprint(item, watched, depth + 1) for item in items))
+
+
+def _fingerprint_of_array(value: Any, watched: Watched | None, unknown: Any) -> Any:
+    array = value
+    if isinstance(value, flow.Tensor):
+        if value.is_lazy:
+            return ("traced", id(value))
+        if watched is not None and (value.is_global or value.is_cuda or value.numel() > _MAX_ENTRIES):
+            return unknown
+        array = local_part(value).numpy()
+    if watched is not None:
+        if array.size > _MAX_ENTRIES or len(watched) >= _MAX_WATCHED or array.dtype == object:
+            return unknown
+        read = array.tobytes if array is value else lambda: value.numpy().tobytes()
+        watched.append((read, array.tobytes()))
+    return (tuple(array.shape), str(array.dtype), array.tobytes())
+
+
+def _has_attributes(value: Any, watched: Watched | None) -> bool:
+    """Return whether the attributes of `value` are looked into; a guard looks into objects of the user's classes."""
+    if callable(value) or not isinstance(getattr(value, "__dict__", None), dict):
+        return False
+    module = type(value).__module__
+    return watched is None or module.split(".")[0] in _SETTINGS or is_users(module)
+
+
+# ------------------------------------------------------------------------------------------------- changes
+
+
 class PythonState:
     """The plain attributes of the modules of `model`, as they were when this was made."""
 
@@ -80,24 +151,25 @@ class PythonState:
         self._before = self._now()
 
     def changed(self, is_read: bool = True) -> list[str]:
-        """Return, in words with their lines, the attributes that have changed since; if `is_read`, those of them that
+        """Return the attributes that have changed since, with the lines that write them; if `is_read`, only those that
         a later call may read.
 
-        A number that is only counted up and read nowhere is nobody's business, nor a new tensor of every call.
+        A number that is counted up and read nowhere does no harm, nor does a new tensor of every call.
         """
         now = self._now()
         modules = dict(self._model.named_modules())
         found = []
-        for name in now:
+        for name, value in now.items():
             path, _, attribute = name.rpartition(".")
             module = modules[path]
-            if name not in self._before or now[name] == self._before[name]:
+            if name not in self._before or value == self._before[name]:
                 continue
-            if is_read and tensors_in(vars(module)[attribute]) and not _is_made_of_itself(module, attribute):
-                continue
-            if not is_read or is_read_elsewhere(self._model, module, attribute):
-                line = line_of(module, attribute)
-                found.append(f"{name} ({', '.join(filter(None, [type(module).__name__, line]))})")
+            if is_read:
+                is_tensor = bool(tensors_in(vars(module)[attribute]))
+                is_kept = not is_tensor or _is_made_of_itself(module, attribute)
+                if not is_kept or not _is_read(self._model, module, attribute):
+                    continue
+            found.append(f"{name} ({', '.join(filter(None, [type(module).__name__, line_of(module, attribute)]))})")
         return found
 
     def _now(self) -> dict[str, Any]:
@@ -108,111 +180,156 @@ class PythonState:
         return values
 
 
-def fingerprint(value: Any, depth: int = 0) -> Any:
-    """A value that equals another one's when `value` holds the same. Parameters, modules and functions count as one."""
-    if isinstance(value, SIMPLE):
-        return (type(value).__name__, value if value == value else "nan")
-    if isinstance(value, NOT_COMPARED) or depth > _MAX_DEPTH:
-        return type(value).__name__
-    if isinstance(value, flow.Tensor):
-        if value.is_lazy:
-            return ("traced", id(value))
-        local = local_part(value)
-        return ("tensor", tuple(local.shape), local.numpy().tobytes())
-    if isinstance(value, np.ndarray | np.generic):
-        return ("array", value.shape, value.tobytes())
-    if isinstance(value, dict):
-        return ("dict", *((fingerprint(k, depth + 1), fingerprint(v, depth + 1)) for k, v in value.items()))
-    if isinstance(value, list | tuple | collections.deque):
-        return (type(value).__name__, *(fingerprint(item, depth + 1) for item in value))
-    if isinstance(value, set | frozenset):
-        return ("set", frozenset(fingerprint(item, depth + 1) for item in value))
-    if type(value) in RANDOM_STATES:
-        return ("random", repr(RANDOM_STATES[type(value)][0](value)))
-    if not callable(value) and hasattr(value, "__dict__"):
-        return (type(value).__name__, fingerprint(vars(value), depth + 1))
-    if _is_iterator(value) and not cannot_go_back(value):
-        return (type(value).__name__, fingerprint(value.__reduce__()[1:], depth + 1))  # where it stands
-    return type(value).__name__
+class _Line(NamedTuple):
+    """The attributes that a line of a method reads and writes. `reads_of_others`: of objects other than `self`."""
+
+    place: tuple[str, int]
+    reads: set[str]
+    reads_of_others: set[str]
+    writes: set[str]
+
+
+def _lines_of(cls: type) -> list[_Line]:
+    """Return the lines of the user's methods of a class, constructors left out."""
+    lines = []
+    for base in cls.__mro__:
+        for function in vars(base).values():
+            is_method = isinstance(function, types.FunctionType) and base.__module__.split(".")[0] not in PACKAGES
+            if is_method and function.__name__ not in ("__init__", "__setstate__"):
+                for code in _codes_in(function.__code__):
+                    lines += _lines_in(code)
+    return lines
+
+
+def _lines_in(code: types.CodeType) -> list[_Line]:
+    lines = [_Line((code.co_filename, code.co_firstlineno), set(), set(), set())]
+    before = None
+    for instruction in dis.get_instructions(code):
+        if instruction.starts_line is not None:
+            lines.append(_Line((code.co_filename, instruction.starts_line), set(), set(), set()))
+        name, kind = instruction.argval, instruction.opname
+        line = lines[-1]
+        if kind in ("LOAD_ATTR", "LOAD_METHOD"):
+            line.reads.add(name)
+            if before is None or before.argval != "self":
+                line.reads_of_others.add(name)
+            is_changing = kind == "LOAD_METHOD" and (name.endswith("_") or name in _CHANGING_METHODS)
+            if is_changing and before is not None and before.opname == "LOAD_ATTR":
+                line.writes.add(before.argval)
+        elif kind == "STORE_ATTR":
+            line.writes.add(name)
+        elif kind == "STORE_SUBSCR":
+            line.writes.update(line.reads)
+        before = instruction
+    return lines
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield `code`, and that of the functions inside of it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes_in(constant)
 
 
 def line_of(module: nn.Module, attribute: str) -> str:
-    """Where the code of `module` writes its `attribute`: `file:line: code`; empty when that cannot be found."""
-    for function, lines, first, tree in _code_of(type(module)):
-        for node in ast.walk(tree):
-            if _writes(node, attribute):
-                number = node.lineno  # type: ignore[attr-defined]
-                return f"{inspect.getsourcefile(function)}:{first + number - 1}: `{lines[number - 1].strip()}`"
+    """Return the place at which the code of `module` writes its `attribute`, `file:line: code`; empty if unknown."""
+    for line in _lines_of(type(module)):
+        if attribute in line.writes:
+            file, number = line.place
+            return f"{file}:{number}: `{linecache.getline(file, number).strip()}`"
     return ""
 
 
-def is_read_elsewhere(model: nn.Module, module: nn.Module, attribute: str) -> bool:
-    """Return whether code of `model` reads this `attribute` of `module` in statements that do not write it."""
-    own = list(_code_of(type(module)))
-    if not own and type(module).__module__.split(".")[0] not in PACKAGES:
-        return True  # nobody knows
+def _is_read(model: nn.Module, module: nn.Module, attribute: str) -> bool:
+    """Return whether code of `model` reads this `attribute` of `module` in lines that do not write it."""
     for cls in {type(one) for one in model.modules()}:
-        for _, _, _, tree in _code_of(cls):
-            is_own = issubclass(type(module), cls) or issubclass(cls, type(module))
-            if _reads(tree, attribute, is_own):
+        is_own = issubclass(type(module), cls) or issubclass(cls, type(module))
+        for line in _lines_of(cls):
+            reads = line.reads if is_own else line.reads_of_others
+            if attribute in reads and attribute not in line.writes:
                 return True
     return False
 
 
 def _is_made_of_itself(module: nn.Module, attribute: str) -> bool:
-    """Return whether a statement of `module` computes its `attribute` from its present value."""
-    for _, _, _, tree in _code_of(type(module)):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.AugAssign) and _mentions(node.target, attribute):
-                return True
-            if isinstance(node, ast.Assign) and _writes(node, attribute) and _mentions(node.value, attribute):
-                return True
-            if isinstance(node, ast.Call) and _writes(node, attribute):
-                return True
-    return False
+    """Return whether a line of `module` computes its `attribute` from the value of an earlier call."""
+    return any(attribute in line.reads and attribute in line.writes for line in _lines_of(type(module)))
 
 
-def _reads(node: ast.AST, attribute: str, of_self: bool) -> bool:
-    """Return whether `node` reads `<something>.<attribute>`; of another object than `self` unless `of_self`."""
-    if _writes(node, attribute):
-        return False
-    if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load):
-        is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
-        if of_self or not is_self:
-            return True
-    return any(_reads(child, attribute, of_self) for child in ast.iter_child_nodes(node))
+# ------------------------------------------------------------------------------------------------- variables
 
 
-def _code_of(cls: type) -> Iterator[tuple[types.FunctionType, list[str], int, ast.AST]]:
-    """`(function, its lines, number of the first, syntax tree)` of what users have written for modules of a class, but
-    for constructors."""
-    for base in cls.__mro__:
-        if base.__module__.split(".")[0] in PACKAGES:
+def functions_of(model: nn.Module) -> list[Any]:
+    """Return what a call of `model` may run: methods, hooks and functions in attributes of its modules."""
+    found: list[Any] = []
+    classes: dict[type, None] = {}
+    for module in model.modules():
+        found += [*hooks_of(module), *vars(module).values()]
+        classes.update(dict.fromkeys(type(module).__mro__))
+    for cls in classes:
+        found += vars(cls).values()
+    return found
+
+
+def variables_of(
+    functions: Iterable[Any], seen: set[Any] | None = None
+) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], None]]]:
+    """Yield `(description, read, assign)` of the globals and variables of closures that the user's functions use.
+
+    Looks through the functions that these name, too, except those that are `seen`.
+    """
+    seen = set() if seen is None else seen
+    waiting = [*functions]
+    for value in waiting:  # which grows
+        function = _function_in(value)
+        if function is None or function in seen or not is_users(function.__module__ or ""):
             continue
-        for function in [f for f in vars(base).values() if isinstance(f, types.FunctionType)]:
-            if function.__name__ in ("__init__", "__setstate__"):
-                continue
-            try:
-                lines, first = inspect.getsourcelines(function)
-                yield function, lines, first, ast.parse(textwrap.dedent("".join(lines)))
-            except (OSError, SyntaxError, TypeError):
-                continue
+        seen.add(function)
+        variables = function.__globals__
+        for code in _codes_in(function.__code__):
+            for name in code.co_names:
+                waiting.append(variables.get(name))
+                if name in variables and not isinstance(variables[name], types.ModuleType):
+                    where = f"the global {name} of {code.co_filename}"
+                    yield where, functools.partial(variables.get, name), functools.partial(variables.__setitem__, name)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            if name != "__class__" and cell != types.CellType():  # nothing has been assigned to an empty one
+                waiting.append(cell.cell_contents)
+                where = f"the variable {name} around {function.__qualname__}"
+                yield where, functools.partial(_contents, cell), functools.partial(setattr, cell, "cell_contents")
 
 
-def _writes(node: ast.AST, attribute: str | None) -> bool:
-    """Whether a statement assigns `<something>.<attribute>`, a part of it, or calls a method of it that changes it;
-    None: any attribute, and a method of anything."""
-    if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return any(_mentions(target, attribute) for target in targets)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        changes = node.func.attr.endswith("_") or node.func.attr in _CHANGING_METHODS
-        return changes and (attribute is None or _mentions(node.func.value, attribute))
-    return False
+def _contents(cell: types.CellType) -> Any:
+    return cell.cell_contents if cell != types.CellType() else None
 
 
-def _mentions(node: ast.AST, attribute: str | None) -> bool:
-    return any(isinstance(part, ast.Attribute) and attribute in (None, part.attr) for part in ast.walk(node))
+def _function_in(value: Any) -> types.FunctionType | None:
+    """Return the Python function that `value` is, wraps, or runs when it is called."""
+    for name in ("func", "fget", "__func__"):  # of a partial, a property, and a method
+        if isinstance(value, functools.partial | property | types.MethodType | staticmethod | classmethod):
+            value = getattr(value, name, value)
+    if not isinstance(value, types.FunctionType | type):
+        value = vars(type(value)).get("__call__")
+    return value if isinstance(value, types.FunctionType) else None
+
+
+@functools.cache
+def is_users(module: str) -> bool:
+    """Return whether the module of this name is neither Python's, OneFlow's, libai's nor an installed package's."""
+    top = module.split(".")[0]
+    if top in PACKAGES or (top in sys.stdlib_module_names and top != "__main__"):
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return not file.startswith(_INSTALLED)
+
+
+def is_users_frame(frame: types.FrameType) -> bool:
+    """Return whether a frame runs code of the user's."""
+    return is_users(frame.f_globals.get("__name__", ""))
+
+
+# ------------------------------------------------------------------------------------------------- hooks and iterators
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
@@ -236,24 +353,6 @@ def forward_hooks(modules: Iterable[tuple[str, nn.Module]], call: Callable[..., 
         for hooks, own in before:
             hooks.clear()
             hooks.update(own)
-
-
-def is_users_code(code: types.CodeType, module: str) -> bool:
-    """Whether `code` of a `module` is neither this project's nor OneFlow's, nor that of an installed package."""
-    return module.split(".")[0] not in PACKAGES and not code.co_filename.startswith((*_INSTALLED, "<frozen"))
-
-
-def is_users_frame(frame: types.FrameType) -> bool:
-    """Whether a frame runs such code."""
-    return is_users_code(frame.f_code, frame.f_globals.get("__name__", ""))
-
-
-def cell_value(cell: Any) -> Any:
-    """What a variable of a closure holds; None where nothing has been assigned to it."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 def cannot_go_back(value: Any) -> bool:

@@ -89,8 +89,6 @@ class CompiledGraph(nn.Graph):
         return copied[0]
 
     def _call_any(self, *args: Any, **kwargs: Any) -> Any:
-        if protect_graph_launches.is_done:
-            return super().__call__(*args, **kwargs)
         if not self._is_compiled:
             self._compile(*args, **kwargs)
         with protect_graph_launches():

@@ -59,7 +59,7 @@ class protect_graph_launches:
 
     def __enter__(self) -> None:
         self._forbidden: OSError | None = None
-        if not is_on("launch-race"):
+        if protect_graph_launches.is_done or not is_on("launch-race"):
             return
         try:
             _guard_dequeue()

@@ -17,6 +17,7 @@ from oneflow import nn
 from libai.engine.compiled.build_errors import GraphBuildError
 from libai.engine.compiled.tracing import walk
 from libai.forward.state import with_line
+from libai.optim.state import like_parameter
 
 
 def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
@@ -41,20 +42,34 @@ def write_buffers(model: nn.Module, values: Mapping[str, flow.Tensor]) -> None:
             buffers[name].copy_(value)
 
 
+Buffers = list[tuple[nn.Module, str, flow.Tensor]]
+
+
+def buffers_of(model: nn.Module) -> Buffers:
+    """Return the buffers of `model` with their places."""
+    named = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
+    return [place for place in named if place[2] is not None]
+
+
+def keep_buffers(before: Buffers) -> None:
+    """Give a buffer that was replaced by another tensor its value instead: a graph knows the one of `before`."""
+    for module, name, buffer in before:
+        now = module._buffers.get(name)
+        if now is buffer or now is None or tuple(now.shape) != tuple(buffer.shape):
+            continue
+        with flow.no_grad():
+            buffer.copy_(like_parameter(now, buffer))
+        module._buffers[name] = buffer
+
+
 @contextlib.contextmanager
 def same_buffers(model: nn.Module) -> Iterator[None]:
-    """Around an eager forward beside a graph: a buffer that is given another tensor takes its value instead, because
-    the graph knows the tensor that it was compiled with."""
-    before = {(module, name): buffer for module in model.modules() for name, buffer in module._buffers.items()}
+    """Around an eager forward beside a graph: buffers keep their tensors, see `keep_buffers`."""
+    before = buffers_of(model)
     try:
         yield
     finally:
-        with flow.no_grad():
-            for (module, name), buffer in before.items():
-                now = module._buffers[name]
-                if now is not buffer and buffer is not None and now is not None:
-                    buffer.copy_(now)
-                    module._buffers[name] = buffer
+        keep_buffers(before)
 
 
 def refuse_changed_parameters(model: nn.Module, names: Sequence[str]) -> None:

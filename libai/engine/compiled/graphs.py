@@ -17,8 +17,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.compiled.buffers import traced_buffers
-from libai.engine.compiled.guards import Reads
-from libai.engine.compiled.tracing import tracing
+from libai.engine.compiled.tracing import Reads, tracing
 from libai.engine.gradients import map_shares
 from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.forward.flops import FlopCounter
@@ -122,7 +121,7 @@ class TrainGraph(CompiledGraph):
         super().__init__()
         self.model = model
         self._layout = layout = layout or LocalLayout(Mesh())
-        self.reads = Reads()
+        self.reads: Reads = {}
         self._num_groups = len(optimizer.param_groups)
         mesh = layout.mesh
         is_replicated = mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
@@ -283,7 +282,7 @@ class EvalGraph(CompiledGraph):
         super().__init__()
         self.model = model
         self._layout = layout = layout or LocalLayout(Mesh())
-        self.reads = Reads()
+        self.reads: Reads = {}
         _set_stages(self.model, layout)
 
     def build(self, batch: dict[str, Any]) -> Any:

@@ -1,256 +1,33 @@
 """Guards of a compiled graph: what was compiled in as a constant, and what to do when it changes.
 
 A graph is fixed to more than shapes: to the Python values that forward reads (attributes of modules, `self.training`
-among them, globals, closures, attributes of classes, and what lists, dicts and objects hold), to the settings of
-parameter groups but the rate, to which parameters there are and which need a gradient, and to the code itself.
+among them, globals, closures, and what lists, dicts and objects contain), to the settings of parameter groups except
+the rate, and to which parameters there are and which need a gradient.
 
 Writes to attributes of modules and settings of groups are counted (`libai.patches.writes`); only after one are
-the values compared with those compiled. The rest is compared before every step, in some microseconds.
+the values compared with those compiled. What has no setter is compared before every step, in some microseconds.
 
-Not guarded: what lists, dicts, arrays and tensors of more than 256 entries hold.
-
-Attributes of modules come from the trace itself. Globals and closures are those of the functions that ran in it, which
-a profile function sees. `Contents` looks into lists, dicts, sets, arrays and objects.
+Attributes that forward reads come from the trace; globals and closures are those that the user's code names.
 """
 
 from __future__ import annotations
 
-import contextlib
-import cProfile
-import gc
-import sys
-import sysconfig
-import types
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.forward.python_state import PACKAGES, cell_value, hooks_of, is_users_frame
-from libai.optim.state import like_parameter
+from libai.engine.compiled.buffers import buffers_of, keep_buffers
+from libai.engine.compiled.tracing import Reads
+from libai.forward.python_state import SIMPLE, Watched, fingerprint, functions_of, hooks_of, variables_of
 from libai.parallel import named_tensors
 from libai.patches.writes import INPUTS, count_new_data, count_writes, watch_attributes
 from libai.utils.errors import UserError
 
-#: entries of containers that are compared before every step, at 2 ns each; larger ones are not looked into
-MOST_ENTRIES = 1000
-_MOST_IN_ONE = 256
-_PLAIN = (bool, int, float, str, bytes, type(None))
-#: packages whose objects hold settings of the user
-_SETTINGS = ("types", "argparse", "omegaconf")
-_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-
-
-class Identity:
-    """A value that is compared by what it is, not by what it holds."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and self.value is other.value
-
-    def __repr__(self) -> str:
-        return f"a {type(self.value).__name__}"
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether `value` is a number, a truth value, a text, None, or a tuple of these."""
-    if isinstance(value, tuple):
-        return all(is_plain(item) for item in value)
-    return isinstance(value, _PLAIN)
-
-
-class Reads:
-    """The Python values that a forward has read while it was traced.
-
-    Attributes:
-        attributes: `(module, name)`; the list keeps the modules alive, whose ids are known here.
-    """
-
-    def __init__(self) -> None:
-        self.attributes: list[tuple[nn.Module, str]] = []
-        self._known: set[tuple[int, str]] = set()
-        #: the code that ran → its globals, None where the code is not the user's
-        self._ran: dict[types.CodeType, dict[str, Any] | None] = {}
-
-    def add(self, module: nn.Module, name: str, value: Any) -> None:
-        """Remember that `module.name` was read, if it is Python's: no method, tensor or module that is traced."""
-        key = (id(module), name)
-        if key not in self._known and (name in vars(module) or is_plain(value)):
-            self._known.add(key)
-            self.attributes.append((module, name))
-
-    @contextlib.contextmanager
-    def following(self, model: nn.Module) -> Iterator[None]:
-        """Inside, the functions of the user that the forward of `model` runs are remembered."""
-        if not any(hooks_of(module) or is_users(type(module).__module__) for module in model.modules()):
-            yield  # a profile function makes a trace a quarter slower
-            return
-        before = sys.getprofile()
-        sys.setprofile(self._follow)
-        try:
-            yield
-        finally:
-            if isinstance(before, cProfile.Profile):  # `train.profile`, which is not callable
-                before.enable()
-            else:
-                sys.setprofile(before)
-
-    def _follow(self, frame: types.FrameType, event: str, argument: Any) -> None:
-        if event != "call":
-            return
-        code = frame.f_code
-        if code not in self._ran:
-            self._ran[code] = frame.f_globals if is_users_frame(frame) else None
-        if self._ran[code] is None or not code.co_argcount:
-            return
-        # a property runs with the module itself, where a traced method has a proxy of it that reports its reads
-        owner = frame.f_locals.get(code.co_varnames[0])
-        if issubclass(type(owner), nn.Module):
-            for name in code.co_names:
-                if name in vars(owner):
-                    self.add(owner, name, None)
-
-    def variables(self) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """`(description, dict, key)` of the globals that the functions name, and of the names of user's modules."""
-        seen = set()
-        for code, variables in self._ran.items():
-            if variables is None:
-                continue
-            for name in code.co_names:
-                value = variables.get(name)
-                places = [(variables, name)] if name in variables else []
-                if isinstance(value, types.ModuleType) and is_users(value.__name__):
-                    places += [(vars(value), inner) for inner in code.co_names if inner in vars(value)]
-                for owner, key in places:
-                    if (id(owner), key) not in seen:
-                        seen.add((id(owner), key))
-                        yield f"the global {key}", owner, key
-
-    def cells(self) -> Iterator[tuple[str, types.CellType]]:
-        """`(description, cell)` of the variables that the functions have in a closure."""
-        for code, variables in self._ran.items():
-            if variables is None or not code.co_freevars:
-                continue
-            functions = [one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType)]
-            for function in functions:
-                for name, cell in zip(code.co_freevars, function.__closure__ or ()):
-                    if name != "__class__":
-                        yield f"the variable {name} around {code.co_name}", cell
-
-
-class Contents:
-    """The Python values behind some names, flattened: `weights['a']`, `config.loss.scale`.
-
-    Attributes:
-        values: name → plain value, or `Identity`.
-        watched: `(container, shallow copy)` of what was looked into; equal as long as nothing has changed.
-        arrays: `(function that returns an array, its bytes)`, likewise.
-    """
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.watched: list[tuple[Any, Any]] = []
-        self.arrays: list[tuple[Callable[[], np.ndarray], bytes]] = []
-        self._seen: set[int] = set()
-        self._num_entries = 0
-
-    def differ(self) -> bool:
-        """Return whether a container or array holds something else than when it was looked into."""
-        try:
-            for container, copied in self.watched:
-                if container != copied:
-                    return True
-        except Exception:  # values that cannot be compared, such as tensors, are not those of before
-            return True
-        return any(read().tobytes() != copied for read, copied in self.arrays)
-
-    def add(self, name: str, value: Any) -> None:
-        """Take in `value`, and what it holds."""
-        if is_plain(value):
-            self.values[name] = value
-        elif isinstance(value, np.generic):
-            self.values[name] = value.item()
-        elif id(value) in self._seen:
-            return
-        elif isinstance(value, np.ndarray) and value.size <= _MOST_IN_ONE and value.dtype != object:
-            self._add_array(name, value, value.view)
-        elif isinstance(value, flow.Tensor) and _is_constant(value):
-            self._add_array(name, value, value.numpy)
-        else:
-            self._add_container(name, value)
-
-    def _add_array(self, name: str, value: Any, read: Callable[[], np.ndarray]) -> None:
-        self._seen.add(id(value))
-        array = read()
-        self.arrays.append((read, array.tobytes()))
-        self.values[name] = (array.shape, str(array.dtype), array.tobytes())
-
-    def _add_container(self, name: str, value: Any) -> None:
-        container = _container_of(value)
-        if container is None or len(container) > min(_MOST_IN_ONE, MOST_ENTRIES - self._num_entries):
-            self.values[name] = Identity(value)
-            return
-        self._seen.add(id(value))
-        self._num_entries += len(container)
-        if not isinstance(value, tuple):
-            copied = dict(container) if isinstance(container, types.MappingProxyType) else container.copy()
-            self.watched.append((container, copied))
-        if isinstance(container, set | frozenset):
-            self.values[name] = frozenset(container)
-        elif isinstance(container, list | tuple | deque):
-            self.values[f"len({name})"] = len(container)
-            for index, item in enumerate(container):
-                self.add(f"{name}[{index}]", item)
-        else:
-            is_object = not isinstance(value, dict)
-            for key, item in list(container.items()):
-                self.add(f"{name}.{key}" if is_object else f"{name}[{key!r}]", item)
-        if _is_object(value):
-            self.add(type(value).__name__, type(value))
-
-
-def _container_of(value: Any) -> Any:
-    """Return what of `value` holds other values, live; None where it is not looked into."""
-    if isinstance(value, dict | list | tuple | set | frozenset | deque):
-        return value
-    if isinstance(value, type):
-        return vars(value) if is_users(value.__module__) else None
-    return vars(value) if _is_object(value) else None
-
-
-def _is_constant(tensor: flow.Tensor) -> bool:
-    """Return whether `tensor`, which a trace has read as it is, can be compared quickly."""
-    is_traced = tensor.is_lazy or tensor.is_global or tensor.requires_grad
-    return not is_traced and not tensor.is_cuda and tensor.numel() <= _MOST_IN_ONE
-
-
-def _is_object(value: Any) -> bool:
-    """Return whether `value` is an instance of a class of the user, or of a library that holds settings."""
-    if isinstance(value, nn.Module | flow.Tensor | type | types.FunctionType | types.ModuleType):
-        return False
-    module = type(value).__module__
-    is_known = module.split(".")[0] in _SETTINGS or is_users(module)
-    return is_known and isinstance(getattr(value, "__dict__", None), dict)
-
-
-def is_users(module: str) -> bool:
-    """Return whether the module of this name is neither Python's, OneFlow's, libai's nor an installed package's."""
-    top = module.split(".")[0]
-    if top in PACKAGES or (top in sys.stdlib_module_names and top != "__main__"):
-        return False
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return not file.startswith(_INSTALLED)
-
-
 #: a value that changes again within this many iterations is not worth another compilation
 STEADY_ITERS = 50
-#: attributes that are compared before every step, at 50 ns each, although writes to them are counted
-_MOST_ATTRIBUTES = 50
 Decision = Literal["compiled", "recompile", "eager"]
 
 
@@ -262,6 +39,7 @@ class Guards:
         reads: the attributes that its forward read.
         optimizer: of a training graph; its settings are guarded, and which parameters need a gradient.
         inputs: settings of parameter groups that are not compiled in.
+        before: the guards of the graph before this one, whose changes are remembered.
     """
 
     def __init__(
@@ -270,24 +48,23 @@ class Guards:
         reads: Reads,
         optimizer: flow.optim.Optimizer | None = None,
         inputs: Sequence[str] = INPUTS,
+        before: Guards | None = None,
     ):
         self._model, self._optimizer, self._inputs = model, optimizer, inputs
         paths = {id(module): path for path, module in model.named_modules()}
-        self._attributes = [
-            (".".join(filter(None, (paths.get(id(module), type(module).__name__), name))), module, name)
-            for module, name in reads.attributes
-        ]
+        self._attributes = []
+        for (module_id, name), module in reads.items():
+            path = paths.get(module_id, type(module).__name__)
+            self._attributes.append((f"{path}.{name}" if path else name, module, name))
         watch_attributes(name for _, _, name in self._attributes)
-        self._variables = list(reads.variables())
-        self._cells = list(reads.cells())
-        self._buffers = [
-            (module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()
-        ]
+        self._variables = list(variables_of(functions_of(model)))
+        self._buffers = buffers_of(model)
+        self._changed_at: dict[str, int] = {} if before is None else before._changed_at
+        self._differs: list[str] = []
+        #: whether none of the values of the last change had changed before
+        self._is_first = True
         self._compiled = self._last_seen = self._now()
         self._count = count_writes()
-        self._changed_at: dict[str, int] = {}
-        self._told: set[str] = set()
-        self._differs: list[str] = []
 
     def decide(self, iteration: int) -> Decision:
         """Return how to run iteration `iteration`: as compiled, compiled again, or eagerly.
@@ -295,28 +72,36 @@ class Guards:
         `differences` describes what made a decision other than "compiled".
         """
         count = count_writes()
-        if count != self._count or not self._inputs or self._has_unseen_change():  # writes to inputs are not counted
+        if count != self._count or self._has_unseen_change():
             self._count = count
             self._compare(iteration)
-        elif not self._differs:
-            return "compiled"
         if not self._differs:
             return "compiled"
-        steady = all(iteration - self._changed_at[name] >= STEADY_ITERS for name in self._differs)
-        return "recompile" if self._is_first or steady else "eager"
+        is_steady = all(iteration - self._changed_at[name] >= STEADY_ITERS for name in self._differs)
+        return "recompile" if self._is_first or is_steady else "eager"
+
+    def differences(self) -> str:
+        """Describe what differs from the compiled values: `scale (1.0, now 0.9)`."""
+        shown = []
+        for name in self._differs[:3]:
+            before, now = self._compiled.get(name, ""), self._last_seen.get(name, "")
+            is_plain = all(len(value) == 2 and isinstance(value[1], SIMPLE) for value in (before, now))
+            shown.append(f"{name} ({before[1]!r}, now {now[1]!r})" if is_plain else name)
+        more = len(self._differs) - len(shown)
+        return ", ".join(shown) + (f" and {more} more" if more else "")
 
     def _has_unseen_change(self) -> bool:
         """Return whether something has changed whose writes are not counted."""
-        for owner, key, value in self._known_variables:
-            if owner.get(key) is not value:
+        for read, value in self._unseen:
+            if read() is not value:
                 return True
-        for cell, value in self._known_cells:
-            if cell_value(cell) is not value:
-                return True
-        return self._contents.differ()
+        try:
+            return any(read() != contents for read, contents in self._watched)
+        except Exception:  # values that cannot be compared, such as tensors, are not those of before
+            return True
 
     def _compare(self, iteration: int) -> None:
-        self._keep_buffers()
+        keep_buffers(self._buffers)
         now = self._now()
         changed = _differing(self._last_seen, now)
         if changed:
@@ -325,99 +110,50 @@ class Guards:
         self._differs = _differing(self._compiled, now)
         self._last_seen = now
 
-    #: whether none of the values of the last change had changed before
-    _is_first = True
-
-    def adopt_history(self, old: Guards) -> None:
-        """Remember the changes that the guards of the graph before this one have seen."""
-        self._changed_at = old._changed_at
-        self._told = old._told
-
-    def is_new(self) -> bool:
-        """Return whether this is the first call for what differs now, so that it is told once."""
-        name = self._differs[0]
-        if name in self._told:
-            return False
-        self._told.add(name)
-        return True
-
-    def differences(self) -> str:
-        """Describe what differs from the compiled values: `scale (1.0, now 0.9)`."""
-        shown = [
-            f"{name} ({self._compiled.get(name)!r}, now {self._last_seen.get(name)!r})" for name in self._differs[:3]
-        ]
-        more = len(self._differs) - len(shown)
-        return ", ".join(shown) + (f" and {more} more" if more else "")
-
-    def _keep_buffers(self) -> None:
-        """Give a buffer that was replaced by another tensor its value instead: the graph knows the old one."""
-        for module, name, buffer in self._buffers:
-            now = module._buffers.get(name)
-            if now is buffer or now is None or buffer is None or tuple(now.shape) != tuple(buffer.shape):
-                continue
-            with flow.no_grad():
-                buffer.copy_(like_parameter(now, buffer))
-            module._buffers[name] = buffer
-
     def _now(self) -> dict[str, Any]:
-        self._contents = contents = Contents()
+        """Return the fingerprints of all guarded values; collect what must be compared before every step."""
+        self._watched: Watched = []
+        self._unseen: list[tuple[Callable[[], Any], Any]] = []
+        self._held = []  # the identity of an object that is gone would be given to another one
+        values: dict[str, Any] = {}
         for path, module, name in self._attributes:
-            contents.add(path, getattr(module, name, None))
-        self._known_variables = [(owner, key, owner.get(key)) for _, owner, key in self._variables]
-        for description, owner, key in self._variables:
-            contents.add(description, owner.get(key))
-        self._known_variables += self._attributes_of_user()
-        self._known_cells = [(cell, cell_value(cell)) for _, cell in self._cells]
-        for description, cell in self._cells:
-            contents.add(description, cell_value(cell))
+            value = getattr(module, name, None)
+            values[path] = fingerprint(value, self._watched)
+            self._held.append(value)
+            if name not in vars(module) and not callable(value):
+                of_class = functools.partial(getattr, type(module), name, None)
+                self._unseen.append((of_class, of_class()))
+        for description, read, _ in self._variables:
+            value = read()
+            if not callable(value):
+                values[description] = fingerprint(value, self._watched)
+                self._unseen.append((read, value))
         for path, module in self._model.named_modules():
-            self._add_code(path, module)
-        values = contents.values
+            if hooks_of(module):
+                values[f"the forward hooks of {path or type(module).__name__}"] = tuple(map(id, hooks_of(module)))
         for name, tensor in named_tensors(self._model):
-            values[name] = Identity(tensor)
-            values[f"the data of {name}"] = count_new_data(tensor)
+            values[name] = (id(tensor), count_new_data(tensor), "tensor")
             if self._optimizer is not None:
-                values[f"{name}.requires_grad"] = tensor.requires_grad
+                values[f"{name}.requires_grad"] = fingerprint(tensor.requires_grad)
         if self._optimizer is not None:
-            self._add_groups(self._optimizer.param_groups)
+            self._add_groups(self._optimizer.param_groups, values)
         return values
 
-    def _attributes_of_user(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """Attributes that may be written past `__setattr__`; some, for `training` is read of every module."""
-        chosen = [(vars(module), name) for _, module, name in self._attributes if is_users(type(module).__module__)]
-        return [(owner, name, owner.get(name)) for owner, name in chosen[:_MOST_ATTRIBUTES]]
-
-    def _add_code(self, path: str, module: nn.Module) -> None:
-        """Add what a call of `module` runs: its class, a forward of its own, its hooks."""
-        contents, label = self._contents, path or type(module).__name__
-        for cls in type(module).__mro__:
-            contents.add(cls.__name__, cls)
-        contents.values[f"the class of {label}"] = Identity(type(module))
-        for name, value in vars(module).items():  # it may hide a method
-            if callable(value):
-                contents.values[f"{label}.{name}"] = Identity(value)
-        hooks = tuple(Identity(hook) for hook in hooks_of(module))
-        contents.values[f"the forward hooks of {label}"] = hooks
-
-    def _add_groups(self, groups: list[Any]) -> None:
-        values = self._contents.values
+    def _add_groups(self, groups: list[Any], values: dict[str, Any]) -> None:
+        self._watched.append((groups.copy, groups.copy()))
         for index, group in enumerate(groups):
             for key, value in group._options.items():
-                if key not in self._inputs and is_plain(value):
-                    values[f'param_groups[{index}]["{key}"]'] = value
-            values[f"the parameters of param_groups[{index}]"] = tuple(map(Identity, group.parameters))
-        for live in (groups, *(group._parameters for group in groups)):
-            self._contents.watched.append((live, list(live)))
+                if key not in self._inputs:
+                    values[f'param_groups[{index}]["{key}"]'] = fingerprint(value)
+            parameters = group._parameters
+            values[f"the parameters of param_groups[{index}]"] = [id(parameter) for parameter in parameters]
+            self._watched.append((parameters.copy, parameters.copy()))
+            if "lr" not in self._inputs:  # writes to it are not counted
+                self._watched.append((group._options.copy, group._options.copy()))
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    names = dict.fromkeys([*before, *now])
-    return [name for name in names if name not in before or name not in now or not _same(before[name], now[name])]
-
-
-def _same(one: Any, other: Any) -> bool:
-    # 1 and True are equal, and not the same to a forward; a NaN is not equal to itself
-    return one is other or (type(one) is type(other) and one == other)
+    return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
 
 def refuse_own_update(optimizer: flow.optim.Optimizer) -> None:

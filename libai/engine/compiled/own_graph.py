@@ -7,40 +7,44 @@ hooks, metrics, evaluation, checkpoints, switching. docs/model_and_data.md has a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
 from libai.engine.compiled.build_errors import explain_build_error
-from libai.engine.compiled.guards import Guards, Reads
-from libai.engine.compiled.tracing import tracing
+from libai.engine.compiled.guards import Guards
+from libai.engine.compiled.tracing import Reads, tracing
 from libai.engine.metrics import StepResult
+from libai.engine.options import TrainOptions
 from libai.parallel.batch_statistics import count_batches
 from libai.patches.compiled_graph import garbage_kept
 from libai.patches.launch_race import protect_graph_launches
 from libai.patches.wrapping import replaced
 from libai.utils.errors import UserError
 
+#: options that only the trainer's own graph can honour
+_REFUSED = (
+    "num_accumulation_steps",
+    "max_grad_norm",
+    "max_grad_value",
+    "amp",
+    "activation_checkpoint",
+    "zero_stage",
+)
 #: `train_graph(model, optimizer)` returns a graph whose call `graph(**batch)` makes one update and returns the losses
 MakeGraph = Callable[[nn.Module, flow.optim.Optimizer], nn.Graph]
 
 
 def refuse_options(trainer: Any) -> None:
     """Raise `UserError` for options that only the trainer's own graph can honour."""
-    options = trainer.options
-    asked = {
-        "num_accumulation_steps": options.num_accumulation_steps > 1,
-        "max_grad_norm": options.max_grad_norm is not None,
-        "max_grad_value": options.max_grad_value is not None,
-        "amp": options.amp is not None,
-        "activation_checkpoint": options.activation_checkpoint,
-        "zero_stage": options.zero_stage > 0,
-        "a mesh with pipeline stages": trainer.mesh.pipeline > 1,
-        "lr_scheduler": trainer.lr_scheduler is not None,
-    }
-    names = [name for name, is_asked in asked.items() if is_asked]
+    default = TrainOptions()
+    names = [name for name in _REFUSED if getattr(trainer.options, name) != getattr(default, name)]
+    if trainer.mesh.pipeline > 1:
+        names.append("a mesh with pipeline stages")
+    if trainer.lr_scheduler is not None:
+        names.append("lr_scheduler")
     if names:
         raise UserError(
             f"GraphTrainer with a train_graph of your own cannot honour {', '.join(names)}: the graph makes the "
@@ -51,12 +55,7 @@ def refuse_options(trainer: Any) -> None:
 
 
 class OwnGraph:
-    """The compiled step of a `GraphTrainer` with a graph of the user's own.
-
-    Args:
-        trainer: kept by the caller; not stored.
-        make: see `MakeGraph`.
-    """
+    """The compiled step of a `GraphTrainer` with a graph of the user's own, made by `make` (see `MakeGraph`)."""
 
     def __init__(self, make: MakeGraph):
         self._make = make
@@ -66,10 +65,10 @@ class OwnGraph:
     def update(self, trainer: Any, micro_batches: Sequence[Any]) -> StepResult:
         """Make one update. Raises `UserError` for a batch of another shape than the compiled one."""
         batch = trainer.to_device(micro_batches[0])
+        if trainer.graph is not None:
+            self._follow_changes(trainer)
         if trainer.graph is None:
             self.compile(trainer, batch)
-        else:
-            self._follow_changes(trainer, batch)
         shapes = _shapes(batch)
         if shapes != self._shapes:
             raise UserError(
@@ -77,70 +76,61 @@ class OwnGraph:
                 f"compiled for {self._shapes}. Let the loader drop the last, smaller batch, or leave train_graph out: "
                 "the trainer's own graph updates on such batches op by op."
             )
-        result = trainer._as_result(self._call(trainer.graph, batch))
+        with protect_graph_launches():
+            outputs = trainer.graph(**batch)
+        result = trainer._as_result(outputs)
         count_batches(trainer._batch_norms, 1)
         trainer.optimizer._state["step"] += 1  # the graph counts for itself; this is the count the host sees
         trainer.finish_update()
         return result
 
-    def compile(self, trainer: Any, batch: Mapping[str, flow.Tensor]) -> None:
+    def compile(self, trainer: Any, batch: dict[str, flow.Tensor]) -> None:
         """Make the graph and compile it for the shapes of `batch`, without an update."""
         start = time.perf_counter()
         graph = self._make(trainer.model, trainer.optimizer)
         if not isinstance(graph, nn.Graph):
             raise UserError(f"train_graph returned a {type(graph).__name__}, not an nn.Graph.")
-        blocks = [(name, block) for name, block in graph._blocks.items() if block.to(nn.Module) is trainer.model]
-        if not blocks:
+        names = [name for name, block in graph._blocks.items() if block.to(nn.Module) is trainer.model]
+        if not names:
             raise UserError(
                 f"{type(graph).__name__} has no attribute that is the trainer's model; in its constructor write "
                 "`self.model = model` for the model that train_graph was called with."
             )
-        (name, proxy), reads = blocks[0], Reads()
+        reads: Reads = {}
+        plain = graph.build
+
+        def build(**inputs: Any) -> Any:
+            with tracing(graph._blocks[names[0]], reads):
+                return plain(**inputs)
+
         state = trainer.optimizer_state
-        state.prefix = name
+        state.prefix = names[0]
         state.give_to(graph)
         trainer.clear_gradients()
         try:
-            with garbage_kept(), replaced((graph, "build", _traced(graph.build, proxy, reads))):
+            with garbage_kept(), replaced((graph, "build", build)):
                 graph._compile(**batch)
         except Exception as error:
             raise explain_build_error(error, trainer.model) from error
         self._shapes = _shapes(batch)
-        self._guards = Guards(trainer.model, reads, trainer.optimizer, inputs=())
+        self._guards = Guards(trainer.model, reads, trainer.optimizer, inputs=(), before=self._guards)
         trainer.graph = graph
         state.keep_in(graph)
         graph.__dict__["build_seconds"] = time.perf_counter() - start
 
-    def _follow_changes(self, trainer: Any, batch: Mapping[str, flow.Tensor]) -> None:
+    def _follow_changes(self, trainer: Any) -> None:
+        """Forget the graph if what was compiled in has changed."""
         assert self._guards is not None
-        decision, guards = self._guards.decide(trainer.iter), self._guards
+        decision = self._guards.decide(trainer.iter)
         if decision == "eager":
             raise UserError(
-                f"{guards.differences()} changes again and again, and a graph of your own is compiled for one value. "
-                "Leave it as it is, put it into a buffer, or leave train_graph out."
+                f"{self._guards.differences()} changes again and again, and a graph of your own is compiled for one "
+                "value. Leave it as it is, put it into a buffer, or leave train_graph out."
             )
         if decision == "recompile":
-            trainer._tell_of_compiling_again(guards.differences())
+            trainer._tell_of_compiling_again(self._guards.differences())
             trainer._forget_graph()
-            self.compile(trainer, batch)
-            self._guards.adopt_history(guards)
-
-    def _call(self, graph: Any, batch: Mapping[str, flow.Tensor]) -> Any:
-        if protect_graph_launches.is_done:
-            return graph(**batch)
-        with protect_graph_launches():
-            return graph(**batch)
 
 
-def _traced(build: Callable[..., Any], proxy: Any, reads: Reads) -> Callable[..., Any]:
-    """Return `build` with the repairs that libai's own graphs are traced with, for that call alone."""
-
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        with tracing(proxy, reads):
-            return build(*args, **kwargs)
-
-    return traced
-
-
-def _shapes(batch: Mapping[str, flow.Tensor]) -> dict[str, tuple[int, ...]]:
+def _shapes(batch: dict[str, flow.Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in batch.items()}

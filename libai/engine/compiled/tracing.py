@@ -23,9 +23,11 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict, ProxyParameterList, ProxyTensor
 
-from libai.engine.compiled.guards import Reads
 from libai.forward.python_state import hooks_of
 from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
+
+#: attributes that a forward has read while it was traced: `(id of the module, name)` → the module
+Reads = dict[tuple[int, str], nn.Module]
 
 
 @contextlib.contextmanager
@@ -46,7 +48,6 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
         get_missing = functools.partialmethod(_get_missing, reads)
         own = ((ProxyModule, "__setattr__", set_attribute), (ProxyModule, "__getattr__", get_missing))
         stack.enter_context(replaced(*own, *_REPLACEMENTS))
-        stack.enter_context(reads.following(proxy.to(nn.Module)))
         yield
 
 
@@ -94,10 +95,14 @@ _get_plainly, _set_plainly = ProxyModule.__getattr__, ProxyModule.__setattr__
 
 
 def _get_missing(self: Any, reads: Reads, name: str) -> Any:
-    """Whatever the stand-in does not hold itself is an attribute of its module."""
-    value = _get_plainly(self, name)
-    reads.add(self.to(nn.Module), name, value)
-    return value
+    """Whatever the stand-in does not hold itself is an attribute of its module; a property reads the stand-in."""
+    module = self.to(nn.Module)
+    described = getattr(type(module), name, None)
+    if isinstance(described, property):
+        return described.fget(self)  # type: ignore[misc]
+    if not any(name in held for held in (module._parameters, module._buffers, module._modules)):
+        reads[id(module), name] = module
+    return _get_plainly(self, name)
 
 
 def _set_attribute(self: Any, standing_for: dict[nn.Module, list[Any]], name: str, value: Any) -> None:

@@ -31,9 +31,9 @@ from libai.forward.python_state import (
     cannot_go_back,
     copy_of_iterator,
     hooks_of,
-    is_users_code,
     is_users_frame,
     plain_attributes,
+    variables_of,
 )
 from libai.utils.distributed import barrier
 from libai.utils.seeding import generators_kept
@@ -60,6 +60,7 @@ class PythonKept:
     def __init__(self, roots: Iterable[Any]):
         self.iterators: list[str] = []
         self._put_back: list[Callable[[], None]] = []
+        self._functions: set[Any] = set()
         self._seen: dict[int, Any] = {}  # holds the objects, whose ids would be given to others
         self._random = random.getstate(), np.random.get_state(legacy=True)
         for root in roots:
@@ -114,26 +115,15 @@ class PythonKept:
                     value, functools.partial(setattr, cls, name), f"the class attribute {cls.__name__}.{name}"
                 )
 
-    def _keep_function(self, function: types.FunctionType) -> None:
+    def _keep_function(self, function: Any) -> None:
         """Keep the globals, closure and defaults of a function of the user's, and those of functions in them."""
-        code = function.__code__
-        if id(function) in self._seen or not is_users_code(code, function.__module__ or ""):
-            return
-        self._seen[id(function)] = function
-        variables = function.__globals__
-        for name in code.co_names:
-            value = variables.get(name)
-            if isinstance(value, types.FunctionType):
-                self._keep_function(value)
-            elif name in variables and not callable(value) and not isinstance(value, types.ModuleType):
-                where = f"the global {name} of {code.co_filename}"
-                self._keep_slot(value, functools.partial(variables.__setitem__, name), where)
-        for name, cell in zip(code.co_freevars, function.__closure__ or ()):
-            if name != "__class__" and cell != types.CellType():  # nothing has been assigned to an empty one
-                where = f"the variable {name} around {code.co_filename}:{code.co_firstlineno}"
-                self._keep_slot(cell.cell_contents, functools.partial(setattr, cell, "cell_contents"), where)
-        for value in (function.__defaults__, function.__kwdefaults__):
-            self._keep(value, code.co_name, 0)
+        known = set(self._functions)
+        for name, read, assign in variables_of([function], self._functions):
+            if not isinstance(read(), types.FunctionType | type):
+                self._keep_slot(read(), assign, name)
+        for one in self._functions - known:
+            for value in (one.__defaults__, one.__kwdefaults__):
+                self._keep(value, one.__qualname__, 0)
 
     def _keep_names(
         self,

@@ -15,7 +15,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.compiled.buffers import refuse_changed_parameters, same_buffers, write_buffers
-from libai.engine.compiled.build_errors import GraphBuildError, explain_build_error, without_oneflow_error_lines
+from libai.engine.compiled.build_errors import GraphBuildError, explain_build_error
 from libai.engine.compiled.graphs import EvalGraph, StepInputs, TrainGraph
 from libai.engine.compiled.guards import Guards, refuse_own_update
 from libai.engine.compiled.own_graph import MakeGraph, OwnGraph, refuse_options
@@ -332,8 +332,7 @@ class GraphTrainer(ModelTrainer):
         self.clear_gradients()
         failure: Exception | None = None
         try:
-            with without_oneflow_error_lines(), python_kept(self.model):
-                graph.build_graph(**inputs)
+            graph.build_graph(**inputs)
         except Exception as error:
             failure = error
         self.clear_gradients()

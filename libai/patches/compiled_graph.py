@@ -47,6 +47,9 @@ class CompiledGraph(nn.Graph):
         with garbage_kept():
             return super().build_graph(*args, **kwargs)
 
+    def _Graph__print(self, *_: Any) -> None:
+        """Print nothing: what OneFlow prints of a failure it also raises."""
+
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
         """OneFlow has completed the job, and plans it next."""
         self.edit_job(out2name)

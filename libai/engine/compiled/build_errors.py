@@ -1,13 +1,9 @@
-"""Why a model could not be compiled, in the user's terms: their line, what it did, and the usual remedy."""
+"""Errors of models that cannot be compiled or run, in the user's terms: their line, what it did, the usual remedy."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
-import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +68,9 @@ def explain_build_error(error: Exception, model: Any) -> UserError:
     """Return what to raise in place of what OneFlow raised while `model` was traced; a `UserError` stays what it is."""
     if isinstance(error, UserError):
         return error
-    remedy = _remedy(error)
     return GraphBuildError(
         f"{type(model).__name__} could not be compiled into a graph: {first_line(error)} ({type(error).__name__})."
-        f"{_where(error)}{f' There {remedy}.' if remedy else ''} Run with graph.enabled=false to debug it op by op, or "
+        f"{_where(error)}{_remedy(error)} Run with graph.enabled=false to debug it op by op, or "
         "set graph.on_build_error=eager to train in eager mode."
     )
 
@@ -84,20 +79,17 @@ def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool
     """Raise a `UserError` when an eager forward of `model` on `batch`, a dict of tensors, failed; return to leave it.
 
     In the first forward, what OneFlow refuses means that model and data do not fit each other. What the user's own code
-    raises, and everything later, keeps its traceback.
+    raises, and everything later except a meeting of pipeline stages, keeps its traceback.
     """
-    if isinstance(error, UserError):
+    is_explained = is_first and _is_from_oneflow(error) or re.search(_PLACEMENTS, str(error))
+    if isinstance(error, UserError) or not is_explained:
         return
     name = type(model).__name__
-    if re.search(_PLACEMENTS, str(error)):
-        raise UserError(f"{name} does not fit its plan.{_where(error)} There {_MEETS_TWO_STAGES}.") from error
-    if not is_first or not _is_from_oneflow(error):
-        return
-    doubles = [key for key, value in batch.items() if value.dtype is flow.float64]
     remedy = _remedy(error)
-    if remedy is not None:
-        raise UserError(f"{name}.forward failed: {first_line(error)}.{_where(error)} There {remedy}.") from error
+    if remedy:
+        raise UserError(f"{name}.forward failed: {first_line(error)}.{_where(error)}{remedy}") from error
     inputs = {key: f"{tuple(value.shape)} {value.dtype}".replace("oneflow.", "") for key, value in batch.items()}
+    doubles = [key for key, value in batch.items() if value.dtype is flow.float64]
     change = "Make the sizes and arguments of `model` fit what the dataset gives, or the other way round"
     if doubles:
         change = f"Give {doubles} as float32: astype('float32') in the dataset"
@@ -107,29 +99,17 @@ def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool
     ) from error
 
 
-def _remedy(error: Exception) -> str | None:
-    return next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), None)
+def _remedy(error: Exception) -> str:
+    """Return a sentence on what the line did and what to write instead; empty if unknown."""
+    return next((f" There {text}." for pattern, text in _REMEDIES if re.search(pattern, str(error))), "")
 
 
 def _is_from_oneflow(error: Exception) -> bool:
-    """True when OneFlow raised `error`, in C++ or in its Python code, and not the user's own code."""
+    """Return whether OneFlow raised `error`, in C++ or in its Python code, and not the user's own code."""
     if "\x1b[" in str(error) or "oneflow.ErrorProto" in str(error):
         return True
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and _OWN_FOLDERS[0] in Path(frames[-1].filename).parents
-
-
-@contextlib.contextmanager
-def without_oneflow_error_lines() -> Iterator[None]:
-    """Keep OneFlow's own `[ERROR](GRAPH:...)` lines off standard output; what the user's forward prints stays."""
-    captured = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(captured):
-            yield
-    finally:
-        for line in captured.getvalue().splitlines():
-            if not line.startswith("[ERROR]("):
-                print(line, file=sys.stdout)
 
 
 def _where(error: Exception) -> str:

@@ -59,23 +59,15 @@ class OwnGraph:
 
     def __init__(self, make: MakeGraph):
         self._make = make
-        self._shapes: dict[str, Any] = {}
         self._guards: Guards | None = None
 
     def update(self, trainer: Any, micro_batches: Sequence[Any]) -> StepResult:
-        """Make one update. Raises `UserError` for a batch of another shape than the compiled one."""
+        """Make one update. OneFlow raises for a batch of another shape than the compiled one."""
         batch = trainer.to_device(micro_batches[0])
         if trainer.graph is not None:
             self._follow_changes(trainer)
         if trainer.graph is None:
             self.compile(trainer, batch)
-        shapes = _shapes(batch)
-        if shapes != self._shapes:
-            raise UserError(
-                f"iteration {trainer.iter + 1} has a batch of the shapes {shapes}, and the graph of your own was "
-                f"compiled for {self._shapes}. Let the loader drop the last, smaller batch, or leave train_graph out: "
-                "the trainer's own graph updates on such batches op by op."
-            )
         with protect_graph_launches():
             outputs = trainer.graph(**batch)
         result = trainer._as_result(outputs)
@@ -112,7 +104,6 @@ class OwnGraph:
                 graph._compile(**batch)
         except Exception as error:
             raise explain_build_error(error, trainer.model) from error
-        self._shapes = _shapes(batch)
         self._guards = Guards(trainer.model, reads, trainer.optimizer, inputs=(), before=self._guards)
         trainer.graph = graph
         state.keep_in(graph)
@@ -130,7 +121,3 @@ class OwnGraph:
         if decision == "recompile":
             trainer._tell_of_compiling_again(self._guards.differences())
             trainer._forget_graph()
-
-
-def _shapes(batch: dict[str, flow.Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in batch.items()}

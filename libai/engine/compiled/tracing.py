@@ -43,7 +43,8 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
             standing_for.setdefault(one.to(nn.Module), []).append(one)
         for module in proxy.to(nn.Module).modules():
             if hooks_of(module):
-                stack.enter_context(_hooks_in_forward(module))
+                wrap_forward(module, _run_with_hooks)
+                stack.callback(unwrap_forward, module)
         set_attribute = functools.partialmethod(_set_attribute, standing_for)
         get_missing = functools.partialmethod(_get_missing, reads)
         own = ((ProxyModule, "__setattr__", set_attribute), (ProxyModule, "__getattr__", get_missing))
@@ -54,37 +55,29 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- hooks
 
 
-@contextlib.contextmanager
-def _hooks_in_forward(module: nn.Module) -> Iterator[None]:
-    """Let the forward of `module` run its hooks, which `nn.Module.__call__` does outside of graphs.
+def _run_with_hooks(self: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the forward of a stand-in with its module's hooks, as `nn.Module.__call__` does outside of graphs.
 
     A hook that holds a parameter or module in a closure uses the original, which has no gradient in a trace; the
     rehearsal refuses such a run.
     """
-
-    def run_hooks(proxy: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for hook in module._forward_pre_hooks.values():
-            changed = hook(proxy, args)
-            if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-        result = forward(proxy, *args, **kwargs)
-        for hook in module._forward_hooks.values():
-            changed = hook(proxy, args, result)
-            result = result if changed is None else changed
-        return result
-
-    wrap_forward(module, run_hooks)
-    try:
-        yield
-    finally:
-        unwrap_forward(module)
+    module = self.to(nn.Module)
+    for hook in module._forward_pre_hooks.values():
+        changed = hook(self, args)
+        if changed is not None:
+            args = changed if isinstance(changed, tuple) else (changed,)
+    result = forward(self, *args, **kwargs)
+    for hook in module._forward_hooks.values():
+        changed = hook(self, args, result)
+        result = result if changed is None else changed
+    return result
 
 
 # ------------------------------------------------------------------------------------------------- stand-ins
 
 
 def _get_attribute(self: Any, name: str) -> Any:
-    """The class of what it stands for, when asked for it: `isinstance` and `super()` ask."""
+    """Return the class of the module that it stands for when asked for it: `isinstance` and `super()` ask."""
     if name == "__class__":
         origin = object.__getattribute__(self, "__dict__").get("_oneflow_internal_origin__")
         return type(self) if origin is None else type(origin)
@@ -95,7 +88,7 @@ _get_plainly, _set_plainly = ProxyModule.__getattr__, ProxyModule.__setattr__
 
 
 def _get_missing(self: Any, reads: Reads, name: str) -> Any:
-    """Whatever the stand-in does not hold itself is an attribute of its module; a property reads the stand-in."""
+    """Return and note an attribute of the module that `self` stands for; a property reads `self`."""
     module = self.to(nn.Module)
     described = getattr(type(module), name, None)
     if isinstance(described, property):
@@ -106,7 +99,7 @@ def _get_missing(self: Any, reads: Reads, name: str) -> Any:
 
 
 def _set_attribute(self: Any, standing_for: dict[nn.Module, list[Any]], name: str, value: Any) -> None:
-    """A buffer that is given another tensor has it for whoever stands for the same module."""
+    """Give a buffer that is assigned another tensor the same value in all stand-ins of its module."""
     if not isinstance(value, flow.Tensor) or name not in self.__dict__.get("_buffers", ()):
         return _set_plainly(self, name, value)
     builder = LazyBuilder()
@@ -119,13 +112,13 @@ _try_build = ProxyTensor.try_build
 
 
 def _build_with_gradient(self: Any) -> None:
-    """A parameter that is first read under `no_grad` would have no gradient anywhere."""
+    """Keep the gradient of a parameter that is first read under `no_grad`; it would have none anywhere."""
     with flow.enable_grad():
         _try_build(self)
 
 
 def _lazy(owner: Any, kind: str, name: str) -> flow.Tensor:
-    """The traced value of a parameter or buffer of the module that `owner` stands for."""
+    """Return the traced value of a parameter or buffer of the module that `owner` stands for."""
     return owner._get_from_states(name, kind)
 
 
@@ -148,7 +141,7 @@ def _tensors(kind: str) -> Callable[..., Iterator[flow.Tensor]]:
 
 
 def walk(proxy: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every stand-in under `proxy`, itself included, by dotted name."""
+    """Yield every stand-in under `proxy`, itself included, with its dotted name."""
     yield path, proxy
     for name, child in proxy.__dict__["_modules"].items():
         yield from walk(child, f"{path}.{name}" if path else name)
@@ -164,7 +157,7 @@ _copy, _zero, _data, _detach = (vars(flow.Tensor)[name] for name in ("copy_", "z
 
 
 def _copy_lazily(self: flow.Tensor, other: Any) -> flow.Tensor:
-    """OneFlow would write the variable when the step is over, and continue with its old value."""
+    """Change the traced value; OneFlow would write the variable after the step and continue with its old value."""
     if not self.is_lazy or not isinstance(other, flow.Tensor):
         return _copy(self, other)
     value = other.detach().to(self.dtype)
@@ -177,25 +170,27 @@ def _zero_lazily(self: flow.Tensor) -> flow.Tensor:
 
 
 def _get_data(self: flow.Tensor) -> flow.Tensor:
-    """A tensor without gradient is its own data: what is done to one is done to the other."""
+    """Return the tensor itself if it has no gradient: what is done to one is done to the other."""
     return self if self.is_lazy and not self.requires_grad else _data.__get__(self)
 
 
 def _detach_lazily(self: flow.Tensor) -> flow.Tensor:
     if not self.is_lazy:
         return _detach(self)
+    if not self.requires_grad:
+        return self  # what is done to one is done to the other
+    detached = _detach(self)
     # an operation must not read a tensor and the same one detached: see `_reading_twice`
-    return flow._C.identity(_detach(self)) if self.requires_grad and self.is_global else _detached(self)
-
-
-def _detached(self: flow.Tensor) -> flow.Tensor:
-    return _detach(self) if self.requires_grad else self
+    return flow._C.identity(detached) if self.is_global else detached
 
 
 @functools.cache  # one for all names of an operation, by which those who replace it too find them all
 def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """`operation` of two tensors, which are not one. OneFlow 0.9.0 may choose two layouts for what it reads, and ends
-    the process when both are of the same tensor (`op_graph.cpp:150] Check failed`)."""
+    """Return `operation` with a copy in place of a second argument that is the first one.
+
+    OneFlow 0.9.0 may choose two layouts for the arguments, and ends the process when both are of the same tensor
+    (`op_graph.cpp:150] Check failed`).
+    """
 
     @functools.wraps(operation)
     def distinct(one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,10 +199,6 @@ def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
         return operation(one, other, *args, **kwargs)
 
     return distinct
-
-
-def _set_data(self: flow.Tensor, value: flow.Tensor) -> None:
-    _data.__set__(self, value)
 
 
 _PRODUCTS = ("mul", "multiply", "div", "matmul", "bmm", "dot", "mm", "pow")
@@ -228,7 +219,7 @@ _REPLACEMENTS: Sequence[tuple[Any, str, Any]] = (
     (ProxyParameterDict, "items", lambda self: list(zip(self.__dict__["_parameters"], _values(self)))),
     (flow.Tensor, "copy_", _copy_lazily),
     (flow.Tensor, "zero_", _zero_lazily),
-    (flow.Tensor, "data", property(_get_data, _set_data)),
+    (flow.Tensor, "data", property(_get_data, _data.__set__)),
     (flow.Tensor, "detach", _detach_lazily),
     *((owner, name, _reading_twice(vars(owner)[name])) for owner, name in _OF_TWO if name in vars(owner)),
 )

@@ -53,8 +53,6 @@ class Gradients:
         self.evaluated: tuple[str, int] | None = None
         #: what the loss is multiplied by before the backward pass
         self.loss_scale: float | None = None
-        #: whether the next forward is the first one, whose operations are counted
-        self._is_first = True
         self._checked_keys: tuple[str, ...] = ()
         # without a cycle the trainer, its graph and the memory of both go when the last user lets go of it
         self._trainer: Any = weakref.proxy(trainer)
@@ -103,9 +101,6 @@ class Gradients:
         model, layout = self.model, self._trainer.layout
         scales, shares = self._scales(batches)
         losses, metrics = [], []
-        is_first, self._is_first = self._is_first, False
-        if is_first:
-            forward = self._trainer.loop.flops.watching(forward)
         needs_scope = self.draws_randomness or layout.is_global
         written = self.facts.written
         for micro, (batch, scale) in enumerate(zip(batches, scales)):

@@ -95,6 +95,8 @@ class GraphTrainer(ModelTrainer):
 
     def _begin_mode(self, auto_parallel: bool = False, train_graph: MakeGraph | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""
+        #: this rank may run a forward that not every rank runs
+        self._runs_alone = self.mesh.is_single
         self._own_graph = None if train_graph is None else OwnGraph(train_graph)
         if self._own_graph is not None:
             refuse_options(self)
@@ -175,19 +177,12 @@ class GraphTrainer(ModelTrainer):
         Values that nobody has looked up so far are looked up once by an eager forward, whose effects are put back.
         """
         gradients = self.gradients
-        watching = gradients.index_check.watch(batches, gradients.describe_batch)
+        watching = gradients.index_check.watch(batches, gradients.describe_batch, self._runs_alone)
         if watching is NOTHING:
-            return
-        if not self._may_run_alone():
-            gradients.index_check.compare(batches, gradients.describe_batch)
             return
         with forward_rolled_back(self.model), watching, flow.no_grad():
             for micro, batch in enumerate(batches):
                 gradients.forward_eagerly(gradients.to_device(batch), micro)
-
-    def _may_run_alone(self) -> bool:
-        """Return whether this rank may run a forward that not every rank runs; the first one is run by all."""
-        return self.mesh.is_single or not self.gradients.index_check.has_watched
 
     def _keeps_guards(self, batches: Sequence[dict[str, Any]]) -> bool:
         """Return whether the graph may make this update: what was compiled in still holds, or is compiled again."""
@@ -308,7 +303,6 @@ class GraphTrainer(ModelTrainer):
             recomputed_blocks=self._recomputed_blocks(),
             auto_parallel=self._auto_parallel,
             buffers=self.gradients.facts.buffers,
-            flops=self.loop.flops,
             # not the bound method: a graph that holds its trainer would keep all of it alive
             random_scope=functools.partial(random_context, data_rank=self.mesh.data_rank) if self._takes_key else None,
         )
@@ -378,12 +372,10 @@ class GraphTrainer(ModelTrainer):
 
     def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
         """See `ModelTrainer._watch_indices`. A batch with values that nobody has looked up is evaluated eagerly."""
-        watching = super()._watch_indices(batches)
-        self._evaluates_eagerly = watching is not NOTHING and self._may_run_alone()
-        if watching is NOTHING or self._evaluates_eagerly:
-            return watching
-        self.gradients.index_check.compare(batches, self.gradients.describe_batch)
-        return NOTHING
+        gradients = self.gradients
+        watching = gradients.index_check.watch(batches, gradients.describe_batch, self._runs_alone)
+        self._evaluates_eagerly = watching is not NOTHING
+        return watching
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `ModelTrainer.collect`; with fp16 also `train/loss_scale`."""

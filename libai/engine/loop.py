@@ -19,7 +19,6 @@ from libai.engine.data_feed import DataFeed
 from libai.engine.events.storage import EventStorage
 from libai.engine.hook_base import HOOK_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
 from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics, StepResult
-from libai.forward.flops import FlopCounter
 from libai.launch.stop import STOP, Agreement
 from libai.patches.threads import quick_thread_switches
 from libai.utils.atomic import is_full_disk
@@ -86,7 +85,7 @@ class LoopState:
         failure: what `train` raised, when it failed.
         is_mode_final: false while the mode may still change, so that hooks are not judged when they are registered.
         events: state of the `EventStorage` from a checkpoint, until training begins.
-        flops: of the first forward.
+        flops_per_sample: floating-point operations of an update, known once it was rehearsed.
         generation: how often the state was replaced by anything but an update; an older copy of it cannot be put back.
         unfinished_hook: the key of the first hook whose `after_step` was cut short or did not begin.
         stop_of_main: why a hook that only the main rank has wants to stop.
@@ -107,7 +106,7 @@ class LoopState:
         self.events: Mapping[str, Any] | None = None
         self.unfinished_hook: str | None = None
         self.stop_of_main: StopTraining | None = None
-        self.flops = FlopCounter()
+        self.flops_per_sample: float | None = None
         self.generation = 0
 
     def call_hooks(self, point: str, *arguments: Any) -> None:

@@ -1,13 +1,13 @@
 """Indices that are out of range: token ids for an embedding, labels for a cross entropy. Found before they are used.
 
 OneFlow 0.9 gives zeros for an id that is too large, ends the process for a negative one, and reads whatever lies
-behind the logits for a label. So every integer input is compared on the host with what has been looked up before. A
-batch with a value beyond all earlier ones runs eagerly with the lookup functions replaced by ones that read their
-indices and compare them with the table; after a few iterations there is hardly such a batch any more. Where a batch is
-compiled for, that run comes before it, without gradient.
+behind the logits for a label. So the integer inputs of every batch are compared on the host: an input that forward
+looks up as it is with the size of its table, any other with the values of earlier batches. A batch with a value that
+does not fit runs eagerly with the lookup functions replaced by ones that compare their indices with the table, as the
+first batch does; where batches run compiled, that run comes before them, without gradients.
 
-A compiled step on several ranks cannot run one rank's batch alone. There values are compared with the tables in which
-earlier batches have looked the same input up.
+A compiled step on several ranks cannot run one rank's batch alone. There a value that does not fit the table of its
+input is refused at once.
 
 Nothing waits for the device, except for the batches of a loader that gives tensors instead of arrays.
 """
@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -28,12 +28,10 @@ from libai.patches.wrapping import replaced_operations
 from libai.utils.errors import UserError
 from libai.utils.tensors import part_here
 
-#: batches in which the largest value of an input was not looked up: it is a counter, and is looked at more rarely
-_MISSES_UNTIL_RARE = 3
 _NEVER = 2**63 - 1
 _smallest, _largest = np.minimum.reduce, np.maximum.reduce
 _INTEGERS = (flow.int64, flow.int32, flow.uint8, flow.int8)
-#: what a forward runs in whose values have all been looked up before
+#: what a forward runs in whose values all fit
 NOTHING: AbstractContextManager[None] = nullcontext()
 
 Batch = Mapping[str, Any]
@@ -45,46 +43,52 @@ class IndexOutOfRange(UserError):
 
 @dataclass(frozen=True)
 class Lookup:
-    """A table, or the classes of a loss: how many rows it has, and which label a loss ignores."""
+    """A table, or the classes of a loss: the number of its rows, and the label that a loss ignores."""
 
     what: str
     size: int
     ignored: int | None = None
 
-    def first_bad(self, values: np.ndarray) -> tuple[int, list[int]] | None:
-        """Return the first of `values` that is out of range and its position; None when all of them are in range."""
+    def bad_in(self, values: np.ndarray) -> np.ndarray:
+        """Return those of `values` that are out of range."""
         if not values.size or (values.min() >= 0 and values.max() < self.size):
-            return None
-        bad = (values < 0) | (values >= self.size)
-        if self.ignored is not None:
-            bad &= values != self.ignored
-        if not bad.any():
-            return None
-        position = np.argwhere(bad)[0].tolist()
-        return int(values[tuple(position)]), position
+            return values[:0]
+        return values[((values < 0) | (values >= self.size)) & (values != self.ignored)]
 
 
 @dataclass
-class _Seen:
-    """Between which values an input was when it was looked up, and how often its largest value did not appear in any
-    lookup. `parts`: the columns of it that are looked up by themselves, `(from, before)`, and where."""
+class _Input:
+    """The values between which an input fits, and the smallest table that it is looked up in as it is."""
 
-    smallest: int = _NEVER
-    largest: int = -_NEVER
-    misses: int = 0
-    whole: set[Lookup] = field(default_factory=set)
-    parts: set[tuple[int, int, Lookup]] = field(default_factory=set)
-    #: single columns are, so that the limits of the whole input say nothing about one
-    by_column: bool = False
+    low: int = _NEVER
+    high: int = -_NEVER
+    lookup: Lookup | None = None
 
-    def misfits(self, array: np.ndarray) -> Iterator[tuple[tuple[int, int, Lookup], int, list[int]]]:
-        """Give each part whose table has no row for a value of it, with the value and its position in the input."""
-        for part in self.parts:
-            first, before, lookup = part
-            bad = lookup.first_bad(array[:, first:before]) if array.ndim == 2 else None
-            if bad is not None:
-                value, (row, column) = bad
-                yield part, value, [row, column + first]
+    def add(self, lookup: Lookup, array: np.ndarray, values: np.ndarray) -> None:
+        """Remember `lookup` if the looked-up `values` are `array`, or all but its first or last columns."""
+        if self.lookup is not None and self.lookup.size <= lookup.size:
+            return
+        columns = values.size // len(array) if array.ndim == 2 else 0
+        parts = [array]
+        if 2 * columns > array.shape[-1]:
+            parts += [array[:, :columns], array[:, -columns:]]
+        if any(np.array_equal(part.reshape(-1), values.reshape(-1)) for part in parts):
+            self.lookup = lookup
+
+    def take(self, array: np.ndarray, counted: np.ndarray) -> None:
+        """Take the values of `array` as ones that fit. `counted`: those that no loss ignores."""
+        if self.lookup is not None and self.lookup.bad_in(array).size:
+            self.lookup = None  # forward changes values before it looks them up
+        if self.lookup is not None:
+            self.low = 0
+            self.high = self.lookup.size - 1
+        elif counted.size:
+            low, high = int(counted.min()), int(counted.max())
+            if self.low <= self.high and (low > self.high or high < self.low):  # all are new: it counts something
+                low -= abs(low)
+                high += abs(high)
+            self.low = min(low, self.low)
+            self.high = max(high, self.high)
 
 
 class IndexCheck:
@@ -98,208 +102,140 @@ class IndexCheck:
         self._model = model
         self._ignored: set[int] = set()
         # evaluation looks other inputs up than training, so each has its own
-        self._seen: dict[bool, dict[str, _Seen]] = {True: {}, False: {}}
+        self._inputs: dict[bool, dict[str, _Input]] = {True: {}, False: {}}
 
-    def watch(self, batches: Sequence[Batch], place: Callable[[], str]) -> AbstractContextManager[None]:
+    def watch(
+        self, batches: Sequence[Batch], place: Callable[[], str], runs_alone: bool = True
+    ) -> AbstractContextManager[None]:
         """Return what an eager forward over `batches` runs in; raises `IndexOutOfRange` before a lookup that is wrong.
 
-        `place()` says for the error which batches these are. `NOTHING` when all values have been looked up before.
+        `place()` names the batches in the error. `runs_alone`: whether this rank may run a forward that not every rank
+        runs; otherwise the first forward is watched, which every rank runs, and later batches only compared. `NOTHING`
+        when no forward needs to run.
         """
-        seen_in_mode = self._seen[self._model.training]
+        inputs = self._inputs[self._model.training]
         for batch in batches:  # it runs in every iteration: few calls
             for name, value in batch.items():
-                seen = seen_in_mode.get(name)
-                if seen is None:
-                    return self._watch(batches, place)
+                known = inputs.get(name)
+                if known is None:
+                    return self._watch_or_compare(batches, place, runs_alone)
                 array = value if type(value) is np.ndarray else integers(value)
                 if array is None or array.dtype.kind not in "iu" or not array.size:
                     continue
-                if _smallest(array, axis=None) < seen.smallest or _largest(array, axis=None) > seen.largest:
+                if _smallest(array, axis=None) < known.low or _largest(array, axis=None) > known.high:
                     rest = self._without_ignored(array)
-                    if rest.size and (rest.min() < seen.smallest or rest.max() > seen.largest):
-                        return self._watch(batches, place)
-                if seen.by_column and next(seen.misfits(array), None) is not None:
-                    return self._watch(batches, place)
+                    if rest.size and (rest.min() < known.low or rest.max() > known.high):
+                        return self._watch_or_compare(batches, place, runs_alone)
         return NOTHING
 
-    @property
-    def has_watched(self) -> bool:
-        """Return whether a forward in the present mode of the model, training or evaluation, was watched."""
-        return bool(self._seen[self._model.training])
-
-    def compare(self, batches: Sequence[Batch], place: Callable[[], str]) -> None:
-        """Raise `IndexOutOfRange` for a value that fits none of the tables its input was looked up in so far."""
-        for number, batch in enumerate(batches):
-            for name, array, seen in self._integer_inputs(batch):
-                found = [(lookup, *bad) for lookup in seen.whole if (bad := lookup.first_bad(array)) is not None]
-                found += [(part[2], value, position) for part, value, position in seen.misfits(array)]
-                for lookup, value, position in found:
-                    _raise(place(), (number, len(batches), name, position), value, lookup)
-                self._remember(seen, array)
+    def _watch_or_compare(
+        self, batches: Sequence[Batch], place: Callable[[], str], runs_alone: bool
+    ) -> AbstractContextManager[None]:
+        if runs_alone or not self._inputs[self._model.training]:
+            return self._watch(batches, place)
+        for known, array in self._integer_inputs(batches):
+            if known.lookup is not None:
+                _refuse_bad(place, batches, array, known.lookup)
+            known.take(array, self._without_ignored(array))
+        return NOTHING
 
     def _without_ignored(self, array: np.ndarray) -> np.ndarray:
         for ignored in self._ignored:
             array = array[array != ignored]
         return array
 
-    def _integer_inputs(self, batch: Batch) -> Iterator[tuple[str, np.ndarray, _Seen]]:
-        seen_in_mode = self._seen[self._model.training]
-        for name, value in batch.items():
-            seen = seen_in_mode.setdefault(name, _Seen())
-            array = integers(value)
-            if array is not None and array.size:
-                yield name, array, seen
+    def _integer_inputs(self, batches: Sequence[Batch]) -> Iterator[tuple[_Input, np.ndarray]]:
+        inputs = self._inputs[self._model.training]
+        for batch in batches:
+            for name, value in batch.items():
+                known = inputs.setdefault(name, _Input())
+                array = integers(value)
+                if array is not None and array.size:
+                    yield known, array
 
     @contextmanager
     def _watch(self, batches: Sequence[Batch], place: Callable[[], str]) -> Iterator[None]:
-        looked_up: list[np.ndarray] = []
-
-        def look(kind: str, index: Any, size: int, ignored: int | None, table: Any) -> None:
-            values = _values(index)
-            if values is None or not values.size:
+        def look(lookup: Lookup, index: Any) -> None:
+            values = integers(index)
+            if values is None:
                 return
-            looked_up.append(values)
-            if ignored is not None and (ignored < 0 or ignored >= size):
-                self._ignored.add(ignored)
-            names = [name for name, parameter in self._model.named_parameters() if parameter is table]
-            lookup = Lookup(" ".join(["the embedding", *names[:1]]) if kind == "embedding" else kind, size, ignored)
-            bad = lookup.first_bad(values)
-            if bad is not None:
-                _raise(place(), _find(batches, values, bad[0]), bad[0], lookup)
-            for batch in batches:
-                for _, array, seen in self._integer_inputs(batch):
-                    _note_origin(seen, array, values.reshape(-1), lookup)
+            _refuse_bad(place, batches, values, lookup)
+            if lookup.ignored is not None and not 0 <= lookup.ignored < lookup.size:
+                self._ignored.add(lookup.ignored)
+            for known, array in self._integer_inputs(batches):
+                known.add(lookup, array, values)
 
         with _lookups_replaced(self._model, look):
             yield
-        for batch in batches:
-            for _, array, seen in self._integer_inputs(batch):
-                self._remember(seen, array, looked_up)
-                # forward has changed a value that fits no table before it looked it up, so it may do so again
-                seen.whole = {lookup for lookup in seen.whole if lookup.first_bad(array) is None}
-                seen.parts -= {part for part, _, _ in seen.misfits(array)}
-
-    def _remember(self, seen: _Seen, array: np.ndarray, looked_up: list[np.ndarray] | None = None) -> None:
-        """Note that the values of an input are known. `looked_up`: what forward looked up; None: it did not run."""
-        array = self._without_ignored(array)
-        if not array.size:
-            return
-        smallest, largest = int(array.min()), int(array.max())
-        if looked_up is not None and not any((values == largest).any() for values in looked_up):
-            seen.misses += 1
-            if seen.misses >= _MISSES_UNTIL_RARE:
-                smallest, largest = smallest - abs(smallest), largest + abs(largest)
-        seen.smallest, seen.largest = min(smallest, seen.smallest), max(largest, seen.largest)
+        for known, array in self._integer_inputs(batches):
+            known.take(array, self._without_ignored(array))
 
 
-def _note_origin(seen: _Seen, array: np.ndarray, values: np.ndarray, lookup: Lookup) -> None:
-    """Note `lookup` if `values` are an input as it is: all of it, a column, or all but a few first or last ones."""
-    if array.size == values.size:
-        if np.array_equal(array.reshape(-1), values):
-            seen.whole.add(lookup)
-    elif array.ndim == 2 and values.size < array.size and values.size % len(array) == 0:
-        width = values.size // len(array)
-        starts = range(array.shape[1]) if width == 1 else (0, array.shape[1] - width)
-        for start in starts:
-            if np.array_equal(array[:, start : start + width].reshape(-1), values):
-                seen.parts.add((start, start + width, lookup))
-                seen.by_column = seen.by_column or width == 1
-
-
-def _raise(place: str, found: tuple[int, int, str, list[int]] | None, value: int, lookup: Lookup) -> NoReturn:
-    """Raise `IndexOutOfRange`. `found`: `(micro-batch, of how many, input, position in it)` of the value."""
+def _refuse_bad(place: Callable[[], str], batches: Sequence[Batch], values: np.ndarray, lookup: Lookup) -> None:
+    """Raise `IndexOutOfRange` if one of `values` is out of range: in the input that equals them, or else the first that
+    holds it."""
+    bad = lookup.bad_in(values)
+    if not bad.size:
+        return
+    found = []
+    for number, batch in enumerate(batches, start=1):
+        for name, value in batch.items():
+            array = integers(value)
+            if array is not None and (array == bad[0]).any():
+                where = f"{name}{np.argwhere(array == bad[0])[0].tolist()}"
+                if len(batches) > 1:
+                    where += f" of micro-batch {number}"
+                found.append((not np.array_equal(array.reshape(-1), values.reshape(-1)), where))
+    where = min(found)[1] if found else "an index that forward computes from the batch"
     takes = f"0 to {lookup.size - 1}" + ("" if lookup.ignored is None else f", or {lookup.ignored} to ignore it")
-    if found is None:
-        text = f"{place}: the model's forward computes the index {value} from the batch"
-    else:
-        micro, of, name, position = found
-        where = [f"micro-batch {micro + 1} of {of}"] if of > 1 else []
-        where += [f"sample {position[0]}"] if position else []
-        where += [f"position {', '.join(map(str, position[1:]))}"] if len(position) > 1 else []
-        text = f"{place}: the input {name} holds {value}" + (f" ({', '.join(where)}, counted from 0)" if where else "")
     raise IndexOutOfRange(
-        f"{text}, and {lookup.what} has {lookup.size} {'rows' if 'embedding' in lookup.what else 'classes'}: it takes "
-        f"{takes}. Correct the data, or build the model for more."
+        f"{place()}: {where} is {bad[0]}, and {lookup.what} takes {takes}. Correct the data, or build the "
+        "model for more."
     )
 
 
 def integers(value: Any) -> np.ndarray | None:
-    """The integers of an input of a batch as an array; None for anything else. Waits for the device for a tensor."""
+    """Return integers of a batch, or an index tensor's part on this rank, as an array; None for anything else and in a
+    trace. Waits for the device for a tensor."""
     if isinstance(value, flow.Tensor):
-        value = value.numpy() if value.dtype in _INTEGERS and value.is_local else None
-    elif not isinstance(value, np.ndarray):
-        value = np.asarray(value) if isinstance(value, (int, list, tuple)) else None
-    return value if value is not None and value.dtype.kind in "iu" else None
+        part = None if value.is_lazy or value.dtype not in _INTEGERS else part_here(value)
+        return None if part is None else part.numpy()
+    if isinstance(value, (int, list, tuple)):
+        value = np.asarray(value)
+    return value if isinstance(value, np.ndarray) and value.dtype.kind in "iu" else None
 
 
-def _values(index: Any) -> np.ndarray | None:
-    """The part of an index tensor that this rank holds; None in a trace and on ranks without a part."""
-    if not isinstance(index, flow.Tensor) or index.is_lazy or index.dtype not in _INTEGERS:
-        return None
-    part = part_here(index)
-    return None if part is None else part.numpy()
-
-
-def _find(batches: Sequence[Batch], values: np.ndarray, bad: int) -> tuple[int, int, str, list[int]] | None:
-    """Find the input of the batches that holds `bad`: the one that equals all of the looked-up values, or the first."""
-    found = []
-    for number, batch in enumerate(batches):
-        for name, value in batch.items():
-            array = integers(value)
-            if array is not None and (array == bad).any():
-                place = (number, len(batches), name, np.argwhere(array == bad)[0].tolist())
-                if np.array_equal(array.reshape(-1), values.reshape(-1)):
-                    return place
-                found.append(place)
-    return found[0] if found else None
-
-
-Look = Callable[[str, Any, int, "int | None", Any], None]
-#: name in `oneflow._C` → kind of lookup, and where its arguments are: position and names of the table and of the index
-_LOOKUPS: dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]] = {
-    **dict.fromkeys(
-        ("gather", "embedding", "embedding_renorm_"),
-        ("embedding", (0, "in", "x", "weight", "input"), (1, "indices")),
-    ),
-    **dict.fromkeys(("cross_entropy", "nll_loss"), ("cross entropy", (0, "input"), (1, "target"))),
-    **dict.fromkeys(
-        ("sparse_softmax_cross_entropy", "sparse_cross_entropy"),
-        ("cross entropy", (0, "logits", "prediction"), (1, "label", "labels")),
-    ),
-    "dim_gather": ("gather", (0, "input"), (2, "index")),
-    "one_hot": ("one_hot", (1, "num_classes"), (0, "input")),
+#: name in `oneflow._C` → its first parameters
+_LOOKUPS = {
+    "gather": "table indices axis",
+    "embedding": "table indices",
+    "embedding_renorm_": "table indices",
+    "cross_entropy": "input target weight ignore_index",
+    "nll_loss": "input target weight ignore_index",
+    "sparse_softmax_cross_entropy": "logits label",
+    "sparse_cross_entropy": "logits label",
+    "dim_gather": "input dim index",
+    "one_hot": "input num_classes",
 }
 
 
-def _argument(args: tuple, kwargs: Mapping[str, Any], position: int, *names: str) -> Any:
-    return args[position] if position < len(args) else next((kwargs[name] for name in names if name in kwargs), None)
+def _lookup_of(name: str, given: Mapping[str, Any], model: nn.Module) -> tuple[Lookup, Any]:
+    """Return what a call of the operation `name` looks up, and the tensor of its indices."""
+    if name == "one_hot":
+        return Lookup("one_hot", given["num_classes"]), given["input"]
+    if name == "dim_gather":
+        return Lookup("gather", given["input"].shape[given["dim"]]), given["index"]
+    if name.startswith("sparse"):
+        return Lookup("cross entropy", given["logits"].shape[-1]), given["label"]
+    if "target" in given:
+        classes = given["input"].shape[min(1, given["input"].ndim - 1)]
+        return Lookup("cross entropy", classes, given.get("ignore_index", -100)), given["target"]
+    table = given["table"]
+    names = [name for name, parameter in model.named_parameters() if parameter is table]
+    return Lookup(" ".join(["the embedding", *names[:1]]), table.shape[given.get("axis") or 0]), given["indices"]
 
 
-def _look_up(look: Look, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
-    """Tell `look` what a call of the function `name` looks up."""
-    kind, table_at, index_at = _LOOKUPS[name]
-    table, index = _argument(args, kwargs, *table_at), _argument(args, kwargs, *index_at)
-    ignored = None
-    if kind == "one_hot":
-        if table is not None and table > 0:
-            look(kind, index, table, None, None)
-        return
-    if not isinstance(table, flow.Tensor):
-        return
-    axis = -1
-    if kind == "embedding":
-        axis = kwargs.get("axis") or 0
-    elif kind == "gather":
-        axis = _argument(args, kwargs, 1, "dim")
-    elif not name.startswith("sparse"):
-        axis = min(1, table.ndim - 1)
-        given = _argument(args, kwargs, 3, "ignore_index")
-        ignored = -100 if given is None else given
-    if isinstance(axis, int):
-        look(kind, index, table.shape[axis], ignored, table)
-
-
-def _lookups_replaced(model: nn.Module, look: Look) -> AbstractContextManager[None]:
+def _lookups_replaced(model: nn.Module, look: Callable[[Lookup, Any], None]) -> AbstractContextManager[None]:
     """Let the functions that look up call `look` first, under every name that any module or the model has for them."""
 
     def replace(operation: Callable[..., Any], name: str) -> Callable[..., Any] | None:
@@ -308,7 +244,12 @@ def _lookups_replaced(model: nn.Module, look: Look) -> AbstractContextManager[No
 
         @functools.wraps(operation)
         def looking(*args: Any, **kwargs: Any) -> Any:
-            _look_up(look, name, args, kwargs)
+            found = None
+            # of wrong arguments the operation itself tells
+            with suppress(KeyError, AttributeError, TypeError, IndexError):
+                found = _lookup_of(name, {**dict(zip(_LOOKUPS[name].split(), args)), **kwargs}, model)
+            if found is not None and found[0].size > 0:  # one_hot counts its classes itself otherwise
+                look(*found)
             return operation(*args, **kwargs)
 
         return looking

@@ -20,7 +20,6 @@ from libai.engine.compiled.buffers import traced_buffers
 from libai.engine.compiled.tracing import Reads, tracing
 from libai.engine.gradients import map_shares
 from libai.forward.contract import read_losses, total_loss, weighted_total
-from libai.forward.flops import FlopCounter
 from libai.native.kernels import are_kernels_on
 from libai.optim import LossScaling
 from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
@@ -116,7 +115,6 @@ class TrainGraph(CompiledGraph):
         random_scope: Any = None,
         auto_parallel: bool = False,
         buffers: Sequence[str] = (),
-        flops: FlopCounter | None = None,
     ):
         super().__init__()
         self.model = model
@@ -130,7 +128,6 @@ class TrainGraph(CompiledGraph):
         self._changing = tuple(buffers)
         self._accumulation = num_accumulation_steps
         self._clips, self._max_grad_value = max_grad_norm is not None, max_grad_value
-        self._flops = flops or FlopCounter()
         self._random_scope = random_scope or (lambda key: contextlib.nullcontext())
         for group in optimizer.param_groups:
             group._enable_clip_grad = self._clips
@@ -157,7 +154,7 @@ class TrainGraph(CompiledGraph):
         random key."""
         with tracing(self.model, self.reads):
             with self._random_scope(key), self._layout.source_ops():
-                outputs = self._flops.watching(self.model)(**batch)
+                outputs = self.model(**batch)
             losses, metrics = read_losses(outputs, self.model.to(nn.Module))
             if share is None:
                 total = total_loss(losses)

@@ -67,7 +67,7 @@ class IterationTimer(HookBase):
         """Hand the time since the last call to the `Throughput`. Call it after the metrics have been fetched."""
         if self._is_first or not self._iters:
             return
-        items, flops = self.trainer.feed.items_per_iter, self.trainer.loop.flops.of_update
+        items, flops = self.trainer.feed.items_per_iter, self.trainer.loop.flops_per_sample
         self.throughput.update(
             self._window_seconds(),
             samples=self._samples * self._iters,

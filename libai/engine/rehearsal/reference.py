@@ -22,6 +22,7 @@ from libai.engine.rehearsal.kept import CalledFunctions, PythonKept, everything_
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.forward.contract import read_losses
+from libai.forward.flops import counted_flops
 from libai.forward.python_state import PythonState, fingerprint
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line, written_in_place
 from libai.layers import is_batch_norm_of_rank
@@ -146,7 +147,9 @@ def _run(
                 trainer.iter = start + number
                 result: StepResult | None
                 if number == 0:
-                    result = _first_update(trainer, micro_batches, reference, calls, copies)
+                    with counted_flops() as flops:
+                        result = _first_update(trainer, micro_batches, reference, calls, copies)
+                    trainer.loop.flops_per_sample = sum(flops) / _num_samples(trainer, micro_batches, reference)
                 else:
                     result = _later_update(trainer, micro_batches, copies)
                     if result is None:
@@ -174,6 +177,12 @@ def _run(
     buffers = changed_arrays([state.buffers for state in reference.states.values()])
     reference.facts = replace(reference.facts, buffers=tuple(buffers))
     return reference
+
+
+def _num_samples(trainer: Any, micro_batches: Sequence[Any], reference: Reference) -> int:
+    """Return the number of samples that an operation on this rank has seen in `micro_batches`."""
+    own = sum(len(next(iter(trainer.gradients.name_inputs(batch).values()))) for batch in micro_batches)
+    return own * trainer.mesh.data if trainer.layout.is_global and not reference.is_of_one_process else own
 
 
 def _later_update(trainer: Any, micro_batches: Sequence[Any], copies: bool) -> StepResult | None:

@@ -66,6 +66,8 @@ class EagerTrainer(ModelTrainer):
         #: the switches of the model that were looked at, and the writes to its attributes until after the last update
         self._switches: set[Any] = set()
         self._num_writes: int | None = None
+        #: input tensors, kept until the host waits for the device: their arrays are given back under the interpreter's
+        #: lock by the thread that runs the operations, for which training would wait (docs/dev/decisions/0007)
         self._held: list[Batch] = []
         self._max_held = 0
         self._groups: list[list[flow.Tensor]] = []
@@ -151,7 +153,9 @@ class EagerTrainer(ModelTrainer):
             forward = self._forward_with_autocast if self.options.amp else gradients.forward
             gradients.loss_scale = None if self._scaler is None else self._scaler.scale
             result = gradients.accumulate_gradients(forward, batches)
-        self._hold(batches)
+        if len(self._held) >= self._max_held:
+            self._held.clear()
+        self._held += batches
         self.reduce_gradients()
         is_finite = self._scaler is None or self._scaler.unscale(self._parameters, full_tensor)
         for call in self.loop.calls_at["after_backward"]:
@@ -240,17 +244,6 @@ class EagerTrainer(ModelTrainer):
         with flow.autocast("cuda", dtype=flow.float16 if self._scaler else flow.bfloat16):
             return self.gradients.forward(**batch)
 
-    def _hold(self, batches: list[Batch]) -> None:
-        """Keep tensors that were made from arrays until the host waits for the device (docs/dev/decisions/0007).
-
-        Their arrays are given back under the interpreter's lock by the thread that runs the operations; it would wait
-        for the lock, and training for it, in every iteration.
-        """
-        if len(self._held) >= self._max_held:
-            self._held.clear()
-        if self._max_held:
-            self._held += batches
-
     def _build_step(self, micro_batches: list[Any]) -> None:
         """See `ModelTrainer._build_step`: an eager update needs nothing but the room for its inputs."""
         is_on_cpu = self.gradients.device == "cpu"
@@ -280,11 +273,9 @@ class EagerTrainer(ModelTrainer):
             )
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
+        """See `ModelTrainer.collect`."""
         self._held.clear()
-        numbers = super().collect(results)
-        if self._scaler is not None and self.options.loss_scaling.is_dynamic:
-            numbers[-1]["train/loss_scale"] = self._scaler.scale
-        return numbers
+        return super().collect(results)
 
     def clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=self._set_to_none)

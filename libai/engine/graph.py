@@ -41,7 +41,6 @@ from libai.utils.rank_notes import note_progress, phase
 
 logger = logging.getLogger("libai.engine")
 Shapes = tuple[tuple[int, ...], ...]
-Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 class GraphTrainer(ModelTrainer):
@@ -118,7 +117,7 @@ class GraphTrainer(ModelTrainer):
         has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
         self.optimizer_state = GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
         self._shapes: Shapes | None = None
-        self._eval_signature: Signature = ()
+        self._eval_shapes: Shapes = ()
         #: those batch norms that run in training mode
         self._counting_norms = self._batch_norms
         self._evaluates_eagerly = False
@@ -141,11 +140,12 @@ class GraphTrainer(ModelTrainer):
         if self._updates_eagerly:
             return self._update_eagerly(batches)
         if self._is_ragged(batches):
+            shapes = [_shapes(batch) for batch in batches]
             warn_once(
                 logger,
                 "ragged",
-                f"iteration {self.iter + 1} has a batch of another shape ({'; '.join(map(describe, batches))}) than "
-                "the graph was compiled for: such updates run op by op, with the same result.",
+                f"iteration {self.iter + 1} has a batch of another shape ({shapes}) than the graph was compiled for: such "
+                "updates run op by op, with the same result.",
             )
             return self._update_eagerly(batches)
         if self.graph is None:
@@ -366,9 +366,9 @@ class GraphTrainer(ModelTrainer):
         if decision == "recompile":
             self._eval_graph = EvalGraph(self.model, self.layout)
             self._eval_graph._compile(inputs)
-            self._eval_signature = signature(batch)
+            self._eval_shapes = _shapes(batch)
             self._eval_guards = Guards(self.model, self._eval_graph.reads)
-        return decision != "eager" and signature(batch) == self._eval_signature
+        return decision != "eager" and _shapes(batch) == self._eval_shapes
 
     def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
         """See `ModelTrainer._watch_indices`. A batch with values that nobody has looked up is evaluated eagerly."""
@@ -377,25 +377,8 @@ class GraphTrainer(ModelTrainer):
         self._evaluates_eagerly = watching is not NOTHING
         return watching
 
-    def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
-        """See `ModelTrainer.collect`; with fp16 also `train/loss_scale`."""
-        numbers = super().collect(results)
-        if "loss_scale" in (state := self.optimizer_state.loss_scale()):
-            numbers[-1]["train/loss_scale"] = state["loss_scale"]
-        return numbers
-
 
 TRAINERS["graph"] = GraphTrainer
-
-
-def signature(batch: Mapping[str, Any]) -> Signature:
-    """Names, shapes and types of a batch: what a compiled graph is fixed to."""
-    return tuple((name, tuple(value.shape), str(value.dtype).split(".")[-1]) for name, value in batch.items())
-
-
-def describe(batch: Mapping[str, Any]) -> str:
-    """`x [8, 4], y [8]`."""
-    return ", ".join(f"{name} {list(dims)}" for name, dims, _ in signature(batch))
 
 
 def _shapes(batch: Mapping[str, Any]) -> Shapes:

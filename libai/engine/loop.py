@@ -35,38 +35,6 @@ _STOP_OF_MAIN = "stop of the main rank"
 SWITCH_SECONDS = 1e-4
 
 
-class TrainingClock:
-    """Counts the seconds of `turned(True)` blocks and stands still in `turned(False)` ones; blocks may be nested.
-
-    Args:
-        now: gives seconds from any fixed moment.
-    """
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter):
-        self._now = now
-        self._counted = 0.0
-        self._since: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Seconds counted so far."""
-        return self._counted if self._since is None else self._counted + self._now() - self._since
-
-    @contextmanager
-    def turned(self, is_running: bool) -> Iterator[None]:
-        """Count the time of the block, or leave it out."""
-        was_running = self._since is not None
-        self._turn(is_running)
-        try:
-            yield
-        finally:
-            self._turn(was_running)
-
-    def _turn(self, is_running: bool) -> None:
-        self._counted = self.seconds
-        self._since = self._now() if is_running else None
-
-
 class LoopState:
     """Who may stop the loop, the time that it has taken, and the results that nobody has fetched yet.
 
@@ -76,7 +44,6 @@ class LoopState:
 
     Attributes:
         agreement: how all ranks come to act on something in the same iteration.
-        clock: the time spent on training, see `not_training`.
         metrics: results of updates, until they are fetched, and the numbers of the latest one.
         rates: learning rates that the latest update has used, by tag.
         calls_at: what the hooks do at each point, in order.
@@ -94,7 +61,9 @@ class LoopState:
     def __init__(self, device: str = "cpu", wait_for_device: Callable[[], None] = lambda: None):
         self.device, self.wait_for_device = device, wait_for_device
         self.agreement = Agreement()
-        self.clock = TrainingClock()
+        self.now: Callable[[], float] = time.perf_counter
+        self._seconds_apart = 0.0
+        self._left_at = self.now()
         self.metrics = PendingMetrics()
         self.rates: dict[str, float] = {}
         self.calls_at: dict[str, list[Callable[..., None]]] = {point: [] for point in HOOK_POINTS}
@@ -121,13 +90,29 @@ class LoopState:
         """
         self.is_pausing = True
 
+    def clock(self) -> float:
+        """Return seconds from some moment on. The clock stands still outside of `train`, and in `not_training`."""
+        return self.now() - self._seconds_apart
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Let the clock run in the block."""
+        self._seconds_apart += self.clock() - self._left_at
+        try:
+            yield
+        finally:
+            self._left_at = self.clock()
+
     @contextmanager
     def not_training(self) -> Iterator[None]:
         """Leave the time of the block out of the throughput: an evaluation, a save. The updates launched before are
         waited for first, because their time is training's."""
         self.wait_for_device()
-        with self.clock.turned(False):
+        start = self.clock()
+        try:
             yield
+        finally:
+            self._seconds_apart += self.clock() - start
 
 
 class TrainerBase:
@@ -256,8 +241,8 @@ class TrainerBase:
         self.status = "running"
         loop.is_pausing, loop.failure, loop.stop_of_main = False, None, None
         loop.agreement.take(_STOP_OF_MAIN)
-        clock, threads = loop.clock.turned(True), quick_thread_switches(self._switch_seconds)
-        with self.storage, clock, threads, phase("train"):
+        threads = quick_thread_switches(self._switch_seconds)
+        with self.storage, loop.training(), threads, phase("train"):
             try:
                 if is_new:
                     loop.call_hooks("before_train")

@@ -70,8 +70,9 @@ class OptimizerState:
             self.optimizer._state[parameter] = _copied(entries)
 
     def loss_scale(self) -> dict[str, float]:
-        """Return the state of loss scaling that is kept here, as checkpoint scalars."""
-        return {}
+        """Return the state of dynamic loss scaling, as checkpoint scalars; empty before the first update."""
+        state = self.optimizer._state
+        return {key: state[key] for key in _LOSS_SCALE if key in state}
 
     def _parameters(self) -> dict[str, flow.Tensor]:
         return dict(self.model.named_parameters())
@@ -142,7 +143,9 @@ class GraphOptimizerState(OptimizerState):
         for name, parameter in parameters.items():
             for key, value in self.optimizer._state.get(parameter, {}).items():  # not in the graph
                 tensors[f"{name}/{key}"] = value
-        return tensors, {**scalars, **self.loss_scale()}
+        if self._has_loss_scale:
+            scalars.update(self.loss_scale())
+        return tensors, scalars
 
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
         """See `OptimizerState.load`. A compiled graph takes the state in place."""
@@ -190,8 +193,8 @@ class GraphOptimizerState(OptimizerState):
 
     def loss_scale(self) -> dict[str, float]:
         """See `OptimizerState.loss_scale`."""
-        if not self._has_loss_scale or self._graph is None:
-            return {}
+        if self._graph is None:
+            return super().loss_scale()
         found = {}
         with self.variables() as variables:
             for key, (suffix, _) in _LOSS_SCALE.items():

@@ -360,14 +360,13 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ learning rate
 
     def _current_lrs(self) -> dict[str, float]:
-        """`train/lr`, the highest rate of all groups; and of several optimizers that of each."""
+        """Return `train/lr`, the highest rate of all groups, and the highest of each of several optimizers."""
         groups = self.optimizer.param_groups
-        if len(groups) == 1:
-            return {"train/lr": float(groups[0]["lr"])}
         rates = {"train/lr": float(max([group["lr"] for group in groups]))}  # a list: half the time of a generator
         if isinstance(self.optimizer, Optimizers):
-            for group in sorted(groups, key=lambda group: group["lr"]):
-                rates[f"train/lr/{group['optimizer']}"] = float(group["lr"])
+            for group in groups:
+                name = f"train/lr/{group['optimizer']}"
+                rates[name] = max(float(group["lr"]), rates.get(name, 0.0))
         return rates
 
     def finish_update(self) -> None:
@@ -400,6 +399,9 @@ class ModelTrainer(TrainerBase):
             require_same_names(results)
         numbers = to_numbers(results, self.mesh.data > 1 and not self.layout.is_global)
         numbers[-1].update(self.loop.rates)
+        if self.options.amp == "fp16":
+            scale = self.optimizer_state.loss_scale()
+            numbers[-1].update({f"train/{name}": value for name, value in scale.items() if name == "loss_scale"})
         return numbers
 
     # ------------------------------------------------------------------ evaluation

@@ -7,7 +7,7 @@ import toy
 
 from libai.engine.events.writers import Writer
 from libai.engine.hooks import CallbackHook, CheckpointHook, EvalHook, IterationTimer, WriterHook
-from libai.engine.loop import StopTraining, TrainingClock
+from libai.engine.loop import StopTraining
 
 
 class Recording(Writer):
@@ -37,7 +37,7 @@ def run_by(clock, mode, *hooks, loader=None):
     trainer = toy.trainer_of(mode, model, loader or toy.batches(2), toy.optimizer_of("adamw", model))
     timer, writer = IterationTimer(samples_per_iter=8), Recording()
     trainer.register_hooks([timer, *hooks, WriterHook([writer], 4, timer)])
-    trainer.loop.clock = TrainingClock(clock)
+    trainer.loop.now = clock
     trainer.train(0, 8)
     return timer, writer.records
 

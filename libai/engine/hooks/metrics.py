@@ -91,10 +91,10 @@ class IterationTimer(HookBase):
         self._begin_window()
 
     def _window_seconds(self) -> float:
-        return self.trainer.loop.clock.seconds - self._start
+        return self.trainer.loop.clock() - self._start
 
     def _begin_window(self) -> None:
-        self._start, self._data_seconds, self._iters = self.trainer.loop.clock.seconds, 0.0, 0
+        self._start, self._data_seconds, self._iters = self.trainer.loop.clock(), 0.0, 0
 
     @property
     def total_seconds(self) -> float:

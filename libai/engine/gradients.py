@@ -143,23 +143,23 @@ class Gradients:
             raise
 
     def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
-        """`(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its weight in
-        the logged mean. Where each rank differentiates its own part, gradients are averaged over ranks, so that a scale
-        is the share times the number of ranks."""
+        """Return `(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its
+        weight in the logged mean. Where each rank differentiates its own part, gradients are averaged over ranks, so
+        that a scale is the share times the number of ranks."""
         ranks = 1 if self._trainer.layout.is_global else self.mesh.data
         if len(batches) == 1 and (ranks == 1 or not self.counts_items):
             return [None], [1.0 / ranks]
         if self.counts_items:
-            shares_of = self.item_shares(batches)
-            scaled = map_shares(shares_of, lambda share: share * ranks)
-            return [map_shares(scaled, itemgetter(i)) for i in range(len(batches))], shares_of
+            shares = self.item_shares(batches)
+            scales = map_shares(shares, lambda share: share * ranks)
+            return [map_shares(scales, itemgetter(i)) for i in range(len(batches))], shares
         counts = self.item_counts(batches)
-        shares = [count / float(sum(counts)) / ranks for count in counts]
-        return [share * ranks for share in shares], shares
+        scales = [count / float(sum(counts)) for count in counts]
+        return scales, [scale / ranks for scale in scales]
 
     def item_shares(self, batches: Sequence[Batch]) -> flow.Tensor | dict[str, flow.Tensor]:
-        """The weight of each micro-batch in the mean over all counted items of the iteration, `(len(batches),)`; by
-        loss for a model that counts the items of each.
+        """Return the weight of each micro-batch in the mean over all counted items of the iteration, of all ranks,
+        `(len(batches),)`; by loss for a model that counts the items of each.
 
         `batches`: the local ones of this rank. Stays on the device: reading the counts would stop the loop.
         """
@@ -169,27 +169,27 @@ class Gradients:
         return self._shares_of(counts)
 
     def _shares_of(self, counts: Sequence[Any]) -> flow.Tensor:
-        if not isinstance(counts[0], flow.Tensor):
-            vector = flow.tensor([float(count) for count in counts], device=self.device)
-        else:
+        if isinstance(counts[0], flow.Tensor):
             vector = flow.stack([count.to(flow.float32).reshape(()) for count in counts])
-        if self.mesh.data == 1:
-            return vector / vector.sum().clamp(min=1.0)
-        if not self._trainer.layout.is_global:
-            return vector / flow._C.local_all_reduce(vector.sum()).clamp(min=1.0)
-        vector = flow._C.local_all_reduce(vector)
-        return vector / vector.sum().clamp(min=1.0)
+        else:
+            vector = flow.tensor([float(count) for count in counts], device=self.device)
+        if self.mesh.data > 1 and self._trainer.layout.is_global:  # a micro-batch holds the samples of all ranks
+            vector = flow._C.local_all_reduce(vector)
+        total = vector.sum()
+        if self.mesh.data > 1 and not self._trainer.layout.is_global:
+            total = flow._C.local_all_reduce(total)
+        return vector / total.clamp(min=1.0)
 
     def item_counts(self, batches: Sequence[Batch]) -> list[Any]:
-        """Over how many items the loss of each micro-batch averages: ints, or 0-dim tensors left on the device; or
-        dicts of them by loss."""
+        """Return over how many items the loss of each micro-batch averages: ints, or 0-dim tensors left on the device;
+        or dicts of them by loss."""
         if self.counts_items:
             return [self.model.num_loss_items(**batch) for batch in batches]
         return [len(next(iter(batch.values()))) for batch in batches]
 
 
 def map_shares(shares: Any, function: Callable[[Any], Any]) -> Any:
-    """`function` of `shares`, or of each of them in a dict by loss."""
-    return (
-        {name: function(share) for name, share in shares.items()} if isinstance(shares, Mapping) else function(shares)
-    )
+    """Return `function` of `shares`, or of each of them in a dict by loss."""
+    if isinstance(shares, Mapping):
+        return {name: function(share) for name, share in shares.items()}
+    return function(shares)

@@ -144,8 +144,8 @@ class GraphTrainer(ModelTrainer):
             warn_once(
                 logger,
                 "ragged",
-                f"iteration {self.iter + 1} has a batch of another shape ({shapes}) than the graph was compiled for: such "
-                "updates run op by op, with the same result.",
+                f"iteration {self.iter + 1} has a batch of another shape ({shapes}) than the graph was compiled for: "
+                "such updates run op by op, with the same result.",
             )
             return self._update_eagerly(batches)
         if self.graph is None:

@@ -60,9 +60,8 @@ class LocalLayout:
 
     def constant(self, value: float, size: int, stage: int) -> flow.Tensor:
         """`(size,)` float32 on `stage`, every element `value`, equal on all ranks. Communicates nothing."""
-        tensor = flow.from_numpy(
-            np.array([value] * size, np.float32)
-        )  # runs no operation: a step must not wait for one
+        # from_numpy runs no operation: a step must not wait for one
+        tensor = flow.from_numpy(np.array([value] * size, np.float32))
         return tensor if self.mesh.device == "cpu" else tensor.to(self.mesh.device)
 
     def describe(self) -> str:

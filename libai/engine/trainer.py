@@ -59,7 +59,6 @@ class ModelTrainer(TrainerBase):
         options: how to train.
         lr_scheduler: stepped once after each update; any object with `step()`. One whose `step` wants a metric is
             left to `hooks.LRHook`.
-        layout: of a model that is laid out already, by `parallelize`; default: it is done here when the mesh needs it.
         settings: single fields of `options`.
     """
 
@@ -78,7 +77,6 @@ class ModelTrainer(TrainerBase):
         options: TrainOptions | None = None,
         *,
         lr_scheduler: Any = None,
-        layout: Layout | None = None,
         **settings: Any,
     ):
         options = TrainOptions.of(type(self).__name__, options, settings)
@@ -89,7 +87,7 @@ class ModelTrainer(TrainerBase):
         _refuse_amp_without_effect(options.amp, device)
         self.loop = LoopState(device, wait_for_device)
         self.mesh = options.mesh or Mesh.of_this_job(device)
-        self.model = model if layout is not None else model.to(device)
+        self.model = model.to(device)
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._schedule_needs_metric = needs_metric(lr_scheduler)
@@ -105,10 +103,10 @@ class ModelTrainer(TrainerBase):
         if options.ema_decay is not None:
             self.register_hooks([EMAHook(options.ema_decay)])
         self._model_plan = ParallelPlan.of(model, options.plan)
-        self._take_layout(layout)
+        self._take_layout()
 
-    def _take_layout(self, layout: Layout | None) -> None:
-        """Train the model as it is laid out; None: lay it out as this mode needs it."""
+    def _take_layout(self, layout: Layout | None = None) -> None:
+        """Train the model as `layout` says it lies; None: lay it out as this mode needs it."""
         self.gradients = Gradients(self, self.loop.device)
         self.layout = layout or self._lay_out()
         refuse_split_statistics(self.model)

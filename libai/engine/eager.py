@@ -70,9 +70,9 @@ class EagerTrainer(ModelTrainer):
         #: lock by the thread that runs the operations, for which training would wait (docs/dev/decisions/0007)
         self._held: list[Batch] = []
         self._max_held = 0
-        self._groups: list[list[flow.Tensor]] = []
+        self._known_ids: list[int] = []
         self._reduction: GradientReduction | None = None
-        self._read_groups()
+        self._read_parameters()
         if self.mesh.data > 1 and not self.layout.is_global:
             share_batch_statistics(self._batch_norms)
             split, kind = partial(read_losses, model=self.model), self.options.gradient_reduction
@@ -96,24 +96,21 @@ class EagerTrainer(ModelTrainer):
             raise UserError("zero_grad_set_to_none=True: gradient_reduction=ddp keeps gradients. Use null, or flat.")
         return may_be_none if self._wants_none is None else self._wants_none
 
-    def _read_groups(self) -> None:
+    def _read_parameters(self) -> None:
         """Learn the optimizer's parameters, again when a hook has added or taken away some. Raises `UserError` for one
         whose gradient would not be averaged over the ranks."""
-        self._groups = [list(group._parameters) for group in self.optimizer.param_groups]
         #: frozen ones too, without gradient: they may be trained later
-        self._parameters = [parameter for group in self._groups for parameter in group]
+        self._parameters = [parameter for group in self.optimizer.param_groups for parameter in group._parameters]
+        ids = list(map(id, self._parameters))
+        if ids == self._known_ids:
+            return
+        self._known_ids = ids
         if self._reduction is not None and not self._reduction.holds(self._parameters):
             raise UserError(
                 f"iteration {self.iter + 1}: the optimizer holds a parameter that the model did not have when the "
                 "trainer was built, and whose gradients the ranks would not average. Change the values of the old "
                 "one instead (copy_), or build the trainer again."
             )
-
-    def _have_groups_changed(self) -> bool:
-        try:
-            return self._groups != [group._parameters for group in self.optimizer.param_groups]
-        except RuntimeError:  # two tensors that are not the same one
-            return True
 
     def _use_global_tensors(self) -> None:
         """Lay the model, which data-parallel ranks hold as local replicas, out as global tensors: training continues as
@@ -124,7 +121,7 @@ class EagerTrainer(ModelTrainer):
             self.layout = parallelize(self.model, self._model_plan, self.mesh)
             self.options = replace(self.options, gradient_reduction="global")
             self._reduction = None
-            self._read_groups()
+            self._read_parameters()
             self._set_to_none = self._choose_set_to_none()
 
     @classmethod
@@ -200,8 +197,7 @@ class EagerTrainer(ModelTrainer):
 
         An `update` of your own calls it after its backward passes and before the optimizer's step. Collective.
         """
-        if self._have_groups_changed():
-            self._read_groups()
+        self._read_parameters()
         if self._reduction is not None:
             self._reduction.reduce()
 

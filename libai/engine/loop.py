@@ -20,6 +20,7 @@ from libai.engine.events.storage import EventStorage
 from libai.engine.hook_base import HOOK_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
 from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics, StepResult
 from libai.launch.stop import STOP, Agreement
+from libai.patches.internals import wait_for_device
 from libai.patches.threads import quick_thread_switches
 from libai.utils.atomic import is_full_disk
 from libai.utils.distributed import get_world_size, is_main_process
@@ -38,11 +39,8 @@ SWITCH_SECONDS = 1e-4
 class LoopState:
     """Who may stop the loop, the time that it has taken, and the results that nobody has fetched yet.
 
-    Args:
-        device: "cpu" or "cuda".
-        wait_for_device: waits until everything that was launched is done.
-
     Attributes:
+        device: "cpu" or "cuda".
         agreement: how all ranks come to act on something in the same iteration.
         metrics: results of updates, until they are fetched, and the numbers of the latest one.
         rates: learning rates that the latest update has used, by tag.
@@ -58,8 +56,8 @@ class LoopState:
         stop_of_main: why a hook that only the main rank has wants to stop.
     """
 
-    def __init__(self, device: str = "cpu", wait_for_device: Callable[[], None] = lambda: None):
-        self.device, self.wait_for_device = device, wait_for_device
+    def __init__(self) -> None:
+        self.device = "cpu"
         self.agreement = Agreement()
         self.now: Callable[[], float] = time.perf_counter
         self._seconds_apart = 0.0
@@ -107,7 +105,7 @@ class LoopState:
     def not_training(self) -> Iterator[None]:
         """Leave the time of the block out of the throughput: an evaluation, a save. The updates launched before are
         waited for first, because their time is training's."""
-        self.wait_for_device()
+        wait_for_device()
         start = self.clock()
         try:
             yield

@@ -20,7 +20,7 @@ from libai.engine.compiled.build_errors import raise_forward_error
 from libai.engine.gradients import Batch, Gradients
 from libai.engine.hooks.bad_losses import BadLossHook
 from libai.engine.hooks.ema import EMAHook
-from libai.engine.loop import LoopState, TrainerBase
+from libai.engine.loop import TrainerBase
 from libai.engine.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import ARGUMENTS_OF_A_MODE, TrainOptions
@@ -85,7 +85,7 @@ class ModelTrainer(TrainerBase):
         self.options = options
         device = default_device(options.device)
         _refuse_amp_without_effect(options.amp, device)
-        self.loop = LoopState(device, wait_for_device)
+        self.loop.device = device
         self.mesh = options.mesh or Mesh.of_this_job(device)
         self.model = model.to(device)
         self.optimizer = optimizer

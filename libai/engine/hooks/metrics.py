@@ -11,6 +11,7 @@ import numpy as np
 from libai.engine.events.throughput import Throughput, memory_gb
 from libai.engine.events.writers import LogRecord, Writer, close_all
 from libai.engine.hook_base import HookBase, Period, is_due
+from libai.patches.internals import wait_for_device
 from libai.utils.distributed import all_reduce, is_main_process
 
 
@@ -60,7 +61,7 @@ class IterationTimer(HookBase):
     def after_train(self) -> None:
         """Ends the last window, of a run that was stopped between two log points for instance."""
         if self.trainer.status != "failed":
-            self.trainer.loop.wait_for_device()
+            wait_for_device()
             self._end()
 
     def close_window(self) -> None:

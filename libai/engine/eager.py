@@ -14,16 +14,14 @@ from libai.engine.data_feed import num_bytes
 from libai.engine.gradients import Batch
 from libai.engine.metrics import StepResult
 from libai.engine.optimizer_state import OptimizerState
-from libai.engine.rehearsal.one_process import loss_mixes_samples
+from libai.engine.rehearsal.one_process import MixingHook
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import read_losses
-from libai.forward.python_state import switches_of
 from libai.forward.state import Facts, with_line
 from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_value, norm_and_coefficient
 from libai.parallel import Mesh, full_tensor, parallelize
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
-from libai.patches.writes import count_plain_writes
 from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
 from libai.utils.tensors import digest_of
@@ -63,9 +61,6 @@ class EagerTrainer(ModelTrainer):
         self._zero_grad_before_forward = zero_grad_before_forward
         self._wants_none = zero_grad_set_to_none
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
-        #: the switches of the model that were looked at, and the writes to its attributes until after the last update
-        self._switches: set[Any] = set()
-        self._num_writes: int | None = None
         #: input tensors, kept until the host waits for the device: their arrays are given back under the interpreter's
         #: lock by the thread that runs the operations, for which training would wait (docs/dev/decisions/0007)
         self._held: list[Batch] = []
@@ -78,8 +73,9 @@ class EagerTrainer(ModelTrainer):
             split, kind = partial(read_losses, model=self.model), self.options.gradient_reduction
             trained = [parameter for parameter in self._parameters if parameter.requires_grad]
             self._reduction = build_reduction(kind, self.model, trained, split, self.gradients.device)
-        if self._reduction is not None:
             self.gradients.forward = self._reduction.forward
+            if not any(isinstance(hook, MixingHook) for hook in self.hooks):
+                self.register_hooks([MixingHook()])
         self._set_to_none = self._choose_set_to_none()
         # the first optimizer update must not meet gradients of whatever the user tried before
         self.optimizer.zero_grad(set_to_none=True)
@@ -165,32 +161,6 @@ class EagerTrainer(ModelTrainer):
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
         self.finish_update()
         return result
-
-    def run_step(self) -> None:
-        """See `TrainerBase.run_step`. Ranks with replicas look again whether the model mixes samples when somebody, a
-        hook, has set an attribute of it since the last update."""
-        if self._reduction is None:
-            super().run_step()
-            return
-        if self._num_writes is not None and count_plain_writes() != self._num_writes:
-            switches = switches_of(self.model)
-            if switches not in self._switches:
-                self._switches.add(switches)
-                self._refuse_mixing()
-        super().run_step()
-        if self._num_writes is None:
-            self._switches.add(switches_of(self.model))
-        self._num_writes = count_plain_writes()
-
-    def _refuse_mixing(self) -> None:
-        """Raise `UserError` if the loss mixes samples of this rank's batch. Not collective: ranks of which one has
-        another attribute do not wait for each other."""
-        if self.options.batch_scope == "global" and loss_mixes_samples(self, self.feed.peek()[0]):
-            raise UserError(
-                f"since a hook has set an attribute of {type(self.model).__name__}, before iteration {self.iter + 1}, "
-                "its loss mixes the samples of a batch; the ranks hold replicas, which see the samples of one rank. "
-                "Set train.dist.gradient_reduction=global, or train.dist.batch_scope=rank if that is meant."
-            )
 
     def reduce_gradients(self) -> None:
         """Average the gradients over the data-parallel ranks; on one rank, and with global tensors, they are.

@@ -14,14 +14,18 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
+from libai.engine.hook_base import HookBase
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.forward.contract import total_loss
+from libai.forward.python_state import switches_of
 from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import STOCK_DROPOUTS, SeededLayer, fold, random_context
 from libai.parallel import LocalLayout, Mesh, localized
 from libai.patches.wrapping import unwrap_forward, wrap_forward
+from libai.patches.writes import count_plain_writes
 from libai.utils.distributed import gather_arrays, gather_objects, is_main_process
+from libai.utils.errors import UserError
 from libai.utils.sizes import available_bytes
 
 logger = logging.getLogger("libai.engine")
@@ -209,3 +213,39 @@ def _draws_or_normalizes(module: Any) -> bool:
 def _loss(gradients: Any, batch: dict[str, flow.Tensor]) -> float:
     losses = gradients.forward_eagerly({name: tensor.clone() for name, tensor in batch.items()}, 0)
     return float(total_loss(losses).numpy())
+
+
+class MixingHook(HookBase):
+    """Refuses a loss that mixes the samples of a batch since a hook has set an attribute of the model, on data-parallel
+    ranks that hold replicas. The rehearsal compares the first updates only.
+
+    Not collective: ranks of which one has another attribute do not wait for each other.
+    """
+
+    priority = 0
+
+    def __init__(self) -> None:
+        self._num_writes: int | None = None
+        self._looked_at: set[Any] = set()
+
+    def before_update(self) -> None:
+        """Raises `UserError` if the loss of the batch that comes next mixes its samples."""
+        if count_plain_writes() == self._num_writes:
+            return
+        trainer = self.trainer
+        switches = switches_of(trainer.model)
+        is_known = self._num_writes is None or switches in self._looked_at
+        self._looked_at.add(switches)
+        if is_known or trainer.layout.is_global or trainer.options.batch_scope == "rank":
+            return
+        if loss_mixes_samples(trainer, trainer.feed.batches[0]):
+            raise UserError(
+                f"since a hook has set an attribute of {type(trainer.model).__name__}, before iteration "
+                f"{trainer.iter + 1}, its loss mixes the samples of a batch; the ranks hold replicas, which see the "
+                "samples of one rank. Set train.dist.gradient_reduction=global, or train.dist.batch_scope=rank if that "
+                "is meant."
+            )
+
+    def after_step(self) -> None:
+        """Leaves out what forward itself has written."""
+        self._num_writes = count_plain_writes()

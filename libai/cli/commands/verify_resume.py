@@ -99,6 +99,10 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
 
     findings = compare(folder / "straight", folder / "resumed", args.iters)
     exact = is_exact(findings)
+    if exact and args.fault:
+        raise UserError(
+            f"--fault {args.fault} changes nothing in this config: the run resumed exactly with it. Choose another one."
+        )
     if args.json:
         facts = {"config": args.config_file, "overrides": args.words, "processes": args.procs, "iters": args.iters}
         print(report_json(findings, **facts, fault=args.fault))

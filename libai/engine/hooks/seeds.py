@@ -55,14 +55,6 @@ class RandomStateHook(HookBase):
         if self.trainer.iter == self.trainer.start_iter:
             self._look_for_draws()
 
-    def has_drawn(self, seed: int) -> bool:
-        """Return whether the loaded state differs from that of a run which began from `seed` and drew nothing."""
-        present = _python_and_numpy()
-        seed_everything(seed, self._offset)
-        fresh = _python_and_numpy()
-        _restore_python_and_numpy(present)
-        return self._seeds_every_iteration or self._restored not in (None, fresh)
-
     def forget(self) -> None:
         """Start as if nothing had been saved (what a resume without random states would do)."""
         self._restored, self._seeded_at, self._seeds_every_iteration = None, None, False

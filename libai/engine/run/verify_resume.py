@@ -1,9 +1,9 @@
-"""Does a resumed run equal one that was never stopped, byte for byte? For any config, with negative controls.
+"""Check that a resumed run equals one that was never stopped, byte for byte, for any config, with negative controls.
 
 Three jobs in fresh processes: `straight` makes 2 N iterations; `first` is interrupted after N, through the same path
-as a signal; `second` resumes it to 2 N. What the two ways left on disk is compared: metrics, weights, optimizer state,
-schedule, data position, random states, hooks. `libai verify-resume` starts the jobs; this file is what runs in them
-and the comparison.
+as a signal; `second` resumes it to 2 N. The files that the two ways left are compared: metrics, weights, optimizer
+state, schedule, data position, random states, hooks. `libai verify-resume` starts the jobs; this file is what runs in
+them and the comparison.
 """
 
 from __future__ import annotations
@@ -16,13 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from libai import checkpoint
-from libai.engine.hook_base import HookBase
-from libai.engine.hooks import RandomStateHook
+from libai.engine.hooks import CallbackHook, RandomStateHook
 from libai.engine.run.run import Run
 from libai.launch.stop import STOP
-from libai.scheduler import load_scheduler_state, scheduler_state
-from libai.utils.distributed import any_rank
-from libai.utils.errors import UserError
 from libai.utils.screen import format_table
 
 _TIMINGS = "perf/"
@@ -31,12 +27,12 @@ _NOT_OF_THE_CURVE = ("state.facts", "state.mode", "state.libai_version")
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of thing that was compared: how many, how many differ, and the first that does."""
+    """One kind of value that was compared: how many, how many differ, and the first that does."""
 
     what: str
     compared: int
     differing: int
-    first: str = ""
+    first: str
 
 
 def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
@@ -55,114 +51,52 @@ def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
 
 
 class Rehearsal(Run):
-    """The user's run, interrupted after `stop_after` iterations, or resumed with something missing (`fault`)."""
+    """The user's run, interrupted after `stop_after` iterations, or resumed with one `fault`: without the states of the
+    random generators ("rng"), with another "seed", without the "scheduler", or a "sample" further."""
 
     def __init__(self, run: Any, *, stop_after: int | None = None, resume: bool = False, fault: str | None = None):
-        self._stop_after, self._fault = stop_after, fault
+        self._fault = fault
         super().__init__(run, resume=resume)
 
-    def build_hooks(self) -> list[HookBase | None]:
-        """The run's own hooks, and the one that interrupts."""
-        interrupt = None if self._stop_after is None else _InterruptAfter(self._stop_after)
-        return [*super().build_hooks(), interrupt]
+        def interrupt(trainer: Any) -> None:
+            if trainer.iter + 1 == stop_after:
+                trainer.loop.agreement.decide(STOP, signal.SIGTERM)
+
+        self.trainer.register_hooks([CallbackHook(after_step=interrupt, priority=99)])  # after the regular save
 
     def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:
-        """As the run itself does it, and then without what the fault leaves out."""
-        schedule = scheduler_state(self.lr_scheduler, self.optimizer)
-        super().resume(path, reset)
+        """As the run itself does it, except for the fault."""
+        trainer = self.trainer
+        super().resume(path, ["schedule"] if self._fault == "scheduler" else reset)
         if self._fault == "rng":
-            self._drop_random_states()
+            for hook in trainer.hooks:
+                if isinstance(hook, RandomStateHook):
+                    hook.forget()
         elif self._fault == "seed":
-            self._change_seed()
-        elif self._fault == "scheduler":
-            if schedule is None:
-                raise UserError("--fault scheduler finds nothing to leave out: the config has no lr_scheduler.")
-            load_scheduler_state(self.lr_scheduler, schedule, self.optimizer)
+            trainer.options = replace(trainer.options, seed=trainer.options.seed + 1)
         elif self._fault == "sample":
-            self._drop_sample()
-
-    def _drop_random_states(self) -> None:
-        found = [hook for hook in self.trainer.hooks if isinstance(hook, RandomStateHook)]
-        if not any_rank(any(hook.has_drawn(self.seed) for hook in found)):
-            raise UserError(
-                "--fault rng finds nothing to leave out: up to the stop the run has drawn from none of the "
-                "generators of Python, NumPy and OneFlow (dropout of libai follows from the seed: --fault seed)."
-            )
-        for hook in found:
-            hook.forget()
-
-    def _change_seed(self) -> None:
-        if not self.trainer.gradients.draws_randomness:
-            raise UserError(
-                "--fault seed finds nothing to change: no layer of this model draws by the seed. A model with "
-                "libai.layers.Dropout does."
-            )
-        options = self.trainer.options
-        self.trainer.options = replace(options, seed=options.seed + 1)
-
-    def _drop_sample(self) -> None:
-        state = self.train_loader.state_dict() if hasattr(self.train_loader, "state_dict") else {}
-        if "consumed_samples" not in state:
-            raise UserError(
-                f"--fault sample needs a loader that counts consumed_samples, and {type(self.train_loader).__name__}"
-                f" has the state {state}. Use build_train_loader, or leave this control out."
-            )
-        self.train_loader.load_state_dict({**state, "consumed_samples": state["consumed_samples"] + 1})
-
-
-class _InterruptAfter(HookBase):
-    """Interrupts the run after iteration `iteration`, on all ranks alike; runs after the regular save."""
-
-    priority = 99
-
-    def __init__(self, iteration: int):
-        self._iteration = iteration
-
-    def after_step(self) -> None:
-        if self.trainer.iter + 1 == self._iteration:
-            self.trainer.loop.agreement.decide(STOP, signal.SIGTERM)
-
-
-# ---------------------------------------------------------------------- comparing
+            position = self.train_loader.state_dict()
+            self.train_loader.load_state_dict({**position, "consumed_samples": position["consumed_samples"] + 1})
 
 
 def compare(straight: Path, resumed: Path, num_iters: int) -> list[Finding]:
-    """What differs between the two ways, from the folders that they wrote."""
+    """Compare the two ways by the folders that they wrote."""
     name = checkpoint.checkpoint_name(2 * num_iters)
     a, b = (checkpoint.load(folder / "checkpoints" / name) for folder in (straight, resumed))
+    metrics, others = _read_metrics(straight), _read_metrics(resumed)
+    numbers = {tag: (metrics.get(tag), others.get(tag)) for tag in sorted({*metrics, *others})}
+    differences = {place: f"{x} and {y}" for place, (x, y) in numbers.items() if x != y}
+    findings = [_finding("numbers in metrics.jsonl", len(metrics), differences)]
     differences = {
         place: text
         for place, text in checkpoint.diff(a, b).items()
         if _TIMINGS not in place and not place.startswith(_NOT_OF_THE_CURVE)
     }
-    findings = [_compare_metrics(straight, resumed)]
     for group in sorted({*a.tensors, *b.tensors, "model", "optimizer"}):
-        of_group = {p: text for p, text in differences.items() if p == group or p.startswith(f"{group}/")}
+        of_group = {place: text for place, text in differences.items() if place.split("/")[0] == group}
         findings.append(_finding(f"{group} tensors", len(a.tensors.get(group, ())), of_group))
-    of_state = {p: text for p, text in differences.items() if p.startswith("state") or p == "iteration"}
-    findings.append(_finding("counters, schedule, data, random states, hooks", _count_values(a.state), of_state))
-    return findings
-
-
-def _compare_metrics(straight: Path, resumed: Path) -> Finding:
-    a, b = _read_metrics(straight), _read_metrics(resumed)
-    differences = {
-        f"iteration {iteration}, {tag}": f"{a.get((iteration, tag))} and {b.get((iteration, tag))}"
-        for iteration, tag in sorted({*a, *b})
-        if a.get((iteration, tag)) != b.get((iteration, tag))
-    }
-    return _finding("numbers in metrics.jsonl", len(a), differences)
-
-
-def _read_metrics(folder: Path) -> dict[tuple[int, str], str]:
-    """(iteration, tag) -> the number as it is written, without timings."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {
-        (line["iter"], tag): repr(value)
-        for line in lines
-        for tag, value in line.items()
-        if tag != "iter" and not tag.startswith(_TIMINGS)
-    }
+    of_state = {place: text for place, text in differences.items() if place.startswith(("state", "iteration"))}
+    return [*findings, _finding("counters, schedule, data, random states, hooks", _count_values(a.state), of_state)]
 
 
 def _finding(what: str, compared: int, differences: dict[str, str]) -> Finding:
@@ -170,15 +104,21 @@ def _finding(what: str, compared: int, differences: dict[str, str]) -> Finding:
     return Finding(what, compared, len(differences), first)
 
 
+def _read_metrics(folder: Path) -> dict[str, str]:
+    """Return `iteration 3, train/loss` -> the number as it is written, without timings."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        f"iteration {line['iter']}, {tag}": repr(value)
+        for line in lines
+        for tag, value in line.items()
+        if not tag.startswith(_TIMINGS)
+    }
+
+
 def _count_values(value: Any) -> int:
-    if isinstance(value, dict):
-        return sum(map(_count_values, value.values()))
-    if isinstance(value, list):
-        return sum(map(_count_values, value))
+    if isinstance(value, (dict, list)):
+        return sum(map(_count_values, value.values() if isinstance(value, dict) else value))
     return 1
-
-
-# ---------------------------------------------------------------------- reporting
 
 
 def is_exact(findings: list[Finding]) -> bool:

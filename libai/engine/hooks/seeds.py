@@ -13,7 +13,6 @@ import oneflow as flow
 from libai.engine.hook_base import HookBase
 from libai.layers.random import fold
 from libai.utils.distributed import any_rank, gather_objects, get_rank
-from libai.utils.seeding import seed_everything
 
 
 class RandomStateHook(HookBase):

@@ -6,11 +6,10 @@ negative or missing size. That takes Python's exceptions away from whoever misty
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -21,64 +20,38 @@ from oneflow import nn
 from libai.patches.wrapping import replaced
 from libai.utils.sizes import available_bytes, format_bytes, is_size
 
-#: arguments of OneFlow's layers that are sizes, by how their names end
+#: arguments of OneFlow's layers that are sizes, by how their names end; `proj_size=0` stands for none
 _SIZE = re.compile(
-    r"(features|channels|_size|embeddings|embedding_dim|normalized_shape|num_layers|groups|stride|dilation"
+    r"(features|channels|(?<!proj)_size|embeddings|embedding_dim|normalized_shape|num_layers|groups|stride|dilation"
     r"|num_parameters)$"
 )
 #: those that multiply to the number of weights
 _WEIGHTS = re.compile(r"(features|channels|embeddings|embedding_dim)$")
 #: makers of tensors whose every whole number is a length
 _BY_LENGTHS = ("zeros", "ones", "empty", "rand", "randn")
+_init = nn.Module.__init__
 
 
 def checked_sizes() -> AbstractContextManager[None]:
     """Check the sizes of the layers and tensors that are made while the block runs; `ValueError` for a bad one."""
-    return replaced(
-        *((layer, "__init__", _checked_init(layer, vars(layer)["__init__"])) for layer in _layers()),
-        *((flow, name, _checked_maker(name, getattr(flow, name))) for name in (*_BY_LENGTHS, "full")),
-    )
+    makers = [(flow, name, _checked_maker(name, getattr(flow, name))) for name in (*_BY_LENGTHS, "full")]
+    return replaced((nn.Module, "__init__", _checked_init), *makers)
 
 
-@functools.cache
-def _layers() -> list[type]:
-    """The layers of OneFlow that have a constructor of their own with sizes among its arguments."""
-    found = {
-        base
-        for layer in vars(nn).values()
-        if inspect.isclass(layer) and issubclass(layer, nn.Module)
-        for base in layer.__mro__
-        if "__init__" in vars(base) and base.__module__.startswith("oneflow.")
-    }
-    return [layer for layer in found if any(map(_SIZE.search, inspect.signature(vars(layer)["__init__"]).parameters))]
-
-
-def _checked_init(layer: type, init: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(init)
-
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        with contextlib.suppress(TypeError):  # the call itself says what is wrong with it
-            given = signature.bind(self, *args, **kwargs).arguments
-            # a default of 0 or None means "none", so such an argument may be left out
-            _check(
-                layer.__name__,
-                {
-                    name: value
-                    for name, value in given.items()
-                    if _SIZE.search(name) and signature.parameters[name].default not in (0, value)
-                },
-            )
-        init(self, *args, **kwargs)
-
-    return checked
+def _checked_init(module: nn.Module) -> None:
+    """`nn.Module.__init__`, which a layer calls before it makes its tensors: its arguments are the caller's locals."""
+    caller = sys._getframe(1)
+    if caller.f_globals["__name__"].startswith("oneflow.nn."):
+        sizes = {name: value for name, value in caller.f_locals.items() if _SIZE.search(name) and value is not None}
+        _check(type(module).__name__, sizes)
+    _init(module)
 
 
 def _check(layer: str, given: Mapping[str, Any]) -> None:
     num_weights = 1
     for name, value in given.items():
         items = value if isinstance(value, (list, tuple)) else [value]
-        if not all(is_size(item) or (item is None and len(items) > 1) for item in items):
+        if not all(is_size(item) or item is None for item in items):
             raise ValueError(f"nn.{layer} needs whole numbers >= 1, and its {name} is {value!r}")
         if _WEIGHTS.search(name) and is_size(value):
             num_weights *= int(value)
@@ -91,9 +64,9 @@ def _checked_maker(name: str, maker: Callable[..., Any]) -> Callable[..., Any]:
         lengths = args[:1] if name == "full" else args
         if len(lengths) == 1 and isinstance(lengths[0], (list, tuple)):
             lengths = tuple(lengths[0])
-        if any(isinstance(length, int) and length < 0 for length in lengths):
-            raise ValueError(f"flow.{name} needs lengths >= 0, found {list(lengths)}")
         if all(isinstance(length, int) for length in lengths):
+            if any(length < 0 for length in lengths):
+                raise ValueError(f"flow.{name} needs lengths >= 0, found {list(lengths)}")
             _check_memory(f"flow.{name} of {list(lengths)}", 4 * math.prod(lengths))
         return maker(*args, **kwargs)
 

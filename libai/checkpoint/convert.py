@@ -1,8 +1,8 @@
-"""Copies of checkpoints in another form, and the differences between two."""
+"""The weights of a checkpoint as one file, and the differences between two checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,80 +10,48 @@ import numpy as np
 
 from libai.checkpoint.errors import CheckpointError, os_reason
 from libai.checkpoint.reader import Checkpoint, TensorGroup
-from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, save
-from libai.checkpoint.shards import Entry
 from libai.checkpoint.tensor_files import FLOATING, TensorSpec, write_tensors
 from libai.utils.atomic import fsync_dir
 
 
-def convert(
-    source: Checkpoint,
-    target: str | Path,
-    *,
-    dtype: str | None = None,
-    drop: Iterable[str] = (),
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-) -> Path:
-    """Write a copy of `source` and return its path.
+def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) -> Path:
+    """Write the group `"model"` of `source` as one safetensors file and return its path.
 
-    Args:
-        target: a name ending in `.safetensors` gets the group `"model"` as one file; any other is a folder of
-            checkpoints that gets a new one of the same iteration.
-        dtype: cast floating tensors of the model to it (rounding to nearest); the optimizer keeps its own.
-        drop: groups to leave out, such as `"optimizer"`.
-        shard_bytes: as in `save`.
-
-    Raises `CheckpointError`, also when `target` exists already.
+    `dtype`: cast floating tensors to it, rounding to nearest. Raises `CheckpointError`, also if `target` exists.
     """
-    drop = set(drop)
-    is_file = Path(target).suffix == ".safetensors"
-    target = Path(target) if is_file else Path(target, source.path.name)
-    for group in [*drop, "model"] if is_file else drop:
-        if group not in source.tensors:
-            raise CheckpointError(f"drop={group!r}: {source.path} has the groups {', '.join(source.tensors)}.")
-    if is_file and "model" in drop:
-        raise CheckpointError(
-            f"{target} takes the group 'model', which drop leaves out. Drop another, or name a folder."
-        )
-    if dtype is not None and dtype not in FLOATING:
+    target = Path(target)
+    group = source.tensors.get("model")
+    if group is None:
+        raise CheckpointError(f"{source.path} has no weights, only the groups {', '.join(source.tensors)}.")
+    if dtype not in (None, *FLOATING):
         raise CheckpointError(f"dtype={dtype!r}: weights are cast to one of {', '.join(FLOATING)}.")
-    if target.exists():
-        raise CheckpointError(f"{target} exists already. Choose another name.")
-    kept = {}
-    for group, tensors in source.tensors.items():
-        if group not in drop:
-            kept[group] = {name: _cast(tensors, name, dtype if group == "model" else None) for name in tensors}
-    if not is_file:
-        return save(target.parent, source.iteration, kept, source.state, shard_bytes=shard_bytes)
-    entries = kept["model"]
+    if target.suffix != ".safetensors" or target.exists():
+        wrong = "exists already" if target.exists() else "is not the name of a safetensors file"
+        raise CheckpointError(f"{target} {wrong}. Choose a name such as gpt.safetensors.")
+    specs = {}
+    for name in group:
+        spec = group.spec(name)
+        specs[name] = TensorSpec(dtype, spec.shape) if dtype is not None and spec.dtype in FLOATING else spec
     try:
-        specs = {name: entry.spec for name, entry in entries.items()}
-        write_tensors(target, specs, {name: entry.array() for name, entry in entries.items()})
+        write_tensors(target, specs, dict(group.items()))
         fsync_dir(target.parent)
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {os_reason(error)}.") from error
     return target
 
 
-def _cast(group: TensorGroup, name: str, dtype: str | None) -> Entry:
-    spec = group.spec(name)
-    if dtype is not None and spec.dtype in FLOATING:
-        spec = TensorSpec(dtype, spec.shape)
-    return Entry(spec, lambda: group[name])
+def diff(a: Checkpoint, b: Checkpoint) -> dict[str, str]:
+    """Return the differences between two checkpoints: place -> description, `{}` if they hold the same.
 
-
-def diff(a: Checkpoint, b: Checkpoint, tolerance: float = 0.0) -> dict[str, str]:
-    """Return the differences between two checkpoints: place -> description, `{}` when they hold the same.
-
-    Tensors are compared bit by bit (so NaN equals NaN), or up to an absolute `tolerance`.
+    Tensors are compared bit by bit, so that NaN equals NaN.
     """
     of_a, of_b = ({"iteration": c.iteration, **c.tensors, "state": c.state} for c in (a, b))
-    return dict(_differences(of_a, of_b, "", tolerance))
+    return dict(_differences(of_a, of_b, ""))
 
 
-def _differences(a: Any, b: Any, place: str, tolerance: float) -> Iterator[tuple[str, str]]:
+def _differences(a: Any, b: Any, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(a, np.ndarray):
-        text = _array_difference(a, b, tolerance)
+        text = _array_difference(a, b)
         if text:
             yield place, text
         return
@@ -101,14 +69,11 @@ def _differences(a: Any, b: Any, place: str, tolerance: float) -> Iterator[tuple
         if len(set(specs)) > 1:
             yield inner, " and ".join(f"{spec.dtype} {spec.shape}" for spec in specs)
         else:
-            yield from _differences(a[name], b[name], inner, tolerance)
+            yield from _differences(a[name], b[name], inner)
 
 
-def _array_difference(a: np.ndarray, b: np.ndarray, tolerance: float) -> str:
+def _array_difference(a: np.ndarray, b: np.ndarray) -> str:
     if a.tobytes() == b.tobytes():
         return ""
     distance = np.abs(a.astype(np.float64) - b.astype(np.float64))
-    largest = float(distance.max())
-    if tolerance and largest <= tolerance:  # a NaN is never within it
-        return ""
-    return f"{int((distance != 0).sum())} of {a.size} values differ, by at most {largest:.6g}"
+    return f"{int((distance != 0).sum())} of {a.size} values differ, by at most {float(distance.max()):.6g}"

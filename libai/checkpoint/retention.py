@@ -63,10 +63,9 @@ def prune(
     root: str | Path,
     max_to_keep: int | None,
     protect: Iterable[str | Path] = (),
-    is_dry_run: bool = False,
     among: Among | None = None,
 ) -> list[Path]:
-    """Delete old checkpoints of `root` and return them; with `is_dry_run` only return them. Call on rank 0.
+    """Delete old checkpoints of `root` and return them. Call on rank 0.
 
     Kept are the newest `max_to_keep` (None: all), those in `protect`, the best (`mark_best`), and always the newest one
     that verifies: what is damaged does not count as kept. `among`: which checkpoints it is about; the others stay and
@@ -83,7 +82,7 @@ def prune(
     if doomed:
         newest_good, _ = find_latest(root, among=among)
         doomed = [path for path in doomed if newest_good is not None and path != newest_good]
-    for path in [] if is_dry_run else doomed:
+    for path in doomed:
         try:
             remove_directory(path)
         except OSError as error:

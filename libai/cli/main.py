@@ -46,7 +46,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "Models and files": {
         "predict": Command("predict for samples in a file or a dataset", "libai.cli.commands.predict"),
         "generate": Command("continue text with a language model", "libai.cli.commands.generate"),
-        "checkpoint": Command("list, verify, compare, convert, delete checkpoints", "libai.cli.commands.checkpoint"),
+        "checkpoint": Command("list, verify, compare, convert checkpoints", "libai.cli.commands.checkpoint"),
         "hf": Command("import, export, verify Hugging Face weights", "libai.cli.commands.hf"),
         "preprocess": Command("turn text into token files for training", "libai.cli.commands.preprocess"),
     },

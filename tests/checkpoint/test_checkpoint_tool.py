@@ -62,7 +62,6 @@ def test_diff_tells_what_differs(root, run):
         "state.lr: 0.1 and 0.2",
     ]
     assert run("diff", root / "best", root / "iter_0000002")[:2] == (0, "equal\n")
-    assert "model/w" not in run("diff", root / "iter_0000001", root / "iter_0000002", "--tolerance", "1")[1]
 
 
 def test_convert_exports_weights_as_one_file(root, run, tmp_path):
@@ -76,23 +75,13 @@ def test_convert_exports_weights_as_one_file(root, run, tmp_path):
     assert list(tmp_path.glob(".out*")) == []
 
 
-def test_show_has_statistics_that_json_can_hold(root, run):
-    tensors = {"model": {"good": np.arange(3.0), "bad": np.array([1.0, np.nan])}}
-    checkpoint.save(root, 4, tensors, {})
-    code, out, errors = run("show", root, "--stats", "--json")
+def test_show_lists_state_and_tensors(root, run):
+    code, out, errors = run("show", root, "--json")
     assert code == 0, errors
-    shown = json.loads(out, parse_constant=pytest.fail)["tensors"]["model"]
-    assert [shown["good"][key] for key in ("min", "mean", "max")] == [0, 1, 2]
-    assert [shown["bad"][key] for key in ("min", "mean", "max")] == [None] * 3
-    assert "min nan" in run("show", root, "--stats")[1]
-
-
-def test_prune_deletes_only_when_told(root, run):
-    code, out, _ = run("prune", root, "--max-to-keep", "1", "--dry-run")
-    assert code == 0 and "would delete" in out and "iter_0000001" in out
-    assert len(checkpoint.list_checkpoints(root)) == 3
-    assert json.loads(run("prune", root, "--max-to-keep", "1", "--json")[1])["deleted"] == [str(root / "iter_0000001")]
-    assert [path.name for path in checkpoint.list_checkpoints(root)] == ["iter_0000002", "iter_0000003"]
+    shown = json.loads(out)
+    assert shown["iteration"] == 3 and shown["state"] == {"lr": 0.3}
+    assert shown["tensors"]["model"]["w"] == {"dtype": "float32", "shape": [3, 4], "bytes": 48}
+    assert "  w  float32 (3, 4)" in run("show", root)[1].splitlines()
 
 
 @pytest.mark.parametrize(
@@ -100,11 +89,8 @@ def test_prune_deletes_only_when_told(root, run):
     [
         (["ls", "nowhere"], "nowhere is not a folder"),
         (["show", "nowhere"], "nowhere does not exist"),
-        (["prune", "root", "--max-to-keep", "0"], "keep at least one"),
-        (["convert", "root", "x", "--drop", "optimiser"], "drop='optimiser'"),
         (["convert", "root/iter_0000001", "root"], "exists already"),
-        (["convert", "root", "x.safetensors", "--drop", "model"], "takes the group 'model'"),
-        (["convert", "root", "x.safetensors", "--shard-mb", "1"], "--shard-mb does nothing"),
+        (["convert", "root", "weights"], "is not the name of a safetensors file"),
         (["frobnicate"], "invalid choice"),
         ([], "required"),
     ],

@@ -28,7 +28,7 @@ from libai.launch.external import Place
 from libai.launch.installation import ROOT, is_clone
 from libai.launch.job import TRAINING, Job, run_job
 from libai.launch.rank import end_with_parent
-from libai.launch.request import choose_port, find_config, find_free_port, read_job, take_max_restarts
+from libai.launch.request import choose_port, find_config, find_free_port, read_job, take_flags
 from libai.launch.supervisor import SLOW_SECONDS
 from libai.native import kernels
 from libai.patches import openblas
@@ -123,7 +123,7 @@ def run(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
-    max_restarts, arguments = take_max_restarts(arguments, os.environ)
+    max_restarts, is_oversubscribed, arguments = take_flags(arguments, os.environ)
     if len(arguments) < 3:
         print(USAGE, file=sys.stderr)
         return EXIT_USER_MISTAKE
@@ -131,7 +131,7 @@ def run(arguments: Sequence[str]) -> int:
     os.environ[START_VARIABLE] = str(time.time())
     for name in (START_LIMIT, STEP_LIMIT):
         read_limit(name, 0.0)  # the ranks read it; a mistake in it is told once, here
-    job = read_job(arguments, os.environ)
+    job = read_job(arguments, os.environ, is_oversubscribed)
     job.announce_start()
     with guard.signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _stop_before_start)):
         # a single rank checks the config itself; several would have to meet first, to find a typo
@@ -154,10 +154,9 @@ def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
 
     Every rank checks the config before it meets the others, and the first one prints what is wrong.
     """
-    restarts, words = take_max_restarts(arguments, {})
+    restarts, _, words = take_flags(arguments, {})
     if restarts:
         raise UserError(f"--max-restarts {restarts}: {place.launcher} starts the processes, and has to restart them.")
-    words = [word for word in words if word != "--oversubscribe"]
     runtime.hide_rendezvous_environment()  # the check of the config must meet nobody
     port = choose_port(str(place.port), place.size, place.rank)
     job = Job(TRAINING, find_config(config), 1, tuple(words), place.size, place.rank, place.address, port)

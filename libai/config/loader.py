@@ -30,8 +30,8 @@ from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.config.settings.other_names import is_foreign, meant
 from libai.config.settings.schema import LAZY_SECTIONS, SCHEDULES, SECTIONS, TYPED_SECTIONS, defaults
-from libai.launch.installation import shipped_config, shipped_configs
-from libai.launch.request import is_file
+from libai.launch.installation import shipped_configs
+from libai.launch.request import find_config
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import START_VARIABLE
 
@@ -51,17 +51,12 @@ OmegaConf.register_new_resolver("now", _now, replace=True)
 
 
 def load(path: str | Path) -> DictConfig:
-    """Load a `.py` config (its public dicts and LazyCalls), a saved `.yaml`, or a shipped config by its name alone.
+    """Load a `.py` config (its public dicts and LazyCalls), a saved `.yaml`, or a shipped config by its name only.
 
-    The file's folder becomes importable and stays so. Raises `ConfigError` with file and line for whatever goes
-    wrong in the file.
+    The file's folder becomes importable and stays so. Raises `UserError` if there is no such file, and `ConfigError`
+    with file and line for whatever goes wrong in it.
     """
-    path = Path(path)
-    if not is_file(path):
-        shipped = shipped_config(str(path))
-        if shipped is None:
-            raise ConfigError(_missing(path))
-        path = Path(shipped)
+    path = Path(find_config(str(path)))
     if path.suffix in (".yaml", ".yml"):
         return _load_yaml(path)
     if path.suffix != ".py":
@@ -248,14 +243,6 @@ def _load_yaml(path: Path) -> DictConfig:
         if Path(folder).is_dir():
             make_importable(Path(folder))
     return config
-
-
-def _missing(path: Path) -> str:
-    if os.path.isdir(path):  # unlike Path, false for a name that is too long
-        return f"{path} is a folder: expected a .py or .yaml file in it."
-    there = [file.name for file in path.parent.glob("*.*")]
-    there += [file.stem for file in Path(shipped_configs()).glob("*.py")]
-    return f"{str(path)[:200]} does not exist.{did_you_mean(path.name, there)}"
 
 
 def _not_utf8(reason: object) -> str:

@@ -37,7 +37,15 @@ class _Launcher:
     example: str = ""
 
 
-ONEFLOW = _Launcher("oneflow.distributed.launch", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ())
+ONEFLOW = _Launcher(
+    "oneflow.distributed.launch",
+    "WORLD_SIZE",
+    "RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    job=(),
+    example="--master_addr HOST",
+)
 OPEN_MPI = _Launcher(
     "mpirun of Open MPI",
     "OMPI_COMM_WORLD_SIZE",
@@ -115,73 +123,43 @@ def machine_variables(place: Place, environment: Environment) -> dict[str, str]:
 
 
 def _read(launcher: _Launcher, environment: Environment) -> Place:
-    size = _number(launcher, launcher.size, environment)
-    rank = _number(launcher, launcher.rank, environment)
-    local_rank = _number(launcher, launcher.local_rank, environment)
-    local_size = _count_here(launcher, size, environment)
-    if rank >= size or local_rank >= local_size or local_size > size:
-        raise UserError(
-            f"the environment of {launcher.name} contradicts itself: process {rank} of {size}, on its machine "
-            f"{local_rank} of {local_size}. Variables of another job may be left in it."
-        )
-    address = _address(launcher, size == local_size, environment)
-    return Place(launcher.name, rank, size, local_rank, local_size, address, _port(launcher, environment))
+    def number(name: str) -> int:
+        text = environment.get(name, "")
+        if not (text.isascii() and text.isdecimal()):
+            raise UserError(
+                f"{launcher.name} has started this process, and {name} is {text!r}: its place among the others is not "
+                "known. Start it again, or unset the variables of that launcher."
+            )
+        return int(text)
 
+    def given(name: str) -> str:
+        prefixes = ("MASTER_",) if launcher is ONEFLOW else ("", "MASTER_")
+        return next(filter(None, (environment.get(prefix + name) for prefix in prefixes)), "")
 
-def _number(launcher: _Launcher, name: str, environment: Environment) -> int:
-    text = environment.get(name, "")
-    if not (text.isascii() and text.isdecimal()):
-        found = f"{name} is {text!r}" if name in environment else f"{name} is not set"
-        raise UserError(
-            f"{launcher.name} has started this process, and {found}: its place among the others is not known. Start "
-            "it again, or unset the variables of that launcher."
-        )
-    return int(text)
-
-
-def _count_here(launcher: _Launcher, size: int, environment: Environment) -> int:
-    """Return the number of processes on this machine."""
-    if launcher is ONEFLOW and launcher.local_size not in environment:
-        return size  # it sets no such variable; more than one process, since it was used
-    if launcher is not SRUN:
-        return _number(launcher, launcher.local_size, environment)
-    node = _number(launcher, "SLURM_NODEID", environment)
-    text = environment.get(launcher.local_size, "")
+    size = number(launcher.size)
+    rank = number(launcher.rank)
+    local_rank = number(launcher.local_rank)
+    node = number("SLURM_NODEID") if launcher is SRUN else 0
+    # oneflow's launcher sets no such variable
+    text = environment.get(launcher.local_size, str(size) if launcher is ONEFLOW else "")
     counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
         counts += [int(count)] * int(times or 1)
-    if node >= len(counts):
+    if node >= len(counts) or rank >= size or not local_rank < counts[node] <= size:
         raise UserError(
-            f"srun has started this process on node {node}, and {launcher.local_size}={text!r} has no such node. "
-            "Start it again with srun."
+            f"the environment of {launcher.name} contradicts itself: process {rank} of {size}, {local_rank} on machine "
+            f"{node}, and {launcher.local_size}={text!r}. Variables of another job may be left in it."
         )
-    return counts[node]
-
-
-def _address(launcher: _Launcher, is_one_machine: bool, environment: Environment) -> str:
-    if launcher is ONEFLOW:
-        for name in ("MASTER_ADDR", "MASTER_PORT"):
-            if not environment.get(name):
-                raise UserError(
-                    f"WORLD_SIZE={environment['WORLD_SIZE']}, and {name} is not set. Set it, or unset WORLD_SIZE."
-                )
-        return environment["MASTER_ADDR"]
-    given = environment.get("ADDR") or environment.get("MASTER_ADDR")
-    found = given or (LOOPBACK if is_one_machine else first_host(environment.get(launcher.hosts, "")))
-    if not found:
+    address = given("ADDR") or (LOOPBACK if size == counts[node] else first_host(environment.get(launcher.hosts, "")))
+    if not address:
         raise UserError(
             f"{launcher.name} has started processes on several machines and does not set the address of rank 0. Set "
             f"ADDR to an address of that machine for all of them: {launcher.example}."
         )
-    return found
-
-
-def _port(launcher: _Launcher, environment: Environment) -> int:
-    """Return the port of PORT or MASTER_PORT, else one that follows from the job: all ranks find the same."""
-    is_oneflow = launcher is ONEFLOW
-    given = environment.get("MASTER_PORT") if is_oneflow else environment.get("PORT") or environment.get("MASTER_PORT")
+    # else one that follows from the job, so that all ranks find the same
     job = ".".join(environment.get(name, "") for name in launcher.job).strip(".")
-    return read_port(given or "") or (20000 + zlib.crc32(job.encode()) % 10000 if job else DEFAULT_PORT)
+    port = read_port(given("PORT")) or (20000 + zlib.crc32(job.encode()) % 10000 if job else DEFAULT_PORT)
+    return Place(launcher.name, rank, size, local_rank, counts[node], address, port)
 
 
 def first_host(nodes: str) -> str | None:

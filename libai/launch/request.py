@@ -3,6 +3,7 @@
 Standard library only. Not here: starting the job (libai/launch/job.py), mistakes in the config (libai/cli/launch.py).
 """
 
+import argparse
 import difflib
 import os
 import random
@@ -25,11 +26,12 @@ PROCESSES_PER_CORE, MIN_PROCESSES_LIMIT = 8, 16
 FREE_PORTS = range(20000, 32000)
 
 
-def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
+def read_job(arguments: Sequence[str], environment: Mapping[str, str], is_oversubscribed: bool = False) -> Job:
     """Return the job that three or more arguments and the environment ask for; `UserError` for what cannot be."""
     file, config, processes, *rest = arguments
     num_processes = _positive_int("PROCS", processes)
-    rest = _check_oversubscription(num_processes, rest)
+    if not is_oversubscribed:
+        _check_cores(num_processes)
     file_path = file if is_own_module(file) else find_file("FILE", file)
     config_path = find_config(config)
     if config_path == str(TRAIN_NET):
@@ -52,43 +54,31 @@ def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
 
 
 def is_own_module(file: str) -> bool:
-    """Whether FILE is a program of libai by its module's name, such as `libai.cli.train_net`."""
+    """Return True if FILE is a program of libai by its module's name, such as `libai.cli.train_net`."""
     return file.startswith("libai.") and ROOT.joinpath(*file.split(".")).with_suffix(".py").is_file()
 
 
 def find_config(config: str) -> str:
-    """The absolute path of CONFIG: a file, or one of the shipped configs by its name alone."""
-    shipped = None if is_file(Path(config)) else shipped_config(config)
+    """Return the absolute path of CONFIG: a file, or one of the shipped configs by its name only."""
+    shipped = None if os.path.isfile(config) else shipped_config(config)
     return shipped or find_file("CONFIG", config)
 
 
 def find_file(name: str, path: str) -> str:
     """Return the absolute path of a file given relative to the current folder or, failing that, to the repository."""
-    looked_in = [Path.cwd(), *([ROOT] if is_clone() else [])]
-    for folder in looked_in:
-        if is_file(folder / path):
-            return str((folder / path).resolve())
-    if len(path) > 255 or not path:
-        raise UserError(f"{name} is {path[:60]!r}{'...' if path else ''}, which is no name of a file.")
-    for folder in looked_in:
-        if (folder / path).is_dir():
-            files = sorted(file.name for file in (folder / path).glob("*.py"))[:5]
-            inside = f" In it are {', '.join(files)}." if files else ""
-            raise UserError(f"{name} is {path}, which is a folder. Name a file in it.{inside}")
-    folder = next((f for f in looked_in if (f / path).parent.is_dir()), ROOT)
-    neighbours = {str(Path(path).with_name(p.name)) for p in (folder / path).parent.glob("*.py")}
-    shipped = {file.stem for file in Path(shipped_configs()).glob("*.py")} if name == "CONFIG" else set()
-    near = difflib.get_close_matches(path, neighbours | shipped, n=1)
-    hint = f" Did you mean {near[0]}?" if near else f" Looked in {' and '.join(map(str, looked_in))}."
-    raise UserError(f"{name} is {path}, and there is no such file.{hint}")
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is such a file; also for what cannot be the name of one."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, or holds a null byte
-        return False
+    folders = [os.getcwd(), *([_ROOT] if is_clone() else [])]
+    known = [file.stem for file in Path(shipped_configs()).glob("*.py")] if name == "CONFIG" else []
+    for folder in folders:
+        place = os.path.join(folder, path)
+        if os.path.isfile(place):
+            return os.path.realpath(place)
+        if path and os.path.isdir(place):
+            raise UserError(f"{name} is {path}, which is a folder. Name a file in it.")
+        if os.path.isdir(os.path.dirname(place)):
+            known += [str(Path(path).with_name(file.name)) for file in Path(place).parent.glob("*.py")]
+    near = difflib.get_close_matches(path, known, n=1)
+    hint = f"Did you mean {near[0]}?" if near else f"Looked in {' and '.join(folders)}."
+    raise UserError(f"{name} is {path[:200] or 'empty'}, and there is no such file. {hint}")
 
 
 def _positive_int(name: str, text: str) -> int:
@@ -99,16 +89,14 @@ def _positive_int(name: str, text: str) -> int:
     return int(text)
 
 
-def _check_oversubscription(num_processes: int, arguments: Sequence[str]) -> list[str]:
-    """The arguments without `--oversubscribe`; `UserError` for too many processes without it."""
+def _check_cores(num_processes: int) -> None:
     cores = len(os.sched_getaffinity(0))
     most = max(MIN_PROCESSES_LIMIT, PROCESSES_PER_CORE * cores)
-    if num_processes > most and "--oversubscribe" not in arguments:
+    if num_processes > most:
         raise UserError(
             f"PROCS is {num_processes}, and this machine has {cores} core{'s' if cores > 1 else ''}: more than {most} "
             f"processes would take its memory and hardly run. Choose 1 to {most}, or add --oversubscribe."
         )
-    return [argument for argument in arguments if argument != "--oversubscribe"]
 
 
 def _node_rank(environment: Mapping[str, str], num_nodes: int) -> int:
@@ -128,14 +116,7 @@ def _check_address(address: str, num_nodes: int, node_rank: int) -> None:
         raise UserError(
             f"ADDR={address} cannot be resolved ({error}). It must name the machine of NODE_RANK=0."
         ) from None
-    if num_nodes == 1:
-        if not _can_bind(resolved, 0):
-            raise UserError(
-                f"ADDR={address} is not an address of this machine, and with NODE=1 all processes run here. Leave ADDR "
-                "out, or set NODE to the number of machines."
-            )
-        return
-    if resolved.startswith("127."):
+    if num_nodes > 1 and resolved.startswith("127."):
         raise UserError(
             f"NODE={num_nodes} with ADDR={address}: that is every machine's own address. Set ADDR to an address of the "
             "machine of NODE_RANK=0 that the others can reach. (Two nodes on one machine cannot work: oneflow 0.9.0 "
@@ -143,7 +124,10 @@ def _check_address(address: str, num_nodes: int, node_rank: int) -> None:
         )
     if (node_rank == 0) != _can_bind(resolved, 0):
         found = "is not an address of this machine" if node_rank == 0 else "is an address of this same machine"
-        raise UserError(f"NODE_RANK={node_rank}, but ADDR={address} {found}. ADDR names the machine of NODE_RANK=0.")
+        raise UserError(
+            f"NODE={num_nodes} and NODE_RANK={node_rank}, but ADDR={address} {found}. ADDR names the machine of "
+            "NODE_RANK=0; leave it out if there is only one machine."
+        )
 
 
 def choose_port(text: str, num_nodes: int, node_rank: int) -> int:
@@ -185,18 +169,16 @@ def _can_bind(address: str, port: int) -> bool:
     return True
 
 
-def take_max_restarts(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Return the number of restarts (`--max-restarts N`, else MAX_RESTARTS, else 0) and the other arguments."""
-    name, text = "MAX_RESTARTS", environment.get("MAX_RESTARTS") or "0"
-    words, rest = list(arguments), []
-    while words:
-        word = words.pop(0)
-        if word == "--max-restarts":
-            name, text = word, words.pop(0) if words else ""
-        elif word.startswith("--max-restarts="):
-            name, text = "--max-restarts", word.partition("=")[2]
-        else:
-            rest.append(word)
-    if not text.isdecimal():
-        raise UserError(f"{name} is {text!r}; it must be how often a failed job is started again, a whole number.")
-    return int(text), rest
+def take_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bool, list[str]]:
+    """Return the number of restarts (`--max-restarts N`, else MAX_RESTARTS, else 0), whether `--oversubscribe` is
+    there, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max-restarts", nargs="?", const="", default=environment.get("MAX_RESTARTS") or "0")
+    parser.add_argument("--oversubscribe", action="store_true")
+    known, rest = parser.parse_known_args(list(arguments))
+    if not known.max_restarts.isdecimal():
+        raise UserError(
+            f"--max-restarts is {known.max_restarts!r}; it (or MAX_RESTARTS) must be how often a failed job is started "
+            "again, a whole number."
+        )
+    return int(known.max_restarts), known.oversubscribe, rest

@@ -5,6 +5,7 @@ import types
 import pytest
 
 from libai.config import ConfigError, LazyConfig, defaults, get_config, instantiate, loader
+from libai.utils.errors import UserError
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def write(folder, name, text):
 
 
 def failure(path):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         LazyConfig.load(path)
     return str(caught.value)
 
@@ -186,8 +187,8 @@ def test_an_error_in_a_module_names_both_places(folder, monkeypatch):
 
 def test_a_missing_file_names_the_nearest(folder):
     write(folder, "gpt_stdlib.py", "")
-    assert failure(folder / "gpt_stdlb.py").endswith("does not exist. Did you mean gpt_stdlib.py?")
-    assert failure("mlp_digit").endswith("mlp_digit does not exist. Did you mean mlp_digits?"), "a shipped one"
+    assert failure(folder / "gpt_stdlb.py").endswith(f"there is no such file. Did you mean {folder}/gpt_stdlib.py?")
+    assert failure("mlp_digit").endswith("and there is no such file. Did you mean mlp_digits?"), "a shipped one"
     assert "is a folder" in failure(folder)
     assert "expected a .py or a .yaml file" in failure(write(folder, "exp.txt", ""))
 

@@ -58,7 +58,7 @@ PARTNER = "from circle import model\n"
 
 #: names that are no file
 NAMES = {
-    "nowhere.py": ("nowhere.py does not exist",),
+    "nowhere.py": ("CONFIG is nowhere.py, and there is no such file",),
     "user_confg.py": ("Did you mean user_config.py?",),
     "no_folder/x.py": ("does not exist",),
     "a_folder": ("a_folder is a folder",),

@@ -103,11 +103,11 @@ def test_of_launchers_inside_of_each_other_the_inner_one_counts(environment, lau
         ),
         (srun(5, 2), "the environment of srun contradicts itself: process 5 of 2"),
         (open_mpi(0, 2, OMPI_COMM_WORLD_SIZE="x"), "OMPI_COMM_WORLD_SIZE is 'x': its place among the others"),
-        ({"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK is not set: its place"),
-        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}, "WORLD_SIZE=2, and MASTER_ADDR is not set"),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK is '': its place"),
+        (oneflow(0, 4, LOCAL_WORLD_SIZE="2", MASTER_ADDR=""), "does not set the address of rank 0"),
         (open_mpi(3, 4, **OTHER_HALF), "does not set the address of rank 0. Set ADDR to an address of that machine"),
         (open_mpi(0, 2, PORT="x"), "PORT is 'x'; it must be a whole number"),
-        (srun(0, 2, SLURM_NODEID="3"), "SLURM_STEP_TASKS_PER_NODE='2' has no such node"),
+        (srun(0, 2, SLURM_NODEID="3"), "0 on machine 3, and SLURM_STEP_TASKS_PER_NODE='2'"),
     ],
 )
 def test_contradictions_are_one_clear_error(environment, text):

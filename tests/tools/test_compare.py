@@ -63,10 +63,10 @@ def test_what_differs_and_the_last_metrics_are_printed(tmp_path, capsys):
     a = make_run(tmp_path / "a", model={"width": 4})
     b = make_run(tmp_path / "b", 0.2, (3.0, 1.25, 0.75), processes=2, status=None)
     rows = compared(capsys, a, b)
-    assert rows[0] == ["differs", a, b]
-    assert rows[1:4] == [["optim.lr", "0.1", "0.2"], ["model.width", "4", "-"], ["layout.world_size", "1", "2"]]
-    assert rows[5] == ["last value", a, b]
-    assert rows[6:] == [["status", "finished", "unfinished"], ["iterations", "20", "30"], ["train/loss", "1", "0.75"]]
+    assert rows[0] == ["last value", a, b]
+    assert rows[1:4] == [["status", "finished", "unfinished"], ["iterations", "20", "30"], ["train/loss", "1", "0.75"]]
+    assert rows[5] == ["differs", a, b]
+    assert rows[6:] == [["optim.lr", "0.1", "0.2"], ["model.width", "4", "-"], ["layout.world_size", "1", "2"]]
 
 
 def test_json_has_the_values_unrounded(tmp_path, capsys):
@@ -75,7 +75,8 @@ def test_json_has_the_values_unrounded(tmp_path, capsys):
     assert compare.run([a, b, "--json", "-o", str(tmp_path / "page.html")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["differs"] == {"optim.lr": {a: 0.1234567, b: 0.1234568}, "model.width": {a: 4}}
-    assert found["runs"][a] == {"status": "finished", "iterations": 10, "metrics": {"train/loss": 1.23456789}}
+    assert found["runs"][a]["metrics"] == {"train/loss": 1.23456789}
+    assert (found["runs"][a]["status"], found["runs"][a]["iterations"]) == ("finished", 10)
     assert found["runs"][b]["metrics"] == {"train/loss": None}
     assert (tmp_path / "page.html").exists()
 
@@ -83,13 +84,31 @@ def test_json_has_the_values_unrounded(tmp_path, capsys):
 def test_equal_runs_one_run_and_a_run_without_metrics(tmp_path, capsys):
     a = make_run(tmp_path / "a")
     b = make_run(tmp_path / "b", losses=())
-    assert compared(capsys, a, b)[1] == ["nothing"]
-    assert compared(capsys, a, b)[-2:] == [["iterations", "20", "0"], ["train/loss", "1", "-"]]
-    assert compared(capsys, a)[-1] == ["train/loss", "1"]
-    assert compared(capsys, a, a)[-1] == ["train/loss", "1"]
+    assert compared(capsys, a, b)[-2:] == [["differs", a, b], ["nothing"]]
+    assert compared(capsys, a, b)[2:4] == [["iterations", "20", "0"], ["train/loss", "1", "-"]]
+    assert compared(capsys, a, a)[3] == ["train/loss", "1"]
     page = tmp_path / "page.html"
     assert compared(capsys, b, "-o", str(page))[-1] == [f"wrote {page}"]
     assert "No run has metrics yet." in Page(page).words
+
+
+def test_one_run_is_compared_with_the_defaults_after_its_result(tmp_path, capsys):
+    a = make_run(tmp_path / "a", status=None)
+    best = {"metric": "val/accuracy", "value": 0.5, "iteration": 10}
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({"status": "finished", "best": best}))
+    rows = compared(capsys, a)
+    assert ["best", "val/accuracy 0.5 at 10"] in rows[:5]
+    assert (
+        ["differs", "default", a] in rows and ["train.seed", "1234", "1"] in rows and ["optim.lr", "-", "0.1"] in rows
+    )
+
+
+def test_equal_curves_are_told_apart(tmp_path):
+    runs = [make_run(tmp_path / name) for name in "ab"]
+    assert compare.run([*runs, "-o", str(tmp_path / "page.html")]) == 0
+    first, second = re.findall(r'<path d="M0.0000(.*?)/>', (tmp_path / "page.html").read_text())
+    assert first.split('"')[0] == second.split('"')[0]
+    assert 'dasharray="none"' in first and 'dasharray="7 5"' in second
 
 
 def test_the_page_holds_everything_and_refers_to_nothing(tmp_path):
@@ -99,7 +118,7 @@ def test_the_page_holds_everything_and_refers_to_nothing(tmp_path):
     assert compare.run([a, b, "-o", str(page)]) == 0
     found = Page(page)
     assert found.links == [] and "url(" not in page.read_text()
-    for word in ("train/loss", "iteration", f" {a}", "<script>alert(1)</script>", "finished"):
+    for word in ("train/loss", f" {a}", "<script>alert(1)</script>", "finished"):
         assert word in found.words, word
     assert "nan" not in page.read_text()
 

@@ -1,6 +1,6 @@
-"""Compare runs: the settings and versions that differ, and the last value of each metric.
+"""Compare runs: how they ended, their metrics, and what differs in settings and versions. One run: from the defaults.
 
-With --output also one HTML page with the curves, which refers to nothing outside of it. One run alone has a page, too.
+With --output also one HTML page with the curves, which refers to nothing outside of it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ from libai.utils.screen import format_table
 _NAMES = ("train.output_dir",)
 #: the parts of env.json that explain a difference
 _FACTS = ("layout", "libai", "git", "oneflow", "packages", "python", "machine")
+#: the sections without defaults that are shown of one run
+_CHOSEN = ("model", "optim", "lr_scheduler")
+#: the column that one run is compared with
+_DEFAULT = "default"
 #: in place of the value of a setting that a run does not have
 _MISSING = object()
 
@@ -35,11 +39,13 @@ class Record:
     Attributes:
         settings: dotted key -> value, of the resolved config and of env.json.
         status: how the run ended; `unfinished` if it has not, or was killed.
+        best: metric, value and iteration of its best checkpoint; empty without one.
     """
 
     settings: dict[str, Any]
     curves: Curves
     status: str
+    best: dict[str, Any]
 
     @property
     def iterations(self) -> int:
@@ -58,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.output and args.output.suffix != ".html":
         raise UserError(f"--output {args.output}: it must end in .html.")
     records = {name: read_record(Path(name)) for name in args.runs}
-    tables = [settings_table(records), metrics_table(records)]
+    tables = [metrics_table(records), settings_table(records)]
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_text(args.output, page_of(tables, {name: record.curves for name, record in records.items()}))
@@ -91,8 +97,9 @@ def read_record(run: Path) -> Record:
         raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from None
     environment = read_json(run / "env.json")
     facts = {name: environment[name] for name in _FACTS if name in environment}
-    status = read_json(run / "summary.json").get("status", "unfinished")
-    return Record(flatten({**settings, **facts}), read_curves(run / "metrics.jsonl"), str(status))
+    summary = read_json(run / "summary.json")
+    status = str(summary.get("status", "unfinished"))
+    return Record(flatten({**settings, **facts}), read_curves(run / "metrics.jsonl"), status, summary.get("best") or {})
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -124,22 +131,31 @@ def read_curves(file: Path) -> Curves:
     return curves
 
 
-def differing(records: dict[str, Record]) -> dict[str, list[Any]]:
-    """Key -> its value in each run, where not all are equal; `_MISSING` if a run does not have the key."""
-    found: dict[str, list[Any]] = {}
-    for key in dict.fromkeys(key for record in records.values() for key in record.settings):
-        values = [record.settings.get(key, _MISSING) for record in records.values()]
-        if key not in _NAMES and any(value != values[0] for value in values):
+def differing(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
+    """Key -> its value in each run that has the key, where not all are equal; one run is compared with the defaults."""
+    columns = {name: record.settings for name, record in records.items()}
+    if len(records) == 1:
+        from libai.config.settings.schema import TYPED_SECTIONS
+
+        (name, settings), *_ = columns.items()
+        chosen = {key: settings[key] for key in settings if key.partition(".")[0] in (*TYPED_SECTIONS, *_CHOSEN)}
+        columns = {_DEFAULT: flatten({name: asdict(cls()) for name, cls in TYPED_SECTIONS.items()}), name: chosen}
+    found: dict[str, dict[str, Any]] = {}
+    for key in dict.fromkeys(key for settings in columns.values() for key in settings):
+        values = {name: settings[key] for name, settings in columns.items() if key in settings}
+        first = next(iter(values.values()))
+        if key not in _NAMES and (len(values) < len(columns) or any(value != first for value in values.values())):
             found[key] = values
     return found
 
 
 def settings_table(records: dict[str, Record]) -> list[list[str]]:
-    """A header, and a row for each setting or version that differs between runs."""
-    rows = [["differs", *records]]
+    """A header, and a row for each setting or version that differs."""
+    names = [_DEFAULT, *records] if len(records) == 1 else list(records)
+    rows = [["differs", *names]]
     for key, values in differing(records).items():
-        rows.append([key, *map(_show, values)])
-    return rows if len(rows) > 1 else [*rows, ["nothing", *("" for _ in records)]]
+        rows.append([key, *(_show(values.get(name, _MISSING)) for name in names)])
+    return rows if len(rows) > 1 else [*rows, ["nothing", *("" for _ in names)]]
 
 
 def metrics_table(records: dict[str, Record]) -> list[list[str]]:
@@ -147,9 +163,15 @@ def metrics_table(records: dict[str, Record]) -> list[list[str]]:
     found = list(records.values())
     rows = [["last value", *records], ["status", *(record.status for record in found)]]
     rows.append(["iterations", *(str(record.iterations) for record in found)])
+    if any(record.best for record in found):
+        rows.append(["best", *(_show_best(record.best) for record in found)])
     for tag in dict.fromkeys(tag for record in found for tag in record.metrics):
         rows.append([tag, *(_show(record.metrics.get(tag, _MISSING)) for record in found)])
     return rows
+
+
+def _show_best(best: dict[str, Any]) -> str:
+    return f"{best['metric']} {_show(best['value'])} at {best['iteration']}" if best else "-"
 
 
 def _show(value: Any) -> str:
@@ -167,8 +189,5 @@ def as_json(records: dict[str, Record]) -> dict[str, Any]:
     for name, record in records.items():
         # JSON has no NaN
         metrics = {tag: value if math.isfinite(value) else None for tag, value in record.metrics.items()}
-        runs[name] = {"status": record.status, "iterations": record.iterations, "metrics": metrics}
-    differs = {}
-    for key, values in differing(records).items():
-        differs[key] = {name: value for name, value in zip(records, values) if value is not _MISSING}
-    return {"runs": runs, "differs": differs}
+        runs[name] = {"status": record.status, "iterations": record.iterations, "best": record.best, "metrics": metrics}
+    return {"runs": runs, "differs": differing(records)}

@@ -1,7 +1,7 @@
 """Turn text into token files for training: documents of .jsonl files (a line each) or of plain text (a file each).
 
-    preprocess corpus.jsonl --output tokens --tokenizer bpe --vocab-size 8192
-    preprocess *.txt --output tokens --tokenizer pretrained/tokenizer.json --processes 8
+    libai preprocess corpus.jsonl --output tokens --tokenizer bpe --vocab-size 8192
+    libai preprocess *.txt --output bytes --processes 8
 
 `libai.data.TokenDataset(path=tokens, sequence_length=…)` reads them.
 """

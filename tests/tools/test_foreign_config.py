@@ -1,0 +1,83 @@
+"""Every command on the config of a user who has written one file, outside of the repository."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+
+from libai.cli.main import COMMANDS
+
+pytestmark = pytest.mark.e2e
+
+CONFIG = "rings.py"
+RUN = "out/rings"
+SHORT = ["--rounds", "2", "--block-seconds", "0.05", "--check-iterations", "3"]
+#: commands that succeed, and a text that they print
+WORDS = {
+    "train": (["train", CONFIG, "train.output_dir=out/graph", "graph.enabled=true"], "done after 12 iterations"),
+    "train two processes": (["train", CONFIG, "-n", "2", "train.output_dir=out/two"], "done after 12 iterations"),
+    "train --dry-run": (["train", CONFIG, "--dry-run"], ""),
+    "train --find-lr": (["train", CONFIG, "--find-lr", "1e-5,1,12"], "lr"),
+    "train --print-config": (["train", CONFIG, "--print-config"], "early_stop_patience: 20"),
+    "train --fast-dev-run": (["train", CONFIG, "--fast-dev-run", "train.output_dir=out/fast"], "done after 8"),
+    "resume": (["resume", RUN, "train.train_iter=16"], "resumed out/rings"),
+    "eval": (["eval", RUN], "recall"),
+    "compare": (["compare", RUN, RUN, "--output", "page.html"], "val/recall"),
+    "doctor": (["doctor"], "oneflow"),
+    "predict": (["predict", RUN, "--data", "val", "--output", "found.csv"], ""),
+    "predict a file": (["predict", RUN, "--input", "points.jsonl", "--classify"], "probability"),
+    "checkpoint": (["checkpoint", "verify", RUN], "iter_0000012: ok"),
+    "parity": (["parity", CONFIG, "--iters", "3"], ""),
+    "verify-resume": (["verify-resume", CONFIG, "--iters", "2"], "exact: "),
+    "benchmark": (["benchmark", CONFIG, "--modes", "eager,graph", *SHORT], "Losses agreed"),
+}
+#: commands that cannot do anything with it, and the mistake that they name
+REFUSED = {
+    "generate": (["generate", RUN, "a"], "error: "),
+    "hf": (["hf", "export", RUN, "hf"], "error: "),
+    "preprocess": (["preprocess", CONFIG, "--output", RUN], "error: "),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The user's folder, with a run in it."""
+    folder = tmp_path_factory.mktemp("user")
+    shutil.copy(Path(__file__).with_name("foreign_config.py"), folder / CONFIG)
+    (folder / "points.jsonl").write_text('{"points": [0.5, 1.0]}\n{"points": [2.0, 0.0]}\n')
+    done = run(folder, ["train", CONFIG])
+    assert done.returncode == 0 and "done after 12 iterations" in done.stdout, done
+    return folder
+
+
+def run(folder: Path, words: list[str]) -> jobs.Finished:
+    return jobs.run([sys.executable, str(jobs.ROOT / "libai" / "__main__.py"), *words], cwd=folder)
+
+
+def test_every_command_is_here():
+    assert {words[0] for words, _ in [*WORDS.values(), *REFUSED.values()]} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_command_works(name, folder):
+    words, text = WORDS[name]
+    done = run(folder, words)
+    assert done.returncode == 0 and text in done.stdout, done
+    assert "Traceback" not in done.stderr and not any(line.startswith("error") for line in done.errors), done
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_command_that_does_not_fit_is_refused_in_one_line(name, folder):
+    words, text = REFUSED[name]
+    done = run(folder, words)
+    assert done.returncode == 2 and len(done.errors) == 1 and done.errors[0].startswith(text), done
+
+
+def test_the_best_is_kept_by_the_users_metric(folder):
+    best = json.loads((folder / RUN / "checkpoints" / "best.json").read_text())
+    assert best["metric"] == "eval/val/recall" and 0 < best["value"] <= 1

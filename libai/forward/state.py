@@ -4,8 +4,7 @@ Graph mode writes the buffers that it names after every compiled step (docs/dev/
 
 Of changes in place, a backward pass must see nothing. OneFlow 0.9.0 counts no versions of tensors: where `h /
 self.scale` is followed by `self.scale.mul_(0.9)`, the eager backward pass divides by the changed value, without a word.
-A graph does right. `values_kept` makes eager mode do the same: each change gets memory of its own. `written_in_place`
-finds the buffers that need it.
+A graph does right. `values_kept` makes eager mode do the same: each change gets memory of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _data, _detach = flow.Tensor.data, flow.Tensor.detach
 class Facts:
     """Side effects of training forwards; names are dotted, equal on all ranks.
 
-    `buffers`: except those of batch normalization. `written`: buffers and frozen parameters that are changed in place.
+    `buffers`: except those of batch normalization. `written`: these and frozen parameters that forward changes.
     `reached`: parameters that get a gradient from the losses; None when nobody has looked. `parameters`: those that
     forward itself changes. `counting`: batch norms that run in training mode; None when nobody has looked.
     """
@@ -120,10 +119,10 @@ def values_kept(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
         yield
         return
     places = _Places(model, names)
-    memory = [(tensor, _detach(tensor)) for tensor in places.now().values()]
+    memory = [(tensor, _detach(tensor)) for tensor in places.now().values() if tensor.is_leaf]
 
     def renew(tensor: flow.Tensor) -> None:
-        if places.name_of(tensor) is not None:
+        if places.name_of(tensor) is not None and tensor.is_leaf:
             with flow.no_grad():
                 _data.__set__(tensor, tensor.clone())
 
@@ -159,18 +158,3 @@ def _changes_announced(places: _Places, announce: Callable[[flow.Tensor], Any]) 
     replacements = {name: announced(getattr(flow.Tensor, name)) for name in WRITING_METHODS}
     replacements |= {"data": property(get_data, announced(_data.__set__)), "detach": detach}
     return replaced(*((flow.Tensor, name, replacement) for name, replacement in replacements.items()))
-
-
-@contextmanager
-def written_in_place(model: nn.Module, names: Sequence[str]) -> Iterator[set[str]]:
-    """Fill the set with those of the buffers and frozen parameters `names` that methods of tensors change in the block,
-    directly; what is changed through a view is not seen."""
-    places, written = _Places(model, names), set[str]()
-
-    def note(tensor: flow.Tensor) -> None:
-        name = places.name_of(tensor)
-        if name is not None:
-            written.add(name)
-
-    with _changes_announced(places, note):
-        yield written

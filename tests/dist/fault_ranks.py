@@ -74,7 +74,8 @@ def cells() -> dict[str, Cell]:
     found["plain, each rank, graph"] = Cell(plain, "graph", "right", options={"batch_scope": "rank"})
     for name in ("buffer, copy_", "buffer, assign", "buffer, through detach", "hook of an object with a module"):
         for mode in ("eager", "graph"):
-            found[f"{name}, {mode}"] = Cell(faults.FAULTS[name], mode, "right")
+            fault = faults.FAULTS[name]
+            found[f"{name}, {mode}"] = Cell(fault, mode, getattr(fault, mode))
     found["attribute, eager"] = Cell(faults.FAULTS["an average in an attribute"], "eager", "right")
     return found
 

@@ -51,7 +51,7 @@ def test_a_model_that_fits_on_no_rank_as_a_whole_is_not_compared_with_one_proces
 def test_ranks_that_compute_something_else_are_refused(rows, name):
     first, second = rows[name]["errors"]
     assert first == second
-    assert "ByRank.forward differs by rank: in update 1 the loss of the same samples is" in first
+    assert "ByRank.forward differs by rank: on rank 1, in update 1 the loss" in first
 
 
 def test_a_switch_that_makes_the_loss_mix_samples_is_refused_before_its_update(rows):

@@ -15,9 +15,8 @@ from oneflow import nn
 from oneflow.optim.lr_scheduler import LambdaLR
 
 from libai.engine.hooks import RehearsalHook
-from libai.engine.rehearsal.comparison import LOSS_BOUND, first_difference
+from libai.engine.rehearsal.comparison import LOSS_BOUND, State, Updates, first_difference
 from libai.engine.rehearsal.one_process import loss_mixes_samples
-from libai.engine.rehearsal.reference import Reference, State
 from libai.layers import Dropout
 from libai.utils.errors import UserError
 
@@ -132,7 +131,7 @@ def update(gradient):
     for number, value in enumerate((0.0, gradient)):
         array = np.full(4, value, dtype=np.float32)
         states[number] = State({"w": 1 - LR * array}, {"w/momentum_buffer": array}, {})
-    return Reference(losses=[{"train/loss": 1.0}], states=states)
+    return Updates(losses=[{"train/loss": 1.0}], states=states)
 
 
 @pytest.mark.parametrize("device", LOSS_BOUND)

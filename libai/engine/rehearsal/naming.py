@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from libai.engine.compiled.buffers import same_buffers
+from libai.engine.rehearsal.comparison import Reference
 from libai.engine.rehearsal.kept import python_kept
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.recorder import GRADIENT, VALUE, Record, Recorder, recording_trace
-from libai.engine.rehearsal.reference import Iterations, Reference, copied, keeping_copies, rehearsing
+from libai.engine.rehearsal.reference import Iterations, copied, keeping_copies, rehearsing
 from libai.forward.state import Facts
 from libai.utils.distributed import gather_arrays, gather_objects
 

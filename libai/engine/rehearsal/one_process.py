@@ -171,48 +171,34 @@ def _rank_by_rank(ranks: int, module: Any, forward: Callable[..., Any], args: tu
 
 
 def loss_mixes_samples(trainer: Any, batch: Any) -> bool:
-    """Return whether the loss of this rank's `batch` is not the mean over its samples, or over counted items.
-
-    Compares it with the losses of batches in which its two halves are exchanged, and with that of all samples twice;
-    without dropout. False where that cannot be computed. Not collective, for local replicas.
-    """
+    """Return whether the loss of this rank's `batch` is not the mean of those of its two halves, weighted by samples or
+    counted items; without dropout. False if that cannot be computed. Not collective, for local replicas."""
     gradients = trainer.gradients
     batch = gradients.to_device(batch)
     size = min((len(tensor) for tensor in batch.values() if tensor.ndim), default=0)
     if size < 2:
         return False
-    first, second = list(range(size // 2)), list(range(size // 2, 2 * (size // 2)))
-    odd = [size - 1] * (size % 2)
-    exchanged = [_rows(batch, first + first + odd), _rows(batch, second + second + odd)]
-    twice = _rows(batch, [*range(size), *range(size)])
+    parts = [batch]
+    for rows in (slice(size // 2), slice(size // 2, size)):
+        parts.append({name: tensor[rows] if tensor.ndim else tensor for name, tensor in batch.items()})
     quiet = [module for module in trainer.model.modules() if module.training and _draws_or_normalizes(module)]
     try:
         with forward_rolled_back(trainer.model), flow.no_grad():
             for module in quiet:
                 vars(module)["training"] = False
-            loss = _loss(gradients, batch)
-            counts = np.array([float(gradients.item_counts([one])[0]) for one in exchanged])
-            mean = np.average([_loss(gradients, one) for one in exchanged], weights=counts)
-            return not np.allclose([mean, _loss(gradients, twice)], loss, rtol=_MEAN_BOUND)
+            weights = [float(gradients.item_counts([part])[0]) for part in parts[1:]]
+            losses = [gradients.forward_eagerly({n: t.clone() for n, t in part.items()}, 0) for part in parts]
+            whole, *halves = [float(total_loss(one).numpy()) for one in losses]
     except Exception:  # a forward for one size of batch, or with items counted by loss: the update itself raises again
         return False
     finally:
         for module in quiet:
             vars(module)["training"] = True
-
-
-def _rows(batch: dict[str, flow.Tensor], rows: list[int]) -> dict[str, flow.Tensor]:
-    index = flow.tensor(np.array(rows))
-    return {name: one[index.to(one.device)] if one.ndim else one for name, one in batch.items()}
+    return not np.isclose(np.average(halves, weights=weights), whole, rtol=_MEAN_BOUND)
 
 
 def _draws_or_normalizes(module: Any) -> bool:
     return isinstance(module, (SeededLayer, *STOCK_DROPOUTS)) or is_batch_norm_of_rank(module)
-
-
-def _loss(gradients: Any, batch: dict[str, flow.Tensor]) -> float:
-    losses = gradients.forward_eagerly({name: tensor.clone() for name, tensor in batch.items()}, 0)
-    return float(total_loss(losses).numpy())
 
 
 class MixingHook(HookBase):

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from libai.engine.hook_base import HookBase
-from libai.engine.rehearsal.comparison import LOSS_BOUND, Difference, first_difference, first_other_bit
+from libai.engine.rehearsal.comparison import LOSS_BOUND, Difference, State, Updates, first_difference
 from libai.engine.rehearsal.kept import PythonKept
 from libai.engine.rehearsal.naming import describe, find_culprit
 from libai.engine.rehearsal.op_by_op import update_op_by_op
-from libai.engine.rehearsal.reference import Iterations, Reference, State, copied, numbers_of, reference_of, rehearsing
+from libai.engine.rehearsal.reference import Iterations, Reference, copied, numbers_of, reference_of, rehearsing
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line
 from libai.layers.lora import has_adapters
 from libai.layers.random import find_unseeded_dropouts
@@ -24,7 +25,7 @@ from libai.utils.distributed import gather_objects, is_main_process
 from libai.utils.errors import UserError, last_line
 
 logger = logging.getLogger("libai.engine")
-#: how far apart metrics of ranks and of one process may be, relative
+#: largest relative difference between a metric of the ranks and of one process
 _METRIC_BOUND = 1e-4
 
 
@@ -35,39 +36,36 @@ class NotTheSame(UserError):
 def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
     """Return the batches of the next iterations, and the reference made with them. Collective.
 
-    There is no reference where nobody needs one, or where the updates could not be put back, which a line in the log
-    says.
+    There is no reference if nobody needs one, or if the updates could not be put back, which a line in the log says.
     """
     options = trainer.options
+    is_graph = trainer.mode == "graph"
     wanted = options.rehearse
     if wanted is None:
-        wanted = 3 if trainer.mode == "graph" or not trainer.mesh.is_single else 1
+        wanted = 3 if is_graph or not trainer.mesh.is_single else 1
     left = trainer.max_iter - trainer.completed_iters
     if left > 0:
         wanted = min(wanted, left)
-    reason = obstacle = why_not(trainer)
-    if options.deterministic and (reason is not None or not is_own_update(trainer)):
-        raise UserError(
-            "train.deterministic=true makes the first updates twice, and cannot: "
-            f"{reason or 'the trainer makes updates of its own'}. Remove the setting, or what stands in its way."
-        )
-    if reason is not None and trainer.mode == "graph":
-        raise NotTheSame(f"graph mode cannot be compared with eager mode: {reason}. Run with graph.enabled=false.")
-    if reason is None and wanted:
+    reason = obstacle = _obstacle(trainer)
+    if obstacle is not None and options.deterministic:
+        raise UserError(f"train.deterministic=true makes the first updates twice, and cannot: {obstacle}. Remove it.")
+    if obstacle is not None and is_graph and is_own_update(trainer):
+        raise NotTheSame(f"graph mode cannot be compared with eager mode: {obstacle}. Run with graph.enabled=false.")
+    if obstacle is None and wanted:
         reason = _why_incomparable(trainer)
         if reason is not None:  # ranks still compare an eager update on the mesh with that of one process
             wanted = min(wanted, 0 if trainer.mesh.is_single else 1)
-    if reason is not None and is_main_process():
+    if reason is not None and is_own_update(trainer) and is_main_process():
         logger.warning("the first updates are not rehearsed: %s.", reason)
-    if obstacle is not None or not is_own_update(trainer) or not (wanted or _needs_facts(trainer)):
+    if obstacle is not None or not (wanted or _needs_facts(trainer)):
         return [], None
     iterations = trainer.feed.read_ahead(max(1, wanted))
     reference = reference_of(trainer, iterations)
     if options.deterministic:
         _require_deterministic(trainer, iterations, reference)
-    if trainer.mode == "graph":
-        refuse_changing(trainer, reference)
-    if trainer.mode == "eager" and reference.remembered and is_main_process():
+    if is_graph:
+        refuse_untraceable(trainer, reference)
+    elif reference.remembered and is_main_process():
         logger.warning(
             "%s.forward changes %s, which no checkpoint holds: a resumed run starts with its initial value. Keep "
             "numbers in buffers (`register_buffer`) if the losses depend on them.",
@@ -86,13 +84,54 @@ def compare_on_mesh(trainer: Any, iterations: Iterations, reference: Reference) 
     is_eager = trainer.mode == "eager" and _why_incomparable(trainer) is None  # `require_same` does it
     if not iterations or not reference.is_of_one_process or is_eager:
         return
-
-    def make(batches: Any) -> Any:
-        return update_op_by_op(trainer, batches)
-
+    make = partial(update_op_by_op, trainer)
     difference = _agreed_difference(trainer, reference, own_updates(trainer, iterations[:1], reference, make))
     if difference is not None:
         _use_global_tensors(trainer, iterations[:1], reference, difference, make)
+
+
+def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> None:
+    """Make the updates of `reference` as `trainer` makes them, put them back, and raise `NotTheSame` for a difference.
+
+    Replicas whose model mixes the samples of a batch become global tensors. A model that is different every time
+    differs from itself: eager training warns, graph mode refuses. Collective.
+    """
+    updates = iterations[: len(reference.losses)]
+    found = own_updates(trainer, updates, reference)
+    difference = _agreed_difference(trainer, reference, found)
+    if difference is None:
+        if reference.is_of_one_process and not trainer.layout.is_global:
+            _warn_of_odd_metrics(trainer, reference, found)
+        return
+    is_graph = trainer.mode == "graph"
+    gradients = trainer.gradients
+    if not is_graph and gradients.facts.written:
+        # memory of their own for changed buffers is wrong if a view of one is read after the change
+        written, gradients.facts = gradients.facts, replace(gradients.facts, written=())
+        if _agreed_difference(trainer, reference, own_updates(trainer, updates, reference)) is None:
+            return
+        gradients.facts = written
+    text = refusal(trainer, difference, reference)
+    if reference.is_of_one_process and is_graph:
+        trainer._forget_graph()  # the same updates can be made on one process again
+    itself = _agreed_difference(trainer, reference, reference_of(trainer, iterations))
+    if itself is not None:
+        unstable = (
+            f"{type(trainer.model).__name__} is another model every time: made twice from the same weights, batches "
+            f"and random states, {itself}. Something in forward draws what no seed governs, reads a clock, or "
+            "remembers earlier calls where nothing can put it back"
+        )
+        if is_graph:
+            raise NotTheSame(
+                f"{unstable}; a compiled step would repeat what was read when it was compiled. Give such a number in "
+                "the batch, or run with graph.enabled=false."
+            )
+        if is_main_process():
+            logger.warning("%s. A resumed run will not repeat this one.", unstable)
+        return
+    if is_graph:
+        raise NotTheSame(text + _naming(trainer, iterations, difference, reference, is_compiled=True))
+    _use_global_tensors(trainer, updates, reference, difference)
 
 
 def _use_global_tensors(
@@ -104,10 +143,10 @@ def _use_global_tensors(
 ) -> None:
     """Lay replicas, with which ranks make other updates than one process, out as global tensors, and compare again.
 
-    Raises `NotTheSame` where that is not allowed or does not help. `make`: as for `own_updates`.
+    Raises `NotTheSame` if that is not allowed or does not help. `make`: as for `own_updates`.
     """
     options = trainer.options
-    begins = naming(trainer, iterations, difference, reference)
+    begins = _naming(trainer, iterations, difference, reference)
     text = refusal(trainer, difference, reference) + begins
     may_change = options.batch_scope == "global" and options.gradient_reduction == "auto"
     if trainer.layout.is_global or not may_change or not reference.is_of_one_process:
@@ -128,14 +167,108 @@ def _use_global_tensors(
         raise NotTheSame(f"{text} As global tensors its forward fails: {last_line(error)[:200]}") from error
     still = _agreed_difference(trainer, reference, found)
     if still is not None:
-        raise NotTheSame(refusal(trainer, still, reference) + naming(trainer, iterations, still, reference))
+        raise NotTheSame(refusal(trainer, still, reference) + _naming(trainer, iterations, still, reference))
 
 
-def _agreed_difference(trainer: Any, reference: Reference, found: Reference) -> Difference | None:
-    return agreed(first_difference(reference, found, LOSS_BOUND[trainer.gradients.device]))
+def own_updates(
+    trainer: Any, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
+) -> Updates:
+    """Make updates as `trainer` makes them, and put them back. `make`: makes them instead. Collective."""
+    found, start = Updates(), trainer.iter
+    with rehearsing(trainer, reference):
+        for number, micro_batches in enumerate(iterations, 1):
+            trainer.iter = start + number - 1
+            result = (make or trainer.update)(copied(trainer, micro_batches))
+            losses, metrics = numbers_of(trainer, result)
+            found.losses.append(losses)
+            found.metrics.append(metrics)
+            if number in reference.states:
+                found.states[number] = State.of(trainer)
+    return found
 
 
-def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Reference) -> None:
+def facts_of(trainer: Any, micro_batches: Sequence[Any]) -> Facts:
+    """Return what a forward does beside its losses, by one update that is put back. Collective."""
+    return reference_of(trainer, [micro_batches]).facts
+
+
+def is_own_update(trainer: Any) -> bool:
+    """Return whether the trainer makes updates as this project defines them, and not in a way of the user's."""
+    is_plain = (trainer.update.__module__ or "").startswith("libai.")  # of a hook's proxy, too
+    return is_plain and getattr(trainer, "_own_graph", None) is None
+
+
+def can_compare(trainer: Any, iterations: Iterations) -> bool:
+    """Return whether the updates of `trainer` are meant to be those of the reference."""
+    is_ready = trainer.mode == "eager" or trainer.graph is not None
+    return bool(iterations) and is_ready and _why_incomparable(trainer) is None
+
+
+def _obstacle(trainer: Any) -> str | None:
+    """Return why updates of `trainer` cannot be made and put back on some rank; None when they can. Collective."""
+    if not is_own_update(trainer):
+        return f"{type(trainer).__name__} makes updates of its own"
+    names = [name for of_rank in gather_objects(PythonKept.of_trainer(trainer).iterators) for name in of_rank]
+    return f"its model reads an iterator ({names[0]}), which cannot be put back" if names else None
+
+
+def _why_incomparable(trainer: Any) -> str | None:
+    """Return why the updates of `trainer` may differ from those of the reference; None when they must not."""
+    if trainer.options.amp is not None:
+        return f"amp={trainer.options.amp} rounds them differently"
+    if trainer.mode == "graph" and find_unseeded_dropouts(trainer.model):
+        return "OneFlow's own dropout draws other masks in a graph"
+    return None
+
+
+def _needs_facts(trainer: Any) -> bool:
+    """Return whether a trainer that rehearses nothing must know what its forward does beside its losses."""
+    model, options = trainer.model, trainer.options
+    is_asked = options.deterministic or options.detect_anomalous_params
+    return is_asked or bool(own_buffers(model)) or bool(frozen_parameters(model)) or has_adapters(model)
+
+
+def refuse_untraceable(trainer: Any, reference: Reference) -> None:
+    """Raise `NotTheSame` for a forward that a compiled step, which runs its Python code once, would not repeat: one
+    whose attributes still change, or that raises in a later update."""
+    name = f"{type(trainer.model).__name__}.forward"
+    if reference.failure is not None:
+        raise NotTheSame(
+            f"{name} raises in update {len(reference.losses) + 1} of an eager run: {reference.failure}. A graph runs "
+            "the Python code of forward once, when it is traced, and would train on. Correct it, or run with "
+            "graph.enabled=false."
+        )
+    if reference.changing:
+        raise NotTheSame(
+            f"{name} changes {', '.join(reference.changing)}, and still does after two updates. A graph runs the "
+            "Python code of forward once, when it is traced, so that other lines would read what it was then. Keep a "
+            'number in a buffer (`self.register_buffer("count", flow.zeros(()))`), or run with graph.enabled=false.'
+        )
+
+
+def _require_deterministic(trainer: Any, iterations: Iterations, reference: Reference) -> None:
+    """Raise `UserError` if the updates of `reference`, made again, differ in a single bit. Collective."""
+    difference = _agreed(first_difference(reference, reference_of(trainer, iterations), 0))
+    if difference is not None:
+        raise UserError(
+            f"train.deterministic=true cannot be kept: made twice from one state, with one seed, {difference}. Draw "
+            "random numbers from the generators of Python, NumPy or OneFlow, dropout from libai.layers.Dropout, or "
+            "remove train.deterministic."
+        )
+
+
+def _agreed_difference(trainer: Any, reference: Reference, found: Updates) -> Difference | None:
+    return _agreed(first_difference(reference, found, LOSS_BOUND[trainer.gradients.device]))
+
+
+def _agreed(difference: Difference | None) -> Difference | None:
+    """Return what the first rank with a difference has found, on every rank. Collective."""
+    mine = None if difference is None else (difference.update, difference.text)
+    found = next((one for one in gather_objects(mine) if one is not None), None)
+    return None if found is None else Difference(*found)
+
+
+def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> None:
     """Name the metrics that ranks with replicas log differently from one process."""
     other = found.metrics[0]
     odd = []
@@ -153,116 +286,21 @@ def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Reference) -
         )
 
 
-def refuse_changing(trainer: Any, reference: Reference) -> None:
-    """Raise `NotTheSame` for a forward whose attributes still change, so that a compiled step would be another one."""
-    if reference.changing:
-        raise NotTheSame(
-            f"{type(trainer.model).__name__}.forward changes {', '.join(reference.changing)}, and still does after two "
-            "updates. A graph runs the Python code of forward once, when it is traced, so that other lines would read "
-            'what it was then. Keep a number in a buffer (`self.register_buffer("count", flow.zeros(()))`), or run '
-            "with graph.enabled=false."
-        )
-
-
-def facts_of(trainer: Any, micro_batches: Sequence[Any]) -> Facts:
-    """Return what a forward does beside its losses, by one update that is put back. Collective."""
-    return reference_of(trainer, [micro_batches]).facts
-
-
-def _needs_facts(trainer: Any) -> bool:
-    """Return whether a trainer that rehearses nothing must know what its forward does beside its losses."""
-    model, options = trainer.model, trainer.options
-    is_asked = options.deterministic or options.detect_anomalous_params
-    return is_asked or bool(own_buffers(model)) or bool(frozen_parameters(model)) or has_adapters(model)
-
-
-def why_not(trainer: Any) -> str | None:
-    """Return why updates of `trainer` cannot be made and put back on some rank; None when they can. Collective."""
-    names = [name for of_rank in gather_objects(PythonKept.of_trainer(trainer).iterators) for name in of_rank]
-    if names:
-        return f"its model reads an iterator ({names[0]}), which cannot be put back"
-    return None
-
-
-def _why_incomparable(trainer: Any) -> str | None:
-    """Return why the updates of `trainer` may differ from those of the reference; None when they must not."""
-    if trainer.options.amp is not None:
-        return f"amp={trainer.options.amp} rounds them differently"
-    if trainer.mode == "graph" and find_unseeded_dropouts(trainer.model):
-        return "OneFlow's own dropout draws other masks in a graph"
-    return None
-
-
-def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> None:
-    """Make the updates of `reference` as `trainer` makes them, put them back, and raise `NotTheSame` for a difference.
-
-    Replicas whose model mixes the samples of a batch become global tensors. A model that is different every time
-    differs from itself: eager training warns, graph mode refuses. Collective.
-    """
-    updates = iterations[: len(reference.losses)]
-    found = own_updates(trainer, updates, reference)
-    difference = _agreed_difference(trainer, reference, found)
-    if difference is None:
-        if reference.is_of_one_process and not trainer.layout.is_global:
-            _warn_of_odd_metrics(trainer, reference, found)
-        return
-    gradients = trainer.gradients
-    if trainer.mode == "eager" and gradients.facts.written:
-        # memory of their own for changed buffers is wrong where a view of one is read after the change
-        written, gradients.facts = gradients.facts, replace(gradients.facts, written=())
-        if _agreed_difference(trainer, reference, own_updates(trainer, updates, reference)) is None:
-            return
-        gradients.facts = written
-    text = refusal(trainer, difference, reference)
-    if reference.is_of_one_process and trainer.mode == "graph":
-        trainer._forget_graph()  # the same updates can be made on one process again
-    again = reference_of(trainer, iterations)
-    itself = _agreed_difference(trainer, reference, again)
-    name = type(trainer.model).__name__
-    if itself is not None:
-        unstable = (
-            f"{name} is another model every time: made twice from the same weights, batches and random states, "
-            f"{itself}. Something in forward draws what no seed governs, reads a clock, or remembers earlier calls "
-            "where nothing can put it back"
-        )
-        if trainer.mode == "graph":
-            raise NotTheSame(
-                f"{unstable}; a compiled step would repeat what was read when it was compiled. Give such a number in "
-                "the batch, or run with graph.enabled=false."
-            )
-        if is_main_process():
-            logger.warning("%s. A resumed run will not repeat this one.", unstable)
-        return
-    if trainer.mode == "graph":
-        raise NotTheSame(text + naming(trainer, iterations, difference, reference, is_compiled=True))
-    _use_global_tensors(trainer, updates, reference, difference)
-
-
-def naming(
+def _naming(
     trainer: Any, iterations: Iterations, difference: Difference, reference: Reference, is_compiled: bool = False
 ) -> str:
-    """Say in which module the difference begins, where that can be found out. Collective."""
+    """Say in which module the difference begins, if that can be found out. Collective."""
     culprit = find_culprit(trainer, iterations, difference.update, reference, is_compiled)
     return "" if culprit is None else f" {describe(trainer, culprit)}"
-
-
-def _require_deterministic(trainer: Any, iterations: Iterations, reference: Reference) -> None:
-    """Raise `UserError` if the updates of `reference`, made again, differ in a single bit. Collective."""
-    difference = agreed(first_other_bit(reference, reference_of(trainer, iterations)))
-    if difference is not None:
-        raise UserError(
-            f"train.deterministic=true cannot be kept: made twice from one state, with one seed, {difference}. Draw "
-            "random numbers from the generators of Python, NumPy or OneFlow, dropout from libai.layers.Dropout, or "
-            "remove train.deterministic."
-        )
 
 
 def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
     """Say what differs in the words of the mode of `trainer`, and what to do about it."""
     name = type(trainer.model).__name__
-    facts = reference.facts
-    changed = [*reference.changed, *(with_line(trainer.model, one) for one in (*facts.parameters, *facts.buffers))]
-    changes = f" Its forward changes {', '.join(changed)}." if changed else ""
+    options, facts = trainer.options, reference.facts
+    lines = [with_line(trainer.model, one) for one in (*facts.parameters, *facts.buffers)]
+    changed = ", ".join([*reference.remembered, *lines])
+    changes = f" Its forward changes {changed}." if changed else ""
     if trainer.mode == "graph" and trainer.graph is not None:
         return (
             f"graph mode would train another model than eager mode: {difference} compiled, against the same update of "
@@ -270,79 +308,42 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
             "through views: keep numbers that change in buffers (`register_buffer`), draw from libai.layers.Dropout, "
             "and compute new tensors in place of `h.view(-1).add_(1)`; or train with graph.enabled=false."
         )
-    if reference.is_of_one_process:
-        if trainer.options.batch_scope == "rank":
-            change = (
-                "global tensors see the samples of all ranks: set train.dist.batch_scope=global, or train eagerly, "
-                "data-parallel only, with train.dist.gradient_reduction=auto"
-            )
-        elif trainer.layout.is_global:
-            change = (
-                "an operation of OneFlow 0.9 in it sees only the samples of its rank, or it changes a tensor through a "
-                "view, which is a copy for global tensors. Use `flow.mean` and the like, compute new tensors in place "
-                "of `h.view(-1).add_(1)`, or use one rank"
-            )
-        else:
-            change = (
-                "if it mixes the samples of a batch, set train.dist.gradient_reduction=auto or global, or "
-                "train.dist.batch_scope=rank if each rank is meant to see its own"
-            )
+    if not reference.is_of_one_process:
         return (
-            f"{trainer.mesh.size} ranks would train another model than one process: {difference}, against the same "
-            f"update of {name} made by one process with the samples of all ranks.{changes} This is {trainer.mode} mode "
-            f"with train.dist.batch_scope={trainer.options.batch_scope} and train.dist.gradient_reduction="
-            f"{trainer.options.gradient_reduction}; {change}."
+            f"{name}.forward changes a value in place that the backward pass reads: {difference}, against the same "
+            f"update with copies of what was read.{changes} OneFlow 0.9 does not notice it, and computes a wrong "
+            "gradient eagerly. Compute a new tensor instead (`h = h + 1` for `h += 1`, no inplace=True there), or "
+            "change a `.clone()`."
+        )
+    if options.batch_scope == "rank":
+        change = (
+            "global tensors see the samples of all ranks: set train.dist.batch_scope=global, or train eagerly, "
+            "data-parallel only, with train.dist.gradient_reduction=auto"
+        )
+    elif trainer.layout.is_global:
+        change = (
+            "an operation of OneFlow 0.9 in it sees only the samples of its rank, or it changes a tensor through a "
+            "view: compute a new tensor, or use one rank"
+        )
+    else:
+        change = (
+            "if it mixes the samples of a batch, set train.dist.gradient_reduction=auto or global, or "
+            "train.dist.batch_scope=rank if each rank is meant to see its own"
         )
     return (
-        f"{name}.forward changes a value in place that the backward pass reads: {difference}, against the same update "
-        f"with copies of what was read.{changes} OneFlow 0.9 does not notice it, and computes a wrong gradient "
-        "eagerly. Compute a new tensor instead (`h = h + 1` for `h += 1`, no inplace=True there), or change a "
-        "`.clone()`."
+        f"{trainer.mesh.size} ranks would train another model than one process: {difference}, against the same update "
+        f"of {name} made by one process with the samples of all ranks.{changes} This is {trainer.mode} mode with "
+        f"train.dist.batch_scope={options.batch_scope} and train.dist.gradient_reduction="
+        f"{options.gradient_reduction}; {change}."
     )
-
-
-def own_updates(
-    trainer: Any, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
-) -> Reference:
-    """Make updates as `trainer` makes them, and put them back. `make`: makes them instead. Collective."""
-    found, start = Reference(), trainer.iter
-    with rehearsing(trainer, reference):
-        for number, micro_batches in enumerate(iterations, 1):
-            trainer.iter = start + number - 1
-            result = (make or trainer.update)(copied(trainer, micro_batches))
-            losses, metrics = numbers_of(trainer, result)
-            found.losses.append(losses)
-            found.metrics.append(metrics)
-            if number in reference.states:
-                found.states[number] = State.of(trainer)
-    return found
-
-
-def agreed(difference: Difference | None) -> Difference | None:
-    """Return what the first rank with a difference has found, on every rank. Collective."""
-    mine = None if difference is None else (difference.update, difference.text)
-    found = next((one for one in gather_objects(mine) if one is not None), None)
-    return None if found is None else Difference(*found)
-
-
-def is_own_update(trainer: Any) -> bool:
-    """Return whether the trainer makes updates as this project defines them, and not in a way of the user's."""
-    is_plain = (trainer.update.__module__ or "").startswith("libai.")  # of a hook's proxy, too
-    return is_plain and getattr(trainer, "_own_graph", None) is None
-
-
-def can_compare(trainer: Any, iterations: Iterations) -> bool:
-    """Return whether the updates of `trainer` are meant to be those of the reference."""
-    is_ready = trainer.mode == "eager" or trainer.graph is not None
-    return bool(iterations) and is_ready and _why_incomparable(trainer) is None
 
 
 class RehearsalHook(HookBase):
     """Before every `every`th iteration make its update eagerly and as the trainer makes it, put both back, and raise
     `NotTheSame` if a loss, a weight, an optimizer state or a buffer differs.
 
-    Training itself is the same to the last bit. Costs two updates, and copies of weights and optimizer state. In
-    float32 only: raises `UserError` with AMP, where the eager update would have another precision. Collective.
+    Training itself is the same to the last bit. Costs two updates, and copies of weights and optimizer state. Raises
+    `UserError` if updates are meant to differ, as with AMP. Collective.
     """
 
     priority = 6  # after RandomStateHook, which seeds what eager operations draw
@@ -351,20 +352,8 @@ class RehearsalHook(HookBase):
         self._every = every
 
     def before_train(self) -> None:
-        trainer: Any = self.trainer
-        amp = trainer.options.amp
-        if amp is not None:
-            raise UserError(
-                f"train.rehearse_every={self._every} repeats the update eagerly in float32, and amp={amp} computes in "
-                f"{amp}: the difference would be that of the precisions. Compare without AMP (train.amp.enabled=false)."
-            )
-        if not is_own_update(trainer):
-            raise UserError(
-                f"train.rehearse_every={self._every} compares with the update of libai's trainers, and "
-                f"{type(trainer).__name__} makes one of its own. Remove the setting."
-            )
-
-        reason = why_not(trainer)
+        """Refuse a trainer whose updates cannot be compared."""
+        reason = _obstacle(self.trainer) or _why_incomparable(self.trainer)
         if reason is not None:
             raise UserError(f"train.rehearse_every={self._every} cannot compare updates: {reason}. Remove the setting.")
 

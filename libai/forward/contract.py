@@ -8,7 +8,7 @@ of its name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,9 @@ def structured(outputs: Any) -> Any:
     unchanged."""
     if type(outputs) is flow.Tensor:
         return {"losses": {BARE_LOSS: outputs}} if outputs.ndim == 0 else outputs
-    if isinstance(outputs, dict) and outputs and "losses" not in outputs and _are_scalars(outputs):
-        return {"losses": outputs}
-    loss = outputs.get("losses") if isinstance(outputs, dict) else None
+    if isinstance(outputs, dict) and "losses" not in outputs:
+        return {"losses": outputs} if _are_scalars(outputs) else outputs
+    loss = outputs["losses"] if isinstance(outputs, dict) else None
     if isinstance(loss, flow.Tensor) and loss.ndim == 0:
         return {**outputs, "losses": {BARE_LOSS: loss}}
     return outputs
@@ -47,25 +47,25 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
 
     Raises `ModelContractError` naming the model, what it returned and the right code.
     """
-    # asked first: indexing a bare tensor with a name ends the process in OneFlow 0.9.0 (SIGSEGV)
-    if type(outputs) is dict or isinstance(outputs, Mapping):  # asking for Mapping runs Python code
-        losses, metrics = outputs.get("losses"), outputs.get("metrics")
-        if losses is not None and _are_scalars(losses) and len(losses) and (metrics is None or _are_scalars(metrics)):
-            return losses, {} if metrics is None else metrics
-    named = structured(outputs)
-    if named is outputs:
-        raise ModelContractError(_explain(outputs, model))
-    if named.get("metrics") is not None:
-        return read_losses(named, model)
-    losses = named["losses"]
-    constant = [name for name, loss in losses.items() if not loss.requires_grad]
-    if constant and len(constant) < len(losses):
+    # its type is asked first: indexing a bare tensor with a name ends the process in OneFlow 0.9.0 (SIGSEGV)
+    is_usual = type(outputs) is dict and type(outputs.get("losses")) is dict
+    named = outputs if is_usual else structured(outputs)
+    losses = named.get("losses") if isinstance(named, dict) else None
+    metrics = None if losses is None else named.get("metrics")
+    if losses is None or not _are_scalars(losses) or not losses or not (metrics is None or _are_scalars(metrics)):
         raise ModelContractError(
-            f"{type(model).__name__}.forward returned the dict {list(losses)}, whose sum would be the loss, and "
-            f"{constant} depend on no parameter. Name what is only to be logged: "
-            'return {"losses": {...}, "metrics": {...}}.'
+            f"{type(model).__name__}.forward returned {_described(outputs)}, which the trainer cannot use: "
+            f"{_RIGHT_CODE}."
         )
-    return losses, {}
+    if losses is outputs:  # a flat dict, whose sum is the loss
+        constant = [name for name, loss in losses.items() if not loss.requires_grad]
+        if constant and len(constant) < len(losses):
+            raise ModelContractError(
+                f"{type(model).__name__}.forward returned the dict {list(losses)}, whose sum would be the loss, and "
+                f"{constant} depend on no parameter. Name what is only to be logged: "
+                'return {"losses": {...}, "metrics": {...}}.'
+            )
+    return losses, {} if metrics is None else metrics
 
 
 def total_loss(losses: dict[str, flow.Tensor]) -> flow.Tensor:
@@ -94,35 +94,12 @@ def _are_scalars(values: Any) -> bool:
     return True
 
 
-def _explain(outputs: Any, model: Any) -> str:
-    name = type(model).__name__
-    if outputs is None:
-        found = "returned None"
-    elif isinstance(outputs, flow.Tensor):
-        found = f"returned one tensor of shape {tuple(outputs.shape)}"
-    elif not isinstance(outputs, dict):
-        found = f"returned a {type(outputs).__name__}"
-    elif "losses" not in outputs:
-        found = f"returned a dict with the keys {sorted(map(str, outputs))} and no 'losses'"
-    elif not isinstance(outputs["losses"], dict) or not outputs["losses"]:
-        found = f"returned losses={_kind(outputs['losses'])}, not a dict of scalar tensors with at least one entry"
-    elif not _are_scalars(outputs["losses"]):
-        found = f"returned losses that are not 0-dim tensors: {_odd_ones(outputs['losses'])}"
-    elif not isinstance(outputs["metrics"], dict):
-        found = f"returned metrics={_kind(outputs['metrics'])}, not a dict of scalar tensors"
-    else:
-        found = f"returned metrics that are not 0-dim tensors: {_odd_ones(outputs['metrics'])}"
-    return f"{name}.forward {found}, so the trainer cannot use it: {_RIGHT_CODE}."
-
-
-def _odd_ones(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: _kind(v) for name, v in values.items() if not isinstance(v, flow.Tensor) or v.ndim != 0}
-
-
-def _kind(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, flow.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_described(item)}' for key, item in value.items())}}}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def as_tensor(value: Any) -> flow.Tensor:
@@ -136,7 +113,7 @@ def as_tensor(value: Any) -> flow.Tensor:
             array = array.astype(np.int32)
         return flow.from_numpy(array) if array.ndim else flow.tensor(array)
     except Exception as error:
-        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else _kind(value)
+        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else _described(value)
         raise ModelContractError(
             f"the batch holds {kind}, which cannot become a tensor ({first_line(error)}): let the dataset give arrays "
             "of numbers or booleans, or leave the key out."
@@ -146,30 +123,22 @@ def as_tensor(value: Any) -> flow.Tensor:
 def as_batch_dict(batch: Any, model: Any) -> dict[str, Any]:
     """A batch as keyword arguments of `model.forward`: dicts as they are, tuples and lists by position.
 
-    Raises `ModelContractError` when a key is not an argument of forward (and forward takes no `**kwargs`), and when an
-    argument without a default is missing.
+    Raises `ModelContractError` when forward does not take it.
     """
-    forward, parameters = f"{type(model).__name__}.forward", inspect.signature(model.forward).parameters
-    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    signature = inspect.signature(model.forward)
+    items: Sequence[Any] = ()
+    named: dict[str, Any] = {}
     if isinstance(batch, dict):
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        unknown = [] if takes_any else [key for key in batch if key not in named]
-        if unknown:
-            raise ModelContractError(
-                f"the batch has the keys {sorted(batch)}, but {forward} takes {list(named)}: "
-                f"rename {unknown} in the dataset or in forward."
-            )
+        named = batch
+        found = f"the keys {sorted(batch)}"
     else:
-        items = list(batch) if isinstance(batch, (tuple, list)) else [batch]
-        if len(items) > len(named):
-            raise ModelContractError(
-                f"the batch has {len(items)} items, but {forward} takes {len(named)} ({list(named)})."
-            )
-        batch = dict(zip(named, items))
-    missing = [name for name, parameter in named.items() if parameter.default is parameter.empty and name not in batch]
-    if missing:
+        items = batch if isinstance(batch, (tuple, list)) else [batch]
+        found = f"length {len(items)}"
+    try:
+        bound = signature.bind(*items, **named)
+    except TypeError as error:
         raise ModelContractError(
-            f"{forward} needs {missing}, and the batch has only {list(batch)}: add the missing to what the dataset "
-            "returns, or give the argument a default in forward."
-        )
-    return batch
+            f"the batch has {found}, but {type(model).__name__}.forward takes {list(signature.parameters)}: {error}. "
+            "Change what the dataset returns, or the arguments of forward and their defaults."
+        ) from None
+    return batch if named is batch else dict(bound.arguments)

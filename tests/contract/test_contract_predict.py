@@ -61,7 +61,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "-i", "ragged.jsonl"], "x has rows of different shapes"),
         ([folder, "-i", "other.jsonl"], "the batch has the keys"),
         ([folder, "--data", "vall"], "the config has no such test dataset, only val, other"),
-        ([folder, "--data", "val", "--drop", "y"], r"forward needs \['y'\]"),
+        ([folder, "--data", "val", "--drop", "y"], "missing a required argument: 'y'"),
         ([str(tmp_path), "--data", "val"], "holds no model: neither config.yaml"),
         ([folder, "--data", "val", "--checkpoint", "iter_0000005"], "iter_0000005"),
     ]:

@@ -43,7 +43,7 @@ def test_swapped_loader_and_model_are_named(mode, parts):
     "index, value, text",
     [
         (0, None, "model is None .NoneType., not an oneflow.nn.Module"),
-        (0, nn.ReLU(), "has no parameter that requires a gradient"),
+        (0, nn.ReLU(), "not a module with a parameter that requires a gradient"),
         (1, 7, "data_loader is 7 .int., not an iterable"),
         (2, None, "optimizer is None .NoneType., not an oneflow.optim.Optimizer"),
         (2, "adam", "optimizer is 'adam'"),

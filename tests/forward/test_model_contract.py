@@ -77,20 +77,19 @@ def test_all_forms_train_and_evaluate_alike(mode):
     "outputs, found",
     [
         (None, "None"),
-        (VECTOR, r"one tensor of shape \(3,\)"),
+        (VECTOR, r"a tensor of shape \(3,\)"),
         ((SCALAR, SCALAR), "a tuple"),
-        ({"logits": VECTOR, "loss": SCALAR}, r"the keys \['logits', 'loss'\] and no 'losses'"),
-        ({"losses": VECTOR}, r"losses=a tensor of shape \(3,\), not a dict"),
-        ({"losses": {}}, "losses=a dict, not a dict of scalar tensors with at least one entry"),
-        ({"losses": None}, "losses=a NoneType"),
-        ({"losses": {"cls": VECTOR}}, r"not 0-dim tensors: \{'cls': 'a tensor of shape \(3,\)'\}"),
-        ({"losses": {"cls": 1.5}}, r"not 0-dim tensors: \{'cls': 'a float'\}"),
-        ({"losses": {"cls": SCALAR}, "metrics": SCALAR}, r"metrics=a tensor of shape \(\), not a dict"),
-        ({"losses": {"cls": SCALAR}, "metrics": {"n": 3}}, r"metrics that are not 0-dim tensors: \{'n': 'a int'\}"),
+        ({"logits": VECTOR, "loss": SCALAR}, r"\{'logits': a tensor of shape \(3,\), 'loss': a tensor of shape \(\)\}"),
+        ({"losses": VECTOR}, r"\{'losses': a tensor of shape \(3,\)\}"),
+        ({"losses": {}}, r"\{'losses': \{\}\}"),
+        ({"losses": None}, r"\{'losses': None\}"),
+        ({"losses": {"cls": 1.5}}, r"\{'losses': \{'cls': a float\}\}"),
+        ({"losses": {"cls": SCALAR}, "metrics": SCALAR}, r"'metrics': a tensor of shape \(\)\}"),
+        ({"losses": {"cls": SCALAR}, "metrics": {"n": 3}}, r"'metrics': \{'n': a int\}\}"),
     ],
 )
 def test_what_is_no_loss_is_explained_with_the_right_code(outputs, found):
-    with pytest.raises(ModelContractError, match=f"^Net.forward returned .*{found}.*return .*losses.*metrics"):
+    with pytest.raises(ModelContractError, match=f"^Net.forward returned .*{found}, which .*return .*losses.*metrics"):
         read_losses(outputs, Net())
 
 
@@ -104,7 +103,7 @@ def test_batches_become_keyword_arguments():
 
 
 def test_a_key_that_forward_does_not_take_is_named():
-    with pytest.raises(ModelContractError, match=r"keys \['image', 'x'\].*Net.forward takes \['x', 'y'\].*\['image'\]"):
+    with pytest.raises(ModelContractError, match=r"\['image', 'x'\], but Net.forward takes \['x', 'y'\]: .*'image'"):
         as_batch_dict({"x": 1, "image": 2}, Net())
 
 
@@ -113,12 +112,10 @@ def test_an_argument_that_the_batch_lacks_is_named():
         def forward(self, x, y, *, mask):
             """Needs all three."""
 
-    with pytest.raises(
-        ModelContractError, match=r"Strict.forward needs \['mask'\], and the batch has only \['x', 'y'\]"
-    ):
+    with pytest.raises(ModelContractError, match=r"keys \['x', 'y'\], but Strict.forward takes .*: missing .*'mask'"):
         as_batch_dict({"x": 1, "y": 2}, Strict())
 
 
 def test_too_many_items_are_counted():
-    with pytest.raises(ModelContractError, match=r"batch has 3 items, but Net.forward takes 2 \(\['x', 'y'\]\)"):
+    with pytest.raises(ModelContractError, match=r"batch has length 3, but Net.forward takes \['x', 'y'\]: too many"):
         as_batch_dict((1, 2, 3), Net())

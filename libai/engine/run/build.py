@@ -21,10 +21,6 @@ from libai.config.settings.patterns import names_matching
 from libai.config.validation import calls_by_dataset
 from libai.engine.check_parts import (
     check_batch_memory,
-    check_evaluator,
-    check_loader,
-    check_model,
-    check_optimizer,
     check_part,
 )
 from libai.engine.hook_base import HookBase
@@ -63,7 +59,7 @@ def build_model(run: Any) -> flow.nn.Module:
     """
     with checked_sizes():
         model = instantiate(run.model)
-    check_model(model, "the config's `model`")
+    check_part("model", model, "the config's `model`")
     _initialise(model)
     adapt_model(run, model)
     return model.train()
@@ -137,7 +133,7 @@ def _build_optimizer(
     else:
         everything = model.parameters() if taken is None else get_param_groups(model, no_decay=(), without=taken)
         optimizer = instantiate(section, params=everything)
-    check_optimizer(optimizer, f"the config's `{place}`")
+    check_part("optimizer", optimizer, f"the config's `{place}`")
     return optimizer
 
 
@@ -224,7 +220,7 @@ def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -
         num_data_ranks=mesh.data,
         seed=seed,
     )
-    check_loader(loader, "dataloader.train")
+    check_part("loader", loader, "dataloader.train")
     check_batch_memory(loader, run.train, mesh.data)
     if run.train.overfit_batches:
         return RepeatedBatches(loader, run.train.overfit_batches, micro_batch_size * mesh.data)
@@ -279,7 +275,7 @@ def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str,
         for name, section in sections.items()
     }
     for name, loader in loaders.items():
-        check_loader(loader, f"dataloader.test.{name}")
+        check_part("loader", loader, f"dataloader.test.{name}")
     return loaders
 
 
@@ -293,7 +289,7 @@ def build_evaluators(run: Any) -> dict[str, Any]:
     evaluators = {}
     for name, section in calls_by_dataset(run.train.evaluation.evaluators or {}).items():
         evaluators[name] = instantiate(section)
-        check_evaluator(evaluators[name], f"train.evaluation.evaluators.{name.replace('/', '.')}")
+        check_part("evaluator", evaluators[name], f"train.evaluation.evaluators.{name.replace('/', '.')}")
     return {"loss": MeanLossEvaluator(), **evaluators}
 
 

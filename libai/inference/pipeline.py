@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ class Pipeline:
         tokenizer: str | Path | None = None,
     ):
         self._source, self._tokenizer_path = Path(source), tokenizer
-        self._labels: Mapping[str, str] = {}
         if (self._source / "config.yaml").is_file():
             ranks = [("data", 1), ("tensor", get_world_size()), ("pipeline", 1)]
             spread = [f"train.dist.{axis}_parallel_size={size}" for axis, size in ranks]
@@ -62,7 +61,8 @@ class Pipeline:
         self.predictor = Predictor.of_model(load_pretrained(folder), self._source, mode or "eager", mesh)
         if self._tokenizer_path is None and (folder / "tokenizer.json").is_file():
             self.tokenizer = TextCodec.read(folder)
-        self._labels = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label") or {}
+        names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label") or {}
+        self._class_names = {int(number): name for number, name in names.items()}
 
     @cached_property
     def tokenizer(self) -> TextCodec:
@@ -111,22 +111,31 @@ class Pipeline:
         """The sentence embeddings of texts, (texts, width): the output `embeddings` of the model."""
         return self._output("embeddings", texts, batch_size)
 
-    def classify(self, inputs: Sequence[str] | np.ndarray, batch_size: int = 32) -> list[tuple[str, float]]:
+    @cached_property
+    def _class_names(self) -> dict[int, str]:
+        """By their numbers: the attribute `classes` of the dataset that a run was trained on, if it can be read."""
+        try:
+            return dict(enumerate(getattr(self._dataset_with("classes"), "classes", ())))
+        except (UserError, OSError):  # the data are not here any more
+            return {}
+
+    def classify(self, inputs: Sequence[str] | np.ndarray, batch_size: int = 32) -> list[tuple[str | int, float]]:
         """The likeliest class of each text or image, and its probability.
 
         `inputs`: texts, images as the model takes them, or files of images for a run on `ImageFolderDataset`. The
-        classes have the names of Hugging Face's config.json or of the folders, or are numbers.
+        classes have the names of Hugging Face's config.json or of the dataset (`classes`), or are numbers.
         """
         return self.classes_of(self._output("logits", inputs, batch_size))
 
-    def classes_of(self, scores: np.ndarray) -> list[tuple[str, float]]:
+    def classes_of(self, scores: np.ndarray) -> list[tuple[str | int, float]]:
         """As `classify`, of scores (samples, classes)."""
         scores = scores.astype(np.float64)
         if scores.ndim != 2:
             raise UserError(f"{type(self.model).__name__} is not a classifier: its scores are {scores.shape}.")
         best = scores.argmax(axis=1)
         probabilities = 1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
-        return [(self._labels.get(str(i), str(i)), float(p)) for i, p in zip(best.tolist(), probabilities)]
+        names = self._class_names
+        return [(names.get(number, number), float(p)) for number, p in zip(best.tolist(), probabilities)]
 
     def encode_batch(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """The arguments of the model's forward for texts, padded on the right, or for files of images."""
@@ -156,7 +165,6 @@ class Pipeline:
                 f"{self._source} does not define how files of images become arrays: only a run that was trained on a "
                 "dataset with read_image(path), such as ImageFolderDataset, does. Give the images as arrays (.npz)."
             )
-        self._labels = {str(number): name for number, name in enumerate(getattr(dataset, "classes", ()))}
         return dataset
 
     @cached_property

@@ -46,6 +46,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         "words.jsonl": '{"x": [1.0, 2.0]}\n{"y": 1}\n',
         "ragged.jsonl": '{"x": [1.0]}\n{"x": [1.0, 2.0]}\n',
         "other.jsonl": '{"z": [1.0]}\n',
+        "holes.csv": "x,y\n1,2\n,2\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -59,7 +60,8 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "-i", "empty.jsonl"], "holds no samples"),
         ([folder, "-i", "words.jsonl"], "sample 2: expected x, found"),
         ([folder, "-i", "ragged.jsonl"], "x has rows of different shapes"),
-        ([folder, "-i", "other.jsonl"], "the batch has the keys"),
+        ([folder, "-i", "other.jsonl"], "the file has the columns z, and the model's forward takes x, y"),
+        ([folder, "-i", "holes.csv"], r"holes.csv, sample 2: x is '', and a number before"),
         ([folder, "--data", "vall"], "the config has no such test dataset, only val, other"),
         ([folder, "--data", "val", "--drop", "y"], "missing a required argument: 'y'"),
         ([str(tmp_path), "--data", "val"], "holds no model: neither config.yaml"),

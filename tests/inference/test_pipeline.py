@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import textwrap
 
 import jobs
 import numpy as np
@@ -15,11 +16,11 @@ from omegaconf import OmegaConf
 
 from libai.cli.commands import generate, predict
 from libai.config import LazyCall, defaults, validate
-from libai.data import ImageFolderDataset, TokenDataset, build_text_dataset, build_train_loader
+from libai.data import ImageFolderDataset, InMemoryDataset, TokenDataset, build_text_dataset, build_train_loader
 from libai.engine import Run
 from libai.hf import load_pretrained
 from libai.inference import GenerationOptions, Generator, Pipeline
-from libai.models import GPT, ViT
+from libai.models import GPT, MLP, ViT
 from libai.utils.errors import UserError
 
 TEXTS = ["w3 w1 w4 w1 w5", "w9 w2"]
@@ -186,6 +187,43 @@ def test_files_of_images_are_classified_by_their_folders(mode, tmp_path):
     assert [row["class"] for row in rows] == ["red", "blue"]
     with pytest.raises(UserError, match="vit does not define how files of images become arrays"):
         Pipeline(FIXTURES / "vit").classify(files)
+
+
+class Flowers(InMemoryDataset):
+    """Measures of two kinds of flowers."""
+
+    classes = ("rose", "tulip")
+
+    def __init__(self):
+        labels = np.arange(16) % 2
+        super().__init__(images=labels[:, None] * np.float32([4, -4, 2]) + np.float32([0, 4, 0]), labels=labels)
+
+
+@pytest.mark.e2e
+def test_an_ordinary_table_is_predicted_by_its_columns(tmp_path, capsys):
+    model = LazyCall(MLP)(input_size=3, hidden_sizes=[4], num_classes=2)
+    folder = str(trained(tmp_path, 30, model, LazyCall(Flowers)()))
+    table, output = tmp_path / "flowers.csv", tmp_path / "out.csv"
+    table.write_text("name,height,width,petals\na,0,4,0\nb,4,0.5,2\n")
+    words = [folder, "-i", str(table), "-o", str(output)]
+    capsys.readouterr()
+    assert predict.run([*words, "--classify"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "images is height, width, petals, without name (text)"
+    header, *rows = (line.split(",") for line in output.read_text().splitlines())
+    assert header == ["class", "probability"] and [row[0] for row in rows] == ["rose", "tulip"]
+    assert all(0.5 < float(row[1]) <= 1 for row in rows)
+    assert predict.run([*words, "--columns", "images=height..petals", "--only", "logits"]) == 0
+    assert output.read_text().splitlines()[0] == "logits_0,logits_1"
+    with pytest.raises(UserError, match=r"the file has no column 'size'. It has name, height, width, petals"):
+        predict.run([*words, "--columns", "images=height..size"])
+    with pytest.raises(UserError, match="name cannot be part of images"):
+        predict.run([*words, "--columns", "images=name..petals"])
+    many = ",".join(f"column_{i}" for i in range(40))
+    (tmp_path / "wide.jsonl").write_text(json.dumps(dict.fromkeys(many.split(","), [1.0])))
+    with pytest.raises(UserError, match="column_0, .* … and column_39 .40., and the model's forward takes") as caught:
+        predict.run([folder, "-i", str(tmp_path / "wide.jsonl")])
+    assert len(textwrap.wrap(str(caught.value), 80)) <= 6
 
 
 def test_mistakes_are_one_clear_error(llama, tmp_path):

@@ -1,19 +1,24 @@
 """Predict with the model of a run or of a Hugging Face folder: for samples in a file, or of a run's test dataset.
 
-A file is .npz (arrays of one row a sample), .jsonl (an object a line) or .csv (a header; numbers, or lists in JSON).
-The names in it are the arguments of the model's forward. A column of text becomes token ids by the model's tokenizer.
-What forward gives for each sample is written, with --classify the likeliest class and its probability.
+A file is .npz (arrays of one row a sample), .jsonl (an object a line) or .csv (a header; numbers, lists or text). Its
+columns are arguments of the model's forward by name. A column of text becomes token ids by the model's tokenizer.
+Columns of numbers with other names are put side by side as the one argument that is missing, or as
+--columns NAME=FIRST..LAST says. Every output of forward with a row for each sample is written, or with --classify the
+likeliest class and its probability.
 """
 
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
@@ -21,6 +26,7 @@ from libai.utils.parser import Parser
 #: column → one entry for each sample
 Columns = dict[str, Any]
 _KINDS = (".npz", ".jsonl", ".csv")
+_MAX_NAMES = 6
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -36,13 +42,20 @@ def run(arguments: Sequence[str]) -> int:
 
     mode = None if args.mode is None else str(args.mode)
     pipeline = Pipeline(args.run, args.checkpoint, mode, args.settings, args.tokenizer)
-    predictor = pipeline.predictor
-    batches = _dataset(predictor, args) if columns is None else cut(columns, args.batch_size)
-    kept = ({name: values for name, values in batch.items() if name not in args.drop} for batch in batches)
-    found = join([_only(args.only, outputs_of(predictor, _with_tokens(pipeline, batch))) for batch in kept])
+    if columns is None:
+        batches = _dataset(pipeline.predictor, args)
+    else:
+        kept = {name: values for name, values in columns.items() if name not in args.drop}
+        parameters = inspect.signature(pipeline.model.forward).parameters
+        batches = cut(as_arguments(kept, args.columns, parameters), args.batch_size)
+    parts = []
+    for batch in batches:
+        given = {name: values for name, values in batch.items() if name not in args.drop}
+        parts.append(_only(args.only, outputs_of(pipeline.predictor, _with_tokens(pipeline, given))))
+    found = join(parts)
     write_columns(_classes(pipeline, found) if args.classify else found, args.output)
     count = len(next(iter(found.values())))
-    print(f"{count} predictions of {predictor.checkpoint} -> {args.output or 'stdout'}", file=sys.stderr)
+    print(f"{count} predictions of {pipeline.predictor.checkpoint} -> {args.output or 'stdout'}", file=sys.stderr)
     return 0
 
 
@@ -53,22 +66,28 @@ def build_parser() -> Parser:
     parser.add_argument("--input", "-i", type=Path, help="samples: .npz, .jsonl or .csv")
     parser.add_argument("--data", metavar="NAME", help="a dataset of dataloader.test in the config, instead of a file")
     parser.add_argument("--output", "-o", type=Path, help=".npz, .jsonl or .csv (default: .jsonl to stdout)")
+    parser.add_argument(
+        "--columns",
+        metavar="NAME=COLUMNS",
+        action="append",
+        default=[],
+        help="argument of forward and its columns of the file, such as x=first..last; others are left out",
+    )
+    parser.add_argument("--drop", metavar="KEY", action="append", default=[], help="leave this column out, as labels")
     parser.add_argument("--checkpoint", default="last", help="last, best or a name such as iter_0000200 (default last)")
     parser.add_argument("--batch-size", type=int, default=64, help="samples at a time (default 64)")
-    parser.add_argument("--only", metavar="KEY", help="write this output of the model alone, such as embeddings")
+    parser.add_argument("--only", metavar="KEY", help="write only this output of the model, such as embeddings")
     parser.add_argument("--classify", action="store_true", help="write class and probability in place of the outputs")
     parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json for text, where the source has none")
     parser.add_argument("--mode", choices=("eager", "graph"), help="default: the mode of the config")
-    parser.add_argument(
-        "--drop", metavar="KEY", action="append", default=[], help="do not give forward this, as labels"
-    )
     return parser
+
+
+# ------------------------------------------------------------------------------------------------------- samples
 
 
 def read_columns(file: Path) -> Columns:
     """The samples in `file`. Raises `UserError` for what cannot be read, with the line."""
-    import numpy as np
-
     try:
         if file.suffix == ".npz":
             # Opened here: np.load leaves a file that is no archive open.
@@ -77,14 +96,12 @@ def read_columns(file: Path) -> Columns:
         else:
             rows = _read_rows(file)
             cells = {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
-            if file.suffix == ".csv":
-                cells = {name: _parsed(values) for name, values in cells.items()}
             columns = {name: _array(file, name, values) for name, values in cells.items()}
-    except UserError:
-        raise
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}.") from None
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{file} cannot be read: {error}.") from None
     lengths = {name: len(values) if values.ndim else 0 for name, values in columns.items()}
     if not columns or 0 in lengths.values():
@@ -106,31 +123,92 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
             names = list(rows[0]) if rows and isinstance(rows[0], dict) else []
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or set(row) != set(names):
-            expected = ", ".join(names) or 'an object such as {"x": [1.0, 2.0]}'
+            expected = listed(names) if names else 'an object such as {"x": [1.0, 2.0]}'
             raise UserError(f"{file}, sample {number}: expected {expected}, found {str(row)[:100]}.")
     return rows
 
 
-def _parsed(cells: list[str]) -> list[Any]:
-    """The numbers and lists in a column, or its cells where they are text."""
-    try:
-        return [json.loads(cell) for cell in cells]
-    except ValueError:
-        return cells
-
-
-def _array(file: Path, name: str, values: list[Any]) -> Any:
-    import numpy as np
-
+def _array(file: Path, name: str, values: list[Any]) -> np.ndarray:
+    """One column: numbers, booleans or lists of them, or text. Cells of .csv are text that may hold JSON."""
+    if file.suffix == ".csv":
+        parsed = list(map(_parsed, values))
+        is_number = [not isinstance(value, str) for value in parsed]
+        values = parsed if all(is_number) else values
+        if is_number[0] and not all(is_number):
+            number = is_number.index(False)
+            raise UserError(f"{file}, sample {number + 1}: {name} is {values[number]!r}, and a number before.")
     if all(isinstance(value, str) for value in values):
         return np.array(values)
     try:
         array = np.array(values)
     except ValueError:
-        array = None
-    if array is None or array.dtype.kind not in "fiub":
+        array = np.array([None])
+    if array.dtype.kind not in "fiub":
         raise UserError(f"{file}: {name} has rows of different shapes, or something else than numbers or text.")
     return array.astype({"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int64))
+
+
+def _parsed(cell: str) -> Any:
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
+
+
+def as_arguments(columns: Columns, choices: Sequence[str], parameters: Any) -> Columns:
+    """The columns of a file as arguments of a forward with these `parameters`.
+
+    `choices`: `NAME=COLUMNS`; other columns are then left out. Without any, numbers become the one argument that is
+    missing. Raises `UserError` for columns that forward does not take.
+    """
+    if choices:
+        return dict(_chosen(choice, columns) for choice in choices)
+    others = [name for name in columns if name not in parameters]
+    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    missing = [name for name in required if name not in columns]
+    numbers = [name for name in others if columns[name].ndim == 1 and columns[name].dtype.kind != "U"]
+    texts = [name for name in others if columns[name].dtype.kind == "U"]
+    takes_text = texts and (missing == ["input_ids"] or (missing == ["images"] and len(numbers) == 1))
+    if len(missing) == 1 and numbers and not takes_text:
+        left_out = f", without {listed(texts)} (text)" if texts else ""
+        print(f"{missing[0]} is {listed(numbers)}{left_out}", file=sys.stderr)
+        kept = {name: values for name, values in columns.items() if name in parameters}
+        return {**kept, missing[0]: _side_by_side(missing[0], numbers, columns)}
+    unknown = [name for name in others if name not in texts]
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        raise UserError(
+            f"the file has the columns {listed(unknown)}, and the model's forward takes {listed(list(parameters))}. "
+            "Choose the columns of an argument with --columns NAME=FIRST..LAST, or leave columns out with --drop NAME."
+        )
+    return columns
+
+
+def _chosen(choice: str, columns: Columns) -> tuple[str, np.ndarray]:
+    """An argument's name and values for `NAME=column` or `NAME=first..last`."""
+    name, _, text = choice.partition("=")
+    known = list(columns)
+    first, dots, last = text.partition("..")
+    for end in (first, last if dots else first):
+        if end not in known:
+            raise UserError(f"--columns {choice}: the file has no column {end!r}. It has {listed(known)}.")
+    if not dots:
+        return name, columns[first]
+    return name, _side_by_side(name, known[known.index(first) : known.index(last) + 1], columns)
+
+
+def _side_by_side(name: str, chosen: Sequence[str], columns: Columns) -> np.ndarray:
+    """Numbers of several columns, (samples, columns): float32, or int64 for an argument such as `input_ids`."""
+    for column in chosen:
+        if columns[column].ndim != 1 or columns[column].dtype.kind == "U":
+            raise UserError(f"{column} cannot be part of {name}: each of its columns has one number for each sample.")
+    array = np.stack([columns[column] for column in chosen], axis=1)
+    return array.astype(np.int64 if name.endswith("ids") else np.float32)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of `names`, and how many more there are."""
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[: _MAX_NAMES - 1])}, … and {names[-1]} ({len(names)})"
 
 
 def cut(columns: Columns, size: int) -> Iterator[Columns]:
@@ -141,23 +219,15 @@ def cut(columns: Columns, size: int) -> Iterator[Columns]:
         yield {name: values[start : start + size] for name, values in columns.items()}
 
 
-def _only(name: str | None, outputs: Columns) -> Columns:
-    if name is None:
-        return outputs
-    if name not in outputs:
-        raise UserError(f"--only {name}: the model gives {', '.join(outputs)}.")
-    return {name: outputs[name]}
-
-
 def _with_tokens(pipeline: Any, batch: Columns) -> Columns:
-    """A batch with what the model takes in place of a column of text."""
-    import numpy as np
-
+    """A batch with the arguments that the model takes in place of a column of text."""
     texts = [name for name, values in batch.items() if isinstance(values, np.ndarray) and values.dtype.kind == "U"]
     if not texts:
         return batch
     if len(texts) > 1:
-        raise UserError(f"{', '.join(texts)} are text: a model takes one column of text. --drop leaves others out.")
+        raise UserError(
+            f"{listed(texts)} are text: a model takes one column of text. Leave others out with --drop NAME."
+        )
     first = batch[texts[0]][0]
     try:
         encoded = pipeline.encode_batch(batch.pop(texts[0]).tolist())
@@ -169,17 +239,7 @@ def _with_tokens(pipeline: Any, batch: Columns) -> Columns:
     return {**batch, **encoded}
 
 
-def _classes(pipeline: Any, outputs: Columns) -> Columns:
-    """The likeliest class of each sample, and its probability."""
-    import numpy as np
-
-    if "logits" not in outputs:
-        raise UserError(f"--classify needs the output logits, and there are {', '.join(outputs)}.")
-    names, probabilities = zip(*pipeline.classes_of(outputs["logits"]))
-    return {"class": np.array(names), "probability": np.array(probabilities)}
-
-
-def _dataset(predictor: Any, args: Any) -> Iterator[Columns]:
+def _dataset(predictor: Any, args: Any) -> Iterable[Columns]:
     from libai.engine.run import build
 
     if predictor.config is None:
@@ -189,8 +249,10 @@ def _dataset(predictor: Any, args: Any) -> Iterator[Columns]:
         raise UserError(
             f"--data {args.data}: the config has no such test dataset, only {', '.join(loaders) or 'none'}."
         )
-    for item in loaders[args.data]:
-        yield item[0] if isinstance(item, tuple) else item
+    return (item[0] if isinstance(item, tuple) else item for item in loaders[args.data])
+
+
+# ------------------------------------------------------------------------------------------------------- outputs
 
 
 def outputs_of(predictor: Any, batch: Columns) -> Columns:
@@ -206,17 +268,31 @@ def outputs_of(predictor: Any, batch: Columns) -> Columns:
     found = {name: value.numpy() for name, value in tensors.items() if value.ndim and value.shape[0] == size}
     if not found:
         raise UserError(
-            f"{type(predictor.model).__name__}.forward gives {sorted(named)} for {sorted(batch)}, and nothing with a "
-            "row for each sample. Return such outputs (logits) where no labels are given, and leave labels out with "
-            "--drop."
+            f"{type(predictor.model).__name__}.forward gives {listed(sorted(named))} for {listed(sorted(batch))}, and "
+            "nothing with a row for each sample. Return such outputs (logits) where no labels are given, and leave "
+            "labels out with --drop."
         )
     return found
 
 
+def _only(name: str | None, outputs: Columns) -> Columns:
+    if name is None:
+        return outputs
+    if name not in outputs:
+        raise UserError(f"--only {name}: the model gives {', '.join(outputs)}.")
+    return {name: outputs[name]}
+
+
+def _classes(pipeline: Any, outputs: Columns) -> Columns:
+    """The likeliest class of each sample, and its probability."""
+    if "logits" not in outputs:
+        raise UserError(f"--classify needs the output logits, and there are {', '.join(outputs)}.")
+    names, probabilities = zip(*pipeline.classes_of(outputs["logits"]))
+    return {"class": np.array(names), "probability": np.array(probabilities)}
+
+
 def join(parts: Sequence[Columns]) -> Columns:
     """The rows of all batches one after the other."""
-    import numpy as np
-
     for name in parts[0]:
         shapes = sorted({part[name].shape[1:] for part in parts})
         if len(shapes) > 1:
@@ -228,22 +304,25 @@ def join(parts: Sequence[Columns]) -> Columns:
 
 
 def write_columns(columns: Columns, file: Path | None) -> None:
-    """Write to `file`, or as JSON lines to stdout."""
-    import numpy as np
-
+    """Write to `file`, or as JSON lines to stdout. In .csv, numbers of an output with further axes have a column each,
+    `logits_0`, `logits_1`, …"""
     if file is not None and file.suffix == ".npz":
         np.savez(file, **columns)
-        return
-    rows = [dict(zip(columns, values)) for values in zip(*(values.tolist() for values in columns.values()))]
-    stream = sys.stdout if file is None else open(file, "w", encoding="utf-8", newline="")  # noqa: SIM115
-    try:
-        if file is not None and file.suffix == ".csv":
+    elif file is not None and file.suffix == ".csv":
+        flat: Columns = {}
+        for name, values in columns.items():
+            if values.ndim == 1:
+                flat[name] = values
+            else:
+                flat |= {f"{name}_{i}": numbers for i, numbers in enumerate(values.reshape(len(values), -1).T)}
+        with open(file, "w", encoding="utf-8", newline="") as stream:
             writer = csv.writer(stream)
-            writer.writerow(columns)
-            for row in rows:
-                writer.writerow([value if isinstance(value, str) else json.dumps(value) for value in row.values()])
+            writer.writerow(flat)
+            writer.writerows(zip(*(values.tolist() for values in flat.values())))
+    else:
+        rows = zip(*(values.tolist() for values in columns.values()))
+        text = "".join(json.dumps(dict(zip(columns, row))) + "\n" for row in rows)
+        if file is None:
+            sys.stdout.write(text)
         else:
-            stream.writelines(json.dumps(row) + "\n" for row in rows)
-    finally:
-        if file is not None:
-            stream.close()
+            file.write_text(text, encoding="utf-8")

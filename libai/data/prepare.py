@@ -5,25 +5,18 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import logging
 import os
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import numpy as np
 
 from libai.data.cache import default_cache_dir, prepare_once
 from libai.data.errors import DataError
-from libai.data.token_files import FORMAT, SplitWriter, is_complete, smallest_dtype, write_index
-from libai.data.tokenizers import Tokenizer, find_tokenizer, make_tokenizer, read_text
+from libai.data.token_files import FORMAT, is_complete, write_token_files
+from libai.data.tokenizers import find_tokenizer, read_text
 from libai.data.windows import TokenDataset
-from libai.utils.rank_notes import note_progress
-
-_logger = logging.getLogger(__name__)
 
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-_FILES_PER_BATCH = 64
 
 Document = tuple[str, Path]
 
@@ -95,22 +88,14 @@ def _prepare(
 
     def write(temporary: Path) -> None:
         splits = _split_by_file(_without_copies(documents), validation_fraction)
-        made = make_tokenizer(tokenizer, vocab_size, (read_text(path) for _, path in splits["train"]))
-        for split, chosen in splits.items():
-            with SplitWriter(temporary, split, smallest_dtype(made.vocab_size)) as writer:
-                _write_files(writer, made, [path for _, path in chosen])
-            _logger.info("%s %s: %d files, %d tokens", name, split, len(chosen), writer.num_tokens)
-        write_index(temporary, made, splits)
+        pairs = [(split, path) for split, chosen in splits.items() for _, path in chosen]
+
+        def texts() -> Iterator[tuple[str, str]]:
+            return ((split, read_text(path)) for split, path in pairs)
+
+        write_token_files(temporary, texts, list(splits), tokenizer, vocab_size)
 
     return prepare_once(root / f"{name}-{_fingerprint(documents, options)}", is_complete, write)
-
-
-def _write_files(writer: SplitWriter, tokenizer: Tokenizer, paths: Sequence[Path]) -> None:
-    for start in range(0, len(paths), _FILES_PER_BATCH):
-        texts = [read_text(path) for path in paths[start : start + _FILES_PER_BATCH]]
-        for tokens in tokenizer.encode_batch(texts):
-            writer.add(np.append(tokens, tokenizer.end_of_document), [len(tokens) + 1])
-        note_progress()
 
 
 def _split_by_file(documents: list[Document], validation_fraction: float) -> dict[str, list[Document]]:

@@ -12,16 +12,22 @@ Every document ends with the end-of-document token.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from libai.data.errors import DataError, describe_folder
-from libai.data.tokenizers import Tokenizer
+from libai.data.tokenizers import make_tokenizer
+from libai.utils.rank_notes import note_progress
+
+_logger = logging.getLogger(__name__)
 
 FORMAT = 3
+_BATCH_CHARACTERS = 2**20
 
 
 @dataclass(frozen=True)
@@ -35,33 +41,82 @@ class TokenIndex:
     format: int = FORMAT
 
 
-def write_index(folder: Path, tokenizer: Tokenizer, splits: Iterable[str]) -> None:
-    """Complete a folder whose `.bin` files are written."""
-    dtype = smallest_dtype(tokenizer.vocab_size)
-    index = TokenIndex(dtype.name, tokenizer.vocab_size, tokenizer.end_of_document, list(splits))
-    tokenizer.save(folder)
+def write_token_files(
+    folder: Path,
+    documents: Callable[[], Iterable[tuple[str, str]]],
+    splits: Sequence[str],
+    tokenizer: str,
+    vocab_size: int | None = None,
+    end_token: str | None = None,
+    note: Callable[[int, int], None] = lambda num_documents, num_tokens: None,
+) -> None:
+    """Write documents as token files into `folder`, which is empty.
+
+    Args:
+        documents: gives split and text of each; called twice when "bpe" is learnt from the training documents.
+        tokenizer, vocab_size, end_token: as `make_tokenizer` takes them.
+        note: called with the numbers of documents and tokens so far.
+
+    Raises `DataError` when one of `splits` stays empty.
+    """
+    made = make_tokenizer(tokenizer, vocab_size, (text for split, text in documents() if split == "train"), end_token)
+    dtype = np.min_scalar_type(made.vocab_size - 1)
+    num_documents = 0
+    with ExitStack() as stack:
+        writers = {split: stack.enter_context(_SplitWriter(folder, split, dtype)) for split in splits}
+        for batch in _batches(documents()):
+            encoded = made.encode_batch([text for _, text in batch])
+            for (split, _), tokens in zip(batch, encoded):
+                writers[split].add(np.append(tokens, made.end_of_document))
+            num_documents = sum(writer.num_documents for writer in writers.values())
+            note(num_documents, sum(writer.num_tokens for writer in writers.values()))
+            note_progress()
+    for split, writer in writers.items():
+        if not writer.num_documents:
+            raise DataError(
+                f"no document is left for {split} (of {num_documents}): give more documents, or validation_fraction=0 "
+                "for no validation split."
+            )
+        _logger.info("%s: %d documents, %d tokens", split, writer.num_documents, writer.num_tokens)
+    made.save(folder)
+    index = TokenIndex(dtype.name, made.vocab_size, made.end_of_document, list(splits))
     (folder / "index.json").write_text(json.dumps(asdict(index)), encoding="utf-8")
 
 
-class SplitWriter:
+def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Documents of about a million characters at a time, which libraries of tokenizers encode on all cores."""
+    batch: list[tuple[str, str]] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document[1])
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch = []
+            size = 0
+    if batch:
+        yield batch
+
+
+class _SplitWriter:
     """Writes the two files of one split, as documents come."""
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype):
         self._dtype = dtype.newbyteorder("<")
         self._tokens = (folder / f"{split}.bin").open("wb")
         self._offsets = (folder / f"{split}.offsets").open("wb")
-        self.num_tokens = 0
+        self._offsets.write(bytes(8))
         self.num_documents = 0
-        self._offsets.write(np.zeros(1, "<i8").tobytes())
+        self.num_tokens = 0
 
-    def add(self, tokens: np.ndarray, lengths: Sequence[int] | np.ndarray) -> None:
-        """Documents of these lengths, one after the other, each with its end-of-document token."""
-        self._tokens.write(tokens.astype(self._dtype).tobytes())
-        self._offsets.write((self.num_tokens + np.cumsum(lengths)).astype("<i8").tobytes())
+    def add(self, tokens: np.ndarray) -> None:
+        """A document with its end-of-document token."""
+        self.num_documents += 1
         self.num_tokens += len(tokens)
-        self.num_documents += len(lengths)
+        self._tokens.write(tokens.astype(self._dtype).tobytes())
+        self._offsets.write(self.num_tokens.to_bytes(8, "little"))
 
-    def __enter__(self) -> SplitWriter:
+    def __enter__(self) -> _SplitWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -116,8 +171,3 @@ def is_complete(folder: Path) -> bool:
     except DataError:
         return False
     return (folder / "tokenizer.json").is_file()
-
-
-def smallest_dtype(vocab_size: int) -> np.dtype:
-    """The unsigned integers that hold all ids."""
-    return np.min_scalar_type(vocab_size - 1)

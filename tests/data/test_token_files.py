@@ -3,19 +3,17 @@
 import numpy as np
 import pytest
 
-from libai.data import ByteTokenizer, DataError
-from libai.data.token_files import SplitWriter, is_complete, open_split, read_index, smallest_dtype, write_index
+from libai.data import DataError
+from libai.data.token_files import is_complete, open_split, read_index, write_token_files
+
+SPLITS = ("train", "validation")
 
 
 @pytest.fixture
 def folder(tmp_path):
     made = tmp_path / "made"
     made.mkdir()
-    for split, texts in {"train": ["abc", "de"], "validation": ["f"]}.items():
-        with SplitWriter(made, split, smallest_dtype(257)) as writer:
-            for text in texts:
-                writer.add(np.array([*text.encode(), 256]), [len(text) + 1])
-    write_index(made, ByteTokenizer(), ["train", "validation"])
+    write_token_files(made, lambda: [("train", "abc"), ("validation", "f"), ("train", "de")], SPLITS, "bytes")
     return made
 
 

@@ -1,7 +1,7 @@
 """Turn text into token files for training: documents of .jsonl files (a line each) or of plain text (a file each).
 
     libai preprocess corpus.jsonl --output tokens --tokenizer bpe --vocab-size 8192
-    libai preprocess *.txt --output bytes --processes 8
+    libai preprocess *.txt --output bytes
 
 `libai.data.TokenDataset(path=tokens, sequence_length=…)` reads them.
 """
@@ -31,7 +31,6 @@ def run(arguments: Sequence[str]) -> int:
         key=args.key,
         blank_lines=args.blank_lines,
         validation_fraction=args.validation_fraction,
-        num_processes=args.processes,
         note=progress,
     )
     print(f"{_describe(done)} -> {args.output}")
@@ -54,9 +53,6 @@ def build_parser() -> Parser:
         metavar="X",
         help="fraction of documents held out (default 0.05)",
     )
-    parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="number of encoding processes (default 1)"
-    )
     return parser
 
 
@@ -76,5 +72,5 @@ def _describe(done: Preprocessed) -> str:
     seconds = max(done.seconds, 1e-9)
     return (
         f"{done.documents:,} documents, {done.tokens:,} tokens in {seconds:.1f} s "
-        f"({done.documents / seconds:,.0f} documents/s, {done.bytes / seconds / 1e6:.1f} MB/s)"
+        f"({done.documents / seconds:,.0f} documents/s)"
     )

@@ -14,7 +14,7 @@ from oneflow.nn.parallel import DistributedDataParallel
 
 from libai.benchmark.protocol import Unavailable
 from libai.parallel import Mesh
-from libai.patches.launch_race import protect_graph_launches
+from libai.patches.launch_race import close_launch_race
 
 Batch = dict[str, flow.Tensor]
 BuildOptimizer = Callable[[nn.Module], Any]
@@ -93,6 +93,9 @@ class RawGraph:
             groups[0]["clip_grad_norm_type"] = 2.0
         for parameter in model.parameters():
             parameter.grad = None  # else OneFlow 0.9 leaves it out of the compiled update
+        # as ours: a stock graph as small as an MLP's may crash on a busy machine (docs/dev/decisions/0004),
+        # and would end the benchmark with it
+        close_launch_race()
         self._graph = _Graph(model, optimizer, accumulation)
 
     def update(self, micro_batches: Sequence[Batch]) -> flow.Tensor:
@@ -100,10 +103,4 @@ class RawGraph:
         batch = {name: flow.cat([one[name] for one in micro_batches]) for name in micro_batches[0]}
         if self._placement is not None:
             batch = {name: t.to_global(self._placement, flow.sbp.split(0)) for name, t in batch.items()}
-        if protect_graph_launches.is_done:
-            return self._graph(batch)
-        # as ours: a stock graph as small as an MLP's may crash on a busy machine (docs/dev/decisions/0004),
-        # and would end the benchmark with it
-        self._graph._compile(batch)
-        with protect_graph_launches():
-            return self._graph(batch)
+        return self._graph(batch)

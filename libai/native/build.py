@@ -52,30 +52,23 @@ _HEADERS = ("oneflow", "google", "absl", "llvm", "llvm-c", "half.hpp")
 
 
 def cache_folders() -> list[Path]:
-    """Return the folders of libraries: the user's cache, and the environment, for users who have no compiler."""
+    """Return the folders of libraries: the environment, for users who have no compiler, and the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return [Path(home) / "libai" / "native", Path(sys.prefix) / "share" / "libai" / "native"]
+    return [Path(sys.prefix) / "share" / "libai" / "native", Path(home) / "libai" / "native"]
 
 
-def find_library(folders: Sequence[Path] | None = None) -> Path:
-    """Return the library for this machine: one that is there, else one that is compiled and tested now.
+def find_library() -> Path:
+    """Return the library for this wheel and these sources: one that is there, else one that is compiled and tested now.
 
-    `folders`: where to look, and to keep it in the first that can be written to; default: `cache_folders()`. A library
-    is tested on each kind of CPU, except on machines without a compiler, which use any for this wheel and these
-    sources. `Unavailable`, with what to change, where there is none and none can be made.
+    It is kept in the first of `cache_folders()` that can be written to, and works on every CPU. Raises `Unavailable`,
+    with what to change, where there is none and none can be made.
     """
-    folders = folders or cache_folders()
     wheel = find_wheel()
-    compiler = find_compiler()
-    family = _digest(describe_sources(wheel))
-    if compiler is None:
-        libraries = [path for folder in folders for path in folder.glob(f"{family}-*.so")]
-    else:
-        name = f"{family}-{_digest(_describe_compiler(compiler) + _read_cpu_flags())}.so"
-        libraries = [folder / name for folder in folders]
+    libraries = [folder / f"{_digest(describe_sources(wheel))}.so" for folder in cache_folders()]
     for library in libraries:
         if _is_intact(library):
             return library
+    compiler = find_compiler()
     if compiler is None:
         missing = f"CXX={os.environ['CXX']} is not there" if os.environ.get("CXX") else "no g++ or clang++"
         raise Unavailable(f"{missing}; install one, such as `apt install g++`")
@@ -121,24 +114,12 @@ def find_compiler() -> list[str] | None:
 
 
 def describe_sources(wheel: Sequence[Path]) -> bytes:
-    """Return all that a library depends on, except compiler and CPU: wheel, C library, flags, sources and the test."""
+    """Return all that a library depends on: wheel, C library, flags, sources and the test."""
     parts = [os.confstr("CS_GNU_LIBC_VERSION") or "", repr(_UNITS)]
     parts += [f"{path.name} {path.stat().st_size}" for path in wheel[1:]]
     files = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".h", ".cpp"))
     files.append(Path(__file__).with_name("check.py"))
     return "\n".join(parts).encode() + b"".join(path.name.encode() + path.read_bytes() for path in files)
-
-
-def _describe_compiler(compiler: list[str]) -> bytes:
-    """Return its command, and of the program what changes with its version; without starting it."""
-    program = Path(shutil.which(compiler[0]) or compiler[0]).resolve()
-    stat = program.stat()
-    return f"{compiler} {program} {stat.st_size} {stat.st_mtime_ns}".encode()
-
-
-def _read_cpu_flags() -> bytes:
-    lines = Path("/proc/cpuinfo").read_bytes().splitlines()
-    return next((line for line in lines if line.startswith(b"flags")), b"")
 
 
 def _digest(data: bytes) -> str:

@@ -13,7 +13,7 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
-from libai.patches.launch_race import protect_graph_launches
+from libai.patches.launch_race import close_launch_race
 from libai.utils.rank_notes import without_harmless_lines
 from libai.utils.tensors import map_tensors, tensors_in
 
@@ -40,6 +40,7 @@ class CompiledGraph(nn.Graph):
     """
 
     def __init__(self) -> None:
+        close_launch_race()
         with without_harmless_lines():
             super().__init__()
 
@@ -62,7 +63,7 @@ class CompiledGraph(nn.Graph):
         """Call as `nn.Graph.__call__` does; once compiled, without its walks over trees of arguments."""
         if self._can_skip_trees and not args:
             return self._call_compiled(kwargs)
-        outputs = self._call_any(*args, **kwargs)
+        outputs = super().__call__(*args, **kwargs)
         if not args:
             # nn.Graph decides in which order tensors go in; go its way only as long as ours is the same
             expected = self._Graph__flatten_io("input", **kwargs)
@@ -90,12 +91,6 @@ class CompiledGraph(nn.Graph):
         copied = map_tensors(self._eager_outputs_buffer[index], lambda tensor: tensor.to(copy=True))
         native.SoftSyncNNGraphBuffers(outputs, self._c_nn_graph)
         return copied[0]
-
-    def _call_any(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_compiled:
-            self._compile(*args, **kwargs)
-        with protect_graph_launches():
-            return super().__call__(*args, **kwargs)
 
 
 def _is_plain(value: Any) -> bool:

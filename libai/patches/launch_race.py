@@ -1,21 +1,20 @@
 """Closes the race in OneFlow 0.9.0's graph launch, which crashes a process or hangs it.
 
 OneFlow hands a job to its actor threads and only then enters it in the queue of running jobs. A job that is over before
-that takes an entry out of an empty queue. `protect_graph_launches` lets it wait for its entry instead.
+that takes an entry out of an empty queue. `close_launch_race` makes it wait for its entry instead.
 docs/dev/decisions/0004-graph-launch-race.md has the cause, the proof and the measurements.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import mmap
-import os
 import re
 
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow, require_linux_x86_64
 from libai.patches.table import is_on
-from libai.patches.threads import thread_ids
 
 logger = logging.getLogger("libai.engine")
 
@@ -47,31 +46,18 @@ _WAIT_CODE = re.compile(
 _ADVICE = "graphs of well under a millisecond may crash on a busy machine (docs/dev/decisions/0004)"
 
 
-class protect_graph_launches:
-    """Around the first launch of a graph in a process: let a job that is over wait until it was entered.
+@functools.cache
+def close_launch_race() -> None:
+    """Make jobs that are over wait until they were entered, in this process. Called before the first launch of a graph.
 
-    Needs no privilege and about 5 ms. Where a process may not make memory executable, the thread that launches gets
-    real-time priority instead, if the process may give it. On a build of OneFlow that is not known here nothing
-    changes. One line says when the race stays open.
+    Needs no privilege and about 5 ms. On an unknown build of OneFlow, and where a process may not make memory
+    executable, nothing changes, and one line says that the race stays open.
     """
-
-    is_done = False
-
-    def __enter__(self) -> None:
-        self._forbidden: OSError | None = None
-        if protect_graph_launches.is_done or not is_on("launch-race"):
-            return
+    if is_on("launch-race"):
         try:
             _guard_dequeue()
-        except Unavailable as reason:
+        except (Unavailable, OSError) as reason:
             logger.warning("%s: %s", reason, _ADVICE)
-        except OSError as error:
-            self._forbidden, self._before = error, thread_ids()
-
-    def __exit__(self, *_: object) -> None:
-        if not protect_graph_launches.is_done and self._forbidden is not None:
-            _prefer_launching_thread(self._before, self._forbidden)
-        protect_graph_launches.is_done = True
 
 
 def _guard_dequeue() -> None:
@@ -137,16 +123,3 @@ def make_executable(code: bytes) -> int:
     if libc.mprotect(page, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
         raise OSError(ctypes.get_errno(), "memory may not be made executable")
     return int(page)
-
-
-def _prefer_launching_thread(before: set[int], forbidden: OSError) -> None:
-    """Keep the thread that launches from being preempted between the two steps. It sleeps when it has nothing to do.
-
-    It is the last of the threads that the first launch starts. The one before it, of the critical sections, polls: with
-    real-time priority it would keep a core.
-    """
-    for thread_id in sorted(thread_ids() - before)[-1:]:
-        try:
-            os.sched_setscheduler(thread_id, os.SCHED_FIFO, os.sched_param(1))
-        except OSError as error:
-            logger.warning("%s, and no real-time priority given (%s): %s", forbidden, error.strerror, _ADVICE)

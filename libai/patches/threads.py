@@ -1,9 +1,8 @@
-"""OneFlow's threads, and how soon they get the interpreter's lock."""
+"""How soon OneFlow's threads get the interpreter's lock."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 
@@ -28,11 +27,3 @@ def _switch_interval(seconds: float) -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-def thread_ids() -> set[int]:
-    """The threads of this process; empty where there is no /proc."""
-    try:
-        return set(map(int, os.listdir("/proc/self/task")))
-    except OSError:
-        return set()

@@ -91,8 +91,6 @@ def test_without_a_compiler_a_library_that_is_there_is_used(compiler, folder, un
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert build.find_library() == path
-    monkeypatch.setattr(build, "_read_cpu_flags", lambda: b"another")  # an image that was made on another machine
-    assert build.find_library() == path and len(untested) == 1
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "no digest"])
@@ -109,15 +107,13 @@ def test_a_damaged_library_is_made_again(compiler, folder, untested, damage):
     assert compiler.times_linked() == 2 and len(untested) == 2
 
 
-def test_another_wheel_compiler_or_source_has_a_library_of_its_own(compiler, folder, untested, monkeypatch, tmp_path):
+def test_another_wheel_or_source_has_a_library_of_its_own(compiler, folder, untested, monkeypatch, tmp_path):
     paths = [build.find_library()]
     other_sources = tmp_path / "src"
     shutil.copytree(build.SOURCES, other_sources)
     (other_sources / "sums.h").write_text("// changed")
     for name, change in {
         "C library": (build.os, "confstr", lambda name: "glibc 0.0"),
-        "compiler": (build, "_describe_compiler", lambda command: b"another version"),
-        "CPU": (build, "_read_cpu_flags", lambda: b"flags : another"),
         "source": (build, "SOURCES", other_sources),
     }.items():
         with monkeypatch.context() as patch:
@@ -125,7 +121,7 @@ def test_another_wheel_compiler_or_source_has_a_library_of_its_own(compiler, fol
             path = build.find_library()
             assert path not in paths, name
             paths.append(path)
-    assert build.find_library() == paths[0] and compiler.times_linked() == 5
+    assert build.find_library() == paths[0] and compiler.times_linked() == 3
 
 
 def test_another_oneflow_is_refused(monkeypatch):
@@ -183,10 +179,10 @@ def test_a_builder_that_takes_too_long_is_not_waited_for(compiler, folder, untes
 
 @pytest.mark.e2e
 def test_two_processes_that_compile_at_once_make_one_library(compiler, tmp_path):
-    code = "import libai.native.build as c; c.test_library = lambda path: None; print(c.find_library())"
+    code = "import sys; sys.prefix = sys.argv[1]; import libai.native.build as c; c.test_library = lambda path: None; print(c.find_library())"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home"), "LIBAI_NATIVE": "0"}
     environment["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code, str(tmp_path / "none")]
     ranks = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     paths = {rank.communicate(timeout=60)[0] for rank in ranks}
     assert [rank.returncode for rank in ranks] == [0, 0, 0]

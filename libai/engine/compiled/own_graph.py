@@ -20,7 +20,7 @@ from libai.engine.metrics import StepResult
 from libai.engine.options import TrainOptions
 from libai.parallel.batch_statistics import count_batches
 from libai.patches.compiled_graph import garbage_kept
-from libai.patches.launch_race import protect_graph_launches
+from libai.patches.launch_race import close_launch_race
 from libai.patches.wrapping import replaced
 from libai.utils.errors import UserError
 
@@ -68,9 +68,7 @@ class OwnGraph:
             self._follow_changes(trainer)
         if trainer.graph is None:
             self.compile(trainer, batch)
-        with protect_graph_launches():
-            outputs = trainer.graph(**batch)
-        result = trainer._as_result(outputs)
+        result = trainer._as_result(trainer.graph(**batch))
         count_batches(trainer._batch_norms, 1)
         trainer.optimizer._state["step"] += 1  # the graph counts for itself; this is the count the host sees
         trainer.finish_update()
@@ -79,6 +77,7 @@ class OwnGraph:
     def compile(self, trainer: Any, batch: dict[str, flow.Tensor]) -> None:
         """Make the graph and compile it for the shapes of `batch`, without an update."""
         start = time.perf_counter()
+        close_launch_race()
         graph = self._make(trainer.model, trainer.optimizer)
         if not isinstance(graph, nn.Graph):
             raise UserError(f"train_graph returned a {type(graph).__name__}, not an nn.Graph.")

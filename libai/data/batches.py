@@ -40,6 +40,13 @@ class BatchReader:
         self._has_batches = collate is None and hasattr(self.dataset, "get_batch")
         if not self._has_batches and not hasattr(self.dataset, "__getitem__"):
             raise DataError(f"collate needs single samples, and {type(self.dataset).__name__} has no ds[i]. Add it.")
+        lengths = getattr(self.dataset, "lengths", None)
+        if lengths is not None and len(lengths) != len(self.dataset):
+            raise DataError(
+                f"{type(self.dataset).__name__}.lengths has {len(lengths)} numbers, and the dataset "
+                f"{len(self.dataset)} samples: give one for each, or remove it."
+            )
+        self._lengths = None if lengths is None else np.asarray(lengths)
         self._collate = collate
         self._num_workers = num_workers
         self._pool = ThreadPoolExecutor(num_workers, "libai-data-worker") if num_workers else None
@@ -68,9 +75,8 @@ class BatchReader:
 
     def _collated(self, samples: list[Any], together: np.ndarray) -> Mapping[str, Any]:
         collate: Any = self._collate
-        lengths = getattr(self.dataset, "lengths", None)
-        if lengths is not None and hasattr(collate, "pad_to"):
-            batch = collate.pad_to(samples, int(np.asarray(lengths)[together].max()))
+        if self._lengths is not None and hasattr(collate, "pad_to"):
+            batch = collate.pad_to(samples, int(self._lengths[together].max()))
         else:
             batch = collate(samples)
         return _checked_dict("what collate returned for samples", self.dataset, batch)

@@ -1,4 +1,4 @@
-"""Where prepared data lives, and how one of many processes prepares it while the others wait."""
+"""The folder of prepared data; one of many processes prepares it while the others wait."""
 
 from __future__ import annotations
 

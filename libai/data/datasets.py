@@ -84,7 +84,7 @@ def read_rows(dataset: Any, indices: np.ndarray) -> Batch:
 class BlendedDataset(BatchDataset):
     """Samples of several datasets in the shares `weights`, spread evenly over one pass.
 
-    A pass has `num_samples` samples, by default as many as all datasets hold. A dataset whose share is larger than
+    A pass has `num_samples` samples, by default the number that all datasets hold. A dataset whose share is larger than
     itself is read again from its beginning; of one whose share is smaller the last samples are left out. Everything is
     a function of the arguments alone. A dataset that changes its batches (`augment_batch`) goes around the blend.
 

@@ -32,7 +32,7 @@ def checked_count(name: str, value: Any, most: int, zero: str) -> int:
 
 
 def describe_folder(folder: Path) -> str:
-    """What is there instead, for an error text: `does not exist`, `is empty` or `holds [names]`."""
+    """Describe what is there instead, for an error text: `does not exist`, `is empty` or `holds [names]`."""
     if not folder.is_dir():
         return "does not exist"
     names = sorted(path.name for path in folder.iterdir())

@@ -127,7 +127,7 @@ class TrainLoader:
     epochs (or, when larger than the dataset, more). A dataset with `augment_batch(batch, random)` gets the
     `SampleRandom` of the visits, so that augmentation is resumed exactly as well.
 
-    After an exception the position is that of the last delivered micro-batch: the next call reads the same ones again.
+    After an exception the position is still at the last delivered micro-batch: the next call reads the same ones again.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ def build_train_loader(
 
 
 def _ranks(data_rank: int | None, num_data_ranks: int | None) -> tuple[int, int]:
-    """Return both as they are given, or those of this process in its job."""
+    """Return both as they are given, or the place of this process in its job."""
     if (data_rank is None) != (num_data_ranks is None):
         raise DataError(
             f"data_rank={data_rank} and num_data_ranks={num_data_ranks}: give both, or neither to take this process's "

@@ -36,7 +36,7 @@ def build_text_dataset(
 
     `files`: one or several paths or glob patterns (`**` goes into folders). Whole files are assigned to training or
     validation by the hash of their relative path; of files with equal content only the first is kept, so no validation
-    text occurs as a training file. `tokenizer`: `"bytes"`, `"bpe"` with a `vocab_size`, trained on the training
+    text is also trained on. `tokenizer`: `"bytes"`, `"bpe"` with a `vocab_size`, trained on the training
     files alone, or the path of a `tokenizer.json`. The folder lies in `cache_dir` (default `$LIBAI_DATA_DIR` or
     `~/.cache/libai`) and is named after a digest of the options and of every file's path, size and time of change. Any
     number of ranks may call at once.

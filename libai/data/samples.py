@@ -85,7 +85,7 @@ class SentenceOrder(BatchDataset):
     Args:
         dataset: has `tokens` and `offsets` of documents, as `TokenDataset` and `MegatronDataset`.
         cls_token, sep_token, pad_token: ids.
-        sentence_ends: ids of tokens that end a sentence, such as that of a full stop.
+        sentence_ends: ids of tokens that end a sentence, such as the id of a full stop.
         end_of_document: id that ends each document and is left out; None: documents have none.
     """
 
@@ -115,7 +115,7 @@ class SentenceOrder(BatchDataset):
         return len(self._starts)
 
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The samples at `indices`, each array `(len(indices), sequence_length)` but for the labels of the order."""
+        """The samples at `indices`: `(len(indices), sequence_length)`, and `(len(indices),)` for the order's labels."""
         starts, lengths = self._starts[indices][:, None], self._lengths[indices][:, None]
         place, swap = SampleRandom(self.seed, np.asarray(indices)).uniform(2).T
         cut = 1 + (place[:, None] * (lengths - 1)).astype(np.int64)
@@ -151,7 +151,7 @@ class SentenceOrder(BatchDataset):
 
 
 def _pieces(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the pieces of documents begin, and their lengths."""
+    """Return the beginnings of the pieces of documents, and their lengths."""
     counts = -(-(ends - starts) // longest)
     first = np.repeat(np.cumsum(counts) - counts, counts)
     piece_starts = np.repeat(starts, counts) + (np.arange(counts.sum()) - first) * longest

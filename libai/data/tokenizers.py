@@ -20,7 +20,7 @@ _END_TOKENS = (_END_OF_DOCUMENT, "<|endoftext|>", "</s>", "<eos>", "<|end_of_tex
 
 
 class Tokenizer(Protocol):
-    """What token files and text generation need from a tokenizer."""
+    """The methods that token files and text generation need from a tokenizer."""
 
     vocab_size: int
     end_of_document: int

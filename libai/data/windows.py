@@ -69,7 +69,7 @@ class TokenDataset(TokenWindows):
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids; a model needs at least as many embeddings (OneFlow 0.9 does not check ids)."""
+        """Number of token ids; a model needs no fewer embeddings (OneFlow 0.9 does not check ids)."""
         return self.index.vocab_size
 
     @property

@@ -139,7 +139,7 @@ class MeanLossEvaluator(Evaluator):
                 returned = "a value without a name"
             raise EvaluatorError(
                 f'{type(self).__name__} needs outputs["losses"] and the model returned {returned} in eval mode: '
-                'return {"losses": {"cls": loss}} there too, beside other outputs.'
+                'return {"losses": {"cls": loss}} there too, next to other outputs.'
             )
         counted = outputs.get("num_loss_items")
         if counted is None:

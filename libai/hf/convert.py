@@ -57,7 +57,7 @@ def load_pretrained(folder: str | Path, **arguments: Any) -> nn.Module:
 
 
 def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> WeightsReport:
-    """Write the weights in `folder` under our names into `out`, for `train.load_weight`; config.json beside them.
+    """Write the weights in `folder` under our names into `out`, for `train.load_weight`, next to their config.json.
 
     Types stay as they are. Raises `CheckpointError` with the report, before anything is written, unless all fit.
     """
@@ -84,7 +84,7 @@ def export_folder(
     Args:
         weights: what `libai.checkpoint.open_weights` opens: a checkpoint, a run folder, or what `import_folder` wrote.
         like: a Hugging Face folder whose config.json, names, types, order and shards are kept: weights that came
-            from it get the same bytes. Default: as `transformers` would write them, with the config.json beside the
+            from it get the same bytes. Default: as `transformers` would write them, with the config.json next to the
             weights, or made from the `config.yaml` of their run.
         architecture: for the config.yaml of a run; default: the first that can hold the model.
         average: write the averages that `train.ema` keeps, in place of the latest weights.
@@ -139,7 +139,7 @@ def _check_target(out: str | Path, *sources: str | Path | None) -> None:
 
 
 class _Imported(Mapping[str, np.ndarray]):
-    """Our name -> array, read and taken apart when asked for. `report`: their names against those of the model.
+    """Our name -> array, read and taken apart when asked for. `report`: the names in the file against the model's.
 
     Raises `CheckpointError` unless all weights in `source` fit the model of `config` exactly.
     """
@@ -207,7 +207,7 @@ class _Merged(Mapping[str, np.ndarray]):
         return array + lora_delta(self._tensors[a], self._tensors[b], self._scale).astype(array.dtype)
 
     def spec(self, name: str) -> TensorSpec:
-        """As on disk."""
+        """Type and shape on disk."""
         return self._tensors.spec(name)
 
 
@@ -216,6 +216,11 @@ def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup | _Mer
     if not any(map(ADAPTER.search, tensors)):
         return tensors
     lora = read_run_config(weights)["train"]["lora"]
+    if not lora["patterns"]:
+        raise UserError(
+            f"{weights} has LoRA adapters, and train.lora of its config.yaml has none, so their scale is not known. "
+            "Merge them before the weights are saved: libai.layers.merge_lora(model)."
+        )
     return _Merged(tensors, lora_scale(lora["rank"], lora["alpha"]))
 
 
@@ -259,7 +264,7 @@ def _config_of(weights: Path, architecture: str | None) -> dict[str, Any]:
 
 
 def _defaults_of(target: str) -> dict[str, Any]:
-    """What a run leaves to our class, which `transformers` would replace by defaults of its own."""
+    """Arguments that a run leaves to our class, and that `transformers` would replace by defaults of its own."""
     bases = reversed(locate(target).__mro__)
     parameters = [p for base in bases for p in inspect.signature(base.__init__).parameters.values()]
     return {p.name: p.default for p in parameters if p.default is not p.empty and p.default is not None}

@@ -55,13 +55,13 @@ class Pretrained(Mapping[str, np.ndarray]):
         return self._groups[name].spec(name)
 
     def name_in_file(self, name: str) -> str:
-        """What this folder calls the tensor that files of models with a head call `name`."""
+        """The name in this folder of the tensor that files of models with a head call `name`."""
         prefix = self.family.prefix
         has_prefix = any(stored.startswith(prefix) for stored in self)
         return name if has_prefix else name.removeprefix(prefix)
 
     def has_own(self, copy: str) -> bool:
-        """Whether the tensor `copy`, which would repeat another one of the family, has values of its own here."""
+        """Return whether the tensor `copy`, which repeats another one in the family, has values of its own here."""
         name, original = self.name_in_file(copy), self.name_in_file(self.family.copies[copy])
         return name in self and original in self and not np.array_equal(self[name], self[original])
 
@@ -90,7 +90,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def has_weights(folder: str | Path) -> bool:
-    """Whether there are weights beside config.json."""
+    """Return whether the folder of a config.json has weights."""
     return any((Path(folder) / name).exists() for name in (WEIGHTS, INDEX))
 
 
@@ -102,7 +102,7 @@ def read_folder(folder: str | Path) -> Pretrained:
     if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or any(Path(str(file)).name != file for file in weight_map.values()):
-            raise CheckpointError(f"{folder / INDEX} has no weight_map from tensor names to files beside it.")
+            raise CheckpointError(f"{folder / INDEX} has no weight_map from tensor names to files in its folder.")
         files = sorted(set(weight_map.values()))
     else:
         weight_map, files = None, [WEIGHTS]
@@ -116,7 +116,7 @@ def read_folder(folder: str | Path) -> Pretrained:
     held = {name: file for file, group in groups.items() for name in group}
     if weight_map is not None and held != weight_map:
         wrong = sorted(held.items() ^ weight_map.items())[0][0]
-        raise CheckpointError(f"{folder / INDEX} and the shards beside it disagree on `{wrong}`.")
+        raise CheckpointError(f"{folder / INDEX} and its shards disagree on `{wrong}`.")
     return Pretrained(folder, config, architecture, family, groups)
 
 

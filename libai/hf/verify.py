@@ -36,7 +36,7 @@ def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, f
 
 
 def compute(folder: str | Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What our model computes; the outputs have the names that `transformers` gives them."""
+    """Outputs of our model, by the names that `transformers` gives them."""
     model: Any = load_pretrained(folder).eval()
     family = read_folder(folder).family
     names = {ours: theirs for theirs, ours in family.outputs.items()}

@@ -27,7 +27,7 @@ class KeyValues:
         self.past = past
 
     def append(self, k: flow.Tensor, v: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
-        """All keys and values, those of the new tokens last; these stay in `new`, all in `full`."""
+        """All keys and values, the new tokens' last; these stay in `new`, all in `full`."""
         self.new = k, v
         self.full = (k, v) if self.past is None else tuple(flow.cat(pair, dim=2) for pair in zip(self.past, (k, v)))
         return self.full
@@ -61,7 +61,7 @@ class Decoder:
         return self._compute_prompt(tokens)
 
     def append(self, tokens: np.ndarray) -> np.ndarray:
-        """Add `tokens` (batch,) to the rows; the scores of those behind them."""
+        """Add `tokens` (batch,) to the rows; the scores of the next tokens."""
         self._is_token = np.pad(self._is_token, ((0, 0), (0, 1)), constant_values=True)
         return self._compute_token(tokens[:, None])
 
@@ -97,7 +97,7 @@ class Decoder:
         return np.maximum(self._is_token.cumsum(axis=1) - 1, 0)
 
     def _mask(self) -> np.ndarray:
-        """What every token adds to its scores: (batch, 1, length, length)."""
+        """The mask that is added to the scores of every token: (batch, 1, length, length)."""
         length = self._is_token.shape[1]
         is_hidden = ~self._is_token[:, None, None, :] | np.triu(np.ones((length, length), bool), 1)
         return is_hidden.astype(np.float32) * HIDDEN

@@ -17,7 +17,7 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How tokens are chosen.
+    """Rules by which tokens are chosen.
 
     Args:
         max_new_tokens: maximum number of new tokens for each prompt.
@@ -75,7 +75,7 @@ class Generator:
         self._decoder = kind(model.eval(), layout)
         self._max_length: int = model.max_seq_length
         self._vocab_size: int = model.token_embedding.weight.shape[0]
-        #: of a model with an encoder, which reads the prompts; the decoder then begins with one token
+        #: limit of a model with an encoder, which reads the prompts; the decoder then begins with one token
         self._max_target_length: int | None = getattr(model, "max_target_length", None)
         self._start_token: int = getattr(model, "start_token", 0)
 
@@ -122,8 +122,8 @@ class Generator:
         with_prompt = longest + options.max_new_tokens if self._max_target_length is None else longest
         if not 0 <= min(map(min, prompts)) <= max(map(max, prompts)) < self._vocab_size:
             raise UserError(
-                f"a prompt has a token that is not in 0 … {self._vocab_size - 1}, the model's vocabulary. Is the "
-                "tokenizer that of the model?"
+                f"a prompt has a token that is not in 0 … {self._vocab_size - 1}, the model's vocabulary. Does the "
+                "tokenizer belong to the model?"
             )
         if with_prompt > self._max_length:
             raise UserError(
@@ -150,7 +150,7 @@ class Generator:
         """Beam search: all prompts at once, each in `num_beams` rows.
 
         As in `transformers`, a continuation ends where its stop token is among the `num_beams` best candidates, and a
-        prompt is done when it has as many ends and no beam is better.
+        prompt is done when it has `num_beams` ends and no beam is better.
         """
         count, width = len(prompts), options.num_beams
         log_probs = _log_softmax(self._start([p for p in prompts for _ in range(width)], options))

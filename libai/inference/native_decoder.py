@@ -37,7 +37,7 @@ def can_decode(model: Any, layout: Layout) -> bool:
 
 
 def _sizes(block: Any) -> tuple[Any, ...]:
-    """What all blocks must have in common."""
+    """Sizes and kinds that all blocks must have in common."""
     attention, mlp = block.attention, block.mlp
     kinds = (type(mlp), type(mlp.activation), type(block.attention_norm))
     return (*kinds, attention.num_heads, attention.num_kv_heads, attention.head_size, mlp.up.weight.shape[0])

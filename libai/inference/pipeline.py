@@ -27,7 +27,8 @@ class Pipeline:
     Args:
         source: the output folder of a run, or a Hugging Face folder.
         which, mode, overrides: of a run, see `Predictor`. Other sources have a mode, too, by default "eager".
-        tokenizer: a tokenizer.json, or a folder with one. Default: the one beside the weights, or of the run's data.
+        tokenizer: a tokenizer.json, or a folder with one. Default: the one next to the weights, or of the
+            run's data.
 
     On several ranks the model is spread by tensor parallelism, and every rank has to make each call.
 
@@ -72,7 +73,7 @@ class Pipeline:
         dataset = self._dataset_with("tokenizer")
         if dataset is None:
             raise UserError(
-                f"{self._source} has no tokenizer: there is no tokenizer.json beside its weights, and no dataset of "
+                f"{self._source} has no tokenizer: there is no tokenizer.json next to its weights, and no dataset of "
                 "its config has one. Name the file: --tokenizer FILE, or Pipeline(…, tokenizer=FILE)."
             )
         return TextCodec.of_data(dataset.tokenizer)

@@ -20,12 +20,12 @@ class TextCodec:
 
     @classmethod
     def of_data(cls, tokenizer: Any) -> TextCodec:
-        """That of a training's token files."""
+        """The tokenizer of a run's token files."""
         return cls(tokenizer, tokenizer.end_of_document)
 
     @classmethod
     def read(cls, path: Path) -> TextCodec:
-        """From a tokenizer.json, or a folder with one. The stop token is that of the config.json beside it."""
+        """From a tokenizer.json, or a folder with one. The stop token is in the config.json next to it."""
         folder = path if path.is_dir() else path.parent
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
@@ -71,7 +71,7 @@ class TextStream:
         return "" if text.endswith("\ufffd") else self._take(text)
 
     def end(self) -> str:
-        """What is left: an incomplete character."""
+        """The rest of the text: an incomplete character."""
         return self._take(self._codec.decode(self._tokens))
 
     def _take(self, text: str) -> str:

@@ -70,7 +70,7 @@ def rotary_frequencies(head_size: int, base: float = 10000.0, scaling: Mapping[s
     if kind == "linear":
         return frequencies / np.float32(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    waves = float(scaling["original_max_position_embeddings"]) * frequencies / (2.0 * np.pi)  # in the original context
+    waves = float(scaling["original_max_position_embeddings"]) * frequencies / (2.0 * np.pi)  # original context
     kept = np.clip((waves - low) / (high - low), 0.0, 1.0)
     return (kept * frequencies + (1.0 - kept) * frequencies / float(scaling["factor"])).astype(np.float32)
 

@@ -57,7 +57,7 @@ class SeededLayer(nn.Module):
 
     @property
     def draws(self) -> bool:
-        """Whether a forward pass in training draws bits as the layer is set now. A graph is compiled for that."""
+        """True if a forward pass in training draws bits as the layer is set now. A graph is compiled for that."""
         return True
 
 
@@ -124,9 +124,9 @@ def current_random_scope() -> Callable[[], AbstractContextManager[None]]:
 
 
 def random_int32(like: flow.Tensor, shape: Sequence[int], layer_id: int) -> flow.Tensor:
-    """Uniform int32 bits of `shape`, beside `like`: on its device, or with its placement and layout.
+    """Uniform int32 bits of `shape`, where `like` is: on its device, or with its placement and layout.
 
-    `shape` has as many axes as `like`, each as long or 1; axis 0 is that of the samples. The high bits are the good
+    `shape` has the axes of `like`, each as long or 1; axis 0 counts the samples. The high bits are the good
     ones. Raises `UserError` in a graph outside of `random_context`, where a key could only be a constant.
     """
     return _current_context().draw(like, tuple(shape), layer_id)
@@ -143,7 +143,7 @@ def dropout_mask(like: flow.Tensor, layer_id: int, threshold: float, kept: float
 
 
 def _column_factors(layer_id: int) -> tuple[int, int]:
-    """What a layer makes its own column words with. Even * odd + odd is odd."""
+    """The factors of a layer's own column words. Even * odd + odd is odd."""
     return _signed(fold(layer_id, 1) | 1, 32), _signed(fold(layer_id, 2) | 1, 32)
 
 
@@ -171,7 +171,7 @@ class _Context:
             return rows * (columns * multiplier).add_(increment)
 
     def words(self, like: flow.Tensor, shape: tuple[int, ...]) -> tuple[flow.Tensor, flow.Tensor]:
-        """Odd row words and behind them even column words, (rows + columns,), for a local tensor; first the first."""
+        """Odd row words followed by even column words, (rows + columns,), for a local tensor; first the first."""
         with flow.no_grad():
             if (shape, like.device) not in self._words:
                 rows = self._row_words(like, shape).reshape(-1)
@@ -256,7 +256,7 @@ def _next_plain_context() -> _Context:
 
 
 def _layout_of_rows(like: flow.Tensor, shape: tuple[int, ...]) -> tuple[flow.sbp.sbp, ...]:
-    """How to make the flat row numbers: split as axis 0 of `like` where that cuts them evenly, else in full."""
+    """The layout of the flat row numbers: split as axis 0 of `like` where that cuts them evenly, else in full."""
     if not like.is_global:
         return ()
     split = flow.sbp.split(0)

@@ -37,7 +37,7 @@ class BERTEncoder(nn.Module):
         max_seq_length: longest sequence, the number of learned positions.
         hidden_size, num_layers, num_heads, mlp_ratio: the size of the blocks.
         dropout: rate on the embeddings and on both branches of each block.
-        is_post_norm: a norm behind the embeddings and behind each branch, as published weights have it.
+        is_post_norm: a norm after the embeddings and after each branch, as published weights have it.
         num_token_types: kinds of segments that `token_type_ids` tells apart; 0 for none.
         padding_token: with an id, positions count the tokens that are not padding, and begin behind that id: RoBERTa's
             (Liu et al. 2019), whose table is that much longer.
@@ -125,7 +125,7 @@ class BERTEncoder(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def pooled(self, features: flow.Tensor) -> flow.Tensor:
-        """What the pooler makes of the first token, (batch, hidden_size)."""
+        """The pooler's output for the first token, (batch, hidden_size)."""
         assert self.pooler is not None
         return flow.tanh(self.pooler(features[:, 0]))
 
@@ -135,7 +135,7 @@ class BERT(BERTEncoder):
 
     Args:
         ignore_index: label of the positions that were not masked.
-        predicts_next_sentence: a second head over the pooled first token, which tells whether segment 1 follows
+        predicts_next_sentence: a second head over the pooled first token, which predicts if segment 1 follows
             segment 0; needs `has_pooler`.
         encoder: arguments of `BERTEncoder`.
     """
@@ -190,8 +190,8 @@ class BERT(BERTEncoder):
         return {"losses": losses}
 
     def num_loss_items(self, input_ids: Any, labels: Any = None, **others: Any) -> Any:
-        """How many labels the mean of the loss is over (tensors or arrays in, a scalar of the same kind out); for each
-        loss, where there are two."""
+        """The number of labels that the loss is the mean of (tensors or arrays in, a scalar of the same kind out); for
+        each loss, if there are two."""
         counted = (labels != self.ignore_index).sum()
         if self.next_sentence is None or others.get("next_sentence_labels") is None:
             return counted

@@ -51,7 +51,7 @@ class CustomGraph(nn.Graph):
         self.add_optimizer(optimizer)
 
     def build(self, images: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
-        """Trace forward and backward; the optimizer's update is added behind them. Shapes are fixed from here on."""
+        """Trace forward and backward; the optimizer's update is added after them. Shapes are fixed from here on."""
         loss = self.model(images, labels)["losses"]["cls"]
         loss.backward()
         return loss

@@ -41,7 +41,7 @@ class Llama(LanguageModel):
         max_seq_length: longest sequence; costs no memory by itself.
         hidden_size, num_layers, num_heads: the size of the blocks.
         inner_size: gated units of each block.
-        num_kv_heads: heads of keys and values, a divisor of `num_heads`; default: as many.
+        num_kv_heads: heads of keys and values, a divisor of `num_heads`; default: `num_heads`.
         head_size: width of a head; default: `hidden_size / num_heads`.
         rotary_base, rotary_scaling: see `libai.layers.rotary_frequencies`.
         norm_eps: added to the mean square in every norm.

@@ -79,7 +79,7 @@ class WindowAttention(Attention):
         return x.transpose(2, 3).reshape(x.shape[0], count**2, self.window**2, -1)
 
     def _joined(self, windows: flow.Tensor) -> flow.Tensor:
-        """What undoes `_cut`."""
+        """Undo `_cut`."""
         count = self.side // self.window
         x = windows.reshape(windows.shape[0], count, count, self.window, self.window, windows.shape[-1])
         x = x.transpose(2, 3).reshape(x.shape[0], self.side, self.side, -1)
@@ -232,7 +232,7 @@ class Swin(ImageClassifier):
 
 
 class SwinV2(Swin):
-    """Swin with norms behind the branches, scores by cosine and continuous biases of positions."""
+    """Swin with norms after the branches, scores by cosine and continuous biases of positions."""
 
     plan = {
         **plan_of_blocks("blocks", {name: axis for name, axis in BLOCK_SPLIT.items() if name != "attention.k.bias"}),
@@ -273,7 +273,7 @@ def _log_distances(window: int) -> flow.Tensor:
 
 
 def _shift_mask(side: int, window: int, shift: int) -> flow.Tensor:
-    """What is added to the scores of each window, (windows, 1, window^2, window^2): -100 between positions that are
+    """The mask to add to the scores of each window, (windows, 1, window^2, window^2): -100 between positions that are
     no neighbours on the map."""
     places = np.arange(side)
     region = (places >= side - window).astype(int) + (places >= side - shift)

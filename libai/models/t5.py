@@ -36,7 +36,7 @@ _CROSS_SPLIT = {f"cross_{name}": axis for name, axis in ATTENTION_SPLIT.items()}
 
 
 class RelativeBias(nn.Module):
-    """What heads add to their scores by the distance from query to key: a learned number for each bucket of distances.
+    """Biases of the scores by the distance from query to key: a learned number for each bucket of distances.
 
     Args:
         num_heads: each has its own numbers.
@@ -173,7 +173,7 @@ class T5(T5Encoder, LanguageModel):
 
     Args:
         vocab_size, max_seq_length: as for `T5Encoder`.
-        num_decoder_layers: default: as many as the encoder has.
+        num_decoder_layers: default: the encoder's number.
         max_target_length: longest target; default: `max_seq_length`.
         tie_head: the output layer is the token embedding itself, one parameter.
         scales_head: divide the features by `sqrt(hidden_size)` before the output layer; default: where it is tied.
@@ -250,7 +250,7 @@ class T5(T5Encoder, LanguageModel):
     ) -> flow.Tensor:
         """The decoder's output as the output layer takes it, (batch, target length, hidden_size).
 
-        `input_ids` are those of the target; the other arguments as in `GPT.features` and `Block`. Targets have equal
+        `input_ids` belong to the target; the other arguments as in `GPT.features` and `Block`. Targets have equal
         positions in all rows; `context` may be what `keys_values` returns.
         """
         mask = mask + self.decoder_bias(mask.shape[-1], None if positions is None else positions[0])

@@ -17,7 +17,7 @@ import numpy as np
 from libai.native.kernels import LEVELS, Library
 from libai.native.operations import apply_to_many, build_operation
 
-_TOLERANCE = 5e-6  # of the largest number: float32 has 1.2e-7, and ten layers and sums of 64 terms add up
+_TOLERANCE = 5e-6  # relative to the largest number: float32 has 1.2e-7, and ten layers and sums of 64 terms add up
 #: operations that the network must have reached
 OPERATIONS = (
     *("gelu_grad", "softmax_grad", "log_softmax_grad", "layer_norm_grad", "normalization_grad", "reduce_sum", "add_n"),

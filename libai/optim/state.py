@@ -115,10 +115,10 @@ def import_state(
         value = tensors[name] if name in tensors else scalars[name]
         if _is_number(value):
             staged.append((parameter, key, value))
-        elif tuple(value.shape) == tuple(parameter.shape):
-            staged.append((parameter, key, like_parameter(value, parameter)))
+        elif difference := _difference_of_shapes(name, value, parameter):
+            mis_shaped.append(difference)
         else:
-            mis_shaped.append(f"{name} (saved {tuple(value.shape)}, wanted {tuple(parameter.shape)})")
+            staged.append((parameter, key, like_parameter(value, parameter)))
     _require_fit(optimizer, {"mis-shaped": mis_shaped})
     for parameter, key, value in staged:
         optimizer._state[parameter][key] = value
@@ -144,6 +144,12 @@ def check_state_names(
     missing = [name for name in entries if name not in saved] + ([] if "step" in scalars else ["step"])
     _require_fit(optimizer, {"missing": missing, "unexpected": [name for name in saved if name not in entries]})
     return entries
+
+
+def _difference_of_shapes(name: str, value: Any, parameter: flow.Tensor) -> str:
+    """Describe the shapes of a saved value and of its parameter; empty if they are equal."""
+    saved, wanted = tuple(value.shape), tuple(parameter.shape)
+    return "" if saved == wanted else f"{name} (saved {saved}, wanted {wanted})"
 
 
 def _require_fit(optimizer: flow.optim.Optimizer, differences: Mapping[str, list[str]]) -> None:
@@ -266,15 +272,20 @@ def to_graph_state(
     Each tensor takes the dtype and layout of its parameter; for global parameters every rank must call it. The weights
     are not in it: load them into the module.
 
-    Raises `UserError` for a name that `optimizer` does not have, such as a state that was not translated, and for a
-    missing one.
+    Raises `UserError` for a name that `optimizer` does not have, such as a state that was not translated, for a missing
+    one and for another shape.
     """
     suffixes = graph_state_names(optimizer)
     entries = check_state_names(optimizer, named_parameters, tensors, scalars)
     state: dict[str, flow.Tensor] = {}
-    for name in tensors:
+    mis_shaped = []
+    for name, value in tensors.items():
         parameter, key = entries[name]
-        state[f"{prefix}.{name.rpartition('/')[0]}-{suffixes[key]}"] = like_parameter(tensors[name], parameter)
+        if difference := _difference_of_shapes(name, value, parameter):
+            mis_shaped.append(difference)
+        else:
+            state[f"{prefix}.{name.rpartition('/')[0]}-{suffixes[key]}"] = like_parameter(value, parameter)
+    _require_fit(optimizer, {"mis-shaped": mis_shaped})
     step = flow.tensor([int(scalars["step"])], dtype=flow.int64)
     is_global = any(parameter.is_global for parameter, _ in entries.values())
     state[TRAIN_STEP] = step.to_global(flow.placement.all("cpu"), flow.sbp.broadcast) if is_global else step

@@ -1,4 +1,4 @@
-"""How a plain module is spread over processes: a mesh of ranks, a plan for the model, and their meeting."""
+"""Spread a plain module over processes: a mesh of ranks, a plan for the model, and their meeting."""
 
 from libai.parallel.layout import GlobalLayout, Layout, LocalLayout, localize, localized, parallelize
 from libai.parallel.mesh import Mesh

@@ -1,4 +1,4 @@
-"""Running statistics of batch normalization in a job of several ranks; docs/dev/decisions/0003 tells why so.
+"""Running statistics of batch normalization in a job of several ranks; docs/dev/decisions/0003 has the reasons.
 
 In both modes each rank normalizes with the statistics of its own micro-batch and keeps running statistics of those.
 They are moving averages, hence linear: their mean over ranks is what a moving average of the mean statistics would be,

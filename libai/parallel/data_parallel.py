@@ -1,4 +1,4 @@
-"""How the gradients of data-parallel ranks become their mean, in eager mode.
+"""Average the gradients of data-parallel ranks, in eager mode.
 
 Two strategies behind one seam: `FlatReduction` reduces after the last micro-batch, in a few large messages;
 `OneFlowDDP` lets OneFlow's DDP reduce during every backward pass. docs/dev/decisions/0006 tells
@@ -22,7 +22,7 @@ from libai.utils.errors import UserError
 from libai.utils.sizes import cut_into_buckets
 
 Reduction = Literal["auto", "flat", "ddp", "global"]
-#: of one message; few enough to hide the half millisecond that each costs, small enough beside the gradients themselves
+#: bytes of one message: half a millisecond, which each costs, does not show, and the copy is small next to gradients
 BUCKET_BYTES = 25 * 2**20
 #: what OneFlow 0.9.0 can add up on CPU; others end the process (std::out_of_range in its collective)
 _CPU_DTYPES = (flow.float32, flow.float64)
@@ -40,7 +40,7 @@ class GradientReduction:
         forward: what to call in place of the model, with the same result.
         set_to_none: how gradients are cleared between iterations, for `optimizer.zero_grad`.
         reduced: the parameters whose gradients become means.
-        leaves_hooks: the parameters keep hooks for ever, so that a graph must be given others.
+        leaves_hooks: the parameters keep hooks forever, so that a graph must be given others.
     """
 
     forward: Callable[..., Any]
@@ -68,7 +68,7 @@ def build_reduction(
     `UserError` on all ranks for models that differ between ranks and for dtypes that the strategy cannot reduce.
     """
     if kind not in ("auto", "flat", "ddp"):
-        raise UserError(f"gradient_reduction={kind!r} is no way to reduce gradients. Choose auto, flat, ddp or global.")
+        raise UserError(f"unknown gradient_reduction {kind!r}. Choose auto, flat, ddp or global.")
     require_equal_modules(model)
     if kind == "ddp" or (kind == "auto" and device == "cuda"):
         return OneFlowDDP(model, parameters, split)
@@ -77,7 +77,7 @@ def build_reduction(
 
 def require_equal_modules(model: nn.Module) -> None:
     """Raise `UserError` on every rank when names, shapes, dtypes or freezing of parameters and buffers differ between
-    ranks: their messages would not fit together, and the job would wait for ever. Collective."""
+    ranks: their messages would not fit together, and the job would wait forever. Collective."""
     mine = [f"{n} {tuple(p.shape)} {p.dtype} {'' if p.requires_grad else 'frozen'}" for n, p in named_tensors(model)]
     first, *others = gather_objects(mine)
     for rank, theirs in enumerate(others, start=1):
@@ -181,10 +181,10 @@ class _Bucket:
 
 
 class OneFlowDDP(GradientReduction):
-    """OneFlow's DDP, which reduces while the backward pass goes on: better where the device computes meanwhile.
+    """OneFlow's DDP, which reduces during the backward pass: better where the device computes meanwhile.
 
     It takes float32 only, reduces once per micro-batch, and gives zeros to parameters that no loss reaches; those are
-    taken away again. Its hooks stay on the parameters for ever.
+    taken away again. Its hooks stay on the parameters forever.
     """
 
     # it keeps gradients in its buckets: None would leave stale ones behind (docs/dev/oneflow.md#ddp)

@@ -55,7 +55,7 @@ class LocalLayout:
     lay_out_replicated_batch = lay_out_batch
 
     def replicate(self, tensor: flow.Tensor, stage: int | None = None) -> flow.Tensor:
-        """A small tensor that is equal on all ranks, for use on `stage` (default: that of the losses)."""
+        """A small tensor that is equal on all ranks, for use on `stage` (default: the stage of the losses)."""
         return tensor.to(self.mesh.device)
 
     def constant(self, value: float, size: int, stage: int) -> flow.Tensor:
@@ -73,7 +73,7 @@ class LocalLayout:
         return 0
 
     def source_ops(self) -> AbstractContextManager[Any]:
-        """What a forward runs in, so that tensors made inside of it (`flow.zeros`) fit the model's."""
+        """The context of a forward, so that tensors made inside of it (`flow.zeros`) fit the model's."""
         return _NOTHING
 
     def local_output(
@@ -84,7 +84,7 @@ class LocalLayout:
 
     @property
     def sees_outputs(self) -> bool:
-        """Whether this rank's `local_output` counts: false on ranks that repeat what another one has."""
+        """True if this rank's `local_output` counts: false on ranks that repeat what another one has."""
         return True
 
 

@@ -30,7 +30,7 @@ _VALUES: dict[str, tuple[type, str]] = {
 
 
 class TensorLayout(NamedTuple):
-    """Where one parameter or buffer lives: its pipeline stage, the axis that tensor-parallel ranks share and the one
+    """The place of one parameter or buffer: its pipeline stage, the axis that tensor-parallel ranks share and the one
     that data-parallel ranks share (None where each holds it all)."""
 
     stage: int
@@ -54,7 +54,7 @@ class ShardingPlan:
 
     @property
     def shares_parameters(self) -> bool:
-        """Whether data-parallel ranks hold parts of some parameters instead of all of each (ZeRO)."""
+        """True if data-parallel ranks hold parts of some parameters instead of all of each (ZeRO)."""
         return any(layout.data_axis is not None for layout in self.tensors.values())
 
     @property
@@ -79,7 +79,7 @@ class ShardingPlan:
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """How to spread one kind of model.
+    """Rules to spread one kind of model.
 
     Args:
         split: pattern of parameter (or buffer) names -> axis that tensor-parallel ranks share. Column-parallel linear

@@ -27,7 +27,7 @@ _Buffers = list[tuple[nn.Module, str, flow.Tensor, flow.Tensor]]
 
 
 def recompute_in_backward(model: nn.Module, blocks: Sequence[str]) -> None:
-    """Let the modules named `blocks` keep their inputs only, and compute the rest again in the backward pass.
+    """Make the modules named `blocks` keep their inputs only, and compute the rest again in the backward pass.
 
     In place; a module that does so already is left alone. In a graph nothing changes: there the compiler has a switch
     of its own. Results are the same to the last bit, running statistics of batch norms included.
@@ -61,7 +61,7 @@ def _recomputed(block: Any, forward: Callable[..., Any], args: Any, kwargs: Any)
 
 
 def _surroundings() -> list[Callable[[], Any]]:
-    """What opens again the contexts that a block runs in now."""
+    """Functions that open the contexts again that a block runs in now."""
     found: list[Callable[[], Any]] = [current_random_scope()]
     if flow.is_autocast_enabled():
         found.append(partial(flow.autocast, "cuda", dtype=flow.get_autocast_gpu_dtype()))
@@ -86,8 +86,8 @@ def _statistics_kept(block: nn.Module) -> Iterator[None]:
 
 
 def _buffers(block: nn.Module) -> _Buffers:
-    """What the forward of `block` may change, but for batch norms. A trainer gives each change memory of its own, so
-    that the old values stay in the memory that is held here."""
+    """Buffers that the forward of `block` may change, except batch norms'. A trainer gives each change memory of its
+    own, so that the old values stay in the memory that is held here."""
     return [
         (module, name, buffer, _detach(buffer))
         for module in block.modules()

@@ -38,7 +38,7 @@ class _Shared:
 def compute_with_full_parameters(
     model: nn.Module, layouts: Mapping[str, Sequence[Any]], units: Sequence[str], gathers_again: bool
 ) -> None:
-    """Let the forward of `model` compute with full copies of its shared parameters. In place, once per model.
+    """Make the forward of `model` compute with full copies of its shared parameters. In place, once per model.
 
     Args:
         layouts: name of each shared parameter -> its sbp as a full tensor over the data-parallel ranks.
@@ -86,7 +86,7 @@ def _run_gathered(
 @contextmanager
 def _shadowed(owner: Any, name: str, copy: flow.Tensor) -> Iterator[None]:
     """`owner.name` is `copy`: modules and the proxies of a graph look into their `__dict__` first, parameters later."""
-    before = vars(owner).get(name)  # of the same unit further up, when a unit is called within itself
+    before = vars(owner).get(name)  # the same unit's copy, when a unit is called within itself
     vars(owner)[name] = copy
     try:
         yield
@@ -98,7 +98,7 @@ def _shadowed(owner: Any, name: str, copy: flow.Tensor) -> Iterator[None]:
 
 
 def _not_kept_for_backward(parameters: Sequence[flow.Tensor], copies: Sequence[flow.Tensor]) -> Any:
-    """Save the parameter in place of its copy, for the backward pass to gather anew.
+    """Save the parameter in place of its copy, for the backward pass to gather again.
 
     A saved tensor is another Python object than the copy (OneFlow 0.9.0), but the same function has made both.
     """

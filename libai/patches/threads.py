@@ -1,4 +1,4 @@
-"""How soon OneFlow's threads get the interpreter's lock."""
+"""The time until OneFlow's threads get the interpreter's lock."""
 
 from __future__ import annotations
 

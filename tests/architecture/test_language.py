@@ -28,7 +28,10 @@ HABITS = {
     "alone for only": r"\b(weights|names|rank|numbers|terminal|ones?|parameters) alone\b",
 }
 #: folders without a finding; a folder that is cleaned is added
-CLEAN = ("cli", "optim", "patches", "scheduler")
+CLEAN = (
+    *("cli", "data", "evaluation", "hf", "inference", "layers", "models", "native", "optim", "parallel", "patches"),
+    "scheduler",
+)
 
 
 def _texts(source: str) -> list[tuple[int, str]]:

@@ -112,6 +112,12 @@ def test_a_collate_function_of_the_user_makes_the_batch():
         build_train_loader(Words([1, 2]), micro_batch_size=2, collate=3)
 
 
+def test_lengths_of_other_samples_are_refused():
+    few = type("Few", (Words,), {"__len__": lambda self: 2})([1, 2, 3])
+    with pytest.raises(DataError, match=r"Few.lengths has 3 numbers, and the dataset 2 samples"):
+        build_train_loader(few, micro_batch_size=1)
+
+
 def test_padding_fills_marks_rounds_and_cuts():
     pad = PadCollate(PADDING, multiple_of=4, mask="mask")
     batch = next(build_train_loader(Words([2, 5]), micro_batch_size=2, shuffle=False, collate=pad))

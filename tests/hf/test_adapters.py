@@ -14,6 +14,7 @@ from libai.config import LazyCall, LazyConfig, defaults, validate
 from libai.data import build_train_loader
 from libai.engine import Run, default_setup
 from libai.hf import export_folder, import_folder, load_pretrained, model_config
+from libai.utils.errors import UserError
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 LORA = "train.lora={patterns: ['attention\\.[qv]$', 'mlp\\.down'], rank: 2, alpha: 4}"
@@ -59,3 +60,9 @@ def test_merged_weights_compute_what_the_run_does(tmp_path):
     trained, before = load_file(tmp_path / "merged/model.safetensors"), load_file(source / "model.safetensors")
     changed = {name for name in before if not np.array_equal(trained[name], before[name])}
     assert all(name.split(".")[-2] in ("q_proj", "v_proj", "down_proj") for name in changed) and len(changed) == 6
+    saved = tmp_path / "run" / "config.yaml"
+    config = OmegaConf.load(saved)
+    config.train.lora.patterns = []
+    OmegaConf.save(config, saved)
+    with pytest.raises(UserError, match="has LoRA adapters, and train.lora of its config.yaml has none"):
+        export_folder(tmp_path / "run/checkpoints/last", tmp_path / "again", like=source)

@@ -179,7 +179,10 @@ def test_a_builder_that_takes_too_long_is_not_waited_for(compiler, folder, untes
 
 @pytest.mark.e2e
 def test_two_processes_that_compile_at_once_make_one_library(compiler, tmp_path):
-    code = "import sys; sys.prefix = sys.argv[1]; import libai.native.build as c; c.test_library = lambda path: None; print(c.find_library())"
+    code = (
+        "import sys; sys.prefix = sys.argv[1]; import libai.native.build as c; "
+        "c.test_library = lambda path: None; print(c.find_library())"
+    )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home"), "LIBAI_NATIVE": "0"}
     environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-c", code, str(tmp_path / "none")]

@@ -132,10 +132,13 @@ def test_a_forgotten_state_is_seen_by_the_comparison(kind):
     assert max_relative_difference(losses, expected) > 10 * TOLERANCE
 
 
-def test_a_missing_tensor_is_refused():
+def test_a_missing_tensor_and_another_shape_are_refused():
     model = build_model()
     optimizer = build_optimizer("adam", model, 1)
     tensors, scalars = export_state(optimizer, model.named_parameters())
+    other = {**tensors, "2.bias/exp_avg_sq": np.zeros(5, np.float32)}
+    with pytest.raises(UserError, match=r"1 mis-shaped: 2.bias/exp_avg_sq \(saved \(5,\), wanted \(4,\)\)"):
+        to_graph_state(other, scalars, "model", optimizer, model.named_parameters())
     del tensors["2.bias/exp_avg_sq"]
     with pytest.raises(UserError, match="1 missing: 2.bias/exp_avg_sq"):
         to_graph_state(tensors, scalars, "model", optimizer, model.named_parameters())

@@ -1,4 +1,4 @@
-"""What is known of a kind of Hugging Face models: its names of tensors and of settings."""
+"""Facts about a kind of Hugging Face models: its names of tensors and of settings."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ def num_classes_of(config: Config) -> int:
     if problem != _SINGLE_LABEL:
         raise UserError(
             f"config.json has problem_type={config.get('problem_type')!r} and {count} label(s), for which transformers "
-            f"computes a {problem} loss; ours choose one class of each sample. To import the weights all "
-            f'the same (the logits are equal), set problem_type="{_SINGLE_LABEL}".'
+            f"computes a {problem} loss; ours choose one class of each sample. To import the weights "
+            f'anyway (the logits are equal), set problem_type="{_SINGLE_LABEL}".'
         )
     return count
 

@@ -1,4 +1,4 @@
-"""How tensors of a libai model and those of a Hugging Face file belong together: rules of names, and forms of arrays.
+"""Rules that match the tensors of a libai model with tensors of a Hugging Face file: names, and forms of arrays.
 
 A rule is data and works both ways, so what is imported can be exported with the same bytes.
 """
@@ -19,7 +19,7 @@ Arrays = Sequence[np.ndarray]
 
 @dataclass(frozen=True)
 class Form:
-    """How one array of a file holds one or several of ours. `split` gets their number."""
+    """Conversion between one array of a file and one or several of ours. `split` gets their number."""
 
     join: Callable[[Arrays], np.ndarray]
     split: Callable[[np.ndarray, int], Arrays]
@@ -31,10 +31,10 @@ TRANSPOSED = Form(lambda ours: ours[0].T, lambda theirs, _: [theirs.T])
 #: query, key and value side by side, (in, 3 * out) and (3 * out,)
 JOINED_TRANSPOSED = Form(lambda ours: np.concatenate(ours).T, lambda theirs, count: np.split(theirs.T, count))
 JOINED = Form(np.concatenate, np.split)
-#: with a first axis of 1
+#: a first axis of 1 in the file
 BATCHED = Form(lambda ours: ours[0][None], lambda theirs, _: [theirs[0]])
 
-#: with two more axes of 1
+#: two more axes of 1 in the file
 COLUMN = Form(lambda ours: ours[0][:, None, None], lambda theirs, _: [theirs[:, 0, 0]])
 
 

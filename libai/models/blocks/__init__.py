@@ -1,1 +1,1 @@
-"""What models share: layers of transformers, initial weights, names of outputs."""
+"""Parts that models share: layers of transformers, initial weights, names of outputs."""

@@ -21,7 +21,7 @@ def token_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, ignore_index: 
 
 
 def classification_outputs(logits: flow.Tensor, labels: flow.Tensor | None, training: bool) -> dict[str, Any]:
-    """What a classifier's forward returns.
+    """The outputs of a classifier's forward.
 
     `logits` (batch, classes), `labels` (batch,) int64, or None for prediction. Training: losses `cls` and metrics
     `accuracy` (a fraction). Evaluation: `logits` and, when there are labels, the losses.

@@ -10,7 +10,7 @@ from libai.utils.errors import UserError
 def patches_of(images: flow.Tensor, size: int) -> flow.Tensor:
     """(batch, channels, height, width) to (batch, patches, channels * size^2), row by row.
 
-    With a linear layer behind it this is a strided convolution as one matrix product, which OneFlow's CPU kernels do
+    Followed by a linear layer this is a strided convolution as one matrix product, which OneFlow's CPU kernels do
     several times faster.
     """
     batch, channels, height, width = images.shape

@@ -20,7 +20,7 @@ from libai.utils.errors import UserError
 from libai.utils.sizes import check_rate, check_sizes
 
 #: weight -> axis that tensor parallelism splits, relative to a block. Column-parallel layers split the outputs (axis 0
-#: of an (out, in) weight and of its bias), the row-parallel layer behind them the inputs, and keeps its bias on every
+#: of (out, in) weights and of biases), the row-parallel layer after them the inputs, and keeps its bias on every
 #: rank.
 ATTENTION_SPLIT = {
     "attention.q.weight": 0,
@@ -245,7 +245,7 @@ class Block(nn.Module):
     ) -> flow.Tensor:
         """`x` (batch, length, hidden_size) to the same shape; the other arguments as in `Attention`.
 
-        `context` and what is added to its scores, `context_mask`, are those of the cross-attention.
+        `context`, and `context_mask`, which is added to its scores, go to the cross-attention.
         """
         read = x if self.is_post_norm else self.attention_norm(x)
         branch = self.attention(read, mask, rotation, cache)
@@ -321,5 +321,5 @@ def check_length(length: int, max_length: int) -> None:
 
 
 def padding_mask(attention_mask: flow.Tensor) -> flow.Tensor:
-    """What is added to attention scores for `attention_mask` (batch, length), 0 on padding: (batch, 1, 1, length)."""
+    """The mask to add to attention scores for `attention_mask` (batch, length), 0 on padding: (batch, 1, 1, length)."""
     return ((attention_mask.to(flow.float32) - 1.0) * 1e9).reshape(attention_mask.shape[0], 1, 1, -1)

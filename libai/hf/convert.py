@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ import numpy as np
 from oneflow import nn
 
 from libai.checkpoint import CheckpointError, TensorGroup, WeightsReport, load_weights, open_weights
-from libai.checkpoint.tensor_files import TensorSpec
+from libai.checkpoint.tensor_files import TensorSpec, spec_of
 from libai.config import LazyCall, instantiate, locate
 from libai.hf.families import FAMILIES, family_of
-from libai.hf.families.rules import match
+from libai.hf.families.rules import Match, match
 from libai.hf.files import (
     CONFIG,
     INDEX,
@@ -49,10 +49,10 @@ def model_config(folder: str | Path, **arguments: Any) -> Any:
 
 def load_pretrained(folder: str | Path, **arguments: Any) -> nn.Module:
     """Our model with the weights in `folder`. Raises `CheckpointError` with the report unless all fit exactly."""
-    source, config = read_folder(folder), model_config(folder, **arguments)
-    imported = _Imported(source, config)
-    model = instantiate(config)
-    load_weights(imported, model)
+    source = read_folder(folder)
+    model = instantiate(model_config(folder, **arguments))
+    ours, _ = _imported(source, model)
+    load_weights(ours, model)
     return model
 
 
@@ -63,13 +63,14 @@ def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> Weig
     """
     _check_target(out, folder)
     source = read_folder(folder)
-    imported = _Imported(source, model_config(folder, **arguments))
+    with without_initial_values():
+        model = instantiate(model_config(folder, **arguments))
+    ours, report = _imported(source, model)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    specs = {name: imported.spec(name) for name in sorted(imported)}
-    write_folder(out, specs, imported.__getitem__)
+    write_folder(out, {name: ours.spec(name) for name in sorted(ours)}, ours.__getitem__)
     shutil.copyfile(source.folder / CONFIG, out / CONFIG)
-    return imported.report
+    return report
 
 
 def export_folder(
@@ -138,81 +139,64 @@ def _check_target(out: str | Path, *sources: str | Path | None) -> None:
         raise UserError(f"{out} is a file, and what is written needs a folder. Name another one.")
 
 
-class _Imported(Mapping[str, np.ndarray]):
-    """Our name -> array, read and taken apart when asked for. `report`: the names in the file against the model's.
+class _Tensors(Mapping[str, np.ndarray]):
+    """Arrays by name, of which `spec` is known before `fetch` makes them."""
 
-    Raises `CheckpointError` unless all weights in `source` fit the model of `config` exactly.
-    """
-
-    def __init__(self, source: Pretrained, config: Any):
-        with without_initial_values():
-            model = instantiate(config)
-        self._specs = {
-            name: TensorSpec(str(tensor.dtype).removeprefix("oneflow."), tuple(tensor.shape))
-            for name, tensor in model.state_dict().items()
-        }
-        self._source = source
-        matches = match(source.family.rules_for(source.config), self._specs)
-        self.report = _report(source, {source.name_in_file(m.theirs): m.spec for m in matches.values()})
-        if not self.report.is_exact:
-            raise CheckpointError(str(self.report))
-        for copy, original in source.family.copies.items():
-            if copy not in matches and source.has_own(copy):
-                raise CheckpointError(
-                    f"{source.folder}: `{copy}` has other values than `{original}`, for which {source.family.target} "
-                    "has one tensor only."
-                )
-        for found in matches.values():
-            name = source.name_in_file(found.theirs)
-            stored, wanted = source.spec(name).dtype, found.spec.dtype
-            if ("float" in stored) != ("float" in wanted):
-                raise CheckpointError(f"{source.folder}: `{name}` is {stored}, {wanted} in the model.")
-        self._places = {ours: (found, i) for found in matches.values() for i, ours in enumerate(found.ours)}
+    def __init__(self, specs: Mapping[str, TensorSpec], fetch: Callable[[str], np.ndarray]):
+        self._specs = specs
+        self._fetch = fetch
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._specs)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._specs)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        found, index = self._places[name]
-        array = self._source[self._source.name_in_file(found.theirs)]
+        return self._fetch(name)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Type and shape."""
+        return self._specs[name]
+
+
+def _imported(source: Pretrained, model: nn.Module) -> tuple[_Tensors, WeightsReport]:
+    """The weights of a folder under the names of `model`, with their types in the folder; and how they fit.
+
+    Raises `CheckpointError` unless all weights in `source` fit exactly.
+    """
+    wanted = {name: spec_of(tensor) for name, tensor in model.state_dict().items()}
+    matches = match(source.family.rules_for(source.config), wanted)
+    report = _report(source, {source.name_in_file(name): found.spec for name, found in matches.items()})
+    if not report.is_exact:
+        raise CheckpointError(str(report))
+    for copy, original in source.family.copies.items():
+        if copy not in matches and source.has_own(copy):
+            raise CheckpointError(
+                f"{source.folder}: `{copy}` has other values than `{original}`, for which {source.family.target} "
+                "has one tensor only."
+            )
+    specs: dict[str, TensorSpec] = {}
+    places: dict[str, tuple[Match, int]] = {}
+    for found in matches.values():
+        name = source.name_in_file(found.theirs)
+        stored = source.spec(name).dtype
+        if ("float" in stored) != ("float" in found.spec.dtype):
+            raise CheckpointError(f"{source.folder}: `{name}` is {stored}, {found.spec.dtype} in the model.")
+        for index, ours in enumerate(found.ours):
+            specs[ours] = TensorSpec(stored, wanted[ours].shape)
+            places[ours] = (found, index)
+
+    def fetch(name: str) -> np.ndarray:
+        found, index = places[name]
+        array = source[source.name_in_file(found.theirs)]
         return np.asarray(found.form.split(array, len(found.ours))[index], order="C")
 
-    def spec(self, name: str) -> TensorSpec:
-        """Type in the file, and our shape."""
-        found, _ = self._places[name]
-        return TensorSpec(self._source.spec(self._source.name_in_file(found.theirs)).dtype, self._specs[name].shape)
+    return _Tensors(specs, fetch), report
 
 
-class _Merged(Mapping[str, np.ndarray]):
-    """Tensors by name as `TensorGroup` gives them, without adapters, which are added to the weights of their layers."""
-
-    def __init__(self, tensors: TensorGroup, scale: float):
-        self._tensors, self._scale = tensors, scale
-        self._names = [name for name in tensors if not ADAPTER.search(name)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        a, b = (f"{name.removesuffix('weight')}lora_{letter}.weight" for letter in "AB")
-        array = self._tensors[name]
-        if a not in self._tensors:
-            return array
-        return array + lora_delta(self._tensors[a], self._tensors[b], self._scale).astype(array.dtype)
-
-    def spec(self, name: str) -> TensorSpec:
-        """Type and shape on disk."""
-        return self._tensors.spec(name)
-
-
-def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup | _Merged:
-    """`tensors` of `weights`, merged with their adapters where there are any, or as they are."""
+def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup | _Tensors:
+    """`tensors` of `weights`, merged with their adapters if there are any."""
     if not any(map(ADAPTER.search, tensors)):
         return tensors
     lora = read_run_config(weights)["train"]["lora"]
@@ -221,7 +205,14 @@ def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup | _Mer
             f"{weights} has LoRA adapters, and train.lora of its config.yaml has none, so their scale is not known. "
             "Merge them before the weights are saved: libai.layers.merge_lora(model)."
         )
-    return _Merged(tensors, lora_scale(lora["rank"], lora["alpha"]))
+    scale = lora_scale(lora["rank"], lora["alpha"])
+
+    def merged(name: str) -> np.ndarray:
+        array = tensors[name]
+        a, b = (f"{name.removesuffix('weight')}lora_{letter}.weight" for letter in "AB")
+        return array + lora_delta(tensors[a], tensors[b], scale).astype(array.dtype) if a in tensors else array
+
+    return _Tensors({name: tensors.spec(name) for name in tensors if not ADAPTER.search(name)}, merged)
 
 
 def _report(source: Pretrained, wanted: Mapping[str, TensorSpec]) -> WeightsReport:

@@ -12,7 +12,6 @@ from pathlib import Path
 from libai.config import Args, RunConfig, load_config, parse_args
 from libai.config.lazy_config import to_yaml
 from libai.launch.guard import guarded_main
-from libai.launch.startup import seconds_since_process_start
 from libai.utils.distributed import barrier, default_device, get_world_size, is_main_process
 from libai.utils.errors import EXIT_FAILED
 from libai.utils.rank_notes import OUTPUT_DIR, own_folder, world_size
@@ -66,12 +65,11 @@ def main() -> int:
     choose_threads(config)
     from libai.engine import Run, default_setup
 
-    import_seconds = seconds_since_process_start()
     trains = not (args.dry_run or args.eval_only or args.find_lr)
     config = default_setup(config, args.overrides, trains=trains, quiet=args.quiet)
     if notes is not None and trains and is_main_process():
         Path(notes, OUTPUT_DIR).write_text(os.path.abspath(config.train.output_dir), encoding="utf-8")
-    run = Run(config, resume=args.resume or config.train.resume, reset=args.reset, import_seconds=import_seconds)
+    run = Run(config, resume=args.resume or config.train.resume, reset=args.reset)
     if args.dry_run:
         run.dry_run()
     elif args.find_lr:

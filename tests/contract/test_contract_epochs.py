@@ -24,7 +24,7 @@ def test_a_period_of_an_epoch_is_the_iteration_in_which_it_ends(mode, tmp_path):
         tmp_path, mode, *by_epoch, "train.train_iter=12", "train.checkpointer.max_to_keep=null"
     )
     run.train()
-    assert "log every epoch, evaluate every epoch, save every epoch" in (tmp_path / "log.txt").read_text()
+    assert "evaluate val, other every epoch, save every epoch" in (tmp_path / "log.txt").read_text()
     assert list(jobs.read_column(tmp_path, "eval/val/loss")) == [6, 11, 12]
     assert list(jobs.read_column(tmp_path)) == [6, 11, 12]
     saved = [checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(tmp_path / "checkpoints")]

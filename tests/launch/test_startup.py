@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -77,13 +76,3 @@ def test_print_config_does_not_import_the_engine():
 
 def test_an_import_would_be_seen():
     assert "hydra" in imported_by(CONFIG, "train.train_iter=3", "--print-config")
-
-
-def test_a_run_reports_its_startup_in_the_summary(tmp_path):
-    result = jobs.train_net(
-        CONFIG, f"train.output_dir={tmp_path}", "train.train_iter=2", "graph.enabled=true", timeout=100
-    )
-    assert result.returncode == 0, result
-    startup = json.loads((tmp_path / "summary.json").read_text())["startup"]
-    assert set(startup) == {"import_seconds", "build_seconds", "compile_seconds"}
-    assert all(seconds > 0 for seconds in startup.values())

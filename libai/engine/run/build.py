@@ -5,9 +5,10 @@ Every builder takes the `RunConfig` and what was built before it; none writes in
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import oneflow as flow
@@ -223,41 +224,16 @@ def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -
     check_part("loader", loader, "dataloader.train")
     check_batch_memory(loader, run.train, mesh.data)
     if run.train.overfit_batches:
-        return RepeatedBatches(loader, run.train.overfit_batches, micro_batch_size * mesh.data)
+        batches = RepeatedBatches(itertools.islice(loader, run.train.overfit_batches))
+        batches.samples_per_epoch = len(batches) * micro_batch_size * mesh.data
+        return batches
     return loader
 
 
-class RepeatedBatches:
-    """The first `count` micro-batches of `loader`, in their order and without an end; it is its own iterator.
+class RepeatedBatches(list[Any]):
+    """An epoch of a few micro-batches: a list begins again at its end. `samples_per_epoch`: over all ranks."""
 
-    `samples_per_step`: samples of one micro-batch over all ranks. The state counts samples, as that of a train loader
-    does.
-    """
-
-    def __init__(self, loader: Any, count: int, samples_per_step: int):
-        self.samples_per_epoch = count * samples_per_step
-        self._source: Iterator[Any] = iter(loader)
-        self._count, self._samples_per_step = count, samples_per_step
-        self._batches: list[Any] = []
-        self._position = 0
-
-    def __iter__(self) -> RepeatedBatches:
-        return self
-
-    def __next__(self) -> Any:
-        index = self._position % self._count
-        while len(self._batches) <= index:
-            self._batches.append(next(self._source))
-        self._position += 1
-        return self._batches[index]
-
-    def state_dict(self) -> dict[str, int]:
-        """`{"consumed_samples": int}`, over all ranks."""
-        return {"consumed_samples": self._position * self._samples_per_step}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue after the samples that the state counts."""
-        self._position = state["consumed_samples"] // self._samples_per_step
+    samples_per_epoch: int
 
 
 def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]:

@@ -71,8 +71,6 @@ def resolve(run: Any) -> None:
         return
     try:
         run.trainer.prepare()  # before the run takes its folder: a model that cannot train leaves it as it was
-        if run.trainer.graph is not None:  # kept here: a switch to eager mode drops the graph
-            run.compile_seconds = run.trainer.graph.build_seconds
     except (GraphBuildError, NotTheSame) as error:
         falls_back = run.config.mode == "auto" or run.config.graph.on_build_error == "eager"
         if run.trainer.mode == "eager" or not falls_back:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -134,40 +135,42 @@ def _times(run: Any, period: int | str) -> str:
 
 def summary_of(run: Any) -> dict[str, Any]:
     """The content of `summary.json`: status, length, time, throughput, last metrics; null for what is not finite."""
-    trainer = run.trainer
-    best = result_of(run)
-    summary = {
+    trainer, timer, checkpointer = run.trainer, run.timer, run.checkpointer
+    result = result_of(run)
+    best = {
+        "metric": result.metric,
+        "value": result.best,
+        "iteration": result.best_iter,
+        "epoch": result.best_epoch,
+        "metrics": result.best_metrics and _finite(result.best_metrics),
+        "checkpoint": result.best_path and result.best_path.name,
+    }
+    return {
         "run_id": run.folder.run_id,
         "status": trainer.status,
         "mode": trainer.mode,
         "mode_reason": run.mode_reason,
         "iterations": trainer.completed_iters,
         "max_iter": run.plan.train_iter,
-        "seconds": round(run.timer.total_seconds, 3),
-        "first_iteration_seconds": round(run.timer.first_seconds, 3),
+        "seconds": round(timer.total_seconds, 3),
+        "first_iteration_seconds": round(timer.first_seconds, 3),
         "build_seconds": trainer.graph and trainer.graph.build_seconds,
-        "startup": asdict(run.startup),
-        "throughput": run.timer.throughput.summary(),
+        "throughput": timer.throughput.summary(),
         "checkpoints": {
-            "saved": run.checkpointer.num_saves,
-            "stall_seconds": round(run.checkpointer.stall_seconds, 3),
-            "last": run.checkpointer.last_saved and run.checkpointer.last_saved.name,
+            "saved": checkpointer.num_saves,
+            "stall_seconds": round(checkpointer.stall_seconds, 3),
+            "last": checkpointer.last_saved and checkpointer.last_saved.name,
         },
-        "best": best.metric
-        and {
-            "metric": best.metric,
-            "value": best.best,
-            "iteration": best.best_iter,
-            "epoch": best.best_epoch,
-            "metrics": best.best_metrics,
-            "checkpoint": best.best_path and best.best_path.name,
-        },
-        "metrics": {**trainer.loop.metrics.latest, **_evaluated(run)},
+        "best": best if result.metric else None,
+        "metrics": _finite({**trainer.loop.metrics.latest, **_evaluated(run)}),
         "seed": run.seed,
         "mesh": trainer.layout.describe(),
         "batch": run.plan.describe(),
     }
-    return _without_nan(summary)
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {tag: value if math.isfinite(value) else None for tag, value in metrics.items()}
 
 
 def _evaluated(run: Any) -> dict[str, float]:
@@ -186,24 +189,13 @@ def write_summary(run: Any) -> None:
     of_all = f" ({trainer.completed_iters} of {run.plan.train_iter})" if made != run.plan.train_iter else ""
     verb = "done" if trainer.status == "finished" else "stopped"
     parts = [f"{verb} after {made} iterations{of_all} in {timedelta(seconds=round(run.timer.total_seconds))}"]
-    loss = trainer.loop.metrics.latest.get("train/loss")
-    if loss is not None:
-        parts.append(f"loss {loss:.4f}")
-    parts += [f"{tag.removeprefix('eval/')} {value:.4f}" for tag, value in _evaluated(run).items()]
-    rates = run.timer.throughput.summary()
+    metrics = {"loss": trainer.loop.metrics.latest.get("train/loss"), **_evaluated(run)}
+    parts += [f"{tag.removeprefix('eval/')} {value:.4f}" for tag, value in metrics.items() if value is not None]
     for name, unit in (("tokens_per_s", "tok/s"), ("samples_per_s", "samples/s")):
-        if name in rates:
-            spread = f"p10-p90 {rates[f'{name}_p10']:,.0f}-{rates[f'{name}_p90']:,.0f}"
-            parts.append(f"median {rates[f'{name}_median']:,.0f} {unit} ({spread})")
+        if name in summary["throughput"]:
+            low, median, high = (summary["throughput"][f"{name}_{part}"] for part in ("p10", "median", "p90"))
+            parts.append(f"median {median:,.0f} {unit} (p10-p90 {low:,.0f}-{high:,.0f})")
             break
     if summary["build_seconds"]:
         parts.append(f"compile {summary['build_seconds']:.1f} s")
     logger.info("%s  -> %s", "  ".join(parts), run.output_dir, extra={"is_result": True})
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
-        return None
-    return value

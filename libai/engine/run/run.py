@@ -33,7 +33,6 @@ from libai.engine.run.report import TrainResult, result_of, start_banner, starti
 from libai.engine.run.run_folder import RunFolder, prepare_output_dir, require_checkpoint, saved_seed
 from libai.engine.run.trials import dry_run
 from libai.engine.trainer import TRAINERS, ModelTrainer
-from libai.launch.startup import StartupTimes
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.layers.lora import ADAPTER
 from libai.utils.distributed import (
@@ -83,7 +82,6 @@ class Run:
         resume: continue the run in `train.output_dir` from its newest verified checkpoint, or from the checkpoint that
             a path names; an error when there is none. Default: `train.resume`.
         reset: what a resume does not take from the checkpoint: "optimizer", "schedule", "data".
-        import_seconds: what the process took until here, for the report of the start-up; None: not measured.
 
     Attributes: `config`, `folder`, `mesh`, `plan`, `model`, `optimizer`, `lr_scheduler`, `train_loader`,
     `test_loaders`, `evaluators`, `checkpointer` and `trainer`, the `EagerTrainer` or `GraphTrainer` that runs the loop.
@@ -95,15 +93,7 @@ class Run:
     _next_mode: str | None = None
 
     @phase("build")
-    def __init__(
-        self,
-        cfg: Any,
-        *,
-        resume: bool | str | None = None,
-        reset: Sequence[str] = (),
-        import_seconds: float | None = None,
-    ):
-        began = time.perf_counter()
+    def __init__(self, cfg: Any, *, resume: bool | str | None = None, reset: Sequence[str] = ()):
         config: Any = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
         self.config = config
         device = default_device(config.train.device)
@@ -123,10 +113,8 @@ class Run:
         self.evaluators = self.build_evaluators(config)
         self.metric, self.better = chosen_metric(config.train.evaluation, self.evaluators)  # or refused, before data
         sizes = batch_sizes_of(config.train, self.mesh.data)
-        start = time.perf_counter()
         self.train_loader = self.build_train_loader(config, self.mesh, sizes.micro, self.seed)
         self.test_loaders = self.build_test_loaders(config, self.mesh, sizes.micro)
-        logger.debug("built the data loaders in %.2f s", time.perf_counter() - start)
         self.plan = BatchPlan.of(config.train, sizes, self.mesh.data, self.train_loader)
         flow.manual_seed(self.seed)  # initial weights depend on nothing that the loaders drew
         self.model = self.build_model(config)
@@ -166,13 +154,6 @@ class Run:
         if is_main_process():
             for line in combinations.warnings(config, get_world_size(), self.plan.train_iter, self.start_iter):
                 logger.warning("%s", line)
-        self._import_seconds, self._build_seconds = import_seconds, time.perf_counter() - began
-        self.compile_seconds: float | None = None
-
-    @property
-    def startup(self) -> StartupTimes:
-        """How long this process took to import, to build and, once it has, to compile."""
-        return StartupTimes(self._import_seconds, self._build_seconds, self.compile_seconds)
 
     if not TYPE_CHECKING:  # a checker would take every name for known
 

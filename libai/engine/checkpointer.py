@@ -234,7 +234,7 @@ class TrainerCheckpointer:
         saved = self.take_back(path, reset)
         self.last_saved = Path(path)
         # an iteration that was cut short will be finished and is then saved again
-        self._last_saved_iter = -1 if saved.state["trainer"].get("unfinished_hook") else trainer.iter
+        self._last_saved_iter = -1 if saved.state["trainer"].get("unfinished_hooks") else trainer.iter
         if is_main_process():
             self._warn_of_changes(saved.state)
             written = saved.state.get("mode")

@@ -52,7 +52,7 @@ class LoopState:
         events: state of the `EventStorage` from a checkpoint, until training begins.
         flops_per_sample: floating-point operations of an update, known once it was rehearsed.
         generation: how often the state was replaced by anything but an update; an older copy of it cannot be put back.
-        unfinished_hook: the key of the first hook whose `after_step` was cut short or did not begin.
+        unfinished_hooks: the keys of the hooks whose `after_step` was cut short or did not begin.
         stop_of_main: why a hook that only the main rank has wants to stop.
     """
 
@@ -71,7 +71,7 @@ class LoopState:
         self.is_mode_final = True
         self.is_pausing = False
         self.events: Mapping[str, Any] | None = None
-        self.unfinished_hook: str | None = None
+        self.unfinished_hooks: list[str] = []
         self.stop_of_main: StopTraining | None = None
         self.flops_per_sample: float | None = None
         self.generation = 0
@@ -324,18 +324,19 @@ class TrainerBase:
                 else:
                     stop = stop or reason
             except BaseException:
-                self.loop.unfinished_hook, _ = self._after_step_hooks()[index]
+                self.loop.unfinished_hooks = [key for key, _ in self._after_step_hooks()[index:]]
                 raise
         if stop is not None:
             raise stop
 
     def _finish_interrupted_iteration(self) -> None:
         """Run what was left of the `after_step` hooks when the run was saved, in an evaluation for instance."""
-        unfinished, self.loop.unfinished_hook = self.loop.unfinished_hook, None
-        keys = [key for key, _ in self._after_step_hooks()]
-        if unfinished in keys and self.start_iter:
+        unfinished, self.loop.unfinished_hooks = self.loop.unfinished_hooks, []
+        # the first of them may have been a hook of the session before only
+        first = next((i for i, (key, _) in enumerate(self._after_step_hooks()) if key in unfinished), None)
+        if first is not None and self.start_iter:
             self.iter = self.storage.iter = self.start_iter - 1
-            self._run_after_step(keys.index(unfinished))
+            self._run_after_step(first)
             self.iter = self.storage.iter = self.start_iter
 
     def _after_step_hooks(self) -> list[tuple[str, HookBase]]:
@@ -416,8 +417,8 @@ class TrainerBase:
         state["hooks"] = {key: value for key, hook in keyed(self.hooks) if (value := hook.state_dict())}
         self.fetch_metrics()
         state["metrics"] = self.loop.metrics.state_dict(self.completed_iters)
-        if self.loop.unfinished_hook is not None:
-            state["unfinished_hook"] = self.loop.unfinished_hook
+        if self.loop.unfinished_hooks:
+            state["unfinished_hooks"] = self.loop.unfinished_hooks
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -428,7 +429,7 @@ class TrainerBase:
         self.iter = self.start_iter = self.completed_iters = int(state["iteration"])
         self.feed.go_to(state.get("data_loader"), self.iter)
         self.loop.events = state.get("events")
-        self.loop.unfinished_hook = state.get("unfinished_hook")
+        self.loop.unfinished_hooks = list(state.get("unfinished_hooks", []))
         self.loop.metrics.load_state_dict(self.iter, state.get("metrics", {}))
         hooks = dict(keyed(self.hooks))
         for key, value in state.get("hooks", {}).items():

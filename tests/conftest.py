@@ -37,6 +37,7 @@ def _protected_graph_launches():
     from oneflow import nn
 
     from libai.engine.compiled.graphs import EvalGraph
+    from libai.parallel import LocalLayout, Mesh
 
     class Model(nn.Module):
         def __init__(self):
@@ -46,7 +47,7 @@ def _protected_graph_launches():
         def forward(self, x):
             return self.linear(x)
 
-    EvalGraph(Model())({"x": flow.ones(2, 2)}).numpy()
+    EvalGraph(Model(), LocalLayout(Mesh()))({"x": flow.ones(2, 2)}).numpy()
 
 
 @pytest.fixture(params=["eager", "graph"])

@@ -17,7 +17,7 @@ from libai.engine.optimizer_state import OptimizerState
 from libai.engine.rehearsal.one_process import MixingHook
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import read_losses
-from libai.forward.state import Facts, with_line
+from libai.forward.state import Facts, with_class
 from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_value, norm_and_coefficient
 from libai.parallel import Mesh, full_tensor, parallelize
 from libai.parallel.batch_statistics import share_batch_statistics
@@ -221,7 +221,7 @@ class EagerTrainer(ModelTrainer):
         shares = self.layout.cuts_parameters and self.options.zero_stage > 0
         if shares and facts.parameters:
             raise UserError(
-                f"forward changes the parameter {with_line(self.model, facts.parameters[0])}, and with "
+                f"forward changes the parameter {with_class(self.model, facts.parameters[0])}, and with "
                 f"train.zero_optimization.stage={self.options.zero_stage} it computes with a copy that misses the "
                 "change. Change it in a hook's after_step, or train without ZeRO."
             )
@@ -231,7 +231,7 @@ class EagerTrainer(ModelTrainer):
                 self._use_global_tensors()
                 return
             raise UserError(
-                f"forward changes the buffer {with_line(self.model, changing[0])}, and with train.dist.batch_scope="
+                f"forward changes the buffer {with_class(self.model, changing[0])}, and with train.dist.batch_scope="
                 f"{self.options.batch_scope} and train.dist.gradient_reduction={self.options.gradient_reduction} each "
                 f"of {self.mesh.data} data-parallel ranks would keep one of its own part of the batch. Set "
                 "batch_scope=global and gradient_reduction=auto, with which it is that of the whole batch, or use one "

@@ -28,7 +28,7 @@ from libai.engine.rehearsal.rehearsal import facts_of
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import as_batch_dict
 from libai.forward.index_check import NOTHING
-from libai.forward.state import Facts, local_values, own_buffers, with_line
+from libai.forward.state import Facts, local_values, own_buffers, with_class
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.optim import bias_corrections
 from libai.parallel import Mesh
@@ -242,7 +242,7 @@ class GraphTrainer(ModelTrainer):
                 "forward changes the buffer %s, and a graph of OneFlow 0.9 that accumulates would not see it change "
                 "from one micro-batch to the next: updates run op by op, with the same result. For a compiled step set "
                 "train.num_accumulation_steps=1.",
-                with_line(self.model, facts.buffers[0]),
+                with_class(self.model, facts.buffers[0]),
             )
 
     def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Shares]:
@@ -295,11 +295,7 @@ class GraphTrainer(ModelTrainer):
             self.model,
             self.optimizer,
             self.layout,
-            num_accumulation_steps=self.options.num_accumulation_steps,
-            max_grad_norm=self.options.max_grad_norm,
-            max_grad_value=self.options.max_grad_value,
-            amp=self.options.amp,
-            loss_scaling=self.options.loss_scaling,
+            self.options,
             recomputed_blocks=self._recomputed_blocks(),
             auto_parallel=self._auto_parallel,
             buffers=self.gradients.facts.buffers,

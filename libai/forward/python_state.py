@@ -10,14 +10,13 @@ import collections
 import copy
 import dis
 import functools
-import linecache
 import random
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -64,7 +63,7 @@ Watched = list[tuple[Callable[[], Any], Any]]
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes of `module` that are no parameters, buffers, submodules or hooks."""
+    """Return the attributes of `module` other than parameters, buffers, submodules and hooks."""
     return {name: value for name, value in vars(module).items() if name not in _OF_MODULE}
 
 
@@ -73,10 +72,8 @@ def switches_of(model: nn.Module) -> frozenset[Any]:
     found = set()
     for path, module in model.named_modules():
         for name, value in plain_attributes(module).items():
-            if value is None or isinstance(value, (str, bool)):
-                found.add((path, name, value))
-            elif isinstance(value, (int, float)):
-                found.add((path, name, "zero" if value == 0 else "number"))
+            if isinstance(value, SIMPLE):
+                found.add((path, name, bool(value) if isinstance(value, (int, float)) else value))
     return frozenset(found)
 
 
@@ -95,49 +92,48 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
         return (kind, value if value == value else "nan")
     if isinstance(value, NOT_COMPARED) or depth > _MAX_DEPTH:
         return unknown
-    if isinstance(value, flow.Tensor | np.ndarray | np.generic):
-        return _fingerprint_of_array(value, watched, unknown)
     if type(value) in RANDOM_STATES:
         return ("random", repr(RANDOM_STATES[type(value)][0](value)))
     if isinstance(value, types.FunctionType | types.MethodType):
         return (value.__qualname__, value.__code__)
     if _is_iterator(value) and not cannot_go_back(value):
         return (kind, fingerprint(value.__reduce__()[1:], watched, depth + 1))  # the position
-    entries = vars(value) if _has_attributes(value, watched) else value
-    if not isinstance(entries, dict | list | tuple | set | frozenset | collections.deque):
+    size, read = _contents_of(value, watched is not None)
+    if read is None:
         return unknown
-    if watched is not None and not isinstance(entries, tuple | frozenset):
-        if len(entries) > _MAX_ENTRIES or len(watched) >= _MAX_WATCHED:
+    if watched is not None and not isinstance(value, tuple | frozenset):
+        if size > _MAX_ENTRIES or len(watched) >= _MAX_WATCHED:
             return unknown
-        watched.append((entries.copy, entries.copy()))
-    if isinstance(entries, set | frozenset):
-        return (kind, frozenset(fingerprint(item, watched, depth + 1) for item in entries))
-    items = [part for item in entries.items() for part in item] if isinstance(entries, dict) else entries
+        watched.append((read, read()))
+    contents = read()
+    if isinstance(contents, bytes):
+        return (kind, tuple(value.shape), str(value.dtype), contents)
+    if isinstance(contents, set | frozenset):
+        return (kind, frozenset(fingerprint(item, watched, depth + 1) for item in contents))
+    items = [part for item in contents.items() for part in item] if isinstance(contents, dict) else contents
     return (kind, *(fingerprint(item, watched, depth + 1) for item in items))
 
 
-def _fingerprint_of_array(value: Any, watched: Watched | None, unknown: Any) -> Any:
-    array = value
+def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | None]:
+    """Return the size of a container, array, tensor or object, and a function that copies its contents; else None.
+
+    A guard looks into objects of the user's classes and of libraries for settings, and into no tensor that another
+    device or rank has a part of.
+    """
     if isinstance(value, flow.Tensor):
-        if value.is_lazy:
-            return ("traced", id(value))
-        if watched is not None and (value.is_global or value.is_cuda or value.numel() > _MAX_ENTRIES):
-            return unknown
-        array = local_part(value).numpy()
-    if watched is not None:
-        if array.size > _MAX_ENTRIES or len(watched) >= _MAX_WATCHED or array.dtype == object:
-            return unknown
-        read = array.tobytes if array is value else lambda: value.numpy().tobytes()
-        watched.append((read, array.tobytes()))
-    return (tuple(array.shape), str(array.dtype), array.tobytes())
-
-
-def _has_attributes(value: Any, watched: Watched | None) -> bool:
-    """Return whether the attributes of `value` are looked into; a guard looks into objects of the user's classes."""
-    if callable(value) or not isinstance(getattr(value, "__dict__", None), dict):
-        return False
+        is_elsewhere = value.is_lazy or is_guard and (value.is_global or value.is_cuda)
+        return value.numel(), None if is_elsewhere else lambda: local_part(value).numpy().tobytes()
+    if isinstance(value, np.ndarray | np.generic):
+        return value.size, value.tobytes
+    if isinstance(value, tuple | frozenset):
+        return len(value), lambda: value
+    if isinstance(value, dict | list | set | collections.deque):
+        return len(value), value.copy
     module = type(value).__module__
-    return watched is None or module.split(".")[0] in _SETTINGS or is_users(module)
+    is_known = not is_guard or module.split(".")[0] in _SETTINGS or is_users(module)
+    if is_known and not callable(value) and isinstance(getattr(value, "__dict__", None), dict):
+        return len(vars(value)), vars(value).copy
+    return 0, None
 
 
 # ------------------------------------------------------------------------------------------------- changes
@@ -151,8 +147,8 @@ class PythonState:
         self._before = self._now()
 
     def changed(self, is_read: bool = True) -> list[str]:
-        """Return the attributes that have changed since, with the lines that write them; if `is_read`, only those that
-        a later call may read.
+        """Return the attributes that have changed since, with their classes; if `is_read`, only those that a later call
+        may read.
 
         A number that is counted up and read nowhere does no harm, nor does a new tensor of every call.
         """
@@ -169,7 +165,7 @@ class PythonState:
                 is_kept = not is_tensor or _is_made_of_itself(module, attribute)
                 if not is_kept or not _is_read(self._model, module, attribute):
                     continue
-            found.append(f"{name} ({', '.join(filter(None, [type(module).__name__, line_of(module, attribute)]))})")
+            found.append(f"{name} ({type(module).__name__})")
         return found
 
     def _now(self) -> dict[str, Any]:
@@ -180,81 +176,66 @@ class PythonState:
         return values
 
 
-class _Line(NamedTuple):
-    """The attributes that a line of a method reads and writes. `reads_of_others`: of objects other than `self`."""
-
-    place: tuple[str, int]
-    reads: set[str]
-    reads_of_others: set[str]
-    writes: set[str]
+#: `(operation, its name, name in the operation before)` of the bytecode of a line
+_Line = list[tuple[str, Any, Any]]
 
 
-def _lines_of(cls: type) -> list[_Line]:
-    """Return the lines of the user's methods of a class, constructors left out."""
-    lines = []
+def _lines_of(cls: type) -> Iterator[_Line]:
+    """Yield the lines of the user's methods of a class, constructors left out."""
     for base in cls.__mro__:
         for function in vars(base).values():
             is_method = isinstance(function, types.FunctionType) and base.__module__.split(".")[0] not in PACKAGES
-            if is_method and function.__name__ not in ("__init__", "__setstate__"):
-                for code in _codes_in(function.__code__):
-                    lines += _lines_in(code)
-    return lines
-
-
-def _lines_in(code: types.CodeType) -> list[_Line]:
-    lines = [_Line((code.co_filename, code.co_firstlineno), set(), set(), set())]
-    before = None
-    for instruction in dis.get_instructions(code):
-        if instruction.starts_line is not None:
-            lines.append(_Line((code.co_filename, instruction.starts_line), set(), set(), set()))
-        name, kind = instruction.argval, instruction.opname
-        line = lines[-1]
-        if kind in ("LOAD_ATTR", "LOAD_METHOD"):
-            line.reads.add(name)
-            if before is None or before.argval != "self":
-                line.reads_of_others.add(name)
-            is_changing = kind == "LOAD_METHOD" and (name.endswith("_") or name in _CHANGING_METHODS)
-            if is_changing and before is not None and before.opname == "LOAD_ATTR":
-                line.writes.add(before.argval)
-        elif kind == "STORE_ATTR":
-            line.writes.add(name)
-        elif kind == "STORE_SUBSCR":
-            line.writes.update(line.reads)
-        before = instruction
-    return lines
+            if not is_method or function.__name__ in ("__init__", "__setstate__"):
+                continue
+            for code in _codes_in(function.__code__):
+                line: _Line = []
+                before = None
+                for instruction in dis.get_instructions(code):
+                    if instruction.starts_line is not None:
+                        yield line
+                        line = []
+                    line.append((instruction.opname, instruction.argval, before))
+                    before = instruction.argval
+                yield line
 
 
 def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield `code`, and that of the functions inside of it."""
+    """Yield `code`, and the code of functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes_in(constant)
 
 
-def line_of(module: nn.Module, attribute: str) -> str:
-    """Return the place at which the code of `module` writes its `attribute`, `file:line: code`; empty if unknown."""
-    for line in _lines_of(type(module)):
-        if attribute in line.writes:
-            file, number = line.place
-            return f"{file}:{number}: `{linecache.getline(file, number).strip()}`"
-    return ""
+def _reads(line: _Line, attribute: str, of_self: bool = True) -> bool:
+    """Return whether a line reads `<something>.<attribute>`; of another object than `self` unless `of_self`."""
+    return any(
+        kind in ("LOAD_ATTR", "LOAD_METHOD") and name == attribute and (of_self or before != "self")
+        for kind, name, before in line
+    )
+
+
+def _writes(line: _Line, attribute: str) -> bool:
+    """Return whether a line assigns the attribute or an item of it, or calls a method of it that changes it."""
+    for kind, name, before in line:
+        is_changing = kind == "LOAD_METHOD" and (name.endswith("_") or name in _CHANGING_METHODS)
+        if (kind == "STORE_ATTR" and name == attribute) or (is_changing and before == attribute):
+            return True
+    return any(kind == "STORE_SUBSCR" for kind, _, _ in line) and _reads(line, attribute)
 
 
 def _is_read(model: nn.Module, module: nn.Module, attribute: str) -> bool:
     """Return whether code of `model` reads this `attribute` of `module` in lines that do not write it."""
     for cls in {type(one) for one in model.modules()}:
         is_own = issubclass(type(module), cls) or issubclass(cls, type(module))
-        for line in _lines_of(cls):
-            reads = line.reads if is_own else line.reads_of_others
-            if attribute in reads and attribute not in line.writes:
-                return True
+        if any(_reads(line, attribute, is_own) and not _writes(line, attribute) for line in _lines_of(cls)):
+            return True
     return False
 
 
 def _is_made_of_itself(module: nn.Module, attribute: str) -> bool:
     """Return whether a line of `module` computes its `attribute` from the value of an earlier call."""
-    return any(attribute in line.reads and attribute in line.writes for line in _lines_of(type(module)))
+    return any(_reads(line, attribute) and _writes(line, attribute) for line in _lines_of(type(module)))
 
 
 # ------------------------------------------------------------------------------------------------- variables
@@ -306,7 +287,7 @@ def _contents(cell: types.CellType) -> Any:
 
 def _function_in(value: Any) -> types.FunctionType | None:
     """Return the Python function that `value` is, wraps, or runs when it is called."""
-    for name in ("func", "fget", "__func__"):  # of a partial, a property, and a method
+    for name in ("func", "fget", "__func__"):  # they belong to partials, properties, and methods
         if isinstance(value, functools.partial | property | types.MethodType | staticmethod | classmethod):
             value = getattr(value, name, value)
     if not isinstance(value, types.FunctionType | type):
@@ -333,7 +314,7 @@ def is_users_frame(frame: types.FrameType) -> bool:
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """The forward hooks of one module, those before its forward first."""
+    """Return the forward hooks of one module, those before its forward first."""
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
 
 
@@ -361,7 +342,7 @@ def cannot_go_back(value: Any) -> bool:
 
 
 def copy_of_iterator(value: Any) -> Any:
-    """Return a copy of an iterator, which stays where it is while the other goes on; everything else as it is."""
+    """Return a copy of an iterator, which keeps its position when `value` advances; other values as they are."""
     if not _is_iterator(value):
         return value
     try:

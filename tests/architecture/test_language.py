@@ -30,7 +30,7 @@ HABITS = {
 #: folders without a finding; a folder that is cleaned is added
 CLEAN = (
     *("cli", "data", "evaluation", "hf", "inference", "layers", "models", "native", "optim", "parallel", "patches"),
-    "scheduler",
+    *("scheduler", "engine/compiled"),
 )
 
 

@@ -36,7 +36,7 @@ def test_buffers_are_carried_over_switches(mode):
 def test_a_changing_buffer_that_is_not_saved_is_named(mode, caplog):
     trainer = trainer_of("a buffer that no checkpoint holds", mode)
     trainer.train(0, 1)
-    assert "changes the buffer middle.unsaved (Planted, " in caplog.text
+    assert "changes the buffer middle.unsaved (Planted)" in caplog.text
     assert "persistent=False" in caplog.text and "buffer middle.average" not in caplog.text
 
 

@@ -9,6 +9,8 @@ import toy
 from libai.config import load_config
 from libai.config.combinations import check_supported
 from libai.engine.compiled.graphs import TrainGraph
+from libai.engine.options import TrainOptions
+from libai.parallel import LocalLayout, Mesh
 from libai.utils.errors import UserError
 
 CONFIG = str(jobs.ROOT / "configs" / "gpt_stdlib.py")
@@ -18,7 +20,7 @@ CONFIG = str(jobs.ROOT / "configs" / "gpt_stdlib.py")
 def test_auto_parallel_reaches_the_graphs_configuration(auto):
     model = toy.Classifier()
     optimizer = toy.optimizer_of("adamw", model)
-    graph = TrainGraph(model, optimizer, auto_parallel=auto)
+    graph = TrainGraph(model, optimizer, LocalLayout(Mesh()), TrainOptions(), auto_parallel=auto)
     assert graph.config.proto.enable_auto_parallel is auto
 
 

@@ -24,6 +24,7 @@ from oneflow import nn
 from libai.native import symbol_table
 from libai.patches import launch_race
 from libai.engine.compiled.graphs import EvalGraph
+from libai.parallel import LocalLayout, Mesh
 
 ENQUEUE = "_ZN7oneflow2vm19LazyJobStreamPolicy14EnqueueNNGraphERKSt10shared_ptrINS_9NNGraphIfEE"
 oneflow = symbol_table.open_oneflow()
@@ -48,7 +49,8 @@ if sys.argv[1] == "open":
     os.environ["LIBAI_PATCHES"] = "-launch-race"
 model, x = Model().eval(), flow.ones(2, 2)
 expected = model(x).numpy()
-first, second = EvalGraph(model), EvalGraph(model)
+layout = LocalLayout(Mesh())
+first, second = EvalGraph(model, layout), EvalGraph(model, layout)
 for _ in range(100):
     assert (first({"x": x}).numpy() == expected).all() and (second({"x": x}).numpy() == expected).all()
 print("all launched", flush=True)

@@ -1,8 +1,8 @@
 """Buffers that forward changes, as outputs of a compiled step that are written back.
 
-A compiled job of OneFlow 0.9.0 writes no variable but those of its optimizer, so what a forward does to a buffer would
-be lost. Inside of the trace it does happen: the traced tensor of the buffer is the new value. It becomes an output of
-the step, and the buffer takes it before anybody reads it (docs/dev/decisions/0009-state-in-forward.md).
+A compiled job of OneFlow 0.9.0 writes only the variables that its optimizer updates, so a change of a buffer in forward
+would be lost. The trace has it: the traced tensor of the buffer is the new value. It becomes an output of the step, and
+the buffer takes it before anybody reads it (docs/dev/decisions/0009-state-in-forward.md).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from oneflow import nn
 
 from libai.engine.compiled.build_errors import GraphBuildError
 from libai.engine.compiled.tracing import walk
-from libai.forward.state import with_line
+from libai.forward.state import with_class
 from libai.optim.state import like_parameter
 
 
 def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
-    """Return what the traced forward has made of the buffers `names` of a graph's `proxy` of the model."""
+    """Return the values that the traced forward has given to the buffers `names` of a graph's `proxy` of the model."""
     stand_ins = dict(walk(proxy))
     values = {}
     for name in names:
@@ -64,7 +64,7 @@ def keep_buffers(before: Buffers) -> None:
 
 @contextlib.contextmanager
 def same_buffers(model: nn.Module) -> Iterator[None]:
-    """Around an eager forward beside a graph: buffers keep their tensors, see `keep_buffers`."""
+    """Keep the tensors of buffers in an eager forward of a model that is also compiled, see `keep_buffers`."""
     before = buffers_of(model)
     try:
         yield
@@ -76,7 +76,7 @@ def refuse_changed_parameters(model: nn.Module, names: Sequence[str]) -> None:
     """Raise `GraphBuildError` naming the first of the parameters `names`, which forward itself changes."""
     if names:
         raise GraphBuildError(
-            f"{type(model).__name__}.forward changes the parameter {with_line(model, names[0])} itself, which only the "
-            "optimizer does in a compiled step. Use a function of the parameter in forward "
+            f"{type(model).__name__}.forward changes the parameter {with_class(model, names[0])} itself, which only "
+            "the optimizer does in a compiled step. Use a function of the parameter in forward "
             "(`self.weight.clamp(min=0)`), or change it in a hook's after_step."
         )

@@ -30,7 +30,7 @@ _NO_RULE = (
     "OneFlow 0.9 has no rule for this operation on tensors as the ranks hold them; a sum over samples, for example, of "
     "which each rank has a part, cannot be changed in place. Compute a new tensor (`h = h + 1` instead of `h += 1`)"
 )
-_PLACEMENTS = r"on the same placement"
+_PLACEMENTS = r"the same placement"
 #: pattern in OneFlow's message -> what the line did and what to write instead
 _REMEDIES = (
     (r"tensor\.numpy\(\) is not allowed|Only eager scalar tensor|\.item\(\)", _READS_A_VALUE),

@@ -3,7 +3,7 @@
 `TrainGraph` departs from a textbook `nn.Graph` in one way: what changes from iteration to iteration (each group's
 learning rate, Adam's bias corrections) is not baked into the compiled job or recomputed there in float32, but given to
 every call as small inputs. So every scheduler works, a changed rate takes effect, and a step equals the eager one to
-the last bits. docs/dev/decisions/0001-graph-reads-rates-from-inputs.md tells why and how.
+the last bits. docs/dev/decisions/0001-graph-reads-rates-from-inputs.md has the reasons.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from oneflow import nn
 from libai.engine.compiled.buffers import traced_buffers
 from libai.engine.compiled.tracing import Reads, tracing
 from libai.engine.gradients import map_shares
+from libai.engine.options import TrainOptions
 from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.native.kernels import are_kernels_on
-from libai.optim import LossScaling
-from libai.parallel import GlobalLayout, Layout, LocalLayout, Mesh, named_tensors
+from libai.parallel import GlobalLayout, Layout, named_tensors
 from libai.patches.compiled_graph import CompiledGraph
 from libai.patches.job.clip import clip_by_value
 from libai.patches.job.job_edit import JobEdit, copied
@@ -34,7 +34,6 @@ from libai.utils.errors import UserError
 MODULE_NAME = "model"
 #: the op that reads the norm in a clipping job, whatever the p of the norm
 _CLIP_NORM_READER = "System-ClipGradient-GlobalNorm-AddEps"
-_DEFAULT_SCALING = LossScaling()
 #: options that decide which inputs an update op has, so that one compiled update has one value of each
 _STRUCTURAL = ("amsgrad", "centered")
 #: the inputs of a job that hold the scalars of `StepInputs`
@@ -80,12 +79,9 @@ class TrainGraph(CompiledGraph):
     Args:
         model: the user's module, its parameters already laid out (local, or global in a multi-process job).
         optimizer: over the parameters of `model`.
-        layout: of `model`; default: local tensors.
-        num_accumulation_steps: the inputs hold this many micro-batches, joined on axis 0.
-        max_grad_norm: clip by one 2-norm over all groups together, after accumulation.
-        max_grad_value: clip every element of the gradients, after accumulation.
-        amp: None, "fp16" (with loss scaling) or "bf16"; OneFlow 0.9 compiles it for CUDA only.
-        loss_scaling: with fp16.
+        layout: of `model`.
+        options: of the trainer. The inputs hold `num_accumulation_steps` micro-batches, joined on axis 0; gradients are
+            clipped after accumulation.
         recomputed_blocks: names of the modules whose activations the backward pass computes again.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
         auto_parallel: let OneFlow choose the layout of every operation's output by its own cost model.
@@ -104,13 +100,9 @@ class TrainGraph(CompiledGraph):
         self,
         model: nn.Module,
         optimizer: flow.optim.Optimizer,
-        layout: Layout | None = None,
+        layout: Layout,
+        options: TrainOptions,
         *,
-        num_accumulation_steps: int = 1,
-        max_grad_norm: float | None = None,
-        max_grad_value: float | None = None,
-        amp: str | None = None,
-        loss_scaling: LossScaling = _DEFAULT_SCALING,
         recomputed_blocks: Sequence[str] = (),
         random_scope: Any = None,
         auto_parallel: bool = False,
@@ -118,40 +110,40 @@ class TrainGraph(CompiledGraph):
     ):
         super().__init__()
         self.model = model
-        self._layout = layout = layout or LocalLayout(Mesh())
+        self._layout = layout
         self.reads: Reads = {}
-        self._num_groups = len(optimizer.param_groups)
         mesh = layout.mesh
         is_replicated = mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
         self._joins_gradients = mesh.data > 1 and is_replicated
         self._joins_updates = is_replicated and are_kernels_on()
         self._changing = tuple(buffers)
-        self._accumulation = num_accumulation_steps
-        self._clips, self._max_grad_value = max_grad_norm is not None, max_grad_value
+        self._accumulation = options.num_accumulation_steps
+        self._clips = options.max_grad_norm is not None
+        self._max_grad_value = options.max_grad_value
         self._random_scope = random_scope or (lambda key: contextlib.nullcontext())
         for group in optimizer.param_groups:
             group._enable_clip_grad = self._clips
-            if max_grad_norm is not None:
-                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(max_grad_norm), 2.0
+            if options.max_grad_norm is not None:
+                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(options.max_grad_norm), 2.0
         self.add_optimizer(optimizer)
         _set_stages(self.model, layout)
         for name, module in self.model.named_modules(prefix=""):
             if name in recomputed_blocks:
                 module.to(nn.graph.GraphModule).activation_checkpointing = True
-        if num_accumulation_steps > 1:
-            self.config.set_gradient_accumulation_steps(num_accumulation_steps)
-        if amp is not None:
-            self.config.enable_amp(True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[amp])
+        if self._accumulation > 1:
+            self.config.set_gradient_accumulation_steps(self._accumulation)
+        if options.amp is not None:
+            self.config.enable_amp(True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[options.amp])
         if auto_parallel:
             self.config.enable_auto_parallel(True)
-        self._may_skip = amp == "fp16" and loss_scaling.is_dynamic
-        if amp == "fp16":
-            self.set_grad_scaler(loss_scaling.for_graph())
+        self._may_skip = options.amp == "fp16" and options.loss_scaling.is_dynamic
+        if options.amp == "fp16":
+            self.set_grad_scaler(options.loss_scaling.for_graph())
 
     def build(self, batch: dict[str, Any], step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
         """Trace one micro-batch. `batch`: forward's arguments; `step`: `StepInputs.tensors`, which only the completed
-        job reads; `share`: the micro-batch's weight in the mean over counted items, or those of its losses; `key`: its
-        random key."""
+        job reads; `share`: the micro-batch's weight in the mean over counted items, or the weights of its losses;
+        `key`: its random key."""
         with tracing(self.model, self.reads):
             with self._random_scope(key), self._layout.source_ops():
                 outputs = self.model(**batch)
@@ -199,14 +191,16 @@ class TrainGraph(CompiledGraph):
             self._connect(job, out2name)
 
     def _connect(self, job: JobEdit, out2name: Any) -> None:
+        # otherwise reading the variables themselves is not safe (docs/dev/decisions/0005-graph-variables.md)
+        needs_copies = self._accumulation > 1 or self._layout.cuts_parameters
         facts = JobFacts(
-            copied_variables=_variable_names(self.model) if self._needs_copies else set(),
+            copied_variables=_variable_names(self.model) if needs_copies else set(),
             joins_gradients=self._joins_gradients,
             joins_updates=self._joins_updates,
             may_skip=self._may_skip,
         )
         repair_job(job, facts)
-        norm_source = None
+        norm_source = ""
         step_values = self._step_values(job)
         for op in job.ops.values():
             if not op.HasField("user_conf"):
@@ -221,13 +215,8 @@ class TrainGraph(CompiledGraph):
             clip_by_value(job, self._max_grad_value)
         simplify_job(job, facts)
 
-    @property
-    def _needs_copies(self) -> bool:
-        """Return whether reading the variables themselves is not safe (docs/dev/decisions/0005-graph-variables.md)."""
-        return self._accumulation > 1 or self._layout.cuts_parameters
-
     def _step_values(self, job: JobEdit) -> dict[str, str]:
-        """Where the completed job has each of the step's inputs as a `(1,)` value: name → output of an operation."""
+        """Return the operations' outputs in the completed job that are the step's inputs, `(1,)` values, by name."""
         found = {}
         for op in list(job.ops.values()):
             # nn.Graph calls an input `_<graph>_input.<path>_<name>`, and no name of ours has a dot
@@ -244,7 +233,7 @@ class TrainGraph(CompiledGraph):
         place = f"{group}_{self._layout.stage_of(variable.removeprefix(f'{MODULE_NAME}.'))}"
         inputs = {"learning_rate": f"lr_{place}"}
         if not self._may_skip:
-            # with dynamic loss scaling the graph may leave updates out, and only it knows how many it has made
+            # with dynamic loss scaling the graph may leave updates out, and it alone counts those that it has made
             inputs.update(bias_correction1=f"bias1_{place}", bias_correction2=f"bias2_{place}")
         for argument, name in inputs.items():
             if argument in update.input:
@@ -257,12 +246,9 @@ class TrainGraph(CompiledGraph):
                 attribute = update.attr[field.name]
                 setattr(attribute, attribute.WhichOneof("value"), value)
 
-    def _return_norm(self, job: JobEdit, norm_source: str | None, out2name: Any) -> None:
-        """Let the last output of the graph give the norm that clipping computed, instead of its placeholder."""
-        if norm_source is None:
-            raise RuntimeError("oneflow 0.9.0 makes a global-norm op when clipping is on, but none was found")
-        placeholder = self._eager_outputs[0][2]
-        output_name = out2name[placeholder]
+    def _return_norm(self, job: JobEdit, norm_source: str, out2name: Any) -> None:
+        """Return the norm that clipping computed as the last output of the graph, in place of its placeholder."""
+        output_name = out2name[self._eager_outputs[0][2]]
         unused = job.redirect_output(job.ops[output_name], norm_source)
         del job.ops[output_name].output_conf.blob_conf.shape.dim[:]
         del job.shapes[f"{output_name}/out"].shape.dim[:]
@@ -275,10 +261,10 @@ class EvalGraph(CompiledGraph):
     Compile (call the first time) while the module is in eval mode: the mode is frozen then.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout | None = None):
+    def __init__(self, model: nn.Module, layout: Layout):
         super().__init__()
         self.model = model
-        self._layout = layout = layout or LocalLayout(Mesh())
+        self._layout = layout
         self.reads: Reads = {}
         _set_stages(self.model, layout)
 
@@ -288,7 +274,7 @@ class EvalGraph(CompiledGraph):
             return self.model(**batch)
 
     def edit_job(self, out2name: Any) -> None:
-        """Let the forward read copies of parameters that ranks hold in parts."""
+        """Make the forward read copies of parameters that ranks hold in parts."""
         if self._layout.cuts_parameters:
             with JobEdit(self._full_job_proto) as job:
                 read_copies_of_variables(job, _variable_names(self.model))
@@ -315,7 +301,7 @@ def _kind_conf(conf: Any) -> Any:
 
 
 def _structure(conf: Any) -> str:
-    """What one compiled update cannot mix."""
+    """Return the kind of update with the options that one compiled update cannot mix."""
     kind = _kind_conf(conf)
     flags = [f"{name}={getattr(kind, name)}" for name in _STRUCTURAL if hasattr(kind, name)]
     return " ".join([conf.WhichOneof("normal_mdupdt"), *flags])

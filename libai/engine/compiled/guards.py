@@ -37,7 +37,7 @@ class Guards:
     Args:
         model: the module of the graph.
         reads: the attributes that its forward read.
-        optimizer: of a training graph; its settings are guarded, and which parameters need a gradient.
+        optimizer: for a graph that trains: its settings are guarded, and which parameters need a gradient.
         inputs: settings of parameter groups that are not compiled in.
         before: the guards of the graph before this one, whose changes are remembered.
     """

@@ -1,4 +1,4 @@
-"""How a graph traces the forward of a module of the user, with what OneFlow 0.9.0's tracing leaves out or gets wrong.
+"""Tracing of the forward of a module of the user, with what OneFlow 0.9.0's tracing leaves out or gets wrong.
 
 While a graph is traced, OneFlow calls the `forward` of each module with a stand-in for `self`, and tensors record
 operations instead of running them. `tracing(model)` adds, for that time and in this process only:

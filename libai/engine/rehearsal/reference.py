@@ -23,7 +23,7 @@ from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.forward.contract import read_losses
 from libai.forward.flops import counted_flops
 from libai.forward.python_state import PythonState
-from libai.forward.state import Facts, frozen_parameters, with_line
+from libai.forward.state import Facts, frozen_parameters, with_class
 from libai.layers import is_batch_norm_of_rank
 from libai.parallel.data_parallel import functions_behind
 from libai.utils.distributed import broadcast_object, gather_objects
@@ -119,7 +119,7 @@ def _make(
         last = states[-1][name]
         if last.shape != first.shape:
             raise UserError(
-                f"forward gives the buffer {with_line(trainer.model, name)} {last.shape} where it was registered as "
+                f"forward gives the buffer {with_class(trainer.model, name)} {last.shape} where it was registered as "
                 f"{first.shape}, which no checkpoint of the model can take back. Register it with the shape that it "
                 "keeps."
             )

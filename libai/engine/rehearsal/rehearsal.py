@@ -18,7 +18,7 @@ from libai.engine.rehearsal.kept import PythonKept
 from libai.engine.rehearsal.naming import describe, find_culprit
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.reference import Iterations, Reference, copied, numbers_of, reference_of, rehearsing
-from libai.forward.state import Facts, frozen_parameters, own_buffers, with_line
+from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.layers.lora import has_adapters
 from libai.layers.random import find_unseeded_dropouts
 from libai.utils.distributed import gather_objects, is_main_process
@@ -298,7 +298,7 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
     """Say what differs in the words of the mode of `trainer`, and what to do about it."""
     name = type(trainer.model).__name__
     options, facts = trainer.options, reference.facts
-    lines = [with_line(trainer.model, one) for one in (*facts.parameters, *facts.buffers)]
+    lines = [with_class(trainer.model, one) for one in (*facts.parameters, *facts.buffers)]
     changed = ", ".join([*reference.remembered, *lines])
     changes = f" Its forward changes {changed}." if changed else ""
     if trainer.mode == "graph" and trainer.graph is not None:

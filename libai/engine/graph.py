@@ -28,7 +28,8 @@ from libai.engine.rehearsal.rehearsal import facts_of
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import as_batch_dict
 from libai.forward.index_check import NOTHING
-from libai.forward.state import Facts, local_values, own_buffers, with_class
+from libai.forward.python_state import fingerprint
+from libai.forward.state import Facts, own_buffers, with_class
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.optim import bias_corrections
 from libai.parallel import Mesh
@@ -341,9 +342,9 @@ class GraphTrainer(ModelTrainer):
     def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """See `ModelTrainer._eval_batch`. Full batches run compiled; remainders, of other shapes, eagerly."""
         if self._eval_buffers_stay is None:  # a compiled forward would not write a buffer: the first batch shows it
-            before = local_values(own_buffers(self.model))
+            before = fingerprint(own_buffers(self.model))
             outputs = self._eval_eagerly(batch, replicated, everywhere)
-            self._eval_buffers_stay = not any_rank(local_values(own_buffers(self.model)) != before)
+            self._eval_buffers_stay = not any_rank(fingerprint(own_buffers(self.model)) != before)
             return outputs
         if replicated or self._evaluates_eagerly or not self._eval_buffers_stay:
             return self._eval_eagerly(batch, replicated, everywhere)

@@ -9,7 +9,7 @@ followed by `self.scale.mul_(0.9)`, the eager backward pass silently divides by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,6 @@ from oneflow import nn
 
 from libai.layers import is_batch_norm_of_rank
 from libai.patches.wrapping import replaced
-from libai.utils.tensors import local_part
 
 _NOT_CHANGES = {"requires_grad_", "contiguous_", "_zero_grad_"}
 #: methods that write into a tensor
@@ -58,11 +57,6 @@ def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:
 def frozen_parameters(model: nn.Module) -> dict[str, flow.Tensor]:
     """Return the parameters of `model` that need no gradient, by dotted name."""
     return {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
-
-
-def local_values(tensors: Mapping[str, flow.Tensor]) -> dict[str, bytes]:
-    """Return the bytes of the part of each tensor that this rank holds, to compare them."""
-    return {name: local_part(tensor).numpy().tobytes() for name, tensor in tensors.items()}
 
 
 def note_unsaved_buffers(model: nn.Module, changed: Sequence[str]) -> str | None:

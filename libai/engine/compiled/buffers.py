@@ -15,14 +15,13 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.compiled.build_errors import GraphBuildError
-from libai.engine.compiled.tracing import walk
 from libai.forward.state import with_class
 from libai.optim.state import like_parameter
 
 
 def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
     """Return the values that the traced forward has given to the buffers `names` of a graph's `proxy` of the model."""
-    stand_ins = dict(walk(proxy))
+    stand_ins = dict(proxy.named_modules())
     values = {}
     for name in names:
         path, _, attribute = name.rpartition(".")

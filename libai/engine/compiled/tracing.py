@@ -39,7 +39,7 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
         # flow.ones and its kin are modules inside of OneFlow 0.9, and a graph warns of each
         warnings.filterwarnings("ignore", ".*is called in a nn.Graph, but not registered")
         standing_for: dict[nn.Module, list[Any]] = {}
-        for _, one in walk(proxy):
+        for _, one in proxy.named_modules():
             standing_for.setdefault(one.to(nn.Module), []).append(one)
         for module in proxy.to(nn.Module).modules():
             if hooks_of(module):
@@ -125,7 +125,7 @@ def _lazy(owner: Any, kind: str, name: str) -> flow.Tensor:
 def _named_tensors(kind: str) -> Callable[..., Iterator[tuple[str, flow.Tensor]]]:
     def named(self: Any, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, flow.Tensor]]:
         seen = set()
-        for path, owner in walk(self, prefix) if recurse else [(prefix, self)]:
+        for path, owner in self.named_modules(prefix=prefix) if recurse else [(prefix, self)]:
             for name in owner.__dict__[kind]:
                 tensor = _lazy(owner, kind, name)
                 if id(tensor) not in seen:
@@ -138,13 +138,6 @@ def _named_tensors(kind: str) -> Callable[..., Iterator[tuple[str, flow.Tensor]]
 def _tensors(kind: str) -> Callable[..., Iterator[flow.Tensor]]:
     named = _named_tensors(kind)
     return lambda self, recurse=True: (tensor for _, tensor in named(self, "", recurse))
-
-
-def walk(proxy: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every stand-in under `proxy`, itself included, with its dotted name."""
-    yield path, proxy
-    for name, child in proxy.__dict__["_modules"].items():
-        yield from walk(child, f"{path}.{name}" if path else name)
 
 
 def _values(self: Any) -> list[flow.Tensor]:

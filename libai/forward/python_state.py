@@ -146,26 +146,21 @@ class PythonState:
         self._model = model
         self._before = self._now()
 
-    def changed(self, is_read: bool = True) -> list[str]:
-        """Return the attributes that have changed since, with their classes; if `is_read`, only those that a later call
-        may read.
+    def changed(self) -> list[str]:
+        """Return the attributes, with their classes, that have changed since and that a later call may read.
 
         A number that is counted up and read nowhere does no harm, nor does a new tensor of every call.
         """
-        now = self._now()
         modules = dict(self._model.named_modules())
         found = []
-        for name, value in now.items():
+        for name, value in self._now().items():
             path, _, attribute = name.rpartition(".")
             module = modules[path]
             if name not in self._before or value == self._before[name]:
                 continue
-            if is_read:
-                is_tensor = bool(tensors_in(vars(module)[attribute]))
-                is_kept = not is_tensor or _is_made_of_itself(module, attribute)
-                if not is_kept or not _is_read(self._model, module, attribute):
-                    continue
-            found.append(f"{name} ({type(module).__name__})")
+            is_kept = not tensors_in(vars(module)[attribute]) or _is_made_of_itself(module, attribute)
+            if is_kept and _is_read(self._model, module, attribute):
+                found.append(f"{name} ({type(module).__name__})")
         return found
 
     def _now(self) -> dict[str, Any]:

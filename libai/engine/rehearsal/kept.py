@@ -11,10 +11,9 @@ import copy
 import functools
 import gc
 import logging
-import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +34,7 @@ from libai.forward.python_state import (
     plain_attributes,
     variables_of,
 )
+from libai.layers.random import STOCK_DROPOUTS
 from libai.utils.distributed import barrier
 from libai.utils.seeding import generators_kept
 from libai.utils.tensors import local_part
@@ -62,7 +62,6 @@ class PythonKept:
         self._put_back: list[Callable[[], None]] = []
         self._functions: set[Any] = set()
         self._seen: dict[int, Any] = {}  # holds the objects, whose ids would be given to others
-        self._random = random.getstate(), np.random.get_state(legacy=True)
         for root in roots:
             if isinstance(root, types.FunctionType):
                 self._keep_function(root)
@@ -70,13 +69,8 @@ class PythonKept:
                 self._keep_root(root)
 
     @classmethod
-    def of_model(cls, model: nn.Module) -> PythonKept:
-        """Keep what the modules of `model` hold, and what their code and hooks can reach."""
-        return cls(model.modules())
-
-    @classmethod
     def of_trainer(cls, trainer: Any) -> PythonKept:
-        """Keep the same of a trainer's model, optimizers and schedule."""
+        """Keep what the modules, optimizers and schedule of a trainer hold, and what their code and hooks can reach."""
         optimizers = [trainer.optimizer, *getattr(trainer.optimizer, "optimizers", {}).values()]
         owners = [one for one in (*optimizers, trainer.lr_scheduler) if hasattr(one, "__dict__")]
         return cls([*trainer.model.modules(), *owners])
@@ -85,74 +79,63 @@ class PythonKept:
         """Put everything back."""
         for restore in self._put_back:
             restore()
-        random.setstate(self._random[0])
-        np.random.set_state(self._random[1])
 
     def _keep_root(self, root: Any) -> None:
         """Keep the attributes of `root`, and what the methods of the user's classes in it can reach."""
         label = type(root).__name__
         if isinstance(root, nn.Module):
-            self._keep_names(vars(root), [*plain_attributes(root)], label, lambda: plain_attributes(root))
-            self._keep_names(root._buffers, [*root._buffers], label, lambda: root._buffers, is_deep=False)
-            for hook in hooks_of(root):
-                self._keep(hook, label, 0)
+            self._keep_entries(vars(root), lambda: plain_attributes(root), label)
+            self._keep_entries(root._buffers, lambda: root._buffers, label, is_deep=False)
+            self._keep(hooks_of(root), label)
         else:
-            own = [name for name in vars(root) if name not in _IN_SNAPSHOT]
-            self._keep_names(vars(root), own, label, lambda: vars(root).keys() - set(_IN_SNAPSHOT))
+            self._keep_entries(
+                vars(root), lambda: {n: v for n, v in vars(root).items() if n not in _IN_SNAPSHOT}, label
+            )
         for cls in type(root).__mro__:
-            if cls is not object and cls.__module__.split(".")[0] not in PACKAGES:
+            if cls.__module__.split(".")[0] not in (*PACKAGES, "builtins") and id(cls) not in self._seen:
+                self._seen[id(cls)] = cls
                 self._keep_class(cls)
 
     def _keep_class(self, cls: type) -> None:
-        if id(cls) in self._seen:
-            return
-        self._seen[id(cls)] = cls
         for name, value in list(vars(cls).items()):
             if isinstance(value, types.FunctionType):
                 self._keep_function(value)
             elif not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
-                self._keep_slot(
-                    value, functools.partial(setattr, cls, name), f"the class attribute {cls.__name__}.{name}"
-                )
+                where = f"the class attribute {cls.__name__}.{name}"
+                self._keep_variable(value, functools.partial(setattr, cls, name), where)
 
     def _keep_function(self, function: Any) -> None:
         """Keep the globals, closure and defaults of a function of the user's, and those of functions in them."""
         known = set(self._functions)
         for name, read, assign in variables_of([function], self._functions):
             if not isinstance(read(), types.FunctionType | type):
-                self._keep_slot(read(), assign, name)
+                self._keep_variable(read(), assign, name)
         for one in self._functions - known:
-            for value in (one.__defaults__, one.__kwdefaults__):
-                self._keep(value, one.__qualname__, 0)
+            self._keep([one.__defaults__, one.__kwdefaults__], one.__qualname__)
 
-    def _keep_names(
-        self,
-        owner: dict[str, Any],
-        names: list[str],
-        label: str,
-        now: Callable[[], Iterable[str]],
-        is_deep: bool = True,
+    def _keep_entries(
+        self, owner: dict[str, Any], read: Callable[[], Mapping[str, Any]], label: str, is_deep: bool = True
     ) -> None:
-        """Keep the entries `names` of `owner`; `now` returns those that may be there later, of which new ones go."""
+        """Keep the entries of `owner` that `read` returns; new ones of these go when they are put back."""
+        before = set(read())
 
         def drop_new() -> None:
-            for name in list(now()):
-                if name not in names:
-                    del owner[name]
+            for name in read().keys() - before:
+                del owner[name]
 
         self._put_back.append(drop_new)
-        for name in names:  # not by `setattr`, which the guards of a graph count
-            self._keep_slot(owner[name], functools.partial(owner.__setitem__, name), f"{label}.{name}", is_deep)
+        for name, value in read().items():  # not by `setattr`, which the guards of a graph count
+            self._keep_variable(value, functools.partial(owner.__setitem__, name), f"{label}.{name}", is_deep)
 
-    def _keep_slot(self, value: Any, assign: Callable[[Any], None], name: str, is_deep: bool = True) -> None:
+    def _keep_variable(self, value: Any, assign: Callable[[Any], None], name: str, is_deep: bool = True) -> None:
         if cannot_go_back(value):
             self.iterators.append(name)
         kept = copy_of_iterator(value)
         self._put_back.append(lambda: assign(copy_of_iterator(kept)))
         if is_deep:
-            self._keep(value, name, 0)
+            self._keep(value, name)
 
-    def _keep(self, value: Any, name: str, depth: int) -> None:
+    def _keep(self, value: Any, name: str, depth: int = 0) -> None:
         """Keep the contents of `value`."""
         if depth > _MAX_DEPTH or id(value) in self._seen or isinstance(value, (*SIMPLE, *NOT_COMPARED)):
             return
@@ -161,29 +144,29 @@ class PythonKept:
             return
         self._seen[id(value)] = value
         inner: Iterable[Any] = ()
+        restore: Callable[[], Any] | None = None
         if isinstance(value, flow.Tensor):
             if not value.is_lazy:
-                self._put_back.append(functools.partial(_put_values, value, value.detach().clone()))
+                restore = functools.partial(_put_values, value, value.detach().clone())
         elif isinstance(value, np.ndarray):
             if value.flags.writeable:
-                self._put_back.append(functools.partial(np.copyto, value, value.copy()))
+                restore = functools.partial(np.copyto, value, value.copy())
         elif type(value) in RANDOM_STATES:
             read, write = RANDOM_STATES[type(value)]
-            self._put_back.append(functools.partial(write, value, read(value)))
-        elif isinstance(value, dict | set):
-            inner = list(value.values()) if isinstance(value, dict) else ()
-            self._put_back.append(functools.partial(_refill, value, value.update, copy.copy(value)))
-        elif isinstance(value, list | collections.deque):
-            inner = list(value)
-            self._put_back.append(functools.partial(_refill, value, value.extend, list(value)))
+            restore = functools.partial(write, value, read(value))
+        elif isinstance(value, dict | set | list | collections.deque):
+            inner = list(value.values()) if isinstance(value, dict) else list(value)
+            restore = functools.partial(_refill, value, copy.copy(value))
         elif isinstance(value, tuple):
             inner = value
         elif isinstance(value, functools.partial):
-            inner = (value.func, *value.args, *value.keywords.values())
+            inner = (value.func, value.args, value.keywords)
         elif isinstance(value, types.MethodType):
             inner = (value.__self__, value.__func__)
         elif isinstance(getattr(value, "__dict__", None), dict):
-            inner = (vars(value), *([type(value).__call__] if callable(value) else []))
+            inner = (vars(value), type(value).__call__ if callable(value) else None)
+        if restore is not None:
+            self._put_back.append(restore)
         for one in inner:
             self._keep(one, name, depth + 1)
 
@@ -194,8 +177,9 @@ def _put_values(tensor: flow.Tensor, values: flow.Tensor) -> None:
             tensor.data.copy_(values)
 
 
-def _refill(value: Any, fill: Callable[[Any], None], contents: Any) -> None:
+def _refill(value: Any, contents: Any) -> None:
     value.clear()
+    fill = value.update if isinstance(value, dict | set) else value.extend
     fill(contents)
 
 
@@ -264,27 +248,32 @@ def rolled_back(trainer: Any) -> Iterator[None]:
 
 
 @contextmanager
-def everything_kept(trainer: Any) -> Iterator[list[Callable[[], None]]]:
+def updates_undone(trainer: Any, restore: Callable[[], None], seed: int | None = None) -> Iterator[None]:
     """Put back, bit for bit, what the updates made in the block change; hooks do not see these updates.
 
-    What `rolled_back` puts back, and OneFlow's generator, which goes back to where it was seeded. Gives a list of
-    functions that put back more, to which the block may add. Collective.
+    Puts back what `rolled_back` does and what `restore` does, and OneFlow's generator to where it was seeded; `seed`
+    seeds it for the block. OneFlow's own dropout draws nothing: its masks ignore seeds and cannot be repeated.
+    Collective.
     """
-    iteration = trainer.iter
     calls = trainer.loop.calls_at
     trainer.loop.calls_at = {point: [] for point in calls}
     draws = flow.get_rng_state()
-    put_back: list[Callable[[], None]] = []
+    dropouts = [one for one in trainer.model.modules() if isinstance(one, STOCK_DROPOUTS)]
+    probabilities = [module.p for module in dropouts]
     try:
         with rolled_back(trainer):
+            for module in dropouts:
+                vars(module)["p"] = 0.0
+            if seed is not None:
+                flow.manual_seed(seed)
             try:
-                yield put_back
+                yield
             finally:
-                for restore in put_back:
-                    restore()
+                restore()
     finally:
+        for module, p in zip(dropouts, probabilities):
+            vars(module)["p"] = p
         trainer.clear_gradients()
-        trainer.iter = iteration
         trainer.loop.calls_at = calls
         if has_drawn_since(draws):
             flow.set_rng_state(draws)
@@ -294,7 +283,7 @@ def everything_kept(trainer: Any) -> Iterator[list[Callable[[], None]]]:
 def python_kept(model: nn.Module) -> Iterator[None]:
     """Put back what forwards of `model` in the block change in Python: attributes, shared variables, and the generators
     of Python and NumPy; for a trace, which runs the Python code of forward and changes no tensor."""
-    kept = PythonKept.of_model(model)
+    kept = PythonKept(model.modules())
     with generators_kept():
         try:
             yield
@@ -318,18 +307,3 @@ def forward_rolled_back(model: nn.Module) -> Iterator[None]:
 def has_drawn_since(state: flow.Tensor) -> bool:
     """Return whether anybody has drawn from OneFlow's generator since its `state` was read."""
     return flow.get_rng_state().numpy().tobytes() != state.numpy().tobytes()
-
-
-@contextmanager
-def stock_dropout_off(model: nn.Module) -> Iterator[None]:
-    """Disable OneFlow's own dropout layers in the block: their masks ignore seeds and cannot be repeated."""
-    before = []
-    for module in model.modules():
-        if isinstance(module, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
-            before.append((module, module.p))
-            vars(module)["p"] = 0.0
-    try:
-        yield
-    finally:
-        for module, p in before:
-            vars(module)["p"] = p

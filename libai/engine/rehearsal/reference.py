@@ -7,8 +7,8 @@ the value that was read (PyTorch's version counters would refuse it).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import oneflow as flow
 
 from libai.engine.metrics import StepResult
 from libai.engine.rehearsal.comparison import LOSS_BOUND, Reference, State, Updates, array_of, first_difference, is_same
-from libai.engine.rehearsal.kept import CalledFunctions, PythonKept, everything_kept, has_drawn_since, stock_dropout_off
+from libai.engine.rehearsal.kept import CalledFunctions, PythonKept, has_drawn_since, updates_undone
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.forward.contract import read_losses
@@ -54,14 +54,9 @@ def reference_of(trainer: Any, iterations: Iterations) -> Reference:
     return reference
 
 
-@contextmanager
-def rehearsing(trainer: Any, reference: Reference) -> Iterator[None]:
+def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[None]:
     """Make updates in this block that are put back; OneFlow's generator is seeded if `reference` drew from it."""
-    with everything_kept(trainer) as put_back, stock_dropout_off(trainer.model):
-        put_back.append(PythonKept(reference.functions).restore)
-        if reference.draws:
-            flow.manual_seed(_SEED)
-        yield
+    return updates_undone(trainer, PythonKept(reference.functions).restore, _SEED if reference.draws else None)
 
 
 def _make(
@@ -79,12 +74,8 @@ def _make(
     try:
         with (
             by_one_process(trainer, iterations) as (iterations, reference.is_of_one_process),
-            everything_kept(trainer) as put_back,
-            stock_dropout_off(trainer.model),
+            updates_undone(trainer, calls.restore, seed),
         ):
-            put_back.append(calls.restore)
-            if seed is not None:
-                flow.manual_seed(seed)
             python = at_first = PythonState(trainer.model)
             for number, micro_batches in enumerate(iterations, 1):
                 trainer.iter = start + number - 1

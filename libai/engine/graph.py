@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,7 @@ class GraphTrainer(ModelTrainer):
     optimizer_state: GraphOptimizerState
     #: a graph of the user's own, and what is compiled, each with what was compiled in; None before
     _own_graph: OwnGraph | None = None
-    _guards: Guards | None = None
+    _guards: Any = None
     _eval_graph: Any = None
     _eval_guards: Any = None
     _switch_seconds = math.inf  # its operations run without the interpreter; to switch more often only costs (0007)
@@ -95,7 +94,6 @@ class GraphTrainer(ModelTrainer):
 
     def _begin_mode(self, auto_parallel: bool = False, train_graph: MakeGraph | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""
-        #: this rank may run a forward that not every rank runs
         self._runs_alone = self.mesh.is_single
         self._own_graph = None if train_graph is None else OwnGraph(train_graph)
         if self._own_graph is not None:
@@ -121,7 +119,6 @@ class GraphTrainer(ModelTrainer):
         self._eval_shapes: Shapes = ()
         #: those batch norms that run in training mode
         self._counting_norms = self._batch_norms
-        self._evaluates_eagerly = False
         #: whether evaluation leaves all buffers as they are; None before its first batch
         self._eval_buffers_stay: bool | None = None
 
@@ -136,27 +133,11 @@ class GraphTrainer(ModelTrainer):
         """See `TrainerBase.update`. A batch of another shape than the compiled one is updated on eagerly."""
         if self._own_graph is not None:
             return self._own_graph.update(self, micro_batches)
-        gradients = self.gradients
-        batches = [gradients.name_inputs(batch) for batch in micro_batches]
-        if self._updates_eagerly:
-            return self._update_eagerly(batches)
-        if self._is_ragged(batches):
-            shapes = [_shapes(batch) for batch in batches]
-            warn_once(
-                logger,
-                "ragged",
-                f"iteration {self.iter + 1} has a batch of another shape ({shapes}) than the graph was compiled for: "
-                "such updates run op by op, with the same result.",
-            )
-            return self._update_eagerly(batches)
-        if self.graph is None:
-            self._build(batches)
-        elif not self._keeps_guards(batches):
-            return self._update_eagerly(batches)
-        if self.graph is None:
-            return self._update_eagerly(batches)
+        batches = [self.gradients.name_inputs(batch) for batch in micro_batches]
+        if not self._is_compiled_for(batches):
+            with same_buffers(self.model):
+                return update_op_by_op(self, batches)
         self._check_indices(batches)
-        self._set_step_inputs()
         inputs, shares = self._inputs(batches)
         losses, metrics, norm, buffers = self.graph(**inputs)
         result = StepResult.of([losses], [metrics], shares, norm)
@@ -168,9 +149,37 @@ class GraphTrainer(ModelTrainer):
         self.finish_update()
         return result
 
-    def _update_eagerly(self, batches: Sequence[dict[str, Any]]) -> StepResult:
-        with same_buffers(self.model):
-            return update_op_by_op(self, batches)
+    def _is_compiled_for(self, batches: Sequence[dict[str, Any]]) -> bool:
+        """Return whether the graph makes this update. Compiles it if there is none, or if what was compiled in holds no
+        longer; what changes often is updated on eagerly, and so are batches of another shape."""
+        if self._updates_eagerly:
+            return False
+        if self._is_ragged(batches):
+            shapes = [_shapes(batch) for batch in batches]
+            warn_once(
+                logger,
+                "ragged",
+                f"iteration {self.iter + 1} has a batch of another shape ({shapes}) than the graph was compiled for: "
+                "such updates run op by op, with the same result.",
+            )
+            return False
+        if self.graph is not None:
+            decision = self._guards.decide(self.iter)
+            if decision == "compiled":
+                return True
+            differences = self._guards.differences()
+            if decision == "eager":
+                warn_once(
+                    logger,
+                    f"changes often: {differences.partition(' ')[0]}",
+                    f"{differences} changes again and again: from iteration {self.iter + 1} on such updates run op by "
+                    "op, with the same result. A graph is compiled for one value; the learning rate and buffers "
+                    "(`self.register_buffer`) are inputs of it and may change in every iteration.",
+                )
+                return False
+            self._forget_graph(differences)
+        self._build(batches)
+        return self.graph is not None
 
     def _check_indices(self, batches: Sequence[dict[str, Any]]) -> None:
         """Raise `IndexOutOfRange` for an id or a label that the compiled step would look up in vain.
@@ -185,37 +194,11 @@ class GraphTrainer(ModelTrainer):
             for micro, batch in enumerate(batches):
                 gradients.forward_eagerly(gradients.to_device(batch), micro)
 
-    def _keeps_guards(self, batches: Sequence[dict[str, Any]]) -> bool:
-        """Return whether the graph may make this update: what was compiled in still holds, or is compiled again."""
-        assert self._guards is not None
-        decision = self._guards.decide(self.iter)
-        if decision == "compiled":
-            return True
-        differences = self._guards.differences()
-        if decision == "recompile":
-            self._tell_of_compiling_again(differences)
-            self._build_again(batches)
-            return True
-        warn_once(
-            logger,
-            f"changes often: {differences.partition(' ')[0]}",
-            f"{differences} changes again and again: from iteration {self.iter + 1} on such updates run op by op, with "
-            "the same result. A graph is compiled for one value; the learning rate and buffers "
-            "(`self.register_buffer`) are inputs of it and may change in every iteration.",
-        )
-        return False
-
-    def _tell_of_compiling_again(self, differences: str) -> None:
-        if is_main_process():
+    def _forget_graph(self, differences: str = "") -> None:
+        """Be as before the graph was compiled, with the optimizer state that it has. `differences`: what has changed,
+        for the log."""
+        if differences and is_main_process():
             logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
-
-    def _build_again(self, batches: Sequence[dict[str, Any]]) -> None:
-        """Compile a graph in place of the present one, which continues with its optimizer state."""
-        self._forget_graph()
-        self._build(batches)
-
-    def _forget_graph(self) -> None:
-        """Be as before the graph was compiled, with the optimizer state that it has."""
         self.optimizer_state.leave_graph()
         self.graph = None
 
@@ -248,6 +231,11 @@ class GraphTrainer(ModelTrainer):
 
     def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Shares]:
         """Return `(keyword arguments of the graph, shares)` for the micro-batches of an iteration, which are joined."""
+        for index, group in enumerate(self.optimizer.param_groups):
+            scalars = {"lr": float(group["lr"])}
+            if self._corrects_bias:
+                scalars["bias1"], scalars["bias2"] = bias_corrections(group, self.optimizer._state["step"])
+            self._step_inputs.set(index, **scalars)
         steps, layout, gradients = self.options.num_accumulation_steps, self.layout, self.gradients
         batch = gradients.to_device(batches[0] if steps == 1 else _join(batches))
         inputs: dict[str, Any] = {"batch": layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
@@ -266,14 +254,6 @@ class GraphTrainer(ModelTrainer):
         expected = self._shapes or _shapes(batches[0])
         return any(_shapes(batch) != expected for batch in batches)
 
-    def _set_step_inputs(self) -> None:
-        step = self.optimizer._state["step"]
-        for index, group in enumerate(self.optimizer.param_groups):
-            scalars = {"lr": float(group["lr"])}
-            if self._corrects_bias:
-                scalars["bias1"], scalars["bias2"] = bias_corrections(group, step)
-            self._step_inputs.set(index, **scalars)
-
     # ------------------------------------------------------------------ compilation
 
     @phase("compile")
@@ -290,7 +270,6 @@ class GraphTrainer(ModelTrainer):
             self._learn(facts_of(self, batches))  # `update` was called without `train`
             if self._updates_eagerly:
                 return
-        self._set_step_inputs()
         inputs, _ = self._inputs(batches)
         graph = TrainGraph(
             self.model,
@@ -346,7 +325,7 @@ class GraphTrainer(ModelTrainer):
             outputs = self._eval_eagerly(batch, replicated, everywhere)
             self._eval_buffers_stay = not any_rank(fingerprint(own_buffers(self.model)) != before)
             return outputs
-        if replicated or self._evaluates_eagerly or not self._eval_buffers_stay:
+        if replicated or self._looks_up or not self._eval_buffers_stay:
             return self._eval_eagerly(batch, replicated, everywhere)
         inputs = self.layout.lay_out_batch(batch)
         if not self._fits_eval_graph(batch, inputs):
@@ -366,13 +345,6 @@ class GraphTrainer(ModelTrainer):
             self._eval_shapes = _shapes(batch)
             self._eval_guards = Guards(self.model, self._eval_graph.reads)
         return decision != "eager" and _shapes(batch) == self._eval_shapes
-
-    def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
-        """See `ModelTrainer._watch_indices`. A batch with values that nobody has looked up is evaluated eagerly."""
-        gradients = self.gradients
-        watching = gradients.index_check.watch(batches, gradients.describe_batch, self._runs_alone)
-        self._evaluates_eagerly = watching is not NOTHING
-        return watching
 
 
 TRAINERS["graph"] = GraphTrainer

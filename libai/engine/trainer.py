@@ -6,8 +6,8 @@ The two trainers differ in `update`, `_eval_batch` and `optimizer_state`, and no
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -26,6 +26,7 @@ from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import ARGUMENTS_OF_A_MODE, TrainOptions
 from libai.engine.rehearsal.rehearsal import can_compare, compare_on_mesh, look_ahead, require_same
 from libai.forward.contract import as_batch_dict, read_losses, structured
+from libai.forward.index_check import NOTHING
 from libai.forward.state import Facts, note_unsaved_buffers
 from libai.layers.lora import refuse_unused_adapters
 from libai.layers.random import find_unseeded_dropouts
@@ -66,6 +67,10 @@ class ModelTrainer(TrainerBase):
     optimizer_state: OptimizerState
     #: how the model lies on the mesh: as local tensors, or as global ones
     layout: Layout
+    #: this rank may run a forward that not every rank runs
+    _runs_alone = True
+    #: the forward that is being evaluated looks up indices that nobody has looked up before
+    _looks_up = False
     #: the compiled update, a `TrainGraph` or a graph of the user's own; None in eager mode and before compilation
     graph: Any = None
 
@@ -350,11 +355,6 @@ class ModelTrainer(TrainerBase):
         super().check_finite()
         share_batch_statistics(self._batch_norms)
 
-    def _watch_indices(self, batches: Sequence[dict[str, Any]]) -> AbstractContextManager[None]:
-        """What a forward over these batches of the loader runs in; raises `IndexOutOfRange` for an id or a label that
-        the model has no row for."""
-        return self.gradients.index_check.watch(batches, self.gradients.describe_batch)
-
     # ------------------------------------------------------------------ learning rate
 
     def _current_lrs(self) -> dict[str, float]:
@@ -472,10 +472,16 @@ class ModelTrainer(TrainerBase):
             return self._outputs_of(batch, everywhere=True)[1]
 
     def _outputs_of(self, batch: Any, replicated: bool = False, everywhere: bool = False) -> tuple[Batch, Any]:
-        """Return the batch as tensors of this rank, and the model's outputs for it; see `_eval_batch`."""
-        batch = self.gradients.name_inputs(batch)
-        with self._watch_indices([batch]):
-            batch = self.gradients.to_device(batch)
+        """Return the batch as tensors of this rank, and the model's outputs for it; see `_eval_batch`.
+
+        Raises `IndexOutOfRange` for an id or a label that the model has no row for.
+        """
+        gradients = self.gradients
+        batch = gradients.name_inputs(batch)
+        watching = gradients.index_check.watch([batch], gradients.describe_batch, self._runs_alone)
+        self._looks_up = watching is not NOTHING
+        with watching:
+            batch = gradients.to_device(batch)
             return batch, self._eval_batch(batch, replicated, everywhere)
 
 

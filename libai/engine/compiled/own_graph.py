@@ -118,5 +118,4 @@ class OwnGraph:
                 "value. Leave it as it is, put it into a buffer, or leave train_graph out."
             )
         if decision == "recompile":
-            trainer._tell_of_compiling_again(self._guards.differences())
-            trainer._forget_graph()
+            trainer._forget_graph(self._guards.differences())

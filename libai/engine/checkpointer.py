@@ -236,7 +236,7 @@ class TrainerCheckpointer:
         # an iteration that was cut short will be finished and is then saved again
         self._last_saved_iter = -1 if saved.state["trainer"].get("unfinished_hooks") else trainer.iter
         if is_main_process():
-            self._warn_of_changes(saved.state)
+            self._warn_of_changes(saved.state.get("facts", {}))
             written = saved.state.get("mode")
             switched = f" (written in {written} mode)" if written != trainer.mode else ""
             run_id = self._facts.get("run_id")
@@ -275,21 +275,12 @@ class TrainerCheckpointer:
             if group not in saved.tensors and is_main_process():
                 logger.warning("the checkpoint has no tensors of %s, which begins again", type(hook).__name__)
 
-    def _warn_of_changes(self, saved: Mapping[str, Any]) -> None:
-        """Log how this run differs from the saved one in a way that changes the curve."""
-        before = saved.get("facts", {})
+    def _warn_of_changes(self, before: Mapping[str, Any]) -> None:
+        """Log how this run differs from the run with the facts `before` in a way that changes the curve."""
         for name, consequence in _CHANGES_THE_CURVE.items():
             now = self._facts.get(name)
             if before.get(name, now) != now:
                 logger.warning("%s was %s in the resumed run and is %s now: %s", name, before[name], now, consequence)
-        has_schedule = self.trainer.lr_scheduler is not None
-        if has_schedule != (saved["lr_scheduler"] is not None):
-            before_and_now = ("without", "with one") if has_schedule else ("with", "without one")
-            logger.warning(
-                "the resumed run had been trained %s a learning-rate schedule, and this run trains %s: the rate "
-                "follows this run's config from here on",
-                *before_and_now,
-            )
 
 
 @phase("load")

@@ -21,6 +21,7 @@ from libai.engine.compiled.own_graph import MakeGraph, OwnGraph, refuse_options
 from libai.engine.gradients import Batch, map_shares
 from libai.engine.metrics import Shares, StepResult
 from libai.engine.optimizer_state import GraphOptimizerState
+from libai.engine.options import TrainOptions
 from libai.engine.rehearsal.kept import forward_rolled_back, python_kept
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.rehearsal import facts_of
@@ -74,7 +75,7 @@ class GraphTrainer(ModelTrainer):
                 f"{type(self).__name__}.update replaces the compiled step, which then never runs. Give the trainer a "
                 "graph of your own (train_graph=MyGraph), or write the update for an EagerTrainer."
             )
-        self._refuse_parts()
+        self._refuse_parts(self.options, train_graph=train_graph)
         self._begin_mode(auto_parallel=auto_parallel, train_graph=train_graph)
 
     def _end_mode(self) -> None:
@@ -83,9 +84,11 @@ class GraphTrainer(ModelTrainer):
         self.graph = self._own_graph = self._guards = None
         self._eval_graph = self._eval_guards = None
 
-    def _refuse_parts(self) -> None:
+    def _refuse_parts(self, options: TrainOptions, train_graph: MakeGraph | None = None, **settings: Any) -> None:
         """See `ModelTrainer._refuse_parts`."""
         refuse_own_update(self.optimizer)
+        if train_graph is not None:
+            refuse_options(self, options)
         if getattr(self.lr_scheduler, "momentum_factor", None) is not None:
             raise UserError(
                 "a schedule of the momentum cannot be honoured in graph mode: a compiled update of OneFlow 0.9 holds "
@@ -96,8 +99,6 @@ class GraphTrainer(ModelTrainer):
         """See `ModelTrainer._begin_mode`."""
         self._runs_alone = self.mesh.is_single
         self._own_graph = None if train_graph is None else OwnGraph(train_graph)
-        if self._own_graph is not None:
-            refuse_options(self)
         self._auto_parallel = auto_parallel
         groups = self.optimizer.param_groups
         self._corrects_bias = any("betas" in group for group in groups)

@@ -56,18 +56,14 @@ class OptimizerState:
 
     def copy(self) -> Any:
         """Return a copy of the state on the device, for `put_back`."""
-        state = self.optimizer._state
-        copies = {}
-        for group in self.optimizer.param_groups:
-            for parameter in group.parameters:
-                if parameter.requires_grad:
-                    copies[parameter] = _copied(state.get(parameter, {}))
-        return copies
+        return {key: _copied(value) for key, value in self.optimizer._state.items() if isinstance(value, dict)}
 
     def put_back(self, copies: Any) -> None:
         """Set the state to what `copy` returned; the copy stays usable."""
-        for parameter, entries in copies.items():
-            self.optimizer._state[parameter] = _copied(entries)
+        state = self.optimizer._state
+        for key, value in state.items():
+            if isinstance(value, dict):
+                state[key] = _copied(copies.get(key, {}))
 
     def loss_scale(self) -> dict[str, float]:
         """Return the state of dynamic loss scaling, as checkpoint scalars; empty before the first update."""

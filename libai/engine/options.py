@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,6 +19,13 @@ ARGUMENTS_OF_A_MODE = {
     "zero_grad_set_to_none": "EagerTrainer",
     "auto_parallel": "GraphTrainer",
     "train_graph": "GraphTrainer",
+}
+#: the values that an option may have
+_CHOICES: Mapping[str, Sequence[Any]] = {
+    "non_finite": ("raise", "skip", "rollback"),
+    "zero_stage": (0, 1, 2, 3),
+    "batch_scope": ("global", "rank"),
+    "gradient_reduction": ("auto", "flat", "ddp", "global"),
 }
 
 
@@ -71,14 +78,10 @@ class TrainOptions:
     batch_scope: str = "global"
 
     def __post_init__(self) -> None:
-        if self.non_finite not in ("raise", "skip", "rollback"):
-            raise UserError(f"non_finite={self.non_finite!r} is not a policy. Choose raise, skip or rollback.")
-        if self.zero_stage not in (0, 1, 2, 3):
-            raise UserError(f"zero_stage={self.zero_stage!r} is not a stage of ZeRO. Choose 1, 2 or 3, or 0 for none.")
-        if self.batch_scope not in ("global", "rank"):
-            raise UserError(
-                f"batch_scope={self.batch_scope!r} is not a scope. Choose global (all data-parallel ranks) or rank."
-            )
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise UserError(f"unknown {name} {value!r}; choose one of {', '.join(map(str, choices))}.")
 
     @classmethod
     def of(cls, owner: str, options: Any, settings: Mapping[str, Any]) -> TrainOptions:

@@ -125,8 +125,8 @@ class ModelTrainer(TrainerBase):
     def _end_mode(self) -> None:
         """Bring the optimizer's state back to the optimizer, and take back what this mode has done to the model."""
 
-    def _refuse_parts(self) -> None:
-        """Raise `UserError` for an optimizer or a schedule that this mode cannot honour."""
+    def _refuse_parts(self, options: TrainOptions, **settings: Any) -> None:
+        """Raise `UserError` for an optimizer, a schedule or settings that this mode cannot honour."""
 
     def switch_to(self, mode: str, **settings: Any) -> None:
         """Continue in `mode` exactly from here, between two iterations.
@@ -162,7 +162,7 @@ class ModelTrainer(TrainerBase):
         self.check_finite()
         for hook in self.hooks:
             hook.check_mode(mode)
-        target._refuse_parts(self)
+        target._refuse_parts(self, options, **settings)
         layout = self.layout
         is_global = target._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction)
         with self._parameters_laid_out_anew():

@@ -67,8 +67,6 @@ def build_reduction(
     `parameters`: what the optimizer updates. Collective: rank 0's weights and buffers are sent to all. Raises
     `UserError` on all ranks for models that differ between ranks and for dtypes that the strategy cannot reduce.
     """
-    if kind not in ("auto", "flat", "ddp"):
-        raise UserError(f"unknown gradient_reduction {kind!r}. Choose auto, flat, ddp or global.")
     require_equal_modules(model)
     if kind == "ddp" or (kind == "auto" and device == "cuda"):
         return OneFlowDDP(model, parameters, split)

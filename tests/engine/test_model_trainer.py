@@ -89,3 +89,17 @@ def test_uint16_tokens_are_taken(mode):
     """OneFlow 0.9.0 has no uint16; memory-mapped token files have."""
     batch = {"x": np.array([[65535]], np.uint16), "y": np.zeros(1)}
     assert make_trainer(mode).gradients.to_device(batch)["x"].dtype == flow.int32
+
+
+@pytest.mark.parametrize(
+    "name, value, choices",
+    [
+        ("batch_scope", "local", "global, rank"),
+        ("gradient_reduction", "ring", "auto, flat, ddp, global"),
+        ("non_finite", "ignore", "raise, skip, rollback"),
+        ("zero_stage", 4, "0, 1, 2, 3"),
+    ],
+)
+def test_an_unknown_value_of_an_option_is_refused(mode, name, value, choices):
+    with pytest.raises(UserError, match=f"unknown {name} {value!r}; choose one of {choices}"):
+        make_trainer(mode, **{name: value})

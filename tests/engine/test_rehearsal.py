@@ -18,7 +18,6 @@ from libai.engine.hooks import RehearsalHook
 from libai.engine.rehearsal.comparison import LOSS_BOUND, State, Updates, first_difference
 from libai.engine.rehearsal.one_process import loss_mixes_samples
 from libai.layers import Dropout
-from libai.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dist"))
 import coupled_models as cm
@@ -166,12 +165,6 @@ def test_a_loss_across_samples_is_told_from_a_mean(make):
     model, optimizer = cm.build(make)
     trainer = toy.trainer_of("eager", model, cm.batches(1), optimizer)
     assert loss_mixes_samples(trainer, cm.batches(1)[0]) == (make in MIXING)
-
-
-def test_other_words_for_the_scope_are_refused():
-    model, optimizer = cm.build(cm.BatchMean)
-    with pytest.raises(UserError, match="batch_scope='local' is not a scope. Choose global .* or rank"):
-        toy.trainer_of("eager", model, [], optimizer, batch_scope="local")
 
 
 def test_what_is_meant_to_differ_is_not_rehearsed_and_a_line_says_so(caplog):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 
 import oneflow as flow
-import pytest
 import toy
 from oneflow import nn
 
 from libai.engine import EagerTrainer
 from libai.models import GPT
 from libai.parallel import Mesh, ParallelPlan
-from libai.utils.errors import UserError
 
 
 def arranged(model, mesh, shares=True):
@@ -62,9 +60,3 @@ def test_one_rank_trains_as_without_and_is_told(caplog, monkeypatch):
         trainer.train(0, 3)
     assert losses[0] == losses[1]
     assert [r.message for r in caplog.records if "ZeRO (stage 3) saves nothing" in r.message]
-
-
-def test_a_stage_that_does_not_exist():
-    model = toy.Classifier()
-    with pytest.raises(UserError, match="zero_stage=4 is not a stage of ZeRO. Choose 1, 2 or 3"):
-        toy.trainer_of("eager", model, [], toy.optimizer_of("sgd", model), zero_stage=4)

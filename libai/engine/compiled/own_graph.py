@@ -37,10 +37,10 @@ _REFUSED = (
 MakeGraph = Callable[[nn.Module, flow.optim.Optimizer], nn.Graph]
 
 
-def refuse_options(trainer: Any) -> None:
+def refuse_options(trainer: Any, options: TrainOptions) -> None:
     """Raise `UserError` for options that only the trainer's own graph can honour."""
     default = TrainOptions()
-    names = [name for name in _REFUSED if getattr(trainer.options, name) != getattr(default, name)]
+    names = [name for name in _REFUSED if getattr(options, name) != getattr(default, name)]
     if trainer.mesh.pipeline > 1:
         names.append("a mesh with pipeline stages")
     if trainer.lr_scheduler is not None:

@@ -61,7 +61,7 @@ class LoopState:
         self.agreement = Agreement()
         self.now: Callable[[], float] = time.perf_counter
         self._seconds_apart = 0.0
-        self._left_at = self.now()
+        self._left_at: float | None = None
         self.metrics = PendingMetrics()
         self.rates: dict[str, float] = {}
         self.calls_at: dict[str, list[Callable[..., None]]] = {point: [] for point in HOOK_POINTS}
@@ -95,7 +95,8 @@ class LoopState:
     @contextmanager
     def training(self) -> Iterator[None]:
         """Let the clock run in the block."""
-        self._seconds_apart += self.clock() - self._left_at
+        if self._left_at is not None:
+            self._seconds_apart += self.clock() - self._left_at
         try:
             yield
         finally:

@@ -72,13 +72,13 @@ def find_file(name: str, path: str) -> str:
         place = os.path.join(folder, path)
         if os.path.isfile(place):
             return os.path.realpath(place)
-        if path and os.path.isdir(place):
-            raise UserError(f"{name} is {path}, which is a folder. Name a file in it.")
+        if os.path.isdir(place):
+            raise UserError(f"{name} is {path or 'empty'}, which is a folder. Name a file in it.")
         if os.path.isdir(os.path.dirname(place)):
             known += [str(Path(path).with_name(file.name)) for file in Path(place).parent.glob("*.py")]
     near = difflib.get_close_matches(path, known, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Looked in {' and '.join(folders)}."
-    raise UserError(f"{name} is {path[:200] or 'empty'}, and there is no such file. {hint}")
+    raise UserError(f"{name} is {path[:200]}, and there is no such file. {hint}")
 
 
 def _positive_int(name: str, text: str) -> int:

@@ -60,9 +60,9 @@ PARTNER = "from circle import model\n"
 NAMES = {
     "nowhere.py": ("CONFIG is nowhere.py, and there is no such file",),
     "user_confg.py": ("Did you mean user_config.py?",),
-    "no_folder/x.py": ("does not exist",),
-    "a_folder": ("a_folder is a folder",),
+    "no_folder/x.py": ("there is no such file",),
+    "a_folder": ("a_folder, which is a folder",),
     "a_folder.py": ("is a folder",),
-    "a" * 300 + ".py": ("does not exist",),
+    "a" * 300 + ".py": ("there is no such file",),
     "": ("is a folder",),
 }

@@ -27,6 +27,7 @@ from libai.utils.distributed import (
     get_rank,
     get_world_size,
     is_main_process,
+    prepare_device,
 )
 from libai.utils.seeding import seed_everything
 
@@ -139,6 +140,7 @@ def serve_ranks(config: Any, mode: str, folder: Path, answers: TextIO) -> None:
     """Answer the controller through rank 0 until it has no more lines, then end. `folder`: scratch space."""
 
     def build() -> Variant:
+        prepare_device(config.train.device, is_eager="graph" not in mode)
         return TrainerVariant(config) if mode in ("eager", "graph") else RawVariant(config, mode)
 
     def reply(message: Mapping[str, Any]) -> None:

@@ -9,10 +9,10 @@ import os
 import sys
 from pathlib import Path
 
-from libai.config import Args, RunConfig, load_config, parse_args
+from libai.config import Args, load_config, parse_args
 from libai.config.lazy_config import to_yaml
 from libai.launch.guard import guarded_main
-from libai.utils.distributed import barrier, default_device, get_world_size, is_main_process
+from libai.utils.distributed import barrier, get_world_size, is_main_process, prepare_device
 from libai.utils.errors import EXIT_FAILED
 from libai.utils.rank_notes import OUTPUT_DIR, own_folder, world_size
 from libai.utils.screen import say
@@ -34,15 +34,6 @@ def config_of(args: Args):
     return load_config(args.config, overrides, get_world_size())
 
 
-def choose_threads(config: RunConfig) -> None:
-    """Compute on OneFlow's scheduler thread in eager mode on CPU, unless the user has chosen; before the first tensor.
-
-    That thread spins while a worker computes, so ranks steal each other's cores. Graph mode would get slower.
-    """
-    if config.mode == "eager" and default_device(config.train.device) == "cpu":
-        os.environ.setdefault("ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD", "0")
-
-
 def print_all(text: str) -> None:
     """Print to stdout, whose reader may have seen enough: `--print-config | head`."""
     try:
@@ -62,7 +53,7 @@ def main() -> int:
             print_all(to_yaml(config.to_config()))
         return 0
 
-    choose_threads(config)
+    prepare_device(config.train.device, is_eager=config.mode == "eager")
     from libai.engine import Run, default_setup
 
     trains = not (args.dry_run or args.eval_only or args.find_lr)

@@ -95,6 +95,16 @@ def default_device(device: str = "auto") -> str:
     return "cuda"
 
 
+def prepare_device(device: str, is_eager: bool) -> None:
+    """Let OneFlow compute on its scheduler thread in eager mode on CPU, unless the user has chosen otherwise.
+
+    That thread spins while a worker computes, so ranks steal each other's cores. Graph mode would get slower. Has no
+    effect after the first tensor.
+    """
+    if is_eager and default_device(device) == "cpu":
+        os.environ.setdefault("ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD", "0")
+
+
 def _explain_no_cuda(count: int) -> str | None:
     """Why the `count` GPUs of this machine cannot be used; None when they can. The same for all its ranks."""
     import oneflow as flow

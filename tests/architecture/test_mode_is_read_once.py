@@ -17,7 +17,9 @@ READERS = {
     "libai/engine/run/modes.py": 5,
     # before there is a run: what is refused, the banner of a tool
     "libai/config/combinations.py": 2,
-    "libai/cli/train_net.py": 1,  # OneFlow is set up for the mode before it computes
+    # OneFlow is set up for the mode before it computes
+    "libai/cli/train_net.py": 1,
+    "libai/cli/commands/verify_resume.py": 1,
     "libai/config/settings/other_names.py": 1,
 }
 #: here a run is one of the two that are compared

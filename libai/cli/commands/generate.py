@@ -36,10 +36,10 @@ def run(arguments: Sequence[str]) -> int:
     prompts = read_prompts(args)
     if args.procs > 1:
         return _start_ranks(args, prompts)
-    if args.mode != "graph":  # a second thread would only wait for the one that computes
-        os.environ.setdefault("ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD", "0")
     from libai.inference import GenerationOptions, Pipeline
-    from libai.utils.distributed import get_rank
+    from libai.utils.distributed import get_rank, prepare_device
+
+    prepare_device("auto", is_eager=args.mode != "graph")
 
     values = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
     pipeline = Pipeline(args.source, args.checkpoint, args.mode, tokenizer=args.tokenizer)

@@ -17,7 +17,7 @@ from pathlib import Path
 from libai.config import load_config
 from libai.launch.guard import guarded_main
 from libai.launch.installation import LAUNCH
-from libai.utils.distributed import get_world_size
+from libai.utils.distributed import get_world_size, prepare_device
 from libai.utils.errors import EXIT_RESUMABLE, UserError
 from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
@@ -64,6 +64,7 @@ def run_job(args: argparse.Namespace) -> int:
     folder, _ = PHASES[args.phase]
     overrides = [*args.words, *job_overrides(args.iters, args.folder / folder)]
     run = load_config(args.config_file, overrides, get_world_size())
+    prepare_device(run.train.device, is_eager=run.mode == "eager")
     run = default_setup(run, overrides)
     if args.phase == "second":
         Rehearsal(run, resume=True, fault=args.fault).train()

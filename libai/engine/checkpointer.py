@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from libai.checkpoint.strict_json import dump_json
 from libai.engine.hook_base import HookBase, keyed
 from libai.engine.loop import TrainerBase
 from libai.scheduler import scheduler_state
+from libai.utils.atomic import point_link
 from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import phase
@@ -48,6 +50,7 @@ class TrainerCheckpointer:
         facts: JSON-able facts of the run to store beside the state (run id, seed, layout, ...).
         among: which checkpoints in `root` retention is about, such as those of this run; default: all.
         before_save: called on rank 0 before each save; what it raises ends the save on every rank.
+        links: folder in which `last` and `best` are kept as links to those checkpoints, for people and other programs.
 
     Attributes:
         last_saved: the newest checkpoint that this object wrote, is writing, or resumed.
@@ -68,6 +71,7 @@ class TrainerCheckpointer:
         facts: Mapping[str, Any] | None = None,
         among: Callable[[Path], bool] | None = None,
         before_save: Callable[[], None] | None = None,
+        links: Path | None = None,
     ):
         self.trainer = trainer
         self.root = Path(root)
@@ -77,6 +81,7 @@ class TrainerCheckpointer:
         self._max_to_keep = max_to_keep
         self._facts = dict(facts or {})
         self._among, self._before_save = among, before_save
+        self._links = links
         self._best: Path | None = None
         self.extra: dict[str, Any] = {}
         self._last_saved_iter = -1
@@ -135,17 +140,26 @@ class TrainerCheckpointer:
         return path
 
     def _after_write(self, path: Path, best: Best | None = None) -> None:
-        """Mark and prune, on rank 0; in the background thread when that has written the checkpoint."""
+        """Mark, prune and link, on rank 0; in the background thread when that has written the checkpoint."""
         best = self._choices.pop(path, best)
         if not is_main_process():
             return
         if best is not None:
             checkpoint.mark_best(self.root, path, *best)
             self._best = path
-        if self._max_to_keep:
-            protect = [] if self._best is None else [self._best]
-            checkpoint.prune(self.root, self._max_to_keep, protect, among=self._among)
+        if checkpoint.iteration_of(path.name) is not None:  # a checkpoint with a name is the user's own
+            if self._max_to_keep:
+                protect = [] if self._best is None else [self._best]
+                checkpoint.prune(self.root, self._max_to_keep, protect, among=self._among)
+            self._link("last", path)
+            if best is not None:
+                self._link("best", path)
         logger.info("saved %s", path)
+
+    def _link(self, name: str, path: Path) -> None:
+        if self._links is not None:
+            with suppress(OSError):  # links are a convenience, which some file systems do not have
+                point_link(self._links / name, path)
 
     def keep_best(self, iteration: int) -> None:
         """Keep the checkpoint of `iteration`, the best one so far, whatever `best.json` says."""

@@ -51,6 +51,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def point_link(link: Path, target: Path) -> None:
+    """Make `link` a relative symbolic link to `target`, in one step. What is there and is no link stays."""
+    if link.exists() and not link.is_symlink():
+        return
+    temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}.tmp")
+    temporary.symlink_to(os.path.relpath(target, link.parent))
+    os.replace(temporary, link)
+
+
 def fsync_dir(path: str | os.PathLike[str]) -> None:
     """Make the names in folder `path` (a rename, a new file) survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)

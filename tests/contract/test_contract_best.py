@@ -68,3 +68,10 @@ def test_the_model_has_the_best_weights_at_the_end(mode, tmp_path):
     assert not same(weights(run), weights(plain))
     last = checkpoint.load(result.last_path).tensors["model"]  # what a resume continues from is the last state
     assert all(np.array_equal(np.asarray(last[name]), value) for name, value in weights(plain).items())
+
+
+def test_links_lead_to_the_last_and_the_best_checkpoint(mode, tmp_path):
+    result = contract_runs.make_run(tmp_path, mode, *WILD).train()
+    for name, path in (("last", result.last_path), ("best", result.best_path)):
+        assert (tmp_path / name).is_symlink() and (tmp_path / name).resolve() == path.resolve()
+        assert checkpoint.verify(tmp_path / name) == []

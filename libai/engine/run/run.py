@@ -134,6 +134,7 @@ class Run:
             weights_only=config.train.checkpointer.weights_only,
             among=self.folder.owns,
             before_save=self.folder.check,
+            links=self.output_dir,
             facts={
                 "run_id": self.folder.run_id,
                 "seed": self.seed,

@@ -35,9 +35,11 @@ logger = logging.getLogger("libai.engine")
 AUTO = "auto"
 RUN_FILE, ENV_FILE = "run.json", "env.json"
 PREVIOUS = "previous"
-#: what a run writes, in the order in which it is moved: last what has the run's id, so that a move that was cut short
-#: continues. `rank_*.stderr` stays: the launcher has it open, and appends to it.
+#: what a run writes, in the order in which it is moved: links while they lead somewhere; last what has the run's id, so
+#: that a move that was cut short continues. `rank_*.stderr` stays: the launcher has it open, and appends to it.
 _WRITTEN = (
+    "last",
+    "best",
     "config.yaml",
     "overrides.txt",
     "summary.json",

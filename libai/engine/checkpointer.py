@@ -1,4 +1,4 @@
-"""Between a trainer and the checkpoint library: what of a trainer is saved, and how it is taken back."""
+"""Saving and resuming a trainer with the checkpoint library: which state is saved, and how it is taken back."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class TrainerCheckpointer:
         root: folder of the checkpoints; rank 0 writes it, every rank must see it.
         max_to_keep: newest checkpoints that stay; the best one stays too.
         async_save: write in a background thread; rank 0 then keeps one copy of all tensors in host memory.
-        weights_only: save the weights and the facts alone; no run can be resumed from that.
-        facts: JSON-able facts of the run to store beside the state (run id, seed, layout, ...).
-        among: which checkpoints in `root` retention is about, such as those of this run; default: all.
+        weights_only: save the weights and the facts only; no run can be resumed from that.
+        facts: JSON-able facts of the run to store with the state (run id, seed, layout, ...).
+        among: selects the checkpoints in `root` that retention counts, such as this run's; default: all.
         before_save: called on rank 0 before each save; what it raises ends the save on every rank.
         links: folder in which `last` and `best` are kept as links to those checkpoints, for people and other programs.
 
@@ -263,8 +263,8 @@ class TrainerCheckpointer:
         saved = checkpoint.load(path)
         if missing := [name for name in ("trainer", "optimizer", "lr_scheduler") if name not in saved.state]:
             raise checkpoint.CheckpointError(
-                f"{saved.path} holds no run to continue: its state has no {', '.join(missing)}. Take its weights "
-                f"alone: train.load_weight={saved.path}."
+                f"{saved.path} holds no run to continue: its state has no {', '.join(missing)}. Take only its "
+                f"weights: train.load_weight={saved.path}."
             )
         checkpoint.load_weights(saved.tensors["model"], self.trainer.model, strict=True)
         state = dict(saved.state["trainer"])

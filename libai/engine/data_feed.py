@@ -1,4 +1,4 @@
-"""The micro-batches of a training loop: reading, looking ahead, and the position that a checkpoint holds."""
+"""Micro-batches of the training loop: reading, looking ahead, and the position that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class DataFeed:
 
     @property
     def loader(self) -> Any:
-        """The loader, built at first use when a function was given."""
+        """Return the loader, which is built at first use if a function was given."""
         if self._loader is None and self._builder is not None:
             self._loader = self._builder()
         return self._loader
 
     def take(self) -> list[Any]:
-        """The micro-batches of the next iteration."""
+        """Return the micro-batches of the next iteration."""
         start = time.perf_counter()
         micro_batches, self._peeked = self._peeked, []
         self.is_ahead = self.is_ahead or bool(micro_batches)
@@ -69,8 +69,8 @@ class DataFeed:
         return micro_batches
 
     def sample_indices(self) -> list[np.ndarray]:
-        """Which samples of the dataset are in `batches`: for each micro-batch of this rank their indices, (samples,)
-        int64. Raises `UserError` for a loader that cannot say."""
+        """Return the samples of the dataset that are in `batches`: for each micro-batch of this rank their indices,
+        `(samples,)` int64. Raises `UserError` for a loader that cannot say."""
         position = self.position()
         if position is None or not hasattr(self.loader, "indices_before"):
             raise UserError(
@@ -80,14 +80,15 @@ class DataFeed:
         return self.loader.indices_before(position, len(self.batches))
 
     def peek(self) -> list[Any]:
-        """The micro-batches of the next iteration, which will still get them; a checkpoint counts them as unread."""
+        """Return the micro-batches of the next iteration, which will still get them. A checkpoint counts them as
+        unread."""
         if not self._peeked:
             self._position_before_peek = self.position()
             self._peeked = [self._next() for _ in range(self._num_micro_batches)]
         return self._peeked
 
     def read_ahead(self, num_iters: int) -> list[list[Any]]:
-        """The micro-batches of the next `num_iters` iterations, which will still get them.
+        """Return the micro-batches of the next `num_iters` iterations, which will still get them.
 
         A loader with a position goes back to it, and the random numbers of Python and NumPy with it; what any other
         loader gave is kept.
@@ -106,7 +107,7 @@ class DataFeed:
         return [micro_batches[i : i + steps] for i in range(0, len(micro_batches), steps)]
 
     def position(self) -> Any:
-        """What the loader needs to continue with the next iteration, JSON-able; None when it cannot say."""
+        """Return the loader's position before the next iteration, JSON-able; None if it has none."""
         return self._position_before_peek if self._peeked else self._position_of_loader()
 
     def go_to(self, position: Mapping[str, Any] | None, iteration: int) -> None:
@@ -166,7 +167,7 @@ class DataFeed:
 
 
 def num_bytes(batch: Any) -> int:
-    """Bytes of the arrays and tensors of a batch, of those at its top level."""
+    """Return the bytes of the arrays and tensors at the top level of a batch."""
     values: Iterable[Any]
     if type(batch) is dict or isinstance(batch, Mapping):  # asking for Mapping runs Python code
         values = batch.values()

@@ -1,4 +1,4 @@
-"""Training op by op: forward and backward per micro-batch, then an explicit clip, optimizer step and schedule step."""
+"""Eager training: forward and backward per micro-batch, then an explicit clip, optimizer step and schedule step."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class EagerTrainer(ModelTrainer):
     def update(self, micro_batches: list[Any]) -> StepResult:
         if not self.model.training:
             raise UserError(
-                f"{type(self.model).__name__} is in eval mode at the start of a training iteration. A hook or a "
+                f"{type(self.model).__name__} is in eval mode at the start of an iteration of training. A hook or a "
                 "forward has called model.eval() and not model.train() again."
             )
         if self._zero_grad_before_forward:
@@ -187,8 +187,8 @@ class EagerTrainer(ModelTrainer):
             )
 
     def _clip_and_step(self) -> flow.Tensor | None:
-        """The norm of the gradients where they are clipped. Nobody looks at them between clipping and the end of the
-        update unless they are kept, so that it can be the update that scales them."""
+        """Return the norm of the gradients if they are clipped. Unless they are kept, nobody looks at them between
+        clipping and the end of the update, so that the update itself can scale them."""
         updates = self.optimizer_state.updates
         if updates is None:
             updates = self.optimizer_state.updates = JoinedUpdates(self.optimizer)
@@ -234,8 +234,8 @@ class EagerTrainer(ModelTrainer):
             raise UserError(
                 f"forward changes the buffer {with_class(self.model, changing[0])}, and with train.dist.batch_scope="
                 f"{self.options.batch_scope} and train.dist.gradient_reduction={self.options.gradient_reduction} each "
-                f"of {self.mesh.data} data-parallel ranks would keep one of its own part of the batch. Set "
-                "batch_scope=global and gradient_reduction=auto, with which it is that of the whole batch, or use one "
+                f"of {self.mesh.data} data-parallel ranks would keep its own value, of its part of the batch. Set "
+                "batch_scope=global and gradient_reduction=auto, to get the value of the whole batch, or use one "
                 "rank."
             )
 

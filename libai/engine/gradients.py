@@ -30,14 +30,14 @@ _NO_SCOPE = nullcontext()
 
 
 class Gradients:
-    """The forward pass of one trainer's model over batches of this rank, and its gradients.
+    """Forward and backward passes of one trainer's model over batches of this rank.
 
     Attributes:
         draws_randomness: whether forward needs a random key; the masks of stock dropout layers ignore every seed
             (docs/dev/oneflow.md#dropout-ignores-seeds).
         counts_items: whether the model says over how many items its losses average.
         index_check: refuses ids and labels that the model has no row for.
-        facts: what forward does beside its losses, once that was tried.
+        facts: side effects of forward, once they are known.
         forward: the model as updates call it: as it is, or wrapped by OneFlow's DDP.
         evaluated: the dataset and the number of the batch that is being evaluated.
     """
@@ -58,7 +58,7 @@ class Gradients:
         self._trainer: Any = weakref.proxy(trainer)
 
     def to_device(self, batch: Any) -> Batch:
-        """A loader's batch as keyword arguments of forward, local tensors on this rank's device."""
+        """Return a loader's batch as keyword arguments of forward, local tensors on this rank's device."""
         batch = self.name_inputs(batch)
         tensors = {}
         for name, value in batch.items():
@@ -74,7 +74,7 @@ class Gradients:
         return batch
 
     def describe_batch(self) -> str:
-        """Which batch this rank is at, for errors."""
+        """Describe the batch that this rank is at, for errors."""
         rank = f" on rank {get_rank()}" if self.mesh.size > 1 else ""
         if self.evaluated is None:
             return f"iteration {self._trainer.iter + 1}{rank}"
@@ -82,14 +82,14 @@ class Gradients:
         return f"batch {number} of the evaluation dataset {dataset!r}{rank}"
 
     def random_scope(self, micro: int) -> AbstractContextManager[None]:
-        """What the forward pass of the iteration's micro-batch number `micro` runs in, so that its dropout masks follow
-        from seed, iteration and that number. A model without seeded layers does not pay for the key."""
+        """Return the context in which the forward pass of micro-batch number `micro` runs, so that its dropout masks
+        follow from seed, iteration and that number. A model without seeded layers does not pay for the key."""
         if not self.draws_randomness:
             return _NO_SCOPE
         return random_context(fold(self._trainer.options.seed, self._trainer.iter, micro), self._data_rank)
 
     def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
-        """The losses of one micro-batch, run op by op on the plain module, as `update` would compute them."""
+        """Return the losses of one micro-batch, computed eagerly by the plain module, as `update` would."""
         with self.random_scope(micro), self._trainer.layout.source_ops():
             return read_losses(self.model(**self._trainer.layout.lay_out_batch(batch)), self.model)[0]
 

@@ -251,7 +251,7 @@ class GraphTrainer(ModelTrainer):
         return inputs, shares
 
     def _is_ragged(self, batches: Sequence[dict[str, Any]]) -> bool:
-        """True when the micro-batches differ in shape from each other or from those that the graph was compiled for."""
+        """Return whether the micro-batches differ in shape from each other or from the compiled ones."""
         expected = self._shapes or _shapes(batches[0])
         return any(_shapes(batch) != expected for batch in batches)
 

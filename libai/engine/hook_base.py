@@ -1,4 +1,4 @@
-"""The hook protocol: what may be attached to a training loop, in which mode and on which ranks."""
+"""The hook protocol: what may be attached to the loop, in which mode and on which ranks."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ class HookBase:
         """Take back what `state_dict` gave."""
 
     def tensors(self) -> dict[str, Any]:
-        """The hook's own tensors by name, for checkpoints. A hook with tensors follows the weights: when updates are
-        undone, its state and tensors are put back, and `after_step` is called for each update that is made again."""
+        """Return the hook's own tensors by name, for checkpoints. A hook with tensors follows the weights: when updates
+        are undone, its state and tensors are put back, and `after_step` is called for each that is made again."""
         return {}
 
     def load_tensors(self, tensors: Mapping[str, Any]) -> None:
@@ -157,7 +157,7 @@ class HookBase:
         return type(self).__name__
 
     def overrides(self, point: str) -> bool:
-        """True when this hook does something at `point`, one of `HOOK_POINTS`, or overrides another method."""
+        """Return whether this hook does something at `point`, one of `HOOK_POINTS`, or overrides another method."""
         return getattr(type(self), point) is not getattr(HookBase, point)
 
 

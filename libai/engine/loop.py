@@ -37,7 +37,7 @@ SWITCH_SECONDS = 1e-4
 
 
 class LoopState:
-    """Who may stop the loop, the time that it has taken, and the results that nobody has fetched yet.
+    """State of the loop: requests to stop, the time of training, and results that nobody has fetched yet.
 
     Attributes:
         device: "cpu" or "cuda".
@@ -94,7 +94,7 @@ class LoopState:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Let the clock run in the block."""
+        """Run the clock in the block."""
         if self._left_at is not None:
             self._seconds_apart += self.clock() - self._left_at
         try:
@@ -194,7 +194,7 @@ class TrainerBase:
 
     @property
     def data_loader(self) -> Any:
-        """The loader that `feed` reads; `reset_data_loader` replaces it."""
+        """Return the loader that `feed` reads; `reset_data_loader` replaces it."""
         return self.feed.loader
 
     def reset_data_loader(self, builder: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
@@ -392,7 +392,7 @@ class TrainerBase:
     # ------------------------------------------------------------------ metrics and the finite check
 
     def fetch_metrics(self) -> dict[str, float]:
-        """The numbers of the latest iteration, keyed by tag (`train/loss`, `train/<loss name>`, ...).
+        """Return the numbers of the latest iteration, keyed by tag (`train/loss`, `train/<loss name>`, ...).
 
         Fetches everything since the last call in one go and raises `NonFiniteLoss` for the first iteration whose loss
         is not finite. Collective; free when called again in the same iteration. Empty before the first iteration.

@@ -1,4 +1,4 @@
-"""What updates computed, on the device until a log point, and how it becomes numbers that are known to be good."""
+"""Results of updates, which stay on the device until a log point, and the numbers they become once they are checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Shares: TypeAlias = "Sequence[float] | flow.Tensor | Mapping[str, flow.Tensor]"
 
 @dataclass(slots=True)
 class StepResult:
-    """What one update computed, on the device.
+    """Results of one update, on the device.
 
     `shares`: the weight of each micro-batch in the mean over counted items of the global batch; the shares of all
     micro-batches, and of all ranks where ranks see different losses, sum to 1. A dict has those of each loss; what has
@@ -105,7 +105,7 @@ def require_same_names(results: Sequence[StepResult]) -> None:
 
 
 def _shares_on_host(results: Sequence[StepResult]) -> list[dict[str, list[float]]]:
-    """The shares of each result's micro-batches by loss, under "" for all others; all of them fetched at once."""
+    """Return the shares of each result's micro-batches by loss, under "" for all others; one fetch for all of them."""
     named = [r.shares if isinstance(r.shares, Mapping) else {"": r.shares} for r in results]
     fetched = iter(fetch_scalars([s for shares in named for s in shares.values() if isinstance(s, flow.Tensor)]))
     on_host = [
@@ -184,7 +184,7 @@ class PendingMetrics:
         self._completed, self.latest = results[-1][0] + 1, numbers[-1]
 
     def of(self, completed_iters: int) -> dict[str, float]:
-        """The numbers fetched last when they are those after `completed_iters` updates; otherwise none."""
+        """Return the numbers fetched last if they are those after `completed_iters` updates; otherwise none."""
         return dict(self.latest) if completed_iters == self._completed else {}
 
     def state_dict(self, completed_iters: int) -> dict[str, str]:

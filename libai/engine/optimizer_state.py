@@ -1,7 +1,7 @@
-"""Where each mode keeps the state of the optimizer, and the form in which checkpoints and the other mode take it.
+"""State of the optimizer in each mode, and the form in which checkpoints and the other mode take it.
 
-In eager mode the optimizer has it. So it does in graph mode until the step is compiled; then the graph has the state of
-the parameters that it updates, and the optimizer that of the others, such as frozen ones.
+In eager mode the optimizer holds it. So it does in graph mode until the step is compiled; then the graph holds the
+state of the parameters that it updates, and the optimizer the state of all others, such as frozen ones.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class OptimizerState:
 
 
 def _copied(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the state of one parameter; that of a user's own optimizer holds more than tensors."""
+    """Copy the state of one parameter; a user's own optimizer may keep more than tensors."""
     copies = {}
     for key, value in entries.items():
         copies[key] = value.clone() if isinstance(value, flow.Tensor) else copy.deepcopy(value)
@@ -97,7 +97,7 @@ class GraphOptimizerState(OptimizerState):
         self.prefix = MODULE_NAME
 
     def give_to(self, graph: nn.Graph) -> None:
-        """Let `graph`, which is not compiled yet, begin with the state."""
+        """Give the state to `graph`, which is not compiled yet."""
         if self.optimizer._state["step"] or "loss_scale" in self.optimizer._state:
             graph.load_state_dict(self._tensors_for(graph))
 

@@ -31,7 +31,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, trainer: Any) -> Snapshot:
-        """The state of `trainer`. No synchronisation and no collective."""
+        """Copy the state of `trainer`. Collective in graph mode."""
         scheduler, optimizer = trainer.lr_scheduler, trainer.optimizer
         with flow.no_grad():
             return cls(

@@ -190,7 +190,7 @@ class ModelTrainer(TrainerBase):
 
     @contextmanager
     def _parameters_laid_out_anew(self) -> Iterator[None]:
-        """The block lays out the parameters anew; the optimizer's state and the tensors of hooks follow. Collective."""
+        """Keep the state of optimizer and hooks while the block lays out the parameters again. Collective."""
         state = self.optimizer_state.export()
         tensors = [(hook, hook.tensors()) for hook in self.hooks if hook.overrides("tensors")]
         yield
@@ -248,7 +248,7 @@ class ModelTrainer(TrainerBase):
         raise NotImplementedError(f"{type(self).__name__} must define _build_step")
 
     def _learn(self, facts: Facts) -> None:
-        """Act on what forward does beside its losses. Collective."""
+        """Act on the side effects of forward. Collective."""
         self.gradients.facts = facts
         note = note_unsaved_buffers(self.model, facts.buffers)
         if note is not None and is_main_process():
@@ -313,7 +313,7 @@ class ModelTrainer(TrainerBase):
         return self._localize_outputs(outputs, batch, replicated, everywhere)
 
     def _localize_outputs(self, outputs: Any, batch: Batch, replicated: bool, everywhere: bool) -> Any:
-        """What the model gave for this rank's `batch`, as local tensors."""
+        """Return the model's outputs for this rank's `batch` as local tensors."""
         num_samples = len(next(iter(batch.values())))
         local = self.layout.local_output
         return map_tensors(outputs, lambda tensor: local(tensor, num_samples, replicated, everywhere))
@@ -343,7 +343,7 @@ class ModelTrainer(TrainerBase):
         self.loop.generation += 1
 
     def reduce_gradients(self) -> None:
-        """Average the gradients over the data-parallel ranks, where they are not yet. Collective."""
+        """Average the gradients over the data-parallel ranks, if they are not averaged yet. Collective."""
 
     def clear_gradients(self) -> None:
         """Forget all gradients, as this mode needs it before its next update."""
@@ -379,7 +379,7 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ numbers
 
     def _as_result(self, returned: Any) -> StepResult:
-        """An `update` of the user's own may return its losses as `forward` does: a scalar, or a dict of scalars."""
+        """Return the result of a user's own `update`, which may return losses as `forward` does."""
         losses, metrics = read_losses(returned, self)
         values = [{name: detached(value) for name, value in part.items()} for part in (losses, metrics)]
         ranks = 1 if self.layout.is_global else self.mesh.data

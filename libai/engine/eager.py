@@ -19,7 +19,7 @@ from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import read_losses
 from libai.forward.state import Facts, with_class
 from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_value, norm_and_coefficient
-from libai.parallel import Mesh, full_tensor, parallelize
+from libai.parallel import Mesh, full_tensor
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
 from libai.utils.distributed import gather_objects
@@ -60,7 +60,10 @@ class EagerTrainer(ModelTrainer):
         self._scaler = LossScaler(self.optimizer, self.options.loss_scaling) if self.options.amp == "fp16" else None
         self._runs_alone = True
         self._zero_grad_before_forward = zero_grad_before_forward
-        self._wants_none = zero_grad_set_to_none
+        self._settings = {
+            "zero_grad_before_forward": zero_grad_before_forward,
+            "zero_grad_set_to_none": zero_grad_set_to_none,
+        }
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
         #: input tensors, kept until the host waits for the device: their arrays are given back under the interpreter's
         #: lock by the thread that runs the operations, for which training would wait (docs/dev/decisions/0007)
@@ -77,7 +80,10 @@ class EagerTrainer(ModelTrainer):
             self.gradients.forward = self._reduction.forward
             if not any(isinstance(hook, MixingHook) for hook in self.hooks):
                 self.register_hooks([MixingHook()])
-        self._set_to_none = self._choose_set_to_none()
+        may_be_none = self._reduction is None or self._reduction.set_to_none
+        if zero_grad_set_to_none and not may_be_none:
+            raise UserError("zero_grad_set_to_none=True: gradient_reduction=ddp keeps gradients. Use null, or flat.")
+        self._set_to_none = may_be_none if zero_grad_set_to_none is None else zero_grad_set_to_none
         # the first optimizer update must not meet gradients of whatever the user tried before
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -86,12 +92,6 @@ class EagerTrainer(ModelTrainer):
         if self._reduction is not None and self._reduction.leaves_hooks:
             renew_parameters(self.model, self.optimizer)
         self.gradients.forward = self.model
-
-    def _choose_set_to_none(self) -> bool:
-        may_be_none = self._reduction is None or self._reduction.set_to_none
-        if self._wants_none and not may_be_none:
-            raise UserError("zero_grad_set_to_none=True: gradient_reduction=ddp keeps gradients. Use null, or flat.")
-        return may_be_none if self._wants_none is None else self._wants_none
 
     def _read_parameters(self) -> None:
         """Learn the optimizer's parameters, again when a hook has added or taken away some. Raises `UserError` for one
@@ -112,14 +112,8 @@ class EagerTrainer(ModelTrainer):
     def _use_global_tensors(self) -> None:
         """Lay the model, which data-parallel ranks hold as local replicas, out as global tensors: training continues as
         if `gradient_reduction` had been "global". Collective."""
-        with self._parameters_laid_out_anew():
-            self.optimizer.zero_grad(set_to_none=True)
-            self._end_mode()
-            self.layout = parallelize(self.model, self._model_plan, self.mesh)
-            self.options = replace(self.options, gradient_reduction="global")
-            self._reduction = None
-            self._read_parameters()
-            self._set_to_none = self._choose_set_to_none()
+        options = replace(self.options, gradient_reduction="global")
+        self._change_to(type(self), options, **self._settings)
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:

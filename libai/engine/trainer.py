@@ -163,17 +163,27 @@ class ModelTrainer(TrainerBase):
         for hook in self.hooks:
             hook.check_mode(mode)
         target._refuse_parts(self, options, **settings)
-        layout = self.layout
-        is_global = target._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction)
-        with self._parameters_laid_out_anew():
-            self._end_mode()
-            if layout.is_global and not is_global:
-                localize(self.model)
-            self.__class__ = target
-            self.options = options
-            self._take_layout(layout if layout.is_global == is_global else None)
-            self._begin_mode(**settings)
+        self._change_to(target, options, **settings)
         self._is_prepared = False
+
+    def _change_to(self, target: type[ModelTrainer], options: TrainOptions, **settings: Any) -> None:
+        """Train as `target` does, with `options`. The state of optimizer and hooks stays, and the facts of forward."""
+        layout, facts = self.layout, self.gradients.facts
+        is_global = target._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction)
+        state = self.optimizer_state.export()
+        tensors = [(hook, hook.tensors()) for hook in self.hooks if hook.overrides("tensors")]
+        self._end_mode()
+        if layout.is_global and not is_global:
+            localize(self.model)
+        self.__class__ = target
+        self.options = options
+        self._take_layout(layout if layout.is_global == is_global else None)
+        self.gradients.facts = facts
+        self._begin_mode(**settings)
+        self.optimizer_state.load(*state)
+        for hook, of_hook in tensors:
+            hook.load_tensors(of_hook)
+        self.loop.generation += 1
 
     def _lay_out(self) -> Layout:
         options = self.options
@@ -187,17 +197,6 @@ class ModelTrainer(TrainerBase):
             )
         recompute_in_backward(self.model, self._recomputed_blocks())
         return LocalLayout(self.mesh)
-
-    @contextmanager
-    def _parameters_laid_out_anew(self) -> Iterator[None]:
-        """Keep the state of optimizer and hooks while the block lays out the parameters again. Collective."""
-        state = self.optimizer_state.export()
-        tensors = [(hook, hook.tensors()) for hook in self.hooks if hook.overrides("tensors")]
-        yield
-        self.optimizer_state.load(*state)
-        for hook, of_hook in tensors:
-            hook.load_tensors(of_hook)
-        self.loop.generation += 1
 
     def _recomputed_blocks(self) -> list[str]:
         """Names of the modules that activation checkpointing was asked for. Raises `UserError` when no plan has any."""

@@ -282,7 +282,7 @@ def path_of(target: Any) -> str | None:
     'inspect.Signature.bind'
     """
     module, qualname = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(qualname, str) or module == "__main__":
+    if not isinstance(module, str) or not isinstance(qualname, str):
         return None
     parts = CONFIG_PACKAGE.sub("", module).split(".")
     first, *rest = qualname.split(".")

@@ -152,6 +152,9 @@ class TrainerBase:
         #: `prepare` has been called, and the loader is still the same
         self._is_prepared = False
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.status}, {self.completed_iters} iterations made>"
+
     # ------------------------------------------------------------------ what a subclass gives
 
     def update(self, micro_batches: list[Any]) -> Any:

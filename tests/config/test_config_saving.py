@@ -90,3 +90,14 @@ def test_a_saved_config_finds_modules_beside_the_original(tmp_path, monkeypatch)
     config = LazyConfig.load(tmp_path / "config.yaml")
     assert {"model", "optim"} <= set(config)
     assert instantiate(config.model) == "built" and instantiate(config.optim) == "local"
+
+
+class OfScript:
+    """A class that a script or a notebook defines."""
+
+
+def test_a_class_of_a_script_or_notebook_is_saved_by_its_name_there(monkeypatch):
+    monkeypatch.setattr(OfScript, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "OfScript", OfScript, raising=False)
+    config = LazyCall(OfScript)()
+    assert config._target_ == "__main__.OfScript" and isinstance(instantiate(config), OfScript)

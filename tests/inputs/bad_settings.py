@@ -74,7 +74,7 @@ OVERRIDES = {
     "model._target_=oneflow.optim.Foo": ("oneflow.optim has no 'Foo'. It has Adadelta",),
     # a known kind where another belongs
     "optim._target_=user_parts.Net": ("user_parts.Net is a module, not an optimizer",),
-    "optim={_target_: user_parts.NotAModule}": ("takes no argument params, so it is not an optimizer",),
+    "optim={_target_: user_parts.NotAModule}": ("must be a LazyCall of an optimizer class that takes params",),
     "model._target_=oneflow.optim.AdamW": ("is an optimizer, not a module",),
     "lr_scheduler={_target_: oneflow.optim.SGD}": ("is an optimizer, not a schedule",),
     "dataloader.train={_target_: user_parts.Net}": ("user_parts.Net is a module, not a loader",),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from omegaconf import DictConfig, ListConfig
 
 from libai.config import batch_sizes_of, fill_unset, instantiate
 from libai.config.combinations import NO_AMP
-from libai.config.instantiation import TARGET, accepts, describe, target_of
+from libai.config.instantiation import TARGET, accepts, target_of
 from libai.config.settings.errors import did_you_mean
 from libai.config.settings.patterns import names_matching
 from libai.config.validation import calls_by_dataset
@@ -39,7 +38,6 @@ from libai.utils.logging import warn_once
 from libai.utils.seeding import resolve_seed, seed_everything
 
 logger = logging.getLogger("libai.engine")
-_initialised: weakref.WeakSet[flow.nn.Module] = weakref.WeakSet()
 
 
 def _instantiate_with(section: Any, **facts: Any) -> Any:
@@ -61,17 +59,11 @@ def build_model(run: Any) -> flow.nn.Module:
     with checked_sizes():
         model = instantiate(run.model)
     check_part("model", model, "the config's `model`")
-    _initialise(model)
+    init = getattr(model, "init_weights", None)
+    if callable(init):
+        init()
     adapt_model(run, model)
     return model.train()
-
-
-def _initialise(model: flow.nn.Module) -> None:
-    """Call the model's own `init_weights()`, where it has one: once, also when a built model is given twice."""
-    init = getattr(model, "init_weights", None)
-    if callable(init) and model not in _initialised:
-        init()
-        _initialised.add(model)
 
 
 def adapt_model(run: Any, model: flow.nn.Module) -> None:
@@ -118,15 +110,10 @@ def _build_optimizer(
 ) -> flow.optim.Optimizer:
     """One optimizer of the config. `taken`: the parameters of the ones before it; None when it is the only one."""
     target = target_of(section)
-    if target is None:
+    if target is None or not accepts(target, "params"):
         raise UserError(
-            f"the config's {place} must be a LazyCall of an optimizer class (it is built after the model), such as "
+            f"{place} must be a LazyCall of an optimizer class that takes params, such as "
             "LazyCall(flow.optim.AdamW)(lr=1e-3)."
-        )
-    if not accepts(target, "params"):
-        raise UserError(
-            f"{place}: {describe(target)} takes no argument params, so it is not an optimizer. Use one such as "
-            "oneflow.optim.AdamW."
         )
     if section.get("params") is not None:
         facts = fill_unset(section.params, model=model, without=list(taken or ()))

@@ -5,6 +5,7 @@ The only place of the engine that looks at what the config says about the mode; 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -60,7 +61,7 @@ def mode_for_optimizer(mode: str, reason: str, optimizer: flow.optim.Optimizer) 
 def resolve(run: Any) -> None:
     """Compile ahead of the loop, fall back to eager mode where the config allows it, and with `graph.enabled=auto`
     keep the mode that all hooks work in, or the faster one. The training state is as before. Collective."""
-    only = mode_of_hooks(run.trainer.hooks) if run.mode_reason == UNDECIDED else None
+    only = _mode_of_hooks(run.trainer.hooks) if run.mode_reason == UNDECIDED else None
     if only is not None:
         mode, reason = only
         run.mode_reason = f"graph.enabled=auto: {reason}"
@@ -107,25 +108,20 @@ def _keep_the_faster(run: Any) -> None:
         logger.info("graph mode stays (%s)", run.mode_reason)
 
 
-def mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:
-    """The only mode that every hook works in, and why not the other; None when both will do.
-
-    Raises `UserError` when there is none.
-    """
+def _mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:
+    """The only mode that every hook works in, and why not the other; None when both will do. `UserError`: neither."""
     refusals: dict[str, UserError] = {}
-    for hook in hooks:
-        for mode in TRAINERS:
-            try:
-                hook.check_mode(mode)
-            except UserError as error:
-                refusals.setdefault(mode, error)
-    if not refusals:
-        return None
-    allowed = [mode for mode in TRAINERS if mode not in refusals]
-    if not allowed:
+    for mode, hook in itertools.product(TRAINERS, hooks):
+        try:
+            hook.check_mode(mode)
+        except UserError as error:
+            refusals.setdefault(mode, error)
+    if len(refusals) == len(TRAINERS):
         raise UserError("graph.enabled=auto finds no mode: " + " ".join(map(str, refusals.values())))
-    (refusal,) = refusals.values()
-    return allowed[0], str(refusal).partition(". ")[0]
+    for refused, error in refusals.items():
+        (mode,) = set(TRAINERS) - {refused}
+        return mode, str(error).partition(". ")[0]
+    return None
 
 
 def switch(run: Any, mode: str, reason: str) -> None:

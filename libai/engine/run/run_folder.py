@@ -173,6 +173,7 @@ class RunFolder:
                 f"run {self.run_id} in {self.path} was continued by another job while this one was starting. Start "
                 "again with --resume to continue from where that job has ended."
             )
+        files = contents()  # a config that cannot be written is found before anything is moved
         checkpoint.remove_leftovers(self.root)  # the folder is ours, so whoever left them is dead
         earlier = find_run(self.path)
         if self._names is not None and self.checkpoint is not None:
@@ -186,7 +187,7 @@ class RunFolder:
             target = _move_aside(self.path, written, earlier)
             logger.info("%s held run %s: moved to %s", self.path, earlier, target)
         atomic_write_text(self.path / RUN_FILE, json.dumps({"run_id": self.run_id}) + "\n")
-        for name, text in contents().items():
+        for name, text in files.items():
             atomic_write_text(self.path / name, text)
             if name in ("config.yaml", ENV_FILE):
                 self.texts[Path(name).stem] = text

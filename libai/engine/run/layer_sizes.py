@@ -42,7 +42,9 @@ def _checked_init(module: nn.Module) -> None:
     """`nn.Module.__init__`, which a layer calls before it makes its tensors: its arguments are the caller's locals."""
     caller = sys._getframe(1)
     if caller.f_globals["__name__"].startswith("oneflow.nn."):
-        sizes = {name: value for name, value in caller.f_locals.items() if _SIZE.search(name) and value is not None}
+        sizes = {name: value for name, value in caller.f_locals.items() if _SIZE.search(name)}
+        if sizes.get("stride", 0) is None:  # of a pooling layer: its window
+            del sizes["stride"]
         _check(type(module).__name__, sizes)
     _init(module)
 
@@ -51,7 +53,7 @@ def _check(layer: str, given: Mapping[str, Any]) -> None:
     num_weights = 1
     for name, value in given.items():
         items = value if isinstance(value, (list, tuple)) else [value]
-        if not all(is_size(item) or item is None for item in items):
+        if not all(is_size(item) or (item is None and len(items) > 1) for item in items):
             raise ValueError(f"nn.{layer} needs whole numbers >= 1, and its {name} is {value!r}")
         if _WEIGHTS.search(name) and is_size(value):
             num_weights *= int(value)

@@ -118,9 +118,9 @@ def _mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:
             refusals.setdefault(mode, error)
     if len(refusals) == len(TRAINERS):
         raise UserError("graph.enabled=auto finds no mode: " + " ".join(map(str, refusals.values())))
-    for refused, error in refusals.items():
+    for refused, refusal in refusals.items():
         (mode,) = set(TRAINERS) - {refused}
-        return mode, str(error).partition(". ")[0]
+        return mode, str(refusal).partition(". ")[0]
     return None
 
 

@@ -13,6 +13,7 @@ from libai import __version__, checkpoint
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, on_rank_0
 from libai.checkpoint.shards import cut_shards
 from libai.checkpoint.strict_json import dump_json
+from libai.engine.events.console import position
 from libai.engine.hook_base import HookBase, keyed
 from libai.engine.loop import TrainerBase
 from libai.scheduler import scheduler_state
@@ -154,7 +155,8 @@ class TrainerCheckpointer:
             self._link("last", path)
             if best is not None:
                 self._link("best", path)
-        logger.info("saved %s", path)
+        iteration = checkpoint.iteration_of(path.name) or self.trainer.completed_iters
+        logger.info("save %s  %s", position(iteration, self.trainer.max_iter), path)
 
     def _link(self, name: str, path: Path) -> None:
         if self._links is not None:

@@ -273,7 +273,7 @@ class TrainerBase:
         for hook in writers:
             hook.period = period
         if not writers:
-            self.register_hooks([WriterHook([ConsoleWriter()], period)])
+            self.register_hooks([WriterHook([ConsoleWriter(min_seconds=0.0)], period)])
 
     def _run_iterations(self) -> None:
         """Run iterations, until the last one or until somebody ends the loop; sets `status`."""

@@ -38,7 +38,7 @@ def command(mode, monkeypatch, capsys):
 
 def evaluated(lines: list[str]) -> list[float]:
     """The losses of the evaluation lines."""
-    return [float(found[1]) for line in lines if (found := re.match(r"eval \w+ +loss (\S+)", line))]
+    return [float(found[1]) for line in lines if (found := re.match(r"eval +\d+/\d+  \w+  loss (\S+)", line))]
 
 
 def test_dry_run_tries_everything_and_makes_no_file(tmp_path, command):
@@ -86,6 +86,6 @@ def test_quiet_shows_the_result_alone_and_the_log_has_everything(tmp_path, comma
     shown = command(tmp_path, "--quiet", *settings)
     assert [line.split()[:3] for line in shown] == [["done", "after", "4"]]
     logged = (tmp_path / "log.txt").read_text()
-    assert logged.count("iter      ") == 4 and "eval val" in logged
+    assert logged.count("INFO    iter ") == 4 and "eval 4/4  val " in logged
     (judged,) = command(tmp_path, "--quiet", "--eval-only", "--resume")
     assert evaluated([judged]) != []

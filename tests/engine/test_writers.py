@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from libai.engine.events import console
 from libai.engine.events import writers as writers_module
-from libai.engine.events.console import ConsoleWriter, format_eval_lines, format_train_line
+from libai.engine.events.console import ConsoleWriter, format_eval_lines, train_fields
 from libai.engine.events.writers import AsyncWriter, JSONLinesWriter, LogRecord, TensorBoardWriter, Writer
 from libai.utils.errors import UserError
+from libai.utils.logging import reset_logging, setup_logging
 
 REPO = Path(__file__).parents[2]
 FULL = {
@@ -38,30 +40,69 @@ def lines_of(path):
 
 
 class TestConsole:
-    def test_a_full_line(self):
-        expected = (
-            "iter     20/200  loss 4.8249  lr 6.00e-04  4,812 tok/s  122 ms/step  data 0.4%  mem 0.9 GB  eta 0:00:22"
+    def test_a_full_line_has_the_most_important_fields_first(self):
+        more = {**FULL, "train/grad_norm": 0.9213, "train/epoch": 0.4, "train/accuracy": 0.5}
+        assert "  ".join(train_fields(LogRecord(20, 200, more), 121.6).values()) == (
+            "iter  20/200  loss 4.8249  4,812 tok/s  accuracy 0.5  eta 0:00:22  122 ms/step  lr 6.00e-04  "
+            "grad 0.921  epoch 0.40  data 0.4%  mem 0.9 GB"
         )
-        assert format_train_line(LogRecord(20, 200, FULL)) == expected
 
     def test_several_losses_are_shown_and_a_single_one_not_twice(self):
-        line = format_train_line(record(1, **{"train/loss": 3.0, "train/mlm": 2.0, "train/nsp": 1.0}))
-        assert line.endswith("loss 3.0000  mlm 2  nsp 1")
-        assert format_train_line(record(1, **{"train/loss": 3.0, "train/lm": 3.0})).endswith("loss 3.0000")
+        several = train_fields(record(1, **{"train/loss": 3.0, "train/mlm": 2.0, "train/nsp": 1.0}))
+        assert [*several.values()][1:] == ["loss 3.0000", "mlm 2", "nsp 1"]
+        assert [*train_fields(record(1, **{"train/loss": 3.0, "train/lm": 3.0})).values()][1:] == ["loss 3.0000"]
 
     @pytest.mark.parametrize("broken", [math.nan, math.inf])
     def test_numbers_that_are_none_do_not_break_the_line(self, broken):
-        line = format_train_line(record(1, **dict.fromkeys(FULL, broken)))
-        assert "loss nan" in line or "loss inf" in line
-        assert "eta" not in line
+        fields = train_fields(record(1, **dict.fromkeys(FULL, broken)), broken)
+        assert fields["loss"] == f"loss {broken}" and "eta" not in fields
 
-    def test_eval_lines(self):
-        one = record(200, "eval", 1.23, **{"eval/val/loss": 2.3512, "eval/val/ppl": 10.498})
-        assert format_eval_lines(one) == ["eval val  loss 2.351  ppl 10.5  (iter 200, 1.2 s)"]
+    @pytest.fixture
+    def screen(self, monkeypatch, capsys, tmp_path):
+        """Writes records `(seconds since the last one, record)`; the lines of the screen and of `log.txt`."""
+
+        def write(*records, columns=80):
+            now = [1000.0]
+            monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+            monkeypatch.setenv("COLUMNS", str(columns))
+            setup_logging(tmp_path, 0, 1)
+            writer = ConsoleWriter()
+            for seconds, found in records:
+                now[0] += seconds
+                writer.write(found)
+            writer.close()
+            reset_logging()
+            logged = (tmp_path / "log.txt").read_text().splitlines()
+            return capsys.readouterr().out.splitlines(), [line.split(maxsplit=3)[-1] for line in logged]
+
+        return write
+
+    def test_the_screen_shows_what_fits_and_the_log_everything(self, screen):
+        more = {**FULL, "train/grad_norm": 0.9213}
+        shown, logged = screen((0, LogRecord(20, 200, more)))
+        assert shown == ["iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22  122 ms/step  lr 6.00e-04"]
+        assert logged[0].startswith(shown[0]) and "grad 0.921" in logged[0]
+        (wide,), _ = screen((0, LogRecord(20, 200, more)), columns=160)
+        assert wide == logged[0]
+
+    def test_the_screen_shows_one_iteration_a_second_and_the_last(self, screen):
+        shown, logged = screen(*((0.3, LogRecord(i, 9, FULL)) for i in range(1, 10)))
+        assert [line.split("/")[0] for line in shown] == ["iter 1", "iter 5", "iter 9"]
+        assert len(logged) == 9
+
+    def test_the_remaining_time_does_not_follow_one_slow_interval(self, screen):
+        steps = (100, 100, 5000, 100)
+        shown, _ = screen(*((2, LogRecord(i, 200, {**FULL, "perf/step_ms": ms})) for i, ms in enumerate(steps)))
+        assert all("eta 0:00:20" in line for line in shown)
+
+    def test_eval_lines_share_the_grid_and_mark_the_best_value(self):
+        values = {"eval/val/loss": 2.3512, "eval/val/ppl": 10.498}
+        one = LogRecord(20, 200, values, "eval", 1.23, best="eval/val/loss")
+        assert format_eval_lines(one) == ["eval  20/200  val  loss 2.351 (best)  ppl 10.5  1.2 s"]
         two = record(200, "eval", 1.23, **{"eval/val/loss": 2.0, "eval/test/acc": 0.97})
         assert format_eval_lines(two) == [
-            "eval val  loss 2.000  (iter 200, 1.2 s in all)",
-            "eval test  acc 0.970  (iter 200, 1.2 s in all)",
+            "eval 200/200  val  loss 2.000  1.2 s in all",
+            "eval 200/200  test  acc 0.970  1.2 s in all",
         ]
 
     @pytest.mark.e2e
@@ -89,8 +130,8 @@ class TestConsole:
         )
         screen = _in_terminal(program)
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
-        line = format_train_line(LogRecord(20, 200, FULL))
-        assert f"\r{line}\r\n" in shown, "the line has a row of its own"
+        line = "iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22"
+        assert f"\r{line}\r\n" in shown, "the line has a row of its own, and no more than fits"
         assert re.search(r"compiling .*━ 0/200", shown)
         assert re.search(r"train .*━ 31/200  loss 4.8249", shown), "between log points"
         assert "\x1b[?25l" not in screen, "a killed process leaves the cursor visible"

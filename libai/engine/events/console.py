@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import sys
+import time
+from collections import deque
 from datetime import timedelta
+from statistics import median
 from typing import Any
 
 from libai.engine.events.writers import LogRecord, Writer
@@ -19,17 +23,25 @@ logger = logging.getLogger("libai.engine")
 _AT = {"compile": "compiling", "evaluate": "evaluating", "save": "saving", "load": "loading", "build": "building"}
 #: a frame of the bar takes about a millisecond of the interpreter
 _FRAMES_PER_SECOND = 3
+#: the remaining time follows from the median of this number of log points
+_ETA_WINDOW = 10
+#: tags with a place of their own on the line
+_PLACED = ("train/loss", "train/lr", "train/grad_norm", "train/epoch")
 
 
 class ConsoleWriter(Writer):
     """One line per log point through the logger (screen and `log.txt`); on a terminal a progress bar below the lines.
 
-    The bar moves by itself between log points and shows when the run compiles, evaluates or saves. `max_iter`: the last
-    iteration, for a bar that is seen before the first record.
+    The screen shows the fields that fit into its width, at most one line in `min_seconds`, and always that of the last
+    iteration; `log.txt` gets every line whole. The bar moves by itself between log points and shows when the run
+    compiles, evaluates or saves. `max_iter`: the last iteration, for a bar that is seen before the first record.
     """
 
-    def __init__(self, max_iter: int | None = None):
+    def __init__(self, max_iter: int | None = None, min_seconds: float = 1.0):
         self._max_iter = max_iter
+        self._min_seconds = min_seconds
+        self._shown_at = -math.inf
+        self._step_ms: deque[float] = deque(maxlen=_ETA_WINDOW)
         self._bar: Any = None
 
     def begin(self, start_iter: int = 0) -> None:
@@ -38,8 +50,10 @@ class ConsoleWriter(Writer):
 
     def write(self, record: LogRecord) -> None:
         if record.kind == "train" and any(tag.startswith("train/") for tag in record.scalars):
-            logger.info("%s", format_train_line(record))
-            numbers = "  ".join(text for kind, text in _train_fields(record) if kind in ("loss", "rate", "eta"))
+            self._step_ms.append(record.scalars.get("perf/step_ms", math.nan))
+            fields = train_fields(record, median(self._step_ms))
+            logger.info("%s", "  ".join(fields.values()), extra={"screen": self._screen_line(record, fields)})
+            numbers = "  ".join(fields[kind] for kind in ("loss", "rate", "eta") if kind in fields)
             self._show_bar(record.max_iter, logged=record.iter, numbers=numbers)
         for line in format_eval_lines(record):
             logger.info("%s", line)
@@ -48,6 +62,19 @@ class ConsoleWriter(Writer):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def _screen_line(self, record: LogRecord, fields: dict[str, str]) -> str:
+        now = time.monotonic()
+        if now - self._shown_at < self._min_seconds and record.iter != record.max_iter:
+            return ""
+        self._shown_at = now
+        columns = shutil.get_terminal_size().columns
+        line, *others = fields.values()
+        for field in others:
+            if len(line) + 2 + len(field) > columns:
+                break  # the less important ones must not come and go
+            line += f"  {field}"
+        return line
 
     def _show_bar(self, max_iter: int, **fields: Any) -> None:
         if not is_terminal(sys.stdout) or is_quiet():
@@ -88,45 +115,45 @@ def _build_bar(max_iter: int) -> Any:
     return bar
 
 
-def format_train_line(record: LogRecord) -> str:
-    """`iter     20/200  epoch 0.40  loss 4.8249  lr 6.00e-04  4,812 tok/s  213 ms/step  data 0.4%  eta 0:00:22`.
+def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]:
+    """The fields of a record by their kind, the most important first; what the record does not hold is left out.
 
-    What a record does not hold is left out. `eta` counts the remaining iterations at the present time per iteration.
+    Joined: `iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22  122 ms/step  lr 6.00e-04  grad 0.9  epoch 0.40 …`.
+    `step_ms`: the time that each remaining iteration is expected to take.
     """
-    return "  ".join([f"iter {record.iter:>6}/{record.max_iter}", *(text for _, text in _train_fields(record))])
-
-
-def _train_fields(record: LogRecord) -> list[tuple[str, str]]:
-    """Kinds and texts of what the record holds, in their order on the line."""
     numbers = record.scalars
-    fields: list[tuple[str, str]] = []
+    fields = {"iter": f"iter {position(record.iter, record.max_iter)}"}
 
     def add(kind: str, tag: str, text: str) -> None:
         if tag in numbers:
-            fields.append((kind, text.format(numbers[tag])))
+            fields.setdefault(kind, text.format(numbers[tag]))
 
-    add("epoch", "train/epoch", "epoch {:.2f}")
     add("loss", "train/loss", "loss {:.4f}")
-    for tag, value in numbers.items():
-        is_own = tag.startswith("train/") and tag not in ("train/loss", "train/lr", "train/grad_norm", "train/epoch")
-        if is_own and value != numbers.get("train/loss"):  # a single loss would be shown twice
-            fields.append(("own", f"{tag.removeprefix('train/')} {value:.4g}"))
-    add("lr", "train/lr", "lr {:.2e}")
-    add("grad", "train/grad_norm", "grad {:.3g}")
     for tag, unit in (("perf/tokens_per_s", "tok/s"), ("perf/samples_per_s", "samples/s")):
         if tag in numbers:
-            fields.append(("rate", f"{_short(numbers[tag])} {unit}"))
-            break
-    step_ms = numbers.get("perf/step_ms")
-    if step_ms is not None:
-        fields.append(("step", f"{_short(step_ms)} ms/step"))
-        if "perf/data_ms" in numbers and step_ms > 0:
-            fields.append(("data", f"data {min(1.0, numbers['perf/data_ms'] / step_ms):.1%}"))
+            fields.setdefault("rate", f"{_short(numbers[tag])} {unit}")
+    for tag, value in numbers.items():
+        is_own = tag.startswith("train/") and tag not in _PLACED
+        if is_own and value != numbers.get("train/loss"):  # a single loss would be shown twice
+            fields[tag] = f"{tag.removeprefix('train/')} {value:.4g}"
+    if math.isfinite(step_ms):
+        fields["eta"] = f"eta {timedelta(seconds=round((record.max_iter - record.iter) * step_ms / 1e3))}"
+    if "perf/step_ms" in numbers:
+        fields["step"] = f"{_short(numbers['perf/step_ms'])} ms/step"
+    add("lr", "train/lr", "lr {:.2e}")
+    add("grad", "train/grad_norm", "grad {:.3g}")
+    add("epoch", "train/epoch", "epoch {:.2f}")
+    if numbers.get("perf/step_ms", 0) > 0 and "perf/data_ms" in numbers:
+        fields["data"] = f"data {min(1.0, numbers['perf/data_ms'] / numbers['perf/step_ms']):.1%}"
     add("mem", "perf/mem_gb", "mem {:.1f} GB")
-    if step_ms is not None and math.isfinite(step_ms):
-        seconds_left = round((record.max_iter - record.iter) * step_ms / 1e3)
-        fields.append(("eta", f"eta {timedelta(seconds=seconds_left)}"))
     return fields
+
+
+def position(iteration: int, max_iter: int) -> str:
+    """`  20/400`: lines of iterations, evaluations and checkpoints begin alike."""
+    if iteration > max_iter:
+        return str(iteration)  # saved without a run
+    return f"{iteration:>{len(str(max_iter))}}/{max_iter}"
 
 
 def _short(number: float) -> str:
@@ -134,17 +161,18 @@ def _short(number: float) -> str:
 
 
 def format_eval_lines(record: LogRecord) -> list[str]:
-    """One line per dataset: `eval val  loss 2.351  ppl 10.5  (iter 200, 1.2 s)`. Empty without `eval/` tags."""
+    """One line per dataset: `eval 200/400  val  loss 2.351 (best)  ppl 10.5  1.2 s`. Empty without `eval/` tags."""
     datasets: dict[str, list[str]] = {}
     for tag, value in record.scalars.items():
         if tag.startswith("eval/"):
             dataset, _, metric = tag.removeprefix("eval/").rpartition("/")
-            datasets.setdefault(dataset or "all", []).append(f"{metric} {_metric(value)}")
-    took = ""
-    if record.seconds is not None:
-        took = f", {record.seconds:.1f} s" if record.seconds >= 0.1 else f", {record.seconds * 1e3:.0f} ms"
-        took += " in all" if len(datasets) > 1 else ""
-    return [f"eval {name}  {'  '.join(fields)}  (iter {record.iter}{took})" for name, fields in datasets.items()]
+            mark = " (best)" if tag == record.best else ""
+            datasets.setdefault(dataset or "all", []).append(f"{metric} {_metric(value)}{mark}")
+    took = "" if record.seconds is None else f"  {record.seconds:.1f} s"
+    if took and len(datasets) > 1:
+        took += " in all"
+    where = position(record.iter, record.max_iter)
+    return [f"eval {where}  {name}  {'  '.join(fields)}{took}" for name, fields in datasets.items()]
 
 
 def _metric(value: float) -> str:

@@ -42,6 +42,7 @@ class LogRecord:
         kind: "train" for a log point of training (which may carry evaluation results of the same iteration), "eval"
             for results alone.
         seconds: how long the evaluation took, when there was one.
+        best: tag of the deciding metric, when its value is the best so far.
     """
 
     iter: int
@@ -49,6 +50,7 @@ class LogRecord:
     scalars: Mapping[str, float]
     kind: Literal["train", "eval"] = "train"
     seconds: float | None = None
+    best: str | None = None
 
 
 @dataclass(frozen=True)

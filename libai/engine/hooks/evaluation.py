@@ -156,10 +156,13 @@ class _BestHook(MetricHook):
         self._min_delta = min_delta
         self.best: float | None = None
 
+    def is_better(self, value: float) -> bool:
+        """Return whether `value` is better than the best one by more than `min_delta`."""
+        return math.isfinite(value) and (self.best is None or self._sign * (self.best - value) > self._min_delta)
+
     def improve(self, value: float) -> bool:
-        """Take `value` if it is better than the best one by more than `min_delta`."""
-        is_better = self.best is None or self._sign * (self.best - value) > self._min_delta
-        if not math.isfinite(value) or not is_better:
+        """Take `value` if it is better."""
+        if not self.is_better(value):
             return False
         self.best = value
         return True

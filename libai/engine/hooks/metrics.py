@@ -107,7 +107,7 @@ class WriterHook(HookBase):
     """Fetches the metrics at log points (the only regular synchronisation of the loop) and writes them.
 
     Registered on all ranks, because metrics are reduced over ranks; only rank 0 has writers. The slowest rank's data
-    time counts. Runs after every hook that produces numbers, so that the last evaluation is written too.
+    time counts. Runs after every hook that produces numbers; before an evaluation it writes those of the iteration.
 
     Args:
         writers: used on rank 0 only; they begin when training starts and are closed when it ends.
@@ -116,6 +116,7 @@ class WriterHook(HookBase):
         texts: name → text that the writers get at the start, such as the config.
         iters_per_epoch: what `train/epoch` is counted with; None leaves it out.
         summary: gives what the writers get at the end.
+        best: hook that keeps the best value of a metric; a better one is marked.
     """
 
     priority = 80
@@ -128,18 +129,22 @@ class WriterHook(HookBase):
         texts: Mapping[str, str] | None = None,
         iters_per_epoch: float | None = None,
         summary: Callable[[], Mapping[str, Any]] | None = None,
+        best: Any = None,
     ):
         self._writers = list(writers) if is_main_process() else []
         self._texts: Mapping[str, str] = {} if texts is None else texts  # filled by the time training starts
         self.period, self._timer, self._iters_per_epoch = period, timer, iters_per_epoch
         self._summary = summary
+        self._best = best
         self._begun: list[Writer] = []
         self._written: dict[str, int] = {}
-        self._evaluated_at: int | None = None
+        self._logged_at = 0
+        self._has_evaluated = False
 
     def before_train(self) -> None:
         """Opens the writers and shows an evaluation made before the first iteration."""
         self._begun = []
+        self._logged_at = 0
         for writer in self._writers:
             writer.begin(self.trainer.start_iter)
             self._begun.append(writer)
@@ -148,8 +153,14 @@ class WriterHook(HookBase):
         # a resumed storage holds what the run before has written
         old = {tag: at for tag, (_, at) in self.trainer.storage.latest().items() if at < self.trainer.start_iter}
         self._written.update(old)
-        self._evaluated_at = old.get("perf/eval_s")
         self._write(self.trainer.start_iter)
+
+    def before_eval(self) -> None:
+        """Writes the numbers of the iteration, if they are due, so that its evaluation follows them."""
+        self._has_evaluated = True
+        completed = self.trainer.completed_iters
+        if completed == self.trainer.max_iter or is_due(self.period, completed):
+            self._log(completed)
 
     def after_step(self) -> None:
         """Writes when the period says so, after the last iteration, and when there is a new evaluation."""
@@ -158,9 +169,16 @@ class WriterHook(HookBase):
         if completed == trainer.max_iter or (
             completed % period == 0 if isinstance(period, int) else is_due(period, completed)
         ):
-            self._write(completed, self._record_training())
-        elif (found := trainer.storage.get("perf/eval_s")) is not None and found[1] != self._evaluated_at:
+            self._log(completed)
+        if self._has_evaluated:
+            self._has_evaluated = False
             self._write(completed)
+
+    def _log(self, completed: int) -> None:
+        """Write the numbers of the latest iteration, once."""
+        if self._logged_at != completed:
+            self._logged_at = completed
+            self._write(completed, self._record_training())
 
     def after_train(self) -> None:
         """Writes the evaluation of a run that was stopped early and the summary, and closes the writers."""
@@ -204,17 +222,17 @@ class WriterHook(HookBase):
     def _write(self, completed: int, training: Sequence[str] = ()) -> None:
         """Give the writers all that is new in the event storage, first the tags that are of training."""
         recorded = self._new_recorded()
-        seconds = recorded.get("perf/eval_s")
-        if seconds is not None:
-            self._evaluated_at = self._written["perf/eval_s"]
         if not recorded:
             return
+        best = self._best
+        is_best = best is not None and best.metric in recorded and best.is_better(recorded[best.metric])
         record = LogRecord(
             iter=completed,
             max_iter=self.trainer.max_iter,
             scalars={**{tag: recorded[tag] for tag in training}, **recorded},
             kind="train" if training else "eval",
-            seconds=seconds,
+            seconds=recorded.get("perf/eval_s"),
+            best=best.metric if is_best else None,
         )
         for writer in self._writers:
             writer.write(record)

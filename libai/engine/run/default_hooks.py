@@ -75,14 +75,15 @@ def default_hooks(run: Any) -> list[HookBase | None]:
         hooks.RandomStateHook(run.seed, run.seed_offset),
         run.timer,
     ]
-    tag = None
+    tag = best = None
     if evaluation.enabled and run.test_loaders:
         period = plan.period(evaluation.eval_period, "train.evaluation.eval_period")
         found.append(hooks.EvalHook(period, run.evaluate))
         if run.metric is not None:
             tag = f"eval/{run.metric}"
             saver = run.checkpointer if saving.enabled else None
-            found.append(hooks.BestCheckpointHook(saver, tag, run.better))
+            best = hooks.BestCheckpointHook(saver, tag, run.better)
+            found.append(best)
             if evaluation.early_stop_patience:
                 found.append(hooks.EarlyStopHook(tag, evaluation.early_stop_patience, run.better))
     if needs_metric(run.trainer.lr_scheduler):
@@ -97,5 +98,6 @@ def default_hooks(run: Any) -> list[HookBase | None]:
         found.append(hooks.RehearsalHook(train.rehearse_every))
     found += build.build_extra_hooks(run.config)
     texts, summary = run.folder.texts, functools.partial(summary_of, run)
-    found.append(hooks.WriterHook(run.build_writers(), log_period, run.timer, texts, plan.iters_per_epoch, summary))
+    writers = run.build_writers()
+    found.append(hooks.WriterHook(writers, log_period, run.timer, texts, plan.iters_per_epoch, summary, best))
     return found

@@ -19,7 +19,7 @@ OTHER_MODES = ("torch", "torch-fused", "torch-compile", "jax")
 #: ending of a mode that computes with one thread, and of the variant that repeats the first one to measure the noise
 ONE_THREAD, TWIN = "-1", " (again)"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")  # the last: of XLA
-_STOCK_VARIABLES = {"OPENBLAS_CORETYPE": None, "LIBAI_PATCHES": "-openblas", "LIBAI_NATIVE": "0"}
+_STOCK_VARIABLES = {"OPENBLAS_CORETYPE": None, "LIBAI_PATCHES": "-openblas,-kernels"}
 
 
 @dataclass(frozen=True)

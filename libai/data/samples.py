@@ -79,13 +79,11 @@ class SentenceOrder(BatchDataset):
     A sample is `[cls] first [sep] second [sep]` and padding: `input_ids`, `token_type_ids` (1 in the second segment),
     `attention_mask` and `next_sentence_labels` (1 where the two are swapped), which BERT's second head learns.
     Documents are cut into pieces of at most `sequence_length - 3` tokens; pieces of fewer than 2 are left out. A piece
-    is cut in two at a random place, or after the end of a sentence next to it. Both are a function of (seed, sample
-    index).
+    is cut in two at a random place. Both are a function of (seed, sample index).
 
     Args:
         dataset: has `tokens` and `offsets` of documents, as `TokenDataset` and `MegatronDataset`.
         cls_token, sep_token, pad_token: ids.
-        sentence_ends: ids of tokens that end a sentence, such as the id of a full stop.
         end_of_document: id that ends each document and is left out; None: documents have none.
     """
 
@@ -97,7 +95,6 @@ class SentenceOrder(BatchDataset):
         cls_token: int,
         sep_token: int,
         pad_token: int,
-        sentence_ends: Sequence[int] = (),
         end_of_document: int | None = None,
         seed: int = 0,
     ):
@@ -105,7 +102,6 @@ class SentenceOrder(BatchDataset):
             raise DataError(f"sequence_length={sequence_length}: two segments and three special tokens take 5 or more.")
         self.dataset, self.sequence_length, self.seed = dataset, sequence_length, seed
         self._special = (cls_token, sep_token, pad_token)
-        self._sentence_ends = list(sentence_ends)
         ends: np.ndarray = np.asarray(dataset.offsets[1:]) - (end_of_document is not None)
         self._starts, self._lengths = _pieces(np.asarray(dataset.offsets[:-1]), ends, sequence_length - 3)
         if not len(self._starts):
@@ -119,7 +115,6 @@ class SentenceOrder(BatchDataset):
         starts, lengths = self._starts[indices][:, None], self._lengths[indices][:, None]
         place, swap = SampleRandom(self.seed, np.asarray(indices)).uniform(2).T
         cut = 1 + (place[:, None] * (lengths - 1)).astype(np.int64)
-        cut = self._after_sentence(starts, lengths, cut)
         is_swapped = swap[:, None] < 0.5
         first = np.where(is_swapped, lengths - cut, cut)  # length of the first segment of the sample
         position = np.arange(self.sequence_length)
@@ -137,17 +132,6 @@ class SentenceOrder(BatchDataset):
             "attention_mask": position < lengths + 3,
             "next_sentence_labels": is_swapped[:, 0].astype(np.int64),
         }
-
-    def _after_sentence(self, starts: np.ndarray, lengths: np.ndarray, cut: np.ndarray) -> np.ndarray:
-        """The place after the end of a sentence that is nearest to `cut`, or `cut` where no sentence ends."""
-        if not self._sentence_ends:
-            return cut
-        position = np.arange(1, int(lengths.max()))
-        is_inside = position < lengths
-        before = self.dataset.tokens[np.where(is_inside, starts + position - 1, starts)]
-        is_end = is_inside & np.isin(before, self._sentence_ends)
-        distance = np.where(is_end, np.abs(position - cut), np.iinfo(np.int64).max)
-        return np.where(is_end.any(axis=1, keepdims=True), position[distance.argmin(axis=1)][:, None], cut)
 
 
 def _pieces(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:

@@ -147,54 +147,71 @@ class Generator:
         return self._decoder.start(first, np.ones_like(first, bool), 1 + options.max_new_tokens)
 
     def _search(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> list[list[int]]:
-        """Beam search: all prompts at once, each in `num_beams` rows.
-
-        As in `transformers`, a continuation ends where its stop token is among the `num_beams` best candidates, and a
-        prompt is done when it has `num_beams` ends and no beam is better.
-        """
-        count, width = len(prompts), options.num_beams
-        log_probs = _log_softmax(self._start([p for p in prompts for _ in range(width)], options))
-        totals = np.full((count, width), -np.inf)
-        totals[:, 0] = 0.0  # the rows of a prompt are equal at first
-        texts: list[list[list[int]]] = [[[] for _ in range(width)] for _ in prompts]
-        ended: list[list[tuple[float, list[int]]]] = [[] for _ in prompts]
-        is_done = [False] * count
-        num_candidates = max(2, 1 + len(options.stop_tokens)) * width  # enough without those that end
+        """Beam search: all prompts at once, each in `num_beams` rows."""
+        width = options.num_beams
+        searches = [_Beams(options) for _ in prompts]
+        scores = self._start([prompt for prompt in prompts for _ in range(width)], options)
         for step in range(options.max_new_tokens):
-            vocabulary = log_probs.shape[1]
-            candidates = (totals.reshape(-1, 1) + log_probs).reshape(count, width * vocabulary)
-            best = np.argsort(-candidates, axis=1, kind="stable")[:, :num_candidates]
-            rows = np.zeros((count, width), np.int64)
-            chosen = np.zeros((count, width), np.int64)
-            for i in range(count):
-                kept: list[tuple[int, int, float, list[int]]] = []
-                for rank, flat in enumerate(best[i]):
-                    beam, token = divmod(int(flat), vocabulary)
-                    text, total = [*texts[i][beam], token], candidates[i, flat]
-                    if token in options.stop_tokens:
-                        if rank < width and not is_done[i]:
-                            ended[i].append((total / len(text) ** options.length_penalty, text))
-                    elif len(kept) < width:
-                        kept.append((beam, token, total, text))
-                while len(kept) < width:  # a vocabulary smaller than the beams
-                    kept.append((*kept[-1][:2], -np.inf, kept[-1][3]))
-                rows[i] = [i * width + beam for beam, *_ in kept]
-                chosen[i] = [token for _, token, *_ in kept]
-                totals[i] = [total for *_, total, _ in kept]
-                texts[i] = [text for *_, text in kept]
-                ended[i] = sorted(ended[i], key=lambda pair: -pair[0])[:width]
-                best_score = totals[i].max() / (step + 1) ** options.length_penalty
-                is_done[i] |= len(ended[i]) == width and best_score <= ended[i][-1][0]
-            if all(is_done):
+            log_probs = _log_softmax(scores).reshape(len(prompts), width, -1)
+            rows: list[int] = []
+            for i, search in enumerate(searches):
+                rows += [i * width + beam for beam in search.extend(log_probs[i])]
+            if step + 1 == options.max_new_tokens or all(search.is_done for search in searches):
                 break
-            if step + 1 < options.max_new_tokens:
-                self._decoder.select(rows.reshape(-1))
-                log_probs = _log_softmax(self._decoder.append(chosen.reshape(-1)))
-        for i in range(count):
-            if is_done[i]:
-                continue
-            ended[i] += [(total / len(t) ** options.length_penalty, t) for total, t in zip(totals[i], texts[i])]
-        return [max(found, key=lambda pair: pair[0])[1] for found in ended]
+            self._decoder.select(np.array(rows))
+            scores = self._decoder.append(np.array([text[-1] for search in searches for text in search.texts]))
+        return [search.best() for search in searches]
+
+
+class _Beams:
+    """The continuations of one prompt.
+
+    As in `transformers`, a continuation ends if its stop token is among the `num_beams` best candidates, and a prompt
+    is done when it has `num_beams` ends and no beam is better.
+    """
+
+    def __init__(self, options: GenerationOptions):
+        self._options = options
+        self._totals = np.full(options.num_beams, -np.inf)
+        self._totals[0] = 0.0  # the rows are equal at first
+        self.texts: list[list[int]] = [[] for _ in self._totals]
+        self._ended: list[tuple[float, list[int]]] = []
+        self.is_done = False
+
+    def extend(self, log_probs: np.ndarray) -> list[int]:
+        """Add a token to each of the best continuations, (beams, vocabulary) log probabilities; the beams they had."""
+        width, stop_tokens = self._options.num_beams, self._options.stop_tokens
+        totals = (self._totals[:, None] + log_probs).reshape(-1)
+        num_candidates = max(2, 1 + len(stop_tokens)) * width  # enough without those that end
+        kept: list[tuple[int, float, list[int]]] = []
+        for rank, place in enumerate(np.argsort(-totals, kind="stable")[:num_candidates].tolist()):
+            beam, token = divmod(place, log_probs.shape[1])
+            text = [*self.texts[beam], token]
+            if token not in stop_tokens:
+                kept.append((beam, totals[place], text))
+            elif rank < width and not self.is_done:
+                self._ended.append((self._score(totals[place], text), text))
+        while len(kept) < width:  # a vocabulary smaller than the beams
+            kept.append((kept[-1][0], -np.inf, kept[-1][2]))
+        del kept[width:]
+        self.texts = [text for _, _, text in kept]
+        self._totals = np.array([total for _, total, _ in kept])
+        self._ended = sorted(self._ended, key=_score_of, reverse=True)[:width]
+        if len(self._ended) == width and self._score(self._totals.max(), self.texts[0]) <= self._ended[-1][0]:
+            self.is_done = True
+        return [beam for beam, _, _ in kept]
+
+    def best(self) -> list[int]:
+        """The likeliest continuation, ended or not."""
+        open_ = [] if self.is_done else [(self._score(t, text), text) for t, text in zip(self._totals, self.texts)]
+        return max([*self._ended, *open_], key=_score_of)[1]
+
+    def _score(self, total: float, text: list[int]) -> float:
+        return float(total / len(text) ** self._options.length_penalty)
+
+
+def _score_of(pair: tuple[float, list[int]]) -> float:
+    return pair[0]
 
 
 def _generators(prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Generator]:

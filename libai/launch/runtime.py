@@ -61,7 +61,7 @@ def prepare_environment() -> None:
     if not any(isinstance(finder, _OneFlowFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OneFlowFinder())
     if "oneflow" in sys.modules:
-        _apply_patches(kernels.wanted_levels())
+        _apply_patches()
 
 
 # ---------------------------------------------------------------------------------------------------- the CPU
@@ -127,9 +127,7 @@ class _OneFlowLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         if (text := explain_versions()) is not None:
             raise _oneflow_import_error(text)
-        # mistakes in LIBAI_PATCHES and LIBAI_NATIVE are reported before anything is loaded
-        is_on("openblas")
-        kernel_levels = kernels.wanted_levels()
+        is_on("openblas")  # mistakes in LIBAI_PATCHES are reported before anything is loaded
         try:
             with phase("meet", DEFAULT_MEETING_SECONDS) if world_size() > 1 else contextlib.nullcontext():
                 if "MASTER_PORT" in os.environ:
@@ -144,7 +142,7 @@ class _OneFlowLoader(importlib.abc.Loader):
         if (text := explain_versions()) is not None:  # of modules that are loaded now
             raise _oneflow_import_error(text)
         _take_back_ctrl_c()
-        _apply_patches(kernel_levels)
+        _apply_patches()
 
 
 def _take_back_ctrl_c() -> None:
@@ -154,14 +152,14 @@ def _take_back_ctrl_c() -> None:
         signal.signal(signal.SIGINT, handler)
 
 
-def _apply_patches(kernel_levels: tuple[str, ...]) -> None:
+def _apply_patches() -> None:
     if (text := explain_other_version()) is not None:
         raise _oneflow_import_error(text)
     repair_operations()
     if is_on("openblas"):
         openblas.use_current()
     if is_on("kernels"):
-        kernels.use_kernels(kernel_levels)
+        kernels.use_kernels()
     if kernels.are_kernels_on() and is_on("layer-norm"):
         layer_norm.use_operation()
     if is_on("threads"):

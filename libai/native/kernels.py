@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow
-from libai.utils.errors import UserError
+from libai.patches.table import is_on
 
-#: not set or `1`: ours; `0`: oneflow keeps its own; an instruction set: ours, with no more than that
-VARIABLE = "LIBAI_NATIVE"
 #: the instruction sets, lowest first: the library knows them by their index
 LEVELS = ("sse2", "avx2", "avx512")
 #: OneFlow's `IntraJobMemSharingUtil::InferMemBlockId4MemReusedRegst`
@@ -106,44 +104,29 @@ _description = "oneflow's own"
 _plans_memory = False
 
 
-def wanted_levels() -> tuple[str, ...]:
-    """The instruction sets that LIBAI_NATIVE allows, best first, none with 0; `UserError` for any other value."""
-    asked = os.environ.get(VARIABLE, "")
-    if asked in ("", "1"):
-        return LEVELS[::-1]
-    if asked in LEVELS:
-        return LEVELS[LEVELS.index(asked) :: -1]
-    if asked == "0":
-        return ()
-    raise UserError(
-        f"{VARIABLE} is {asked!r}; it must be 0 (oneflow's own CPU kernels), 1 (ours where they can be compiled) or "
-        f"an instruction set that they may use: {', '.join(LEVELS)}."
-    )
-
-
 def compile_kernels() -> None:
     """Compile them where that has not been done, so that ranks need not wait for one of them. Imports no oneflow."""
     from libai.native.build import find_library
 
     with contextlib.suppress(Unavailable):
-        if wanted_levels():
+        if is_on("kernels"):
             find_library()
 
 
-def use_kernels(levels: tuple[str, ...]) -> None:
-    """Make the imported oneflow compute by our kernels, with the best of `levels` that the CPU has.
+def use_kernels() -> None:
+    """Make the imported oneflow compute by our kernels, with the best instruction set that the CPU has.
 
     Where that cannot be (no compiler, no folder to write to, another oneflow, a failed test) oneflow continues with its
     own, and a run says so where it names its versions.
     """
     global _library, _description
-    if _library is not None or not levels:
+    if _library is not None:
         return
     from libai.native.build import find_library
 
     try:
         library = Library(find_library())
-        level = next(level for level in levels if library.use_level(level))
+        level = next(level for level in LEVELS[::-1] if library.use_level(level))
     except Unavailable as reason:
         _description = f"oneflow's own, which are slower ({reason})"
         return

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from libai.utils.errors import UserError
+
 
 @functools.cache
 def repair_operations() -> None:
@@ -13,7 +15,7 @@ def repair_operations() -> None:
 
     `flow.empty` takes the rank's device where none is asked for, as all other functions do, and not that of rank 0.
     The gradient of `flow.diagonal` has the shape of its input where the two axes are not the first ones; `flow.einsum`
-    with an index twice in a term (`bii->bi`) reads diagonals that way.
+    with an index twice in a term (`bii->bi`), whose gradient is as wrong, is refused.
     """
     import oneflow as flow
 
@@ -41,20 +43,10 @@ def _diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 
 def _einsum(operation: Callable[..., Any], equation: str, *operands: Any) -> Any:
-    """Each index that a term has twice becomes one, of a diagonal."""
-    terms, arrow, result = equation.replace(" ", "").partition("->")
-    if "." in terms or all(len(set(term)) == len(term) for term in terms.split(",")):
-        return operation(equation, *operands)
-    if not arrow:
-        result = "".join(sorted(index for index in set(terms) - {","} if terms.count(index) == 1))
-    reduced = [_without_repeats(term, tensor) for term, tensor in zip(terms.split(","), operands)]
-    return operation(f"{','.join(term for term, _ in reduced)}->{result}", *[tensor for _, tensor in reduced])
-
-
-def _without_repeats(term: str, tensor: Any) -> tuple[str, Any]:
-    while repeated := next((index for index in term if term.count(index) > 1), ""):
-        first = term.index(repeated)
-        second = term.index(repeated, first + 1)
-        tensor = _diagonal(tensor, 0, first, second)
-        term = term[:first] + term[first + 1 : second] + term[second + 1 :] + repeated
-    return term, tensor
+    terms = equation.partition("->")[0].replace(".", "").replace(" ", "").split(",")
+    if any(len(set(term)) < len(term) for term in terms):
+        raise UserError(
+            f"flow.einsum({equation!r}) has an index twice in a term: OneFlow 0.9 computes a wrong gradient for it. "
+            "Take the diagonal first: flow.diagonal(x, 0, axis, other_axis)."
+        )
+    return operation(equation, *operands)

@@ -111,8 +111,6 @@ def _left_out(text: str) -> frozenset[str]:
 def is_on(name: str) -> bool:
     """Return whether to apply the patch `name`; `UserError` if `LIBAI_PATCHES` names anything that is not optional."""
     left_out = _left_out(os.environ.get(VARIABLE, ""))
-    if os.environ.get("LIBAI_NATIVE") == "0":
-        left_out |= {"kernels"}
     return name in NEEDED or (is_known_version() and name not in left_out)
 
 

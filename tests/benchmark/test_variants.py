@@ -35,7 +35,7 @@ def test_other_libraries_train_the_exported_case_with_their_own_threads_and_with
 
 def test_a_stock_loop_gets_what_the_wheel_contains():
     (stock, _) = make_variants(CONFIG, [], ["stock-eager"])
-    assert stock.environment == {"OPENBLAS_CORETYPE": None, "LIBAI_PATCHES": "-openblas", "LIBAI_NATIVE": "0"}
+    assert stock.environment == {"OPENBLAS_CORETYPE": None, "LIBAI_PATCHES": "-openblas,-kernels"}
 
 
 def test_a_wrong_override_and_a_name_that_is_taken_are_found_before_anything_starts():

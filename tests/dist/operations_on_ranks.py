@@ -50,7 +50,6 @@ REPAIRED = {
     "from_numpy": lambda x, w, i: x * flow.from_numpy(np.arange(4, dtype=np.float32)),
     "eye": lambda x, w, i: x @ flow.eye(4),
     "diagonal of samples": lambda x, w, i: flow.diagonal(x @ x.transpose(1, 2), 0, 1, 2),
-    "einsum with a diagonal": lambda x, w, i: flow.einsum("bii->bi", x @ x.transpose(1, 2)) @ w,
     "assigned by lists": lambda x, w, i: x + assigned_in_place(x.detach() * 1.0),
     "affine_grid": lambda x, w, i: F.affine_grid(x[:, :2, :3], (8, 1, 5, 3)),
 }

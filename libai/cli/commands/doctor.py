@@ -79,7 +79,7 @@ def build_parser() -> Parser:
 def examine(folder: Path) -> list[Finding]:
     """Return all findings; those that need oneflow are left out if it cannot be imported."""
     say("libai: importing oneflow")
-    with contextlib.suppress(UserError):  # a mistake in LIBAI_NATIVE is a finding
+    with contextlib.suppress(UserError):  # a mistake in LIBAI_PATCHES is a finding
         kernels.compile_kernels()
     facts, failure = _look()
     findings = [check_oneflow(facts, failure)]

@@ -142,7 +142,8 @@ class Pipeline:
         """The arguments of the model's forward for texts, padded on the right, or for files of images."""
         if self._parameters[0] == "images":
             return {"images": np.stack([self._image_reader.read_image(file) for file in texts])}
-        rows = [self.tokenizer.encode(text, getattr(self.model, "max_seq_length", None)) for text in texts]
+        longest = getattr(self.model, "max_seq_length", None)
+        rows = [self.tokenizer.encode(text)[:longest] for text in texts]
         longest = max(map(len, rows))
         is_token = np.array([[i < len(row) for i in range(longest)] for row in rows])
         input_ids = np.zeros(is_token.shape, np.int64)

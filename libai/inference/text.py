@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,19 @@ from libai.data import load_tokenizer
 from libai.utils.errors import UserError
 
 
+@dataclass(frozen=True)
 class TextCodec:
-    """`encode(text) -> token ids` and `decode(ids) -> text`; `stop_token` ends a text (a list: each of them does), None
-    where none is known."""
+    """`encode(text) -> token ids`, with the special tokens that the tokenizer adds, and `decode(ids) -> text` without
+    them; `stop_token` ends a text (a list: each of them does), None if none is known."""
 
-    def __init__(self, tokenizer: Any, stop_token: int | list[int] | None):
-        self.tokenizer, self.stop_token = tokenizer, stop_token
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    stop_token: int | list[int] | None
 
     @classmethod
     def of_data(cls, tokenizer: Any) -> TextCodec:
         """The tokenizer of a run's token files."""
-        return cls(tokenizer, tokenizer.end_of_document)
+        return cls(tokenizer.encode, tokenizer.decode, tokenizer.end_of_document)
 
     @classmethod
     def read(cls, path: Path) -> TextCodec:
@@ -38,21 +41,12 @@ class TextCodec:
             raise UserError(f"{file} cannot be read as a tokenizer ({error}). Give a tokenizer.json.") from None
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        ends_document = tokenizer.token_to_id("<|endofdocument|>")
-        return cls(tokenizer, _stop_token(folder) if ends_document is None else ends_document)
-
-    def encode(self, text: str, max_length: int | None = None) -> list[int]:
-        """The ids of `text`, with the special tokens that the tokenizer adds, cut to `max_length`."""
-        found = self.tokenizer.encode(text)
-        if isinstance(found, list):
-            return found[:max_length]
-        if max_length is not None:
-            found.truncate(max_length)
-        return found.ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, without special tokens."""
-        return self.tokenizer.decode(list(ids))
+        end = tokenizer.token_to_id("<|endofdocument|>")
+        return cls(
+            lambda text: tokenizer.encode(text).ids,
+            lambda ids: tokenizer.decode(list(ids)),
+            _stop_token(folder) if end is None else end,
+        )
 
 
 class TextStream:

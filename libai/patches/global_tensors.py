@@ -129,15 +129,6 @@ def _new_tensor(operation: Callable[..., Any], self: flow.Tensor, data: Any, *ar
     return operation(self, data, *args, **kwargs)
 
 
-def _affine_grid(_: Any, theta: flow.Tensor, size: Sequence[int], align_corners: bool = False) -> flow.Tensor:
-    """(N, 2, 3) → (N, H, W, 2), or (N, 3, 4) → (N, D, H, W, 3). OneFlow compares `size` with a rank's part of it."""
-    axes = [np.linspace(-1, 1, n) * (1 if align_corners else (n - 1) / n) for n in size[2:]]
-    points = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")][::-1]
-    table = np.stack([*points, np.ones_like(points[0])], axis=1).astype(np.float32)
-    base = flow.tensor(table, placement=theta.placement, sbp=[flow.sbp.broadcast] * len(theta.sbp))
-    return flow.matmul(base, theta.transpose(1, 2)).reshape(size[0], *size[2:], len(axes))
-
-
 _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "stack": _stack,
     "zeros_like": _like,
@@ -148,7 +139,6 @@ _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "repeat_interleave": _repeat_interleave,
     "select": _select,
     "new_ones": _new_ones,
-    "affine_grid": _affine_grid,
 }
 
 

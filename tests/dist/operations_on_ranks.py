@@ -17,7 +17,6 @@ sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent)]
 
 import numpy as np  # noqa: E402
 import oneflow as flow  # noqa: E402
-import oneflow.nn.functional as F  # noqa: E402
 from oneflow import nn  # noqa: E402
 from ranks import run_rank  # noqa: E402
 
@@ -51,7 +50,6 @@ REPAIRED = {
     "eye": lambda x, w, i: x @ flow.eye(4),
     "diagonal of samples": lambda x, w, i: flow.diagonal(x @ x.transpose(1, 2), 0, 1, 2),
     "assigned by lists": lambda x, w, i: x + assigned_in_place(x.detach() * 1.0),
-    "affine_grid": lambda x, w, i: F.affine_grid(x[:, :2, :3], (8, 1, 5, 3)),
 }
 #: what OneFlow itself gives, which the test must see to be wrong
 CONTROL = {"stack, last axis": lambda x, w, i: flow.stack.__wrapped__([x, x * 2], dim=-1)}

@@ -32,6 +32,7 @@ from libai.launch.request import choose_port, find_config, find_free_port, read_
 from libai.launch.supervisor import SLOW_SECONDS
 from libai.native import kernels
 from libai.patches import openblas
+from libai.patches.table import is_on
 from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import (
     DEFAULT_START_SECONDS,
@@ -140,7 +141,8 @@ def run(arguments: Sequence[str]) -> int:
             if WRITES_NOTHING.isdisjoint(word.partition("=")[0] for word in job.arguments):
                 job = replace(job, output_dir=output_dir)
         os.environ.update(choose_environment(job, os.environ))
-        kernels.compile_kernels()
+        if is_on("kernels"):
+            kernels.compile_kernels()
     return run_job(job, max_restarts, new_port=None if os.environ.get("PORT") else find_free_port)
 
 
@@ -165,7 +167,8 @@ def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
     check_config(job, tells=place.rank == 0)
     here = replace(job, num_processes=place.local_size, num_nodes=place.size)
     os.environ.update(choose_environment(here, os.environ) | _rank_variables(place))
-    kernels.compile_kernels()
+    if is_on("kernels"):
+        kernels.compile_kernels()
     sys.argv = [sys.argv[0], "--config-file", job.config, *words]
 
     from libai.cli.train_net import main

@@ -123,6 +123,6 @@ class BlendedDataset(BatchDataset):
             return {name: np.concatenate([part[name] for part in parts])[places] for name in parts[0]}
         except (KeyError, ValueError) as error:
             raise DataError(
-                f"blended datasets have samples of different shapes or keys ({error}): give all the same, such as one "
+                f"blended datasets have samples of different shapes or keys ({error}): make them equal, such as one "
                 "sequence_length."
             ) from None

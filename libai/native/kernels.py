@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow
-from libai.patches.table import is_on
 
 #: the instruction sets, lowest first: the library knows them by their index
 LEVELS = ("sse2", "avx2", "avx512")
@@ -109,8 +108,7 @@ def compile_kernels() -> None:
     from libai.native.build import find_library
 
     with contextlib.suppress(Unavailable):
-        if is_on("kernels"):
-            find_library()
+        find_library()
 
 
 def use_kernels() -> None:

@@ -22,6 +22,7 @@ from libai.launch.installation import ROOT
 from libai.launch.runtime import explain_versions
 from libai.native import kernels
 from libai.patches import openblas
+from libai.patches.table import is_on
 from libai.utils import distributed
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
@@ -80,7 +81,8 @@ def examine(folder: Path) -> list[Finding]:
     """Return all findings; those that need oneflow are left out if it cannot be imported."""
     say("libai: importing oneflow")
     with contextlib.suppress(UserError):  # a mistake in LIBAI_PATCHES is a finding
-        kernels.compile_kernels()
+        if is_on("kernels"):
+            kernels.compile_kernels()
     facts, failure = _look()
     findings = [check_oneflow(facts, failure)]
     if facts is not None:

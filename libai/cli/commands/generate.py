@@ -129,6 +129,7 @@ def _start_ranks(args: Any, prompts: Sequence[str]) -> int:
     from libai.launch.request import find_free_port
     from libai.launch.runtime import hide_rendezvous_environment
     from libai.native import kernels
+    from libai.patches.table import is_on
 
     hide_rendezvous_environment()
     passed = (*_OPTIONS, "stop_token", "batch_size", "mode", "checkpoint", "tokenizer")
@@ -137,7 +138,8 @@ def _start_ranks(args: Any, prompts: Sequence[str]) -> int:
     words += [args.source, f"--given={json.dumps(prompts)}", *(["--json"] if args.json else [])]
     job = Job(_MODULE, args.source, args.procs, tuple(words), 1, 0, "127.0.0.1", find_free_port())
     os.environ.update(choose_environment(job, os.environ))
-    kernels.compile_kernels()
+    if is_on("kernels"):
+        kernels.compile_kernels()
     return run_job(job, 0, new_port=None)
 
 

@@ -32,23 +32,18 @@ Reads = dict[tuple[int, str], nn.Module]
 
 @contextlib.contextmanager
 def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
-    """The context in which the forward of a graph's `proxy` of the model is traced; `reads` receives the Python
-    values that it reads."""
+    """Trace the forward of a graph's `proxy` of the model in this context; `reads` receives the attributes that it
+    reads."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         # flow.ones and its kin are modules inside of OneFlow 0.9, and a graph warns of each
         warnings.filterwarnings("ignore", ".*is called in a nn.Graph, but not registered")
-        standing_for: dict[nn.Module, list[Any]] = {}
-        for _, one in proxy.named_modules():
-            standing_for.setdefault(one.to(nn.Module), []).append(one)
         for module in proxy.to(nn.Module).modules():
             if hooks_of(module):
                 wrap_forward(module, _run_with_hooks)
                 stack.callback(unwrap_forward, module)
-        set_attribute = functools.partialmethod(_set_attribute, standing_for)
         get_missing = functools.partialmethod(_get_missing, reads)
-        own = ((ProxyModule, "__setattr__", set_attribute), (ProxyModule, "__getattr__", get_missing))
-        stack.enter_context(replaced(*own, *_REPLACEMENTS))
+        stack.enter_context(replaced((ProxyModule, "__getattr__", get_missing), *_REPLACEMENTS))
         yield
 
 
@@ -98,14 +93,15 @@ def _get_missing(self: Any, reads: Reads, name: str) -> Any:
     return _get_plainly(self, name)
 
 
-def _set_attribute(self: Any, standing_for: dict[nn.Module, list[Any]], name: str, value: Any) -> None:
-    """Give a buffer that is assigned another tensor the same value in all stand-ins of its module."""
+def _set_attribute(self: Any, name: str, value: Any) -> None:
+    """Give a buffer that is assigned another tensor this value for the rest of the trace."""
     if not isinstance(value, flow.Tensor) or name not in self.__dict__.get("_buffers", ()):
-        return _set_plainly(self, name, value)
+        _set_plainly(self, name, value)
+        return
     builder = LazyBuilder()
-    builder.result, builder.finished = value, True
-    for one in standing_for[self.to(nn.Module)]:
-        one.__dict__["_buffers"][name].set_lazy_origin_builder(builder)
+    builder.result = value
+    builder.finished = True
+    self.__dict__["_buffers"][name].set_lazy_origin_builder(builder)
 
 
 _try_build = ProxyTensor.try_build
@@ -202,6 +198,7 @@ _OF_TWO = [
 ]
 _REPLACEMENTS: Sequence[tuple[Any, str, Any]] = (
     (ProxyModule, "__getattribute__", _get_attribute),
+    (ProxyModule, "__setattr__", _set_attribute),
     (ProxyTensor, "try_build", _build_with_gradient),
     (ProxyModule, "parameters", _tensors("_parameters")),
     (ProxyModule, "named_parameters", _named_tensors("_parameters")),

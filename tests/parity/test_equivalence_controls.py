@@ -39,7 +39,7 @@ class Late:
     """A schedule whose first step does nothing."""
 
     def __init__(self, optimizer):
-        self._schedule = SCHEDULES["one_cycle"](optimizer)
+        self._schedule = SCHEDULES["cosine"](optimizer)
         self._has_begun = False
 
     def step(self):
@@ -50,7 +50,7 @@ class Late:
 
 @pytest.mark.e2e
 def test_a_schedule_that_is_one_iteration_late(mode):
-    case = Case(MOMENTUM, schedule=SCHEDULES["one_cycle"])
+    case = Case(MOMENTUM, schedule=SCHEDULES["cosine"])
     difference = compare(trained(case.with_(schedule=Late), mode), expected_of(case))
     assert difference.rate > 0
     assert_seen(difference, case, 1e-4)

@@ -26,7 +26,6 @@ from libai.engine.rehearsal.kept import forward_rolled_back, python_kept
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.rehearsal import facts_of
 from libai.engine.trainer import TRAINERS, ModelTrainer
-from libai.forward.contract import as_batch_dict
 from libai.forward.index_check import NOTHING
 from libai.forward.python_state import fingerprint
 from libai.forward.state import Facts, own_buffers, with_class
@@ -155,8 +154,8 @@ class GraphTrainer(ModelTrainer):
         longer; what changes often is updated on eagerly, and so are batches of another shape."""
         if self._updates_eagerly:
             return False
-        if self._is_ragged(batches):
-            shapes = [_shapes(batch) for batch in batches]
+        shapes = [_shapes(batch) for batch in batches]
+        if shapes != [self._shapes or shapes[0]] * len(shapes):
             warn_once(
                 logger,
                 "ragged",
@@ -204,15 +203,11 @@ class GraphTrainer(ModelTrainer):
         self.graph = None
 
     def _build_step(self, micro_batches: list[Any]) -> None:
-        """See `ModelTrainer._build_step`. The first update builds it where these micro-batches have several shapes."""
-        if self.graph is not None:
-            return
-        if self._own_graph is not None:
+        """See `ModelTrainer._build_step`."""
+        if self._own_graph is None:
+            self._is_compiled_for([self.gradients.name_inputs(batch) for batch in micro_batches])
+        elif self.graph is None:
             self._own_graph.compile(self, self.to_device(micro_batches[0]))
-            return
-        batches = [as_batch_dict(batch, self.model) for batch in micro_batches]
-        if not (self._updates_eagerly or self._is_ragged(batches)):
-            self._build(batches)
 
     def _learn(self, facts: Facts) -> None:
         """See `ModelTrainer._learn`."""
@@ -250,11 +245,6 @@ class GraphTrainer(ModelTrainer):
             inputs["key"] = layout.replicate(flow.from_numpy(np.array(keys, np.int64)))
         return inputs, shares
 
-    def _is_ragged(self, batches: Sequence[dict[str, Any]]) -> bool:
-        """Return whether the micro-batches differ in shape from each other or from the compiled ones."""
-        expected = self._shapes or _shapes(batches[0])
-        return any(_shapes(batch) != expected for batch in batches)
-
     # ------------------------------------------------------------------ compilation
 
     @phase("compile")
@@ -267,7 +257,7 @@ class GraphTrainer(ModelTrainer):
             )
         start = time.perf_counter()
         self._takes_key = draws_randomness(self.model)
-        if not self._is_prepared and own_buffers(self.model) and not self.gradients.facts.buffers:
+        if self.gradients.facts.counting is None and own_buffers(self.model):
             self._learn(facts_of(self, batches))  # `update` was called without `train`
             if self._updates_eagerly:
                 return

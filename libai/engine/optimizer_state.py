@@ -56,14 +56,13 @@ class OptimizerState:
 
     def copy(self) -> Any:
         """Return a copy of the state on the device, for `put_back`."""
-        return {key: _copied(value) for key, value in self.optimizer._state.items() if isinstance(value, dict)}
+        return {key: _copied(value) for key, value in self.optimizer._state.items()}
 
     def put_back(self, copies: Any) -> None:
         """Set the state to what `copy` returned; the copy stays usable."""
         state = self.optimizer._state
         for key, value in state.items():
-            if isinstance(value, dict):
-                state[key] = _copied(copies.get(key, {}))
+            state[key] = _copied(copies.get(key, {} if isinstance(value, dict) else value))
 
     def loss_scale(self) -> dict[str, float]:
         """Return the state of dynamic loss scaling, as checkpoint scalars; empty before the first update."""
@@ -74,12 +73,11 @@ class OptimizerState:
         return dict(self.model.named_parameters())
 
 
-def _copied(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the state of one parameter; a user's own optimizer may keep more than tensors."""
-    copies = {}
-    for key, value in entries.items():
-        copies[key] = value.clone() if isinstance(value, flow.Tensor) else copy.deepcopy(value)
-    return copies
+def _copied(value: Any) -> Any:
+    """Copy the state of one parameter, or a number of the optimizer; a user's own may keep more than tensors."""
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return value.clone() if isinstance(value, flow.Tensor) else copy.deepcopy(value)
 
 
 class GraphOptimizerState(OptimizerState):

@@ -21,8 +21,6 @@ class Snapshot:
 
     tensors: list[flow.Tensor]
     optimizer: Any
-    #: the numbers of the optimizer that belong to no parameter, such as its step
-    numbers: dict[str, Any]
     #: those of each parameter group: schedules write momentum and weight decay, too
     settings: list[dict[str, Any]]
     schedule: dict[str, Any] | None
@@ -37,7 +35,6 @@ class Snapshot:
             return cls(
                 tensors=[tensor.clone() for tensor in _module_tensors(trainer.model)],
                 optimizer=trainer.optimizer_state.copy(),
-                numbers={key: value for key, value in optimizer._state.items() if isinstance(key, str)},
                 settings=[dict(group._options) for group in optimizer.param_groups],
                 schedule=scheduler_state(scheduler, optimizer),
                 rates=trainer.loop.rates,
@@ -58,7 +55,6 @@ class Snapshot:
             for hook, state, tensors in self.hooks:
                 hook.load_state_dict(state)
                 hook.load_tensors(tensors)
-        optimizer._state.update(self.numbers)
         if self.schedule is not None:
             load_scheduler_state(trainer.lr_scheduler, self.schedule, optimizer)
         for group, settings in zip(optimizer.param_groups, self.settings):

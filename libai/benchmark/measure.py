@@ -130,7 +130,7 @@ def _first_iterations(process: VariantProcess, measured: Measured, settings: Set
 
 
 def check_same_training(trained: Sequence[Measured], tolerance: float, rounding: Sequence[float] = ()) -> None:
-    """Raise `DifferentTraining` unless every variant has the losses of the first, on as many samples.
+    """Raise `DifferentTraining` unless every variant has the losses of the first, on the same number of samples.
 
     In the first updates of Adam every weight moves by the learning rate, and rounding decides the sign of a gradient
     that is nearly zero. `rounding`: by how much the losses of two loops differ whose weights differ in their last bit.

@@ -49,7 +49,7 @@ class Variant:
         return float(loss)
 
     def iterate(self, count: int, losses: bool) -> list[float]:
-        """Make `count` iterations and wait until they are done; the loss of each if asked, else that of the last."""
+        """Make `count` iterations and wait until they are done; return every loss if asked, else the last."""
         found = []
         for number in range(count):
             loss = self.step()

@@ -15,7 +15,7 @@ from libai.checkpoint.shards import Entry
 from libai.checkpoint.tensor_files import TensorSpec
 from libai.utils.distributed import is_main_process
 
-# How much may wait to be copied: what was gathered from other ranks needs memory of its own until then.
+# Bytes that may wait to be copied: what was gathered from other ranks needs memory of its own until then.
 _MAX_WAITING_BYTES = 64 * 1000 * 1000
 
 

@@ -1,6 +1,6 @@
 """Folders that are either wholly there after a crash or not there at all.
 
-A folder is filled under a temporary name beside its final one, every file is forced to disk, and one rename makes it
+A folder is filled under a temporary name next to its final one, every file is forced to disk, and one rename makes it
 visible. No lock is needed: temporary names are unique, and only `remove_leftovers`, which a run calls while it holds
 its output folder, deletes what another process may have made.
 """

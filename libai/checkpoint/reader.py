@@ -159,7 +159,7 @@ def open_safetensors(path: str | Path) -> TensorGroup:
 
 
 def open_sharded(index: str | Path) -> TensorGroup:
-    """Open the tensors of a `….safetensors.index.json` beside its shards. Raises `CheckpointError`."""
+    """Open the tensors of a `….safetensors.index.json` next to its shards. Raises `CheckpointError`."""
     index = Path(index)
     weight_map = parse_json(_read(index), str(index)).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):

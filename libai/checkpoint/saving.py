@@ -118,7 +118,7 @@ def plan_save(
     if name is not None and (iteration_of(name) is not None or not _NAME.fullmatch(name)):
         raise CheckpointError(
             f"name={name!r} cannot be the name of a checkpoint. Use letters, digits, '-', '_' and '.', such as "
-            "model_best; names like iter_0000200 are those of iterations, and best.json that of the best one."
+            "model_best; names like iter_0000200 belong to iterations, and best.json names the best one."
         )
     if not isinstance(state, Mapping):
         raise CheckpointError(f"state is a {type(state).__name__}, expected a dict of JSON values.")

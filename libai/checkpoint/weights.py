@@ -22,7 +22,7 @@ _MOST_LINES = 8
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """How the tensors of a file fit a module. `mismatched`: name -> (spec on disk, spec in the model)."""
+    """The fit between the tensors of a file and a module. `mismatched`: name -> (spec on disk, spec in the model)."""
 
     source: str
     loaded: list[str]

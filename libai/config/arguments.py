@@ -20,7 +20,7 @@ VALUES: dict[str, str] = {
 #: flags whose value may be left out, and what they are without one
 OPTIONAL_VALUES: dict[str, bool | str] = {"--resume": True, "--find-lr": "1e-7,10,100"}
 FLAGS: dict[str, str] = {
-    "--resume": "continue from the newest checkpoint in train.output_dir, or from that in a PATH behind it",
+    "--resume": "continue from the newest checkpoint in train.output_dir, or from a PATH that follows the flag",
     "--find-lr": "try learning rates, undo it and suggest one; LOWEST,HIGHEST,UPDATES may follow (1e-7,10,100)",
     "--eval-only": "evaluate once and stop",
     "--dry-run": "build everything, try an update, a checkpoint and an evaluation batch, and keep nothing",

@@ -183,7 +183,7 @@ def check_supported(run: Any, mode: str, device: str) -> None:
             (
                 run.graph.on_build_error == "eager" and run.mode == "eager",
                 "graph.on_build_error=eager",
-                "there is no graph to build in eager mode. Remove it, or run with graph.enabled=true or auto.",
+                "eager mode builds no graph. Remove it, or run with graph.enabled=true or auto.",
             ),
         ]
     rules += [

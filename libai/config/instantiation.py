@@ -74,7 +74,7 @@ _EXAMPLES = {
 def instantiate(config: Any, **extra: Any) -> Any:
     """Build what `config` describes: nested `_target_`s first, lists and dicts as plain lists and dicts.
 
-    `extra`: arguments known only at run time. They override or complete those of the outermost target; a dotted
+    `extra`: arguments known only at run time. They override or complete the arguments of the outermost target; a dotted
     name reaches a nested one (`**{"params.model": model}`). They are passed on untouched, never copied.
     An object that is already built is returned as it is. Raises `ConfigError` with the place in the config for a
     wrong target or argument and for whatever the target raises; a `UserError` of the target keeps its class and gets
@@ -267,7 +267,7 @@ def _no_such_name(holder: Any, names: list[str], index: int) -> str:
                 hint = f" Did you mean {home}.{names[-1]}?"
                 break
     if index == 0:
-        return f"there is no module {name!r}.{hint} Modules of your own are found beside the config and on PYTHONPATH."
+        return f"there is no module {name!r}.{hint} Your modules are found in the config's folder and on PYTHONPATH."
     return f"{'.'.join(names[:index])} has no {name!r}.{hint or f' It has {_listed(known)}.'}"
 
 

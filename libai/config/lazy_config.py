@@ -141,7 +141,7 @@ def _plain(value: Any, path: str, problems: list[str], targets: list[str]) -> An
         if name is None:
             problems.append(
                 f"{path}: {describe(value)} has no dotted path, so a saved config could not name it. "
-                "Define it at the top level of a module (a file beside the config will do)."
+                "Define it at the top level of a module (a file in the config's folder will do)."
             )
     else:
         kind = type(value).__name__

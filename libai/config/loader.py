@@ -94,7 +94,7 @@ class _ConfigFile(SourceFileLoader):
     """Executes a config file and makes configs of its dicts: `train.train_iter = 5` works, as in LiBai."""
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """Compile the file: bytecode kept from before could be that of an edit in the same second."""
+        """Compile the file: cached bytecode could belong to an edit in the same second."""
         try:
             return self.source_to_code(self.get_data(self.path).decode(), self.path)
         except UnicodeDecodeError as error:
@@ -159,7 +159,7 @@ def _run(path: Path) -> dict[str, Any]:
     # `from configs.common.train import train`: the nearest folder `configs`, and at last ours
     homes = [*path.parents, *map(Path, sys.path), Path(shipped_configs()).parent]
     _add_package("configs", [home / "configs" for home in homes])
-    # a config file may load another: its finder comes before that of the first
+    # a config file may load another: its finder comes before the finder of the first
     is_path_finder = [other is PathFinder or isinstance(other, _Finder) for other in sys.meta_path]
     sys.meta_path.insert(is_path_finder.index(True), finder)
     try:

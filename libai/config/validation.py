@@ -33,7 +33,7 @@ from libai.config.settings.errors import ConfigError, did_you_mean, hint
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What will run: typed `train` and `graph`, and the lazy sections as read-only configs for `instantiate`."""
+    """A checked config: typed `train` and `graph`, and the lazy sections as read-only configs for `instantiate`."""
 
     train: schema.Train
     graph: schema.Graph

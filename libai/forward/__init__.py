@@ -1,1 +1,1 @@
-"""What a model's forward does besides computing its losses: found out, then kept right or refused."""
+"""Side effects of a model's forward: found, then made right or refused."""

@@ -1,4 +1,4 @@
-"""What the trainers read from a model's forward, and the errors that teach it.
+"""The contract between trainers and a model's forward, and the errors that explain it.
 
 `forward(**batch)` returns, in training, `{"losses": {name: scalar}, "metrics": {name: scalar}}`; or, without metrics, a
 dict of scalar losses or one scalar loss. The sum of the losses is differentiated; nothing is recognised by a substring

@@ -1,7 +1,7 @@
 """Indices that are out of range: token ids for an embedding, labels for a cross entropy. Found before they are used.
 
-OneFlow 0.9 gives zeros for an id that is too large, ends the process for a negative one, and reads whatever lies
-behind the logits for a label. So the integer inputs of every batch are compared on the host: an input that forward
+OneFlow 0.9 gives zeros for an id that is too large, ends the process for a negative one, and reads whatever follows
+the logits for a label. So the integer inputs of every batch are compared on the host: an input that forward
 looks up as it is with the size of its table, any other with the values of earlier batches. A batch with a value that
 does not fit runs eagerly with the lookup functions replaced by ones that compare their indices with the table, as the
 first batch does; where batches run compiled, that run comes before them, without gradients.
@@ -236,7 +236,7 @@ def _lookup_of(name: str, given: Mapping[str, Any], model: nn.Module) -> tuple[L
 
 
 def _lookups_replaced(model: nn.Module, look: Callable[[Lookup, Any], None]) -> AbstractContextManager[None]:
-    """Let the functions that look up call `look` first, under every name that any module or the model has for them."""
+    """Make the lookup functions call `look` first, under every name that any module or the model has for them."""
 
     def replace(operation: Callable[..., Any], name: str) -> Callable[..., Any] | None:
         if name not in _LOOKUPS or operation is not getattr(flow._C, name):  # a method of tensors of that name

@@ -1,4 +1,4 @@
-"""What a run ran on, as JSON-able facts: versions, machine, code, layout and the environment variables that matter."""
+"""Environment of a run as JSON-able facts: versions, machine, code, layout and relevant environment variables."""
 
 from __future__ import annotations
 

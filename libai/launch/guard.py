@@ -1,4 +1,4 @@
-"""How a process of a job ends: with the right exit code, its error said once, and never hanging the other ranks.
+"""End a process of a job: the right exit code, one report of its error, and no other rank left hanging.
 
 `guarded_main` runs a program's main function. Standard library only. Not here: making `import oneflow` work
 (libai/launch/runtime.py), the processes of a rank (libai/launch/rank.py), when training stops (libai/launch/stop.py).
@@ -41,7 +41,7 @@ SAME_SIGNAL_SECONDS = 0.5
 STOPPING = "Stopping after this iteration; press Ctrl-C again to quit without saving."
 NOT_BEGUN = "Stopping before the first iteration: there is nothing to save."
 QUITTING = "Quit without saving: what was trained after the last checkpoint is lost."
-#: shows all frames of a traceback; without it only those of the user's files
+#: shows all frames of a traceback; without it only frames in the user's files
 TRACEBACK_FLAG = "--traceback"
 #: parts of the paths of code that the user has not written, the least interesting first
 NOT_USERS = (
@@ -76,8 +76,8 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
     """Run `main` and leave the process with an exit code; never returns and never hangs the job.
 
     Codes: what `main` returns or gives to `sys.exit` (None is 0); 2 for a `UserError`, whose text is printed once per
-    job; 130 for Ctrl-C; 1 for anything else, with rank and traceback on stderr. `sys.exit(0)` inside of a training run
-    or of what prepares one is a failure as well: the run was not over. The process leaves by `os._exit`, after the
+    job; 130 for Ctrl-C; 1 for anything else, with rank and traceback on stderr. `sys.exit(0)` during a run or its
+    preparation is a failure as well: the run was not over. The process leaves by `os._exit`, after the
     user's own exit functions: those of oneflow 0.9.0 wait without end for ranks that are still training.
     """
     hide_harmless_lines()

@@ -1,6 +1,6 @@
 """One job from its ranks' start to its end, and again after a failure while restarts are left. For libai/cli/launch.py.
 
-`oneflow.distributed.launch` starts the ranks; what becomes of them is watched beside it (libai/launch/supervisor.py),
+`oneflow.distributed.launch` starts the ranks; libai/launch/supervisor.py watches them,
 because it leaves ranks behind and cannot tell which failed first. Standard library only: oneflow itself is never
 imported in this process.
 """
@@ -37,7 +37,7 @@ TRAIN_NET = Path(__file__).resolve().parents[2] / "tools" / "train_net.py"
 
 @dataclass(frozen=True)
 class Job:
-    """What to run on this machine; `arguments` go to it unchanged.
+    """A program to run on this machine; `arguments` go to it unchanged.
 
     `file`: the absolute path of a program, or the name of a module of libai; `config`: an absolute path.
 
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def is_training(self) -> bool:
-        """Whether it runs libai's own training program, of which more is known than of others."""
+        """Return whether it runs libai's own training program, of which more is known than of others."""
         return self.file in (TRAINING, str(TRAIN_NET))
 
     def announce(self, text: str) -> None:
@@ -176,7 +176,7 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
             time.sleep(MULTI_NODE_RESTART_SECONDS)
         elif new_port is not None:
             job = replace(job, port=new_port())
-        # those of an earlier run must not be taken, unless it was to be resumed anyway
+        # checkpoints of an earlier run must not be taken, unless it was to be resumed anyway
         rest, takes_newest = _split_resume(job.arguments)
         if _checkpoints(job) - before:
             job = replace(job, arguments=(*rest, "--resume"))

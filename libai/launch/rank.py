@@ -100,7 +100,7 @@ def watch(program: int, state: RankState, stack: Path) -> NoReturn:
 
 
 def ask_for_stacks(ranks: list[tuple[RankState, Path]]) -> None:
-    """Let programs write their Python stacks, also while they wait in native code, for at most a second."""
+    """Ask programs to write their Python stacks, also while they wait in native code, for at most a second."""
     asked = [(state, path) for state, path in ranks if state.pid and not state.ended_at]
     for state, _ in asked:
         with contextlib.suppress(ProcessLookupError):

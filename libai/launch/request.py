@@ -1,4 +1,4 @@
-"""What was asked for, on the command line and in the environment, as a `Job`; one clear error for what cannot be.
+"""Turn the command line and the environment into a `Job`, or into one clear error.
 
 Standard library only. Not here: starting the job (libai/launch/job.py), mistakes in the config (libai/cli/launch.py).
 """

@@ -79,7 +79,7 @@ def choose_openblas_core(cpuinfo: str) -> str | None:
     if not {"avx2", "fma"} <= flags:
         return None
     if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags:
-        return "SkylakeX"  # on a Zen 5 too: 250 GFLOP/s per core there, 131 with the kernels for Zen
+        return "SkylakeX"  # Zen 5 too: 250 GFLOP/s per core, 131 with the kernels for Zen
     return "Zen" if fields.get("vendor_id") == "AuthenticAMD" else "Haswell"
 
 
@@ -213,7 +213,7 @@ def explain_import_error(error: BaseException) -> str | None:
     if isinstance(error, MemoryError) or any(words in text for words in no_space):
         return (
             f"`import oneflow` ran out of memory or threads ({text or 'MemoryError'}). It maps several gigabytes "
-            "of libraries: raise the limits (`ulimit -v unlimited`, `ulimit -u`, those of the batch system)."
+            "of libraries: raise the limits (`ulimit -v unlimited`, `ulimit -u`, or the limits of the batch system)."
         )
     if "libcudnn" in text or "libcublas" in text:
         library = text.split(":")[0]

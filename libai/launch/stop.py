@@ -26,7 +26,7 @@ from libai.utils.screen import answer
 STOP = "stop"
 TIME_LIMIT = 1000
 
-#: seconds between two agreements of several ranks; what a stop costs at most, beside one iteration and the save
+#: seconds between two agreements of several ranks; what a stop costs at most, besides one iteration and the save
 AGREE_SECONDS = 1.0
 _MAX_POLLS_BETWEEN = 10_000
 
@@ -59,7 +59,7 @@ class Agreement:
         self.answers[name] = answer
 
     def answer(self, name: str) -> int:
-        """What was agreed on `name`: 0, or the largest answer of any rank. It stays until `take`."""
+        """Return what was agreed on `name`: 0, or the largest answer of any rank. It stays until `take`."""
         return self.answers.get(name, 0)
 
     def take(self, name: str) -> int:
@@ -109,9 +109,9 @@ class _PacedPoll:
 
 
 class StopRequest:
-    """Whether this process was asked to stop; calling it gives 0, the signal's number, or `TIME_LIMIT`.
+    """A flag that this process was asked to stop; calling it gives 0, the signal's number, or `TIME_LIMIT`.
 
-    `max_seconds`: ask for a stop so long after `handling_signals` was entered; None: never.
+    `max_seconds`: ask for a stop this long after `handling_signals` was entered; None: never.
     """
 
     def __init__(self, max_seconds: float | None = None):
@@ -154,7 +154,7 @@ class StopRequest:
 
 
 def describe_stop(code: int) -> str:
-    """What asked for the stop, for the log."""
+    """Return what asked for the stop, for the log."""
     return "the time limit train.max_seconds" if code == TIME_LIMIT else signal.Signals(code).name
 
 

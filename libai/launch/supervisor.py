@@ -1,4 +1,4 @@
-"""Watch the ranks of this machine beside `oneflow.distributed.launch`, which has started them.
+"""Watch the ranks of this machine, which `oneflow.distributed.launch` has started.
 
 Passes signals on, ends all ranks when one fails, leaves OneFlow's harmless lines out of what they write to stderr, and
 says which rank failed first, and why. Standard library only. Not here: how ranks are started (libai/launch/job.py),
@@ -154,7 +154,7 @@ class Rank:
 class Supervisor:
     """Watches the ranks that the launcher starts, `start` being what starts it.
 
-    `announce(text)`: says what the user waits for before a training run's first iteration; None for other programs.
+    `announce(text)`: says what the user waits for before the first iteration of training; None for other programs.
     """
 
     start: Callable[[], subprocess.Popen[bytes]]
@@ -199,7 +199,7 @@ class Supervisor:
             answer(QUITTING)
 
     def _pass_stop_on(self) -> None:
-        """Ask every rank once to save and stop; end those of a run that has not begun, and has nothing to save."""
+        """Ask every rank once to save and stop; end the ranks of a run that has not begun, and has nothing to save."""
         if self.stop_signal is None:
             return
         if not self._is_stop_passed_on:
@@ -264,7 +264,7 @@ class Supervisor:
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
     def _end_all(self) -> None:
-        """Let nothing outlive the ranks but what a job that went well has left behind."""
+        """End all processes of the job, except what a successful job has left running."""
         for rank in self.ranks:
             rank.was_ended = not rank.has_ended
         is_well = all(rank.code in (0, EXIT_RESUMABLE) for rank in self.ranks)
@@ -287,7 +287,7 @@ class Supervisor:
         """Pass on what the ranks have written, or come to within some seconds; False when that was nothing."""
         pipe = self.launcher.stderr
         if not select.select([] if pipe is None else [pipe], [], [], seconds)[0] or pipe is None:
-            _write_stderr(self._rest)  # a line that goes on later, such as a bar
+            _write_stderr(self._rest)  # a line that continues later, such as a bar
             self._rest = b""
             return False
         chunk = os.read(pipe.fileno(), 65536)
@@ -312,8 +312,8 @@ class Supervisor:
     def first_failure(self, code: int) -> Rank:
         """Return the rank that failed first, in a job that ended with `code`.
 
-        What follows from another rank's failure never comes first beside it: an error that says so itself, and SIGABRT
-        without a word from Python, with which oneflow ends a rank that has lost another.
+        What follows from another rank's failure never comes before it: an error that says so itself, and a SIGABRT
+        that Python did not report, with which oneflow ends a rank that has lost another.
         """
         failed = [rank for rank in self.ranks if rank.has_failed and (rank.code == code or code == EXIT_FAILED)]
         failed = [rank for rank in failed if not rank.was_ended] or failed

@@ -20,7 +20,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace (or create) `path` with `data`, on disk when this returns.
 
-    Written beside `path`, fsynced, renamed: a reader sees the old file or the new one, also after a crash. The parent
+    Written next to `path`, fsynced, renamed: a reader sees the old file or the new one, also after a crash. The parent
     folder must exist. On failure the old file stays and nothing is left behind.
     """
     path = Path(path)

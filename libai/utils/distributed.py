@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, which device it uses, and the few collectives that a trainer needs.
+"""Rank and device of this process, and the few collectives that a trainer needs.
 
 Rank facts come from the environment that `oneflow.distributed.launch` sets and cost no import of oneflow; only the
 collectives import it, and only when there is more than one process. Collectives run on CPU tensors in the calling
@@ -54,7 +54,7 @@ def get_world_size() -> int:
 
 
 def get_local_rank() -> int:
-    """This process among those of its machine, 0-based; also the index of its GPU. 0 without a launcher."""
+    """Return the rank on this machine, 0-based; also the index of its GPU. 0 without a launcher."""
     return _from_launcher("LOCAL_RANK", 0)
 
 

@@ -20,7 +20,7 @@ class UserError(ValueError):
 
 
 class OutputLostError(OSError):
-    """What a run writes to was removed or renamed under it; going on would lose what it finds (exit code 1)."""
+    """The output folder was removed or renamed during the run; to continue would lose its results (exit code 1)."""
 
     #: the tools print its text without a traceback, which would tell nothing more
     explains_itself = True
@@ -39,6 +39,6 @@ def first_line(error: BaseException) -> str:
     """
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     first = text.splitlines()[0].strip() if text else ""
-    if unequal := re.fullmatch(r"\((\S+) vs (\S+)\)", first):  # of a check whose text OneFlow leaves out
+    if unequal := re.fullmatch(r"\((\S+) vs (\S+)\)", first):  # a check whose text OneFlow leaves out
         return f"sizes that must be equal are {unequal[1]} and {unequal[2]}"
     return re.sub(r"^Error:\s*", "", first).rstrip(". ") or type(error).__name__

@@ -47,7 +47,7 @@ class FolderLock:
         self._path.write_text(json.dumps(self._holder), encoding="utf-8")
 
     def release(self) -> None:
-        """Let others have the folder. May be called again."""
+        """Release the folder for others. May be called again."""
         if not self._lock.is_locked:  # also in a forked process, where the lock stays the parent's
             return
         if read_json(self._path) == self._holder:  # else the folder was removed and another job made it again

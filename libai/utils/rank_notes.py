@@ -165,7 +165,7 @@ def _set_phases(names: tuple[str, ...]) -> None:
 
 
 def note_progress(iteration: int | None = None) -> None:
-    """Say that work goes on, such as reading a large corpus; costs nothing worth mentioning.
+    """Report that work continues, such as reading a large corpus; costs nothing worth mentioning.
 
     `iteration`: how many are completed, from the training loop.
     """

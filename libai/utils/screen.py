@@ -11,7 +11,7 @@ _COLOURS = {"warning": 33, "error": 31, "critical": 31}
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person reads `stream` on a terminal. `!command` in a notebook has one, whose output the page keeps."""
+    """Return whether a person reads `stream` on a terminal. `!command` in a notebook has one, but keeps its output."""
     return stream.isatty() and "JPY_PARENT_PID" not in os.environ
 
 

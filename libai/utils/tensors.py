@@ -51,7 +51,7 @@ def local_part(tensor: flow.Tensor) -> flow.Tensor:
 
 
 def part_here(tensor: flow.Tensor) -> flow.Tensor | None:
-    """What this rank holds of a tensor, in the memory that it has; None on a rank without a part. Not collective."""
+    """Return this rank's part of a tensor, sharing its memory; None on a rank without a part. Not collective."""
     if not tensor.is_global:
         return tensor
     return tensor.to_local() if get_rank() in np.ravel(tensor.placement.ranks) else None

@@ -21,7 +21,7 @@ HABITS = {
     "code that tells, knows or judges": r"\b(tells|judges|knows) (whether|what|how|which|why|where)\b",
     "is no JSON, is no way to": r"\b(is|are) no (?!longer\b|more\b|less\b|matter\b)[a-zA-Z]+ (of|to|for)\b",
     "so many, as many": r"\bso (many|often|long as)\b|\bas many\b",
-    "a private word": r"\b(a training|anew|twins?\b(?! of)|for ever)\b",
+    "a private word": r"\b(a training(?! (run|iteration|graph|loop))|anew|twins?\b(?! of)|for ever)\b",
     "without a word, but for": r"\b(without a word|in silence|but for|all the same|goes on)\b",
     "beside, behind": r"\bbeside\b|\bbehind (it|them|the)\b",
     "that of, those of": r"\b(that|those) of (the|a|an|all|its|this)\b",
@@ -30,7 +30,7 @@ HABITS = {
 #: folders without a finding; a folder that is cleaned is added
 CLEAN = (
     *("cli", "data", "evaluation", "hf", "inference", "layers", "models", "native", "optim", "parallel", "patches"),
-    *("scheduler", "engine/compiled"),
+    *("scheduler", "engine/compiled", "benchmark", "checkpoint", "config", "forward", "launch", "utils"),
 )
 
 

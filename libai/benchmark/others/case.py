@@ -1,6 +1,6 @@
 """Train with another library what `libai.cli.export_case` wrote, as a variant: `PYTHON case.py FOLDER MODE`.
 
-`torch_loop.py` and `jax_loop.py` beside this file define `build(folder, mode)` for the modes of their names.
+`torch_loop.py` and `jax_loop.py` in this folder define `build(folder, mode)` for the modes of their names.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from libai.config.settings.coercion import LARGEST, OBJECTS, Bounds, Mismatch, c
 
 @dataclass(frozen=True)
 class Train:
-    """How to train. Every period counts iterations, and an iteration is one optimizer update in both modes."""
+    """Settings of the training loop. Every period counts iterations: one optimizer update each, in both modes."""
 
     output_dir: str = key("out/run", "Folder of everything that the run writes; its last part is the run's name.")
     device: Literal["auto", "cpu", "cuda"] = key("auto", "`auto` is cuda where there is one.")
@@ -56,7 +56,7 @@ class Train:
     max_seconds: float | None = key(
         None, "Save and stop, resumable, when training has taken so long; null sets no limit.", above=0
     )
-    overfit_batches: int = key(0, "Train on the first so many micro-batches over and over; 0: on all.", at_least=0)
+    overfit_batches: int = key(0, "Train on the first N micro-batches over and over; 0: on all.", at_least=0)
     warmup_ratio: float = key(0.0, "Share of the iterations in which the learning rate rises.", at_least=0, below=1)
 
     log_period: int | Literal["epoch"] = key(20, "Iterations between two log points, or `epoch`.", at_least=1)
@@ -103,7 +103,7 @@ class Train:
     )
     writers: list[Any] = lazy(
         lambda: ["console", "jsonl", "tensorboard"],
-        "Where metrics go: console, jsonl, tensorboard, wandb, trackio, or LazyCalls of writers; docs/training.md.",
+        "Writers of metrics: console, jsonl, tensorboard, wandb, trackio, or LazyCalls of writers; docs/training.md.",
     )
     async_write_metrics: bool = key(False, "Write metrics in a background thread.")
     load_best_at_end: bool = key(

@@ -95,7 +95,7 @@ class ZeroOptimization(Switched):
 
     switch: ClassVar[str] = "enabled"
 
-    enabled: bool = key(False, "Share them, as `stage` says; `docs/parallelism.md` tells what each mode does.")
+    enabled: bool = key(False, "Share them, as `stage` says; `docs/parallelism.md` describes each mode.")
     stage: int = key(1, "1 optimizer state, 2 and gradients, 3 and weights.", at_least=1, at_most=3)
 
 
@@ -107,8 +107,8 @@ class Checkpointer(Switched):
 
     enabled: bool = key(True, "Save checkpoints at all.")
     period: int | Literal["epoch"] = key(1000, "Iterations between two, or `epoch`; the end is saved.", at_least=1)
-    max_to_keep: int | None = key(3, "How many of the newest to keep; null keeps all.", at_least=1)
-    weights_only: bool = key(False, "Save the weights alone; such a run cannot be resumed.")
+    max_to_keep: int | None = key(3, "Number of the newest checkpoints to keep; null keeps all.", at_least=1)
+    weights_only: bool = key(False, "Save only the weights; such a run cannot be resumed.")
     async_save: bool = key(True, "Write in the background, from a copy of the state in the host memory of rank 0.")
 
 
@@ -125,13 +125,13 @@ class Evaluation(Switched):
     evaluators: dict[str, Any] = lazy(dict, "Name -> LazyCall of an evaluator, or dataset -> such a section.")
     eval_metric: str | None = key(
         None,
-        'What decides which is best, such as "val/loss"; "-val/cost": smaller is better, "+val/f1": larger.',
+        'Metric of the best checkpoint, such as "val/loss"; "-val/cost": smaller is better, "+val/f1": larger.',
     )
     eval_mode: Literal["min", "max"] | None = key(
         None, "Better direction of a metric without sign; null takes the one that its evaluator lists."
     )
     early_stop_patience: int | None = key(
-        None, "Stop after so many evaluations without a better `eval_metric`; null never stops early.", at_least=1
+        None, "Stop after N evaluations without a better `eval_metric`; null never stops early.", at_least=1
     )
 
 
@@ -156,17 +156,17 @@ class Dist:
     pipeline_parallel_size: int = key(1, "Stages that the layers are cut into.", at_least=1)
     auto: bool = key(False, "Let OneFlow's auto-parallel choose the layout of every operation; graph mode only.")
     plan: dict[str, Any] | None = key(
-        None, "How to lay the model out (split, blocks, last, pin, divisible); null takes the model's own `plan`."
+        None, "Layout of the model (split, blocks, last, pin, divisible); null takes the model's own `plan`."
     )
     gradient_reduction: Literal["auto", "flat", "ddp", "global"] = key(
         "auto",
-        "How eager ranks average gradients: `flat` once per iteration in large messages, `ddp` by OneFlow's DDP during "
+        "Averaging of gradients over eager ranks: `flat` once an iteration in few messages, `ddp` by OneFlow's DDP in "
         "each backward pass, `global` by global tensors as in graph mode; `auto` is flat on CPU, ddp on CUDA, and "
         "global where `batch_scope` needs it.",
     )
     batch_scope: Literal["global", "rank"] = key(
         "global",
-        "What operations that mix samples see: the batches of all data-parallel ranks, as in one process, or one "
+        "Samples seen by operations that mix them: the batches of all data-parallel ranks, as in one process, or one "
         "rank's; the same in both modes, or refused (docs/parallelism.md).",
     )
     sync_batch_norm: bool = key(

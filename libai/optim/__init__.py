@@ -8,7 +8,6 @@ from libai.optim.param_groups import auto_scale_lr, get_param_groups
 from libai.optim.several import Optimizers
 from libai.optim.state import (
     bias_corrections,
-    check_state_names,
     export_graph_state,
     export_state,
     graph_state_names,

@@ -108,48 +108,47 @@ def import_state(
     Raises `UserError` with the exact differences when something is missing, left over or of another shape; the
     optimizer is then unchanged.
     """
-    entries = check_state_names(optimizer, named_parameters, tensors, scalars)
-    staged: list[tuple[flow.Tensor, str, Any]] = []
-    mis_shaped = []
-    for name, (parameter, key) in entries.items():
-        value = tensors[name] if name in tensors else scalars[name]
-        if _is_number(value):
-            staged.append((parameter, key, value))
-        elif difference := _difference_of_shapes(name, value, parameter):
-            mis_shaped.append(difference)
-        else:
-            staged.append((parameter, key, like_parameter(value, parameter)))
-    _require_fit(optimizer, {"mis-shaped": mis_shaped})
-    for parameter, key, value in staged:
+    for _, parameter, key, value in _fitted_state(optimizer, named_parameters, tensors, scalars):
         optimizer._state[parameter][key] = value
     for key, value in scalars.items():
         if "/" not in key:
             optimizer._state[key] = int(value) if key == "step" else value
 
 
-def check_state_names(
-    optimizer: flow.optim.Optimizer, named_parameters: NamedParameters, tensors: Iterable[str], scalars: Iterable[str]
-) -> dict[str, tuple[flow.Tensor, str]]:
-    """Return parameter and key of each entry in a saved state; `UserError` if they are not those of `optimizer`.
+def _fitted_state(
+    optimizer: flow.optim.Optimizer,
+    named_parameters: NamedParameters,
+    tensors: Mapping[str, Any],
+    scalars: Mapping[str, Any],
+) -> list[tuple[str, flow.Tensor, str, Any]]:
+    """Return parameter name, parameter, key and value of each entry in a saved state, laid out as its parameter.
 
-    An optimizer of the user's own takes whatever was saved for its parameters.
+    An optimizer of the user's own takes everything that was saved for its parameters. Raises `UserError` for names and
+    shapes that `optimizer` does not have.
     """
     saved = dict.fromkeys([*tensors, *(key for key in scalars if "/" in key)])
-    entries: dict[str, tuple[flow.Tensor, str]] = {}
+    fitted: list[tuple[str, flow.Tensor, str, Any]] = []
+    missing = [] if "step" in scalars else ["step"]
+    mis_shaped = []
     for name, parameter, group in walk_parameters(optimizer, named_parameters):
         keys = state_keys(optimizer, group)
         if keys is None:
             keys = tuple(entry.rpartition("/")[2] for entry in saved if entry.rpartition("/")[0] == name)
-        entries.update((f"{name}/{key}", (parameter, key)) for key in keys)
-    missing = [name for name in entries if name not in saved] + ([] if "step" in scalars else ["step"])
-    _require_fit(optimizer, {"missing": missing, "unexpected": [name for name in saved if name not in entries]})
-    return entries
-
-
-def _difference_of_shapes(name: str, value: Any, parameter: flow.Tensor) -> str:
-    """Describe the shapes of a saved value and of its parameter; empty if they are equal."""
-    saved, wanted = tuple(value.shape), tuple(parameter.shape)
-    return "" if saved == wanted else f"{name} (saved {saved}, wanted {wanted})"
+        for key in keys:
+            entry = f"{name}/{key}"
+            if entry not in saved:
+                missing.append(entry)
+                continue
+            del saved[entry]
+            value = tensors[entry] if entry in tensors else scalars[entry]
+            if _is_number(value):
+                fitted.append((name, parameter, key, value))
+            elif tuple(value.shape) != tuple(parameter.shape):
+                mis_shaped.append(f"{entry} (saved {tuple(value.shape)}, wanted {tuple(parameter.shape)})")
+            else:
+                fitted.append((name, parameter, key, like_parameter(value, parameter)))
+    _require_fit(optimizer, {"missing": missing, "unexpected": list(saved), "mis-shaped": mis_shaped})
+    return fitted
 
 
 def _require_fit(optimizer: flow.optim.Optimizer, differences: Mapping[str, list[str]]) -> None:
@@ -276,18 +275,10 @@ def to_graph_state(
     one and for another shape.
     """
     suffixes = graph_state_names(optimizer)
-    entries = check_state_names(optimizer, named_parameters, tensors, scalars)
-    state: dict[str, flow.Tensor] = {}
-    mis_shaped = []
-    for name, value in tensors.items():
-        parameter, key = entries[name]
-        if difference := _difference_of_shapes(name, value, parameter):
-            mis_shaped.append(difference)
-        else:
-            state[f"{prefix}.{name.rpartition('/')[0]}-{suffixes[key]}"] = like_parameter(value, parameter)
-    _require_fit(optimizer, {"mis-shaped": mis_shaped})
+    fitted = _fitted_state(optimizer, named_parameters, tensors, scalars)
+    state: dict[str, flow.Tensor] = {f"{prefix}.{name}-{suffixes[key]}": value for name, _, key, value in fitted}
     step = flow.tensor([int(scalars["step"])], dtype=flow.int64)
-    is_global = any(parameter.is_global for parameter, _ in entries.values())
+    is_global = any(parameter.is_global for _, parameter, _, _ in fitted)
     state[TRAIN_STEP] = step.to_global(flow.placement.all("cpu"), flow.sbp.broadcast) if is_global else step
     return state
 

@@ -86,10 +86,11 @@ def test_differences_are_listed_exactly_and_nothing_is_loaded():
     arrays["0.weight/momentum_buf"] = np.zeros((9, 4), "float32")
     arrays["tail.weight/momentum_buf"] = np.zeros(3, "float32")
     before = as_arrays(tensors)
-    with pytest.raises(UserError, match=r"1 missing: 0\.bias/momentum_buf; 1 unexpected: tail\.weight/momentum_buf\."):
-        import_state(optimizer, model.named_parameters(), arrays, {"step": 7})
-    arrays["0.bias/momentum_buf"] = arrays.pop("tail.weight/momentum_buf")
-    with pytest.raises(UserError, match=r"2 mis-shaped: 0\.weight/momentum_buf \(saved \(9, 4\), wanted \(8, 4\)\)"):
+    text = (
+        r"1 missing: 0\.bias/momentum_buf; 1 unexpected: tail\.weight/momentum_buf; "
+        r"1 mis-shaped: 0\.weight/momentum_buf \(saved \(9, 4\), wanted \(8, 4\)\)\."
+    )
+    with pytest.raises(UserError, match=text):
         import_state(optimizer, model.named_parameters(), arrays, {"step": 7})
     after, scalars_after = export_state(optimizer, model.named_parameters())
     assert scalars_after == scalars

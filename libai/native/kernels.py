@@ -43,9 +43,9 @@ class Library:
         with contextlib.suppress(Unavailable):  # products stay oneflow's
             self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
 
-    def decode(self, step: ctypes.Structure) -> bool:
+    def decode(self, step: Any) -> bool:
         """Compute a step of generation (libai/native/decoding.py); False, and nothing, where products are OneFlow's."""
-        return bool(self._library.libai_native_decode(ctypes.byref(step)))
+        return bool(self._library.libai_native_decode(ctypes.c_void_p(step.ctypes.data)))
 
     def use_level(self, level: str) -> bool:
         """Compute with this instruction set from now on; False, and no change, where the CPU lacks it."""

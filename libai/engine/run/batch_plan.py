@@ -14,7 +14,7 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How many samples go where, and how many iterations there are.
+    """Sizes of the batches and length of a run.
 
     micro_batch_size: samples of one rank in one forward pass. num_accumulation_steps: micro-batches per iteration.
     data_parallel_size: ranks that read different data. global_batch_size: their product, samples per iteration.
@@ -67,7 +67,7 @@ class BatchPlan:
 
     @property
     def epoch(self) -> EveryEpoch | None:
-        """How many iterations a pass takes; None when the size of the training set is unknown."""
+        """The iterations in which a pass ends; None when the size of the training set is unknown."""
         return EveryEpoch(self.samples_per_epoch, self.global_batch_size) if self.samples_per_epoch else None
 
     def period(self, value: int | Literal["epoch"], setting: str) -> Period:

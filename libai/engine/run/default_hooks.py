@@ -36,7 +36,7 @@ _WRITERS: Mapping[str, Callable[[RunInfo], Writer]] = {
 
 
 def default_writers(run: Any) -> list[Writer]:
-    """Where metrics go, as `train.writers` asks for it."""
+    """The writers of metrics that `train.writers` asks for."""
     train = run.config.train
     settings = _flat(OmegaConf.to_container(run.config.to_config(), resolve=True))
     info = RunInfo(run.output_dir, run.folder.run_id, run.output_dir.name, settings, run.plan.train_iter)

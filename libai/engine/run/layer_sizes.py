@@ -43,7 +43,7 @@ def _checked_init(module: nn.Module) -> None:
     caller = sys._getframe(1)
     if caller.f_globals["__name__"].startswith("oneflow.nn."):
         sizes = {name: value for name, value in caller.f_locals.items() if _SIZE.search(name)}
-        if sizes.get("stride", 0) is None:  # of a pooling layer: its window
+        if sizes.get("stride", 0) is None:  # a pooling layer takes its window then
             del sizes["stride"]
         _check(type(module).__name__, sizes)
     _init(module)

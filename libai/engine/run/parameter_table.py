@@ -8,7 +8,7 @@ from oneflow import nn
 
 from libai.utils.screen import format_table
 
-#: a table has at most this many rows, and shows as many levels of modules as fit
+#: a table has at most this many rows, and shows the levels of modules that fit
 MOST_ROWS = 30
 
 

@@ -28,7 +28,7 @@ class Predictor:
     Args:
         folder: the output folder of a run.
         which: "last" (the newest checkpoint that verifies), "best", or the name of one, such as "iter_0000200".
-        mode: "eager", or "graph", which compiles once for each shape of a batch. Default: that of the config; with auto
+        mode: "eager", or "graph", which compiles once for each shape of a batch. Default: as the config says; with auto
             "eager".
         overrides: `key=value` for the config of the run.
 
@@ -47,9 +47,7 @@ class Predictor:
     ):
         folder = Path(folder)
         if not (folder / "config.yaml").is_file():
-            raise UserError(
-                f"{folder} holds no run: there is no config.yaml in it. Give the output folder of a training."
-            )
+            raise UserError(f"{folder} holds no run: there is no config.yaml in it. Give the output folder of a run.")
         if get_world_size() == 1:
             overrides = [
                 *(f"train.dist.{name}=1" for name in _ALONE),
@@ -91,7 +89,7 @@ class Predictor:
 
     @property
     def layout(self) -> Layout:
-        """How the model lies on the mesh."""
+        """The layout of the model on the mesh."""
         return self._trainer.layout
 
     def predict(self, batch: Mapping[str, Any]) -> Any:

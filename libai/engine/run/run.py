@@ -205,7 +205,7 @@ class Run:
             self.resume(self.checkpointer.last_saved)  # the model has the best weights, not the last ones
         seed_everything(self.seed, self.seed_offset)  # what was drawn while building does not matter to training
         self._is_training = True
-        with self.stop.handling_signals():  # to the end: schedulers repeat their signals
+        with self.stop.handling_signals():  # until the end: schedulers repeat their signals
             try:
                 self._train(until)
                 if self.trainer.status == "interrupted":
@@ -253,7 +253,7 @@ class Run:
         best = result_of(self).best_path
         if best is not None:
             self.load_weights(str(best))
-            self.checkpointer.load_tensors_of_hooks(checkpoint.load(best))  # the best value is that of the average
+            self.checkpointer.load_tensors_of_hooks(checkpoint.load(best))  # the average has the best value
         elif is_main_process():
             logger.warning("no evaluation gave a finite %s: the model keeps its last weights", self.metric)
 
@@ -339,7 +339,7 @@ class Run:
         return self.trainer.predict(batch)
 
     def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:
-        """Continue from a checkpoint, by default this run's newest verified one, but for what `reset` names."""
+        """Continue from a checkpoint, by default this run's newest verified one, except for what `reset` names."""
         self.checkpointer.load(path or require_checkpoint(self.checkpointer.root, self.folder.owns), reset)
         self.start_iter = self.trainer.completed_iters
 

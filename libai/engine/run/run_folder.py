@@ -99,9 +99,8 @@ class RunFolder:
         present = result_of_rank_0(partial(find_run, path))
         self.checkpoint: Path | None = None
         if resume is True or resume == AUTO:
-            self.checkpoint = find_checkpoint(self.root, partial(is_of_run, run_id=present)) if present else None
-            if self.checkpoint is None and resume is True:
-                raise UserError(_nothing_to_resume(self.root, present))
+            find = require_checkpoint if resume is True else find_checkpoint
+            self.checkpoint = find(self.root, partial(is_of_run, run_id=present))
             if self.checkpoint is None:
                 logger.info("train.resume=auto: nothing to continue in %s, so that a new run begins", path)
         elif resume:
@@ -146,7 +145,7 @@ class RunFolder:
         barrier()
 
     def release(self) -> None:
-        """Let other jobs have the folder. Every rank must call it."""
+        """Leave the folder to other jobs. Every rank must call it."""
         self._is_held = False
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -222,7 +221,7 @@ def recorded_run(path: Path) -> str | None:
     return facts.get("run_id") if isinstance(facts, dict) else None
 
 
-def is_of_run(path: Path, run_id: str) -> bool:
+def is_of_run(path: Path, run_id: str | None) -> bool:
     """Return True if a checkpoint is of run `run_id`, or too damaged to name one."""
     return recorded_run(path) in (None, run_id)
 
@@ -251,24 +250,19 @@ def _check_reset(reset: Collection[str], resumes: bool) -> None:
 def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path:
     """The newest checkpoint in `root` that verifies; `UserError` when there is none. Collective."""
     path = find_checkpoint(root, among)
-    if path is None:
-        raise UserError(_nothing_to_resume(root))
-    return path
+    if path is not None:
+        return path
+    found = sorted(p.name for p in root.iterdir()) if root.is_dir() else None
+    state = "the folder does not exist" if found is None else f"it holds {found or 'nothing'}"
+    raise UserError(
+        f"--resume found no usable checkpoint in {root}: {state}. Leave --resume out to start from the beginning, or "
+        "set train.output_dir to the folder of the run to continue."
+    )
 
 
 def saved_seed(path: Path) -> int | None:
     """The seed of the run that wrote the checkpoint, which a run with `train.seed=null` takes over."""
     return checkpoint.load(path).state.get("facts", {}).get("seed")
-
-
-def _nothing_to_resume(root: Path, run_id: str | None = None) -> str:
-    found = sorted(p.name for p in root.iterdir()) if root.is_dir() else None
-    state = "the folder does not exist" if found is None else f"it holds {found or 'nothing'}"
-    of_run = f" of run {run_id}" if run_id else ""
-    return (
-        f"--resume found no usable checkpoint{of_run} in {root}: {state}. Leave --resume out to start from the "
-        "beginning, or set train.output_dir to the folder of the run to continue."
-    )
 
 
 def _move_aside(folder: Path, paths: Sequence[Path], name: str) -> Path:

@@ -65,7 +65,7 @@ class Rehearsal(Run):
         self.trainer.register_hooks([CallbackHook(after_step=interrupt, priority=99)])  # after the regular save
 
     def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:
-        """As the run itself does it, except for the fault."""
+        """Resume as the run itself does, except for the fault."""
         trainer = self.trainer
         super().resume(path, ["schedule"] if self._fault == "scheduler" else reset)
         if self._fault == "rng":
@@ -84,8 +84,11 @@ def compare(straight: Path, resumed: Path, num_iters: int) -> list[Finding]:
     name = checkpoint.checkpoint_name(2 * num_iters)
     a, b = (checkpoint.load(folder / "checkpoints" / name) for folder in (straight, resumed))
     metrics, others = _read_metrics(straight), _read_metrics(resumed)
-    numbers = {tag: (metrics.get(tag), others.get(tag)) for tag in sorted({*metrics, *others})}
-    differences = {place: f"{x} and {y}" for place, (x, y) in numbers.items() if x != y}
+    differences = {
+        tag: f"{metrics.get(tag)} and {others.get(tag)}"
+        for tag in sorted({*metrics, *others})
+        if metrics.get(tag) != others.get(tag)
+    }
     findings = [_finding("numbers in metrics.jsonl", len(metrics), differences)]
     differences = {
         place: text
@@ -93,10 +96,9 @@ def compare(straight: Path, resumed: Path, num_iters: int) -> list[Finding]:
         if _TIMINGS not in place and not place.startswith(_NOT_OF_THE_CURVE)
     }
     for group in sorted({*a.tensors, *b.tensors, "model", "optimizer"}):
-        of_group = {place: text for place, text in differences.items() if place.split("/")[0] == group}
+        of_group = {place: differences.pop(place) for place in [*differences] if place.split("/")[0] == group}
         findings.append(_finding(f"{group} tensors", len(a.tensors.get(group, ())), of_group))
-    of_state = {place: text for place, text in differences.items() if place.startswith(("state", "iteration"))}
-    return [*findings, _finding("counters, schedule, data, random states, hooks", _count_values(a.state), of_state)]
+    return [*findings, _finding("counters, schedule, data, random states, hooks", _count_values(a.state), differences)]
 
 
 def _finding(what: str, compared: int, differences: dict[str, str]) -> Finding:

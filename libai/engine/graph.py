@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -262,6 +263,7 @@ class GraphTrainer(ModelTrainer):
             if self._updates_eagerly:
                 return
         inputs, _ = self._inputs(batches)
+        data_rank = self.mesh.data_rank
         graph = TrainGraph(
             self.model,
             self.optimizer,
@@ -271,7 +273,7 @@ class GraphTrainer(ModelTrainer):
             auto_parallel=self._auto_parallel,
             buffers=self.gradients.facts.buffers,
             # not the bound method: a graph that holds its trainer would keep all of it alive
-            random_scope=functools.partial(random_context, data_rank=self.mesh.data_rank) if self._takes_key else None,
+            random_scope=functools.partial(random_context, data_rank=data_rank) if self._takes_key else nullcontext,
         )
         self.optimizer_state.give_to(graph)
         with python_kept(self.model):

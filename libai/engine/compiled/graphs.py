@@ -104,7 +104,7 @@ class TrainGraph(CompiledGraph):
         options: TrainOptions,
         *,
         recomputed_blocks: Sequence[str] = (),
-        random_scope: Any = None,
+        random_scope: Callable[[Any], Any] = contextlib.nullcontext,
         auto_parallel: bool = False,
         buffers: Sequence[str] = (),
     ):
@@ -120,7 +120,7 @@ class TrainGraph(CompiledGraph):
         self._accumulation = options.num_accumulation_steps
         self._clips = options.max_grad_norm is not None
         self._max_grad_value = options.max_grad_value
-        self._random_scope = random_scope or (lambda key: contextlib.nullcontext())
+        self._random_scope = random_scope
         for group in optimizer.param_groups:
             group._enable_clip_grad = self._clips
             if options.max_grad_norm is not None:

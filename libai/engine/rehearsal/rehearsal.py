@@ -306,7 +306,8 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
             f"graph mode would train another model than eager mode: {difference} compiled, against the same update of "
             f"{name} made eagerly.{changes} A compiled step runs the Python code of forward once and loses changes "
             "through views: keep numbers that change in buffers (`register_buffer`), draw from libai.layers.Dropout, "
-            "and compute new tensors in place of `h.view(-1).add_(1)`; or train with graph.enabled=false."
+            "compute new tensors in place of `h.view(-1).add_(1)`, and let forward hooks read parameters from the "
+            "module that they receive; or train with graph.enabled=false."
         )
     if not reference.is_of_one_process:
         return (

@@ -30,7 +30,7 @@ from libai.forward.index_check import NOTHING
 from libai.forward.state import Facts, note_unsaved_buffers
 from libai.layers.lora import refuse_unused_adapters
 from libai.layers.random import find_unseeded_dropouts
-from libai.optim import Optimizers
+from libai.optim import Optimizers, export_state, import_state
 from libai.optim.state import walk_parameters
 from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, localize, parallelize, recompute_in_backward
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
@@ -188,13 +188,17 @@ class ModelTrainer(TrainerBase):
     def _lay_out(self) -> Layout:
         options = self.options
         if self._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction):
-            return parallelize(
+            layout = parallelize(
                 self.model,
                 self._model_plan,
                 self.mesh,
                 zero_stage=options.zero_stage,
                 recomputed_blocks=self._recomputed_blocks(),
             )
+            parameters = dict(self.model.named_parameters())
+            # Adagrad has state before its first update, which is laid out as the parameters are
+            import_state(self.optimizer, parameters, *export_state(self.optimizer, parameters))
+            return layout
         recompute_in_backward(self.model, self._recomputed_blocks())
         return LocalLayout(self.mesh)
 

@@ -14,7 +14,6 @@ from libai.engine.data_feed import num_bytes
 from libai.engine.gradients import Batch
 from libai.engine.metrics import StepResult
 from libai.engine.optimizer_state import OptimizerState
-from libai.engine.rehearsal.one_process import MixingHook
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import read_losses
 from libai.forward.state import Facts, with_class
@@ -78,8 +77,6 @@ class EagerTrainer(ModelTrainer):
             trained = [parameter for parameter in self._parameters if parameter.requires_grad]
             self._reduction = build_reduction(kind, self.model, trained, split, self.gradients.device)
             self.gradients.forward = self._reduction.forward
-            if not any(isinstance(hook, MixingHook) for hook in self.hooks):
-                self.register_hooks([MixingHook()])
         may_be_none = self._reduction is None or self._reduction.set_to_none
         if zero_grad_set_to_none and not may_be_none:
             raise UserError("zero_grad_set_to_none=True: gradient_reduction=ddp keeps gradients. Use null, or flat.")

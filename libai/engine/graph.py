@@ -238,7 +238,7 @@ class GraphTrainer(ModelTrainer):
         inputs: dict[str, Any] = {"batch": layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
         shares: Shares = [1.0 / steps] * steps
         if self._weighted:
-            shares = gradients.item_shares(_cut(batch, steps))
+            shares = gradients.item_shares([gradients.to_device(part) for part in batches])
             inputs["share"] = map_shares(shares, layout.replicate)
         if self._takes_key:
             keys = [fold(self.options.seed, self.iter, micro) for micro in range(steps)]
@@ -345,11 +345,6 @@ TRAINERS["graph"] = GraphTrainer
 
 def _shapes(batch: Mapping[str, Any]) -> Shapes:
     return tuple([tuple(value.shape) for value in batch.values()])  # a list: it runs in every iteration
-
-
-def _cut(batch: Mapping[str, flow.Tensor], count: int) -> list[dict[str, flow.Tensor]]:
-    size = len(next(iter(batch.values()))) // count
-    return [{name: t[i * size : (i + 1) * size] for name, t in batch.items()} for i in range(count)]
 
 
 def _join(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:

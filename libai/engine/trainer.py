@@ -24,6 +24,7 @@ from libai.engine.loop import TrainerBase
 from libai.engine.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import ARGUMENTS_OF_A_MODE, TrainOptions
+from libai.engine.rehearsal.one_process import MixingHook
 from libai.engine.rehearsal.rehearsal import can_compare, compare_on_mesh, look_ahead, require_same
 from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.forward.index_check import NOTHING
@@ -105,6 +106,8 @@ class ModelTrainer(TrainerBase):
                 "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with",
                 options.zero_stage,
             )
+        if self.mesh.data > 1:
+            self.register_hooks([MixingHook()])
         if options.ema_decay is not None:
             self.register_hooks([EMAHook(options.ema_decay)])
         self._model_plan = ParallelPlan.of(model, options.plan)
@@ -402,7 +405,8 @@ class ModelTrainer(TrainerBase):
         numbers[-1].update(self.loop.rates)
         if self.options.amp == "fp16":
             scale = self.optimizer_state.loss_scale()
-            numbers[-1].update({f"train/{name}": value for name, value in scale.items() if name == "loss_scale"})
+            if scale:
+                numbers[-1]["train/loss_scale"] = scale["loss_scale"]
         return numbers
 
     # ------------------------------------------------------------------ evaluation

@@ -42,7 +42,7 @@ from libai.utils.rank_notes import (
     STEP_LIMIT,
     read_limit,
 )
-from libai.utils.screen import answer, say
+from libai.utils.screen import say
 
 USAGE = """\
 usage: python -m libai.launch FILE CONFIG PROCS [--max-restarts N]
@@ -147,7 +147,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _stop_before_start(signum: int, frame: object) -> None:
-    answer(guard.NOT_BEGUN)
+    say(guard.NOT_BEGUN)
     sys.exit(128 + signum)
 
 

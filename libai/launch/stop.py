@@ -20,7 +20,7 @@ from libai.launch.guard import QUITTING, STOPPING, Interrupts, signals_handled
 from libai.utils.distributed import all_reduce, get_world_size
 from libai.utils.errors import EXIT_RESUMABLE
 from libai.utils.rank_notes import own_folder, own_state
-from libai.utils.screen import answer
+from libai.utils.screen import say
 
 #: the question "shall the job stop?"; its answer is a signal number or `TIME_LIMIT`
 STOP = "stop"
@@ -146,11 +146,11 @@ class StopRequest:
         if own_folder() is not None:
             return  # the launcher answers, and may have sent the first one a moment after the terminal has
         if self._interrupts.is_again(signum):
-            answer(QUITTING)
+            say(QUITTING)
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
         elif signum == signal.SIGINT and not asked_before:
-            answer(STOPPING)
+            say(STOPPING)
 
 
 def describe_stop(code: int) -> str:

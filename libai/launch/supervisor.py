@@ -28,7 +28,7 @@ from libai.launch.rank import ask_for_stacks, read_stack
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
 from libai.utils.rank_notes import OUTPUT_DIR, RankState
-from libai.utils.screen import answer, say
+from libai.utils.screen import say
 
 POLL_SECONDS = 0.05
 # After a failure: the time for other ranks to report what they saw.
@@ -196,7 +196,7 @@ class Supervisor:
             self.stop_signal = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
         if self._interrupts.is_again(signum) and self._kill_at > 0:
             self._kill_at = 0.0
-            answer(QUITTING)
+            say(QUITTING)
 
     def _pass_stop_on(self) -> None:
         """Ask every rank once to save and stop; end the ranks of a run that has not begun, and has nothing to save."""
@@ -208,9 +208,9 @@ class Supervisor:
             seconds = rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float("inf")
             self._end_in(seconds if self._has_begun else REPORT_SECONDS)
             if not self._has_begun:
-                answer(NOT_BEGUN)
+                say(NOT_BEGUN)
             elif self.stop_signal == signal.SIGINT and self.announce is not None:
-                answer(STOPPING)
+                say(STOPPING)
         for rank in self.ranks:  # one without a pid has only just been started, and is asked later
             if rank.state.pid and not rank.was_asked_to_stop and not rank.has_ended:
                 rank.was_asked_to_stop = True

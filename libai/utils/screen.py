@@ -22,11 +22,12 @@ def coloured(level: str, stream: TextIO) -> str:
 
 
 def say(text: str) -> None:
-    """Write a message to stderr, with a level in front in its colour."""
+    """Write a message to stderr, with a level in front in its colour; on a terminal in place of a bar."""
     level, colon, rest = text.partition(": ")
     if colon and level in _COLOURS:
         text = f"{coloured(level, sys.stderr)}: {rest}"
-    print(text, file=sys.stderr, flush=True)
+    clear = "\r\x1b[K" if is_terminal(sys.stderr) else ""
+    print(f"{clear}{text}", file=sys.stderr, flush=True)
 
 
 def format_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
@@ -44,10 +45,3 @@ def format_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> 
             cells.append(cell.rjust(width) if number in right else cell.ljust(width))
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
-
-
-def answer(text: str) -> None:
-    """Say something to a person who has pressed Ctrl-C, in place of a bar."""
-    if is_terminal(sys.stderr):
-        sys.stderr.write("\r\x1b[K")
-    say(text)

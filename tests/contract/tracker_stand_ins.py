@@ -37,11 +37,10 @@ def install(monkeypatch: Any, package: str) -> dict[str, dict[str, Any]]:
     sent: dict[str, dict[str, Any]] = {}
 
     def find(key: str) -> dict[str, Any]:
-        return sent.setdefault(key, {"rows": [], "config": {}, "summary": {}, "texts": {}, "opened": 0, "finished": 0})
+        return sent.setdefault(key, {"rows": [], "config": {}, "texts": {}, "opened": 0, "finished": 0})
 
     def init_wandb(project, name, config, resume, id, dir, allow_val_change, settings):
         run = Run(find(id), config, resume)
-        run.summary = find(id)["summary"]
         return run
 
     def init_trackio(project, name, config, resume):

@@ -73,6 +73,7 @@ def test_a_log_that_cannot_be_written_is_said_once(tmp_path, capfd):
 
 def test_the_error_names_the_file(tmp_path, capfd):
     writer = TensorBoardWriter(tmp_path / "tb")
+    writer.begin()
     with small_files():
         assert run_guarded(lambda: atomic_write_text(tmp_path / "summary.json", "x" * 4000)) == 1
         assert run_guarded(lambda: writer.write_text("config", "x" * 4000)) == 1

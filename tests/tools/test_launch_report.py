@@ -36,6 +36,27 @@ def test_what_follows_from_another_failure_never_comes_first_beside_it(tmp_path,
     assert Supervisor(lambda: None, ranks).first_failure(1).number == first
 
 
+@pytest.mark.parametrize(
+    ("said", "code", "printed"),
+    [
+        (["error: loss is NaN", "error: loss is NaN"], 1, "error: loss is NaN\n"),
+        (
+            ["error: later", "error: failed in iteration 3:\nTraceback"],
+            1,
+            "error: rank 1: failed in iteration 3:\nTraceback\n",
+        ),
+        (["error: no such key", "error: another mistake"], 2, "error: no such key\n"),
+    ],
+)
+def test_the_first_error_is_printed_alone_with_its_rank_unless_all_have_it(tmp_path, capsys, said, code, printed):
+    times = [1.0, 2.0] if code == 2 else [2.0, 1.0]
+    ranks = [ended(number, tmp_path, code, times[number], {"said": text}) for number, text in enumerate(said)]
+    for rank in ranks:
+        rank.state.has_left, rank.state.code = 1, code
+    Supervisor(lambda: None, ranks)._report(code)
+    assert capsys.readouterr().err == printed
+
+
 def test_of_ranks_that_hang_the_one_outside_of_oneflow_is_named(tmp_path):
     """The others wait for it, and may be the first to notice."""
     ranks = [ended(number, tmp_path, KILL, 1.0 + number) for number in range(2)]

@@ -7,7 +7,7 @@ Putting never waits for the device; asking does, once for everything that is pen
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import Any
 
@@ -55,32 +55,25 @@ class EventStorage:
     def __exit__(self, *_: object) -> None:
         _current.reset(self._tokens.pop())
 
-    def step(self) -> None:
-        """Go on to the next iteration, for loops without a trainer."""
-        self.iter += 1
-
     # ------------------------------------------------------------------ putting
 
     def put_scalar(self, name: str, value: Any, cur_iter: int | None = None) -> None:
-        """Record `value` under `name`: a number, or a one-element tensor.
+        """Record `value` under `name`: a number, or a tensor with one element.
 
         `cur_iter`: the 0-based iteration that it belongs to; default: the present one. A tensor is kept (detached) and
         fetched only when somebody asks; do not change it in place later.
         """
-        at = self.iter if cur_iter is None else cur_iter
-        if type(value) is not float:
-            if isinstance(value, (int, float, np.number, np.bool_)):
-                value = float(value)
-            elif hasattr(value, "numpy"):
-                # a kept loss must not keep the activations of its whole graph
-                self._latest[name] = (detached(value) if getattr(value, "requires_grad", False) else value, at)
-                return
-            else:
-                raise TypeError(
-                    f"put_scalar({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}: "
-                    f"{value!r}."
-                )
-        self._latest[name] = (value, at)
+        if isinstance(value, flow.Tensor):
+            _check_tensor(name, value)
+            value = detached(value)  # a kept loss must not keep the activations of its whole graph
+        elif isinstance(value, (int, float, np.number, np.bool_)):
+            value = float(value)
+        else:
+            raise TypeError(
+                f"put_scalar({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}: "
+                f"{value!r}."
+            )
+        self._latest[name] = (value, self.iter if cur_iter is None else cur_iter)
 
     def put_scalars(self, *, cur_iter: Any = None, **scalars: Any) -> None:
         """Call `put_scalar` for each keyword; `put_scalars(**{"eval/val/loss": 2.3})` for tags."""
@@ -94,11 +87,7 @@ class EventStorage:
 
         Collective when one of them is a global tensor. To look at one scalar use `get`, which fetches only that.
         """
-        pending = [name for name, (value, _) in self._latest.items() if type(value) is not float]
-        if pending:
-            values = _fetch({name: self._latest[name][0] for name in pending})
-            for name in pending:
-                self._latest[name] = (values[name], self._latest[name][1])
+        self._fetch([name for name, (value, _) in self._latest.items() if type(value) is not float])
         return dict(self._latest)
 
     def names(self, prefix: str = "") -> list[str]:
@@ -109,17 +98,21 @@ class EventStorage:
         """The newest value of `name` and its iteration, or None; waits for the device only if this one is there."""
         found = self._latest.get(name)
         if found is not None and type(found[0]) is not float:
-            found = self._latest[name] = (_fetch({name: found[0]})[name], found[1])
+            self._fetch([name])
+            found = self._latest[name]
         return found
+
+    def _fetch(self, names: Sequence[str]) -> None:
+        values = fetch_scalars([self._latest[name][0] for name in names]) if names else []
+        for name, value in zip(names, values):
+            self._latest[name] = (value.item(), self._latest[name][1])
 
     # ------------------------------------------------------------------ resume
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state: iteration and newest finite values. Waits for the device as `latest` does."""
-        return {
-            "iter": self.iter,
-            "latest": {name: list(found) for name, found in self.latest().items() if math.isfinite(found[0])},
-        }
+        latest = {name: list(found) for name, found in self.latest().items() if math.isfinite(found[0])}
+        return {"iter": self.iter, "latest": latest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back `state_dict()`."""
@@ -127,20 +120,12 @@ class EventStorage:
         self._latest = {name: (float(value), int(at)) for name, (value, at) in state["latest"].items()}
 
 
-def _fetch(scalars: Mapping[str, Any]) -> dict[str, float]:
-    """The values of one-element tensors, all that OneFlow holds together, others one by one."""
-    for name, tensor in scalars.items():
-        shape = tuple(getattr(tensor, "shape", ()))
-        if math.prod(shape) != 1:
-            raise ValueError(f"the scalar {name!r} is a tensor of shape {shape}. Put one element, such as its mean().")
-        if getattr(tensor, "is_lazy", False):
-            raise UserError(
-                f"the scalar {name!r} was put from inside a compiled graph, where tensors have no values. Return it "
-                'from forward instead: {"losses": {...}, "metrics": {' + repr(name) + ": value}}."
-            )
-    ours = [name for name, tensor in scalars.items() if isinstance(tensor, flow.Tensor)]
-    fetched = dict(zip(ours, fetch_scalars([scalars[name] for name in ours])))
-    return {
-        name: float((fetched[name] if name in fetched else np.asarray(tensor.numpy())).reshape(()))
-        for name, tensor in scalars.items()
-    }
+def _check_tensor(name: str, tensor: flow.Tensor) -> None:
+    shape = tuple(tensor.shape)
+    if math.prod(shape) != 1:
+        raise ValueError(f"the scalar {name!r} is a tensor of shape {shape}. Put one element, such as its mean().")
+    if tensor.is_lazy:
+        raise UserError(
+            f"the scalar {name!r} was put from inside a compiled graph, where tensors have no values. Return it "
+            'from forward instead: {"losses": {...}, "metrics": {' + repr(name) + ": value}}."
+        )

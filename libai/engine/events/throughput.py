@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import resource
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -22,14 +23,20 @@ class Throughput:
     """
 
     def __init__(self, window: int = 20):
-        if window < 1:
-            raise ValueError(f"Throughput(window={window}): a window covers at least one iteration")
         self.window = window
-        self.total_iters = 0
-        self.total_seconds = 0.0
-        self.total_samples = 0.0
-        self.total_items = 0.0
-        self._updates: deque[tuple[float, ...]] = deque(maxlen=KEPT_UPDATES)
+        #: rows of seconds, samples, items, flops, seconds of waiting for data, iterations
+        self._updates: deque[np.ndarray] = deque(maxlen=KEPT_UPDATES)
+        self._totals = np.zeros(6)
+
+    @property
+    def total_iters(self) -> int:
+        """Iterations added so far."""
+        return int(self._totals[5])
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds added so far."""
+        return float(self._totals[0])
 
     def update(
         self,
@@ -45,19 +52,15 @@ class Throughput:
         `data_seconds`: the part of `seconds` spent waiting for data. `items`: tokens, where samples hold several.
         `flops`: operations, forward and backward.
         """
-        items = items or 0.0
-        self._updates.append((seconds, samples, items, flops or 0.0, data_seconds, iters))
-        self.total_iters += iters
-        self.total_seconds += seconds
-        self.total_samples += samples
-        self.total_items += items
+        row = np.array([seconds, samples, items or 0.0, flops or 0.0, data_seconds, iters])
+        self._updates.append(row)
+        self._totals += row
 
     def prolong(self, seconds: float) -> None:
         """Add time to the newest update: what its iterations still took after it was made. Nothing without one."""
         if self._updates:
-            newest = self._updates.pop()
-            self._updates.append((newest[0] + seconds, *newest[1:]))
-            self.total_seconds += seconds
+            self._updates[-1][0] += seconds
+            self._totals[0] += seconds
 
     def rates(self) -> dict[str, float]:
         """Over the window; empty before the first update.
@@ -66,45 +69,48 @@ class Throughput:
         divided by summed time or iterations, so that they agree with each other.
         """
         covered = 0
-        newest: list[tuple[float, ...]] = []
-        for update in reversed(self._updates):
+        newest = []
+        for row in reversed(self._updates):
             if covered >= self.window:
                 break
-            newest.append(update)
-            covered += int(update[-1])
-        return self._rates(newest)
+            newest.append(row)
+            covered += row[5]
+        return _rates(_timed(newest).sum(axis=0))
 
     def summary(self) -> dict[str, float]:
         """As `rates`, over the whole run (its latest `KEPT_UPDATES` updates), and how iterations differed: `_p10`,
         `_median` and `_p90` of `step_ms`, `samples_per_s` and `tokens_per_s`. Totals: `iters`, `seconds`, `samples`,
         `items`. An iteration counts with the mean of its update.
         """
-        updates = [update for update in self._updates if update[0] > 0]
-        rates = self._rates(updates)
-        for name in ("step_ms", "samples_per_s", "tokens_per_s"):
-            if name in rates:
-                each = np.repeat([self._rates([u])[name] for u in updates], [int(u[-1]) for u in updates])
-                for suffix, value in zip(("p10", "median", "p90"), np.percentile(each, [10, 50, 90])):
-                    rates[f"{name}_{suffix}"] = float(value)
-        totals = {"iters": self.total_iters, "seconds": self.total_seconds, "samples": self.total_samples}
-        return {**rates, **totals, "items": self.total_items}
+        rows = _timed(self._updates)
+        rates = _rates(rows.sum(axis=0))
+        for name in rates.keys() & {"step_ms", "samples_per_s", "tokens_per_s"}:
+            each = np.repeat([_rates(row)[name] for row in rows], rows[:, 5].astype(int))
+            for suffix, value in zip(("p10", "median", "p90"), np.percentile(each, [10, 50, 90])):
+                rates[f"{name}_{suffix}"] = float(value)
+        seconds, samples, items = self._totals[:3].tolist()
+        return {**rates, "iters": self.total_iters, "seconds": seconds, "samples": samples, "items": items}
 
-    def _rates(self, updates: list[tuple[float, ...]]) -> dict[str, float]:
-        updates = [update for update in updates if update[0] > 0]  # a clock too coarse for the work gives no rate
-        if not updates:
-            return {}
-        seconds, samples, items, flops, data_seconds, iters = np.array(updates, dtype=np.float64).T
-        total = seconds.sum()
-        rates = {
-            "step_ms": float(total / iters.sum() * 1e3),
-            "data_ms": float(data_seconds.sum() / iters.sum() * 1e3),
-            "samples_per_s": float(samples.sum() / total),
-        }
-        if items.any():
-            rates["tokens_per_s"] = float(items.sum() / total)
-        if flops.any():
-            rates["tflops"] = float(flops.sum() / total / 1e12)
-        return rates
+
+def _timed(rows: Iterable[np.ndarray]) -> np.ndarray:
+    """The rows that took some time, as one array: a clock too coarse for the work gives no rate."""
+    return np.array([row for row in rows if row[0] > 0]).reshape(-1, 6)
+
+
+def _rates(row: np.ndarray) -> dict[str, float]:
+    seconds, samples, items, flops, data_seconds, iters = row.tolist()
+    if not seconds:
+        return {}
+    rates = {
+        "step_ms": seconds / iters * 1e3,
+        "data_ms": data_seconds / iters * 1e3,
+        "samples_per_s": samples / seconds,
+    }
+    if items:
+        rates["tokens_per_s"] = items / seconds
+    if flops:
+        rates["tflops"] = flops / seconds / 1e12
+    return rates
 
 
 def memory_gb(device: str = "cpu") -> dict[str, float]:

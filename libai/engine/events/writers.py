@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 import importlib
 import importlib.util
-import io
 import itertools
 import json
 import logging
@@ -18,7 +17,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -75,8 +74,7 @@ class RunInfo:
 class Writer:
     """Takes records between `begin` and `close`, which may follow each other several times.
 
-    A subclass overrides what it can show. Constructing a writer touches no file; a `write` without `begin` begins a new
-    run by itself.
+    A subclass overrides what it can show. Constructing a writer touches no file.
     """
 
     def begin(self, start_iter: int = 0) -> None:
@@ -88,43 +86,23 @@ class Writer:
     def write_text(self, name: str, text: str, iter: int = 0) -> None:
         """Show or store a text, such as the config."""
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Show or store what `summary.json` holds, also of a run that failed; `close` follows."""
-
     def close(self) -> None:
         """Finish; nothing is written afterwards. May be called twice."""
-
-
-def close_all(writers: Iterable[Writer]) -> None:
-    """Close every writer, also when one fails; the first error is raised at the end."""
-    first: Exception | None = None
-    for writer in writers:
-        try:
-            writer.close()
-        except Exception as error:
-            first = first or error
-    if first is not None:
-        raise first
 
 
 class AsyncWriter(Writer):
     """Runs another writer in a thread, so that a slow disk or tracker does not hold training up.
 
-    Nothing is lost: records are written in order, `close` waits for the last one, and the first error of the thread is
-    raised by the next `write` or `close`. After an error nothing more is written.
+    Records are written in order, `close` waits for the last one, and an error in the thread is raised by the next call.
     """
 
-    def __init__(self, writer: Writer, max_pending: int = 1000):
+    def __init__(self, writer: Writer):
         self._writer = writer
-        self._max_pending = max_pending
         self._pending: deque[Future[None]] = deque()
         self._thread: ThreadPoolExecutor | None = None
-        self._has_failed = False
 
     def begin(self, start_iter: int = 0) -> None:
         """See `Writer.begin`; the inner writer begins in the calling thread, so its errors show at once."""
-        self.close()
-        self._has_failed = False
         self._writer.begin(start_iter)
         self._thread = ThreadPoolExecutor(max_workers=1)
 
@@ -134,40 +112,25 @@ class AsyncWriter(Writer):
     def write_text(self, name: str, text: str, iter: int = 0) -> None:
         self._submit(self._writer.write_text, name, text, iter)
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        self._submit(self._writer.write_summary, summary)
-
     def close(self) -> None:
         """Wait for the thread, close the inner writer, raise what the thread raised."""
-        thread, self._thread = self._thread, None
-        if thread is None:
+        if self._thread is None:
             return
-        thread.shutdown()
+        self._thread.shutdown()
+        self._thread = None
         try:
-            self._raise_errors(most_left=0)
+            self._raise_errors()
         finally:
             self._pending.clear()
             self._writer.close()
 
     def _submit(self, method: Callable[..., None], *arguments: Any) -> None:
-        if self._thread is None:
-            self.begin()
         assert self._thread is not None
-        self._pending.append(self._thread.submit(self._call, method, *arguments))
-        self._raise_errors(self._max_pending)
+        self._raise_errors()
+        self._pending.append(self._thread.submit(method, *arguments))
 
-    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
-        if self._has_failed:
-            return
-        try:
-            method(*arguments)
-        except BaseException:
-            self._has_failed = True
-            raise
-
-    def _raise_errors(self, most_left: int) -> None:
-        """Take what is done off the queue, and wait until at most `most_left` calls are pending."""
-        while self._pending and (self._pending[0].done() or len(self._pending) > most_left):
+    def _raise_errors(self) -> None:
+        while self._pending and self._pending[0].done():
             self._pending.popleft().result()
 
 
@@ -186,12 +149,11 @@ class JSONLinesWriter(Writer):
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
-        self._file: io.FileIO | None = None
         self._last: dict[str, Any] = {}
-        self._last_offset = 0
+        #: where the line of the last iteration begins
+        self._offset = 0
 
     def begin(self, start_iter: int = 0) -> None:
-        self.close()
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
         if lines and start_iter == 0:
             names = (f"{self._path.stem}.{number}{self._path.suffix}" for number in itertools.count(1))
@@ -200,22 +162,16 @@ class JSONLinesWriter(Writer):
             logger.info("%s is of an earlier run: moved to %s", self._path, target.name)
             lines = []
         kept = [line for line in lines if _is_kept(line, start_iter)]
-        if len(kept) < len(lines):
+        if not lines or len(kept) < len(lines):
             atomic_write_bytes(self._path, b"".join(kept))
         self._last = json.loads(kept[-1]) if kept else {}
-        self._last_offset = sum(map(len, kept[:-1]))
-        self._file = io.FileIO(self._path, "r+" if self._path.exists() else "w+")
-        self._file.seek(0, os.SEEK_END)
+        self._offset = sum(map(len, kept[:-1]))
 
     def write(self, record: LogRecord) -> None:
-        if self._file is None:
-            self.begin()
-        assert self._file is not None
-        if self._last.get("iter") == record.iter:
-            self._file.seek(self._last_offset)
-        else:
+        """See `Writer.write`. Raises `OutputLostError` when the file is no longer there."""
+        is_new = self._last.get("iter") != record.iter
+        if is_new:
             self._last = {"iter": record.iter}
-            self._last_offset = self._file.tell()
         non_finite = [tag for tag in self._last.pop("non_finite", []) if tag not in record.scalars]
         for tag, value in record.scalars.items():
             is_finite = math.isfinite(value)
@@ -224,44 +180,28 @@ class JSONLinesWriter(Writer):
                 non_finite.append(tag)
         if non_finite:
             self._last["non_finite"] = non_finite
-        self._write_line(self._file, json.dumps(self._last, allow_nan=False).encode() + b"\n")
-
-    def _write_line(self, file: io.FileIO, line: bytes) -> None:
-        """Write all of `line` where the last line begins, or nothing."""
-        self._check_present(file)
-        rest = memoryview(line)
+        line = json.dumps(self._last, allow_nan=False).encode() + b"\n"
         try:
-            while len(rest):  # an unbuffered write may be short
-                rest = rest[file.write(rest) :]
+            with open(self._path, "r+b") as file:
+                self._offset = file.seek(0, os.SEEK_END) if is_new else file.seek(self._offset)
+                file.write(line)
+                file.truncate()  # a line written again may have become shorter
+        except FileNotFoundError:
+            raise OutputLostError(
+                f"{self._path} was removed or renamed while the run wrote into it, so its metrics would be lost. The "
+                "run ends here. Leave the folder of a run in place until it is over."
+            ) from None
         except OSError as error:
             with suppress(OSError):  # half a line would swallow the next one
-                file.truncate(self._last_offset)
+                os.truncate(self._path, self._offset)
             text = f"{os.strerror(error.errno or 0)}: the metrics cannot be written"
             raise OSError(error.errno, text, str(self._path)) from None
-        file.truncate()  # a line written again may have become shorter
-
-    def _check_present(self, file: io.FileIO) -> None:
-        with suppress(OSError):  # a file that is not there is lost, as below
-            if os.path.samestat(os.stat(self._path), os.fstat(file.fileno())):
-                return
-        raise OutputLostError(
-            f"{self._path} was removed or renamed while the run wrote into it, so its metrics would be lost. The run "
-            "ends here. Leave the folder of a run in place until it is over."
-        )
-
-    def close(self) -> None:
-        """See `Writer.close`. Raises `OutputLostError` when the file is no longer there."""
-        file, self._file = self._file, None
-        if file is not None:
-            with file:
-                self._check_present(file)
 
 
 def _is_kept(line: bytes, last_iter: int) -> bool:
     """Return True for a whole line of an iteration up to `last_iter`; a power cut may have damaged the last line."""
     try:
-        parsed = json.loads(line)
-        return line.endswith(b"\n") and parsed["iter"] <= last_iter
+        return line.endswith(b"\n") and json.loads(line)["iter"] <= last_iter
     except (ValueError, TypeError, KeyError):
         return False
 
@@ -284,15 +224,8 @@ class TensorBoardWriter(Writer):
         self._last_flush = 0.0
 
     def begin(self, start_iter: int = 0) -> None:
-        """See `Writer.begin`. Raises `UserError` when tensorboardX is not there."""
-        self.close()
-        try:
-            from tensorboardX.event_file_writer import EventsWriter
-        except ImportError as error:
-            raise UserError(
-                f"the TensorBoard writer needs the package tensorboardX, which cannot be imported ({error}). "
-                "Run `pip install tensorboardX`, or leave tensorboard out of train.writers."
-            ) from error
+        from tensorboardX.event_file_writer import EventsWriter
+
         self._directory.mkdir(parents=True, exist_ok=True)
         # names hold the second only: two sessions within one must not share a file
         self._events = EventsWriter(str(self._directory / "events"), f".{os.getpid()}.{secrets.token_hex(2)}")
@@ -311,10 +244,6 @@ class TensorBoardWriter(Writer):
         self._add(iter, summary=text_summary(name, "    " + text.replace("\n", "\n    ")))
         self._flush()
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """See `Writer.write_summary`; shown as a text."""
-        self.write_text("summary", json.dumps(summary, indent=1), int(summary.get("iterations", 0)))
-
     def close(self) -> None:
         if self._events is not None:
             events, self._events = self._events, None
@@ -322,8 +251,6 @@ class TensorBoardWriter(Writer):
                 events.close()
 
     def _add(self, step: int, **content: Any) -> None:
-        if self._events is None:
-            self.begin()
         from tensorboardX.proto.event_pb2 import Event
 
         with naming(self._directory):
@@ -363,7 +290,18 @@ class WandbWriter(Writer):
             )
         self._info = run_info
         self._package = package
-        self._options = {"project": project, "config": dict(run_info.config), "resume": "allow", **(options or {})}
+        self._options: dict[str, Any] = {"project": project, "config": dict(run_info.config), "resume": "allow"}
+        if package == "wandb":
+            self._options |= {
+                "name": run_info.name,
+                "id": run_info.run_id,
+                "dir": str(run_info.output_dir),
+                "allow_val_change": True,
+                "settings": {"console": "off"},  # lines and progress bar go through the terminal that is there
+            }
+        else:  # trackio has no ids: it finds a run by its name
+            self._options["name"] = f"{run_info.name} {run_info.run_id}"
+        self._options |= options or {}
         self._note = run_info.output_dir / f"{package}.json"
         self._start = 0
         self._sent = 0
@@ -371,29 +309,12 @@ class WandbWriter(Writer):
 
     def begin(self, start_iter: int = 0) -> None:
         """See `Writer.begin`. Opens the tracker's run, or opens it again."""
-        self.close()
         note = read_json(self._note)
         self._start = start_iter
         self._sent = note.get("last_iter", 0) if note.get("run_id") == self._info.run_id else 0
-        identity: dict[str, Any] = {
-            "name": f"{self._info.name} {self._info.run_id}"
-        }  # trackio has no ids: it finds a run by its name
-        if self._package == "wandb":
-            settings = {"console": "off"}  # lines and progress bar go through the terminal that is there
-            identity = {
-                "name": self._info.name,
-                "id": self._info.run_id,
-                "dir": str(self._info.output_dir),
-                "allow_val_change": True,
-                "settings": settings,
-            }
-        self._run = importlib.import_module(self._package).init(**{**identity, **self._options})
-        if self._sent > start_iter:
-            logger.info("%s has this run up to iteration %d: not sent again", self._package, self._sent)
+        self._run = importlib.import_module(self._package).init(**self._options)
 
     def write(self, record: LogRecord) -> None:
-        if self._run is None:
-            self.begin()
         if self._start < record.iter <= self._sent:
             return
         self._run.log(dict(record.scalars), step=record.iter)
@@ -401,17 +322,11 @@ class WandbWriter(Writer):
         self._note.write_text(json.dumps(note) + "\n")
 
     def write_text(self, name: str, text: str, iter: int = 0) -> None:
-        if self._run is None:
-            self.begin()
         if iter > self._sent or not self._sent:
             page = importlib.import_module(self._package).Html(f"<pre>{html.escape(text)}</pre>")
             self._run.log({name: page}, step=iter)
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        if hasattr(self._run, "summary"):  # not in trackio
-            self._run.summary.update(dict(summary))
-
     def close(self) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            run.finish()
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

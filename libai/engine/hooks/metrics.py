@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from libai.engine.events.throughput import Throughput, memory_gb
-from libai.engine.events.writers import LogRecord, Writer, close_all
+from libai.engine.events.writers import LogRecord, Writer
 from libai.engine.hook_base import HookBase, Period, is_due
 from libai.patches.internals import wait_for_device
 from libai.utils.distributed import all_reduce, is_main_process
@@ -115,7 +116,6 @@ class WriterHook(HookBase):
         timer: source of the rates, if any.
         texts: name → text that the writers get at the start, such as the config.
         iters_per_epoch: what `train/epoch` is counted with; None leaves it out.
-        summary: gives what the writers get at the end.
         best: hook that keeps the best value of a metric; a better one is marked.
     """
 
@@ -128,26 +128,21 @@ class WriterHook(HookBase):
         timer: IterationTimer | None = None,
         texts: Mapping[str, str] | None = None,
         iters_per_epoch: float | None = None,
-        summary: Callable[[], Mapping[str, Any]] | None = None,
         best: Any = None,
     ):
         self._writers = list(writers) if is_main_process() else []
         self._texts: Mapping[str, str] = {} if texts is None else texts  # filled by the time training starts
         self.period, self._timer, self._iters_per_epoch = period, timer, iters_per_epoch
-        self._summary = summary
         self._best = best
-        self._begun: list[Writer] = []
         self._written: dict[str, int] = {}
         self._logged_at = 0
         self._has_evaluated = False
 
     def before_train(self) -> None:
         """Opens the writers and shows an evaluation made before the first iteration."""
-        self._begun = []
         self._logged_at = 0
         for writer in self._writers:
             writer.begin(self.trainer.start_iter)
-            self._begun.append(writer)
             for name, text in self._texts.items():
                 writer.write_text(name, text, self.trainer.start_iter)
         # a resumed storage holds what the run before has written
@@ -181,16 +176,12 @@ class WriterHook(HookBase):
             self._write(completed, self._record_training())
 
     def after_train(self) -> None:
-        """Writes the evaluation of a run that was stopped early and the summary, and closes the writers."""
-        try:
+        """Writes the evaluation of a run that was stopped early, and closes the writers, also when one fails."""
+        with ExitStack() as stack:
+            for writer in self._writers:
+                stack.callback(writer.close)
             if self.trainer.status != "failed":
                 self._write(self.trainer.iter)
-            if self._begun and self._summary is not None:
-                summary = self._summary()
-                for writer in self._begun:
-                    writer.write_summary(summary)
-        finally:
-            close_all(self._writers)
 
     def _record_training(self) -> list[str]:
         """Put the numbers of the iteration, and how fast it was, into the event storage; their tags."""
@@ -210,18 +201,11 @@ class WriterHook(HookBase):
             self._written.pop(tag, None)
         return list(scalars)
 
-    def _new_recorded(self) -> dict[str, float]:
-        """The values put into the event storage since it was last written."""
-        new = {}
-        for tag, (value, iteration) in self.trainer.storage.latest().items():
-            if self._written.get(tag) != iteration:
-                self._written[tag] = iteration
-                new[tag] = value
-        return new
-
     def _write(self, completed: int, training: Sequence[str] = ()) -> None:
         """Give the writers all that is new in the event storage, first the tags that are of training."""
-        recorded = self._new_recorded()
+        latest = self.trainer.storage.latest()
+        recorded = {tag: value for tag, (value, at) in latest.items() if self._written.get(tag) != at}
+        self._written.update((tag, latest[tag][1]) for tag in recorded)
         if not recorded:
             return
         best = self._best

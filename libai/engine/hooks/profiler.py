@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cProfile
-import io
 import logging
 import pstats
 from pathlib import Path
@@ -54,15 +53,13 @@ class ProfilerHook(HookBase):
     def _write(self) -> None:
         self._dir.mkdir(parents=True, exist_ok=True)
         path = self._dir / f"profile_rank{get_rank()}"
-        if self._device == "cuda":
-            self._profile.__exit__(None, None, None)
-            table = str(self._profile.key_averages())
-        else:
-            self._profile.disable()
-            self._profile.dump_stats(path.with_suffix(".prof"))
-            text = io.StringIO()
-            pstats.Stats(self._profile, stream=text).sort_stats("cumulative").print_stats(40)
-            table = text.getvalue()
-        path.with_suffix(".txt").write_text(table)
+        with open(path.with_suffix(".txt"), "w") as table:
+            if self._device == "cuda":
+                self._profile.__exit__(None, None, None)
+                table.write(str(self._profile.key_averages()))
+            else:
+                self._profile.disable()
+                self._profile.dump_stats(path.with_suffix(".prof"))
+                pstats.Stats(self._profile, stream=table).sort_stats("cumulative").print_stats(40)
         self._profile = None
         logger.info("profile of iterations %d-%d written to %s.txt", self._start + 1, self._stop, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -91,25 +90,13 @@ def _oneflow_state() -> bytes:
 
 
 def _python_and_numpy() -> dict[str, Any]:
-    """Both states as JSON values; 4 KB of text each."""
+    """Both states as JSON values."""
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": [version, _encode(np.array(words, dtype=np.uint32)), gauss],
-        "numpy": [name, _encode(np.asarray(keys)), int(position), int(has_gauss), float(cached)],
-    }
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {"python": [version, list(words), gauss], "numpy": [name, np.asarray(keys).tolist(), *rest]}
 
 
 def _restore_python_and_numpy(state: Mapping[str, Any]) -> None:
     version, words, gauss = state["python"]
-    random.setstate((version, tuple(_decode(words).tolist()), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, _decode(keys), position, has_gauss, cached))
-
-
-def _encode(words: np.ndarray) -> str:
-    return base64.b64encode(words.astype("<u4").tobytes()).decode()
-
-
-def _decode(text: str) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), "<u4")
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(tuple(state["numpy"]))

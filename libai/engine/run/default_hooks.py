@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +21,6 @@ from libai.engine.events.writers import (
 )
 from libai.engine.hook_base import HookBase
 from libai.engine.run import build
-from libai.engine.run.report import summary_of
 from libai.scheduler import needs_metric
 
 #: the names in `train.writers`
@@ -97,7 +95,6 @@ def default_hooks(run: Any) -> list[HookBase | None]:
     if train.rehearse_every:
         found.append(hooks.RehearsalHook(train.rehearse_every))
     found += build.build_extra_hooks(run.config)
-    texts, summary = run.folder.texts, functools.partial(summary_of, run)
     writers = run.build_writers()
-    found.append(hooks.WriterHook(writers, log_period, run.timer, texts, plan.iters_per_epoch, summary, best))
+    found.append(hooks.WriterHook(writers, log_period, run.timer, run.folder.texts, plan.iters_per_epoch, best))
     return found

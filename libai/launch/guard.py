@@ -128,7 +128,7 @@ def run_guarded(main: Callable[[], object]) -> int:
     except SystemExit as stop:
         return _report_exit(stop)
     except KeyboardInterrupt as stop:
-        _record_failure(stop, None)
+        _record_failure(stop, "error: KeyboardInterrupt")
         return 128 + signal.SIGINT
     except BaseException as error:  # reported whatever it is, and ends the process with its code
         return _report(error)
@@ -196,15 +196,15 @@ def _report_exit(stop: SystemExit) -> int:
     code = _as_exit_code(stop.code)
     left = getattr(stop, "left_phase", None)
     if code == 0 and left is not None:
-        text = (
-            f"sys.exit(0) was called at {_place(stop)} in the phase {left!r}: the run was not over. Stop a run "
-            "early with `raise StopTraining` in a hook's after_step, or exit after train() has returned"
+        said = (
+            f"error: sys.exit(0) was called at {_place(stop)} in the phase {left!r}: the run was not over. Stop a run "
+            "early with `raise StopTraining` in a hook's after_step, or exit after train() has returned."
         )
-        if not _record_failure(stop, text):
-            say(f"error: rank {_rank()}: {text}." if world_size() > 1 else f"error: {text}.")
+        if not _record_failure(stop, said):
+            say(with_rank(said, _rank()) if world_size() > 1 else said)
         return EXIT_FAILED
     if code not in (0, EXIT_RESUMABLE):
-        _record_failure(stop, f"sys.exit({stop.code!r}) at {_place(stop)}")
+        _record_failure(stop, f"error: sys.exit({stop.code!r}) at {_place(stop)}")
     return code
 
 
@@ -225,7 +225,7 @@ def _report(error: BaseException) -> int:
     if text is not None and not text.strip():
         text = type(error).__name__
     said = f"error: {text or _traceback(error)}"
-    if not _record_failure(error, text, said):
+    if not _record_failure(error, said):
         say(with_rank(said, rank) if rank > 0 or (text is None and world_size() > 1) else said)
     elif rank > 0:
         print(said, file=sys.stderr)  # its own file
@@ -263,18 +263,13 @@ def _rank() -> int:
     return max(0, int(os.environ.get("RANK", 0)))  # importing oneflow without a launcher sets RANK=-1
 
 
-def _record_failure(error: BaseException, text: str | None, said: str | None = None) -> bool:
-    """Leave a note for the launcher, which tells the user which rank failed first. False when nobody asks for it.
-
-    `text`: what explains the error, None for one that its traceback explains. `said`: what to print for it.
-    """
+def _record_failure(error: BaseException, said: str) -> bool:
+    """Leave a note for the launcher, which prints `said` of the rank that failed first. False when nobody asks."""
     folder = own_folder()
     if folder is None:
         return False
     note = {
         "time": time.time(),
-        "reason": text or _describe(error),
-        "where": _place(error),
         "kind": type(error).__name__,
         "said": said,
         "phase": getattr(error, "left_phase", None),
@@ -286,11 +281,6 @@ def _record_failure(error: BaseException, text: str | None, said: str | None = N
     except OSError:
         return False  # the report on stderr must come out whatever the disk does
     return True
-
-
-def _describe(error: BaseException) -> str:
-    text = traceback.format_exception_only(type(error), error)[-1].strip()
-    return f"{text}: no memory was left" if text == "MemoryError" else text
 
 
 def _place(error: BaseException) -> str:

@@ -336,13 +336,13 @@ class Supervisor:
         """Print the error of the rank that failed first, or what native code has said on it last; of no other rank."""
         first = self.first_failure(code)
         self._keep_errors()
-        said = first.note.get("said")
-        if not said:
+        if not first.note:
             sys.stderr.write(first.read_output())
         for rank in self.ranks if first.waited_in_vain else ():
             if rank is not first:
                 say(f"launch: rank {rank.number} was {rank.where()}.")
-        if said:
+        if first.note:
+            said = first.note["said"]
             is_of_all = all(rank.note.get("said") == said for rank in self.ranks)
             is_plain = is_of_all or (code == EXIT_USER_MISTAKE and first.number == 0)
             say(said if is_plain else with_rank(said, first.number))
@@ -364,20 +364,17 @@ class Supervisor:
         for rank in self.ranks:
             text = rank.note.get("said") or "".join(f"  {frame}\n" for frame in rank.read_stack()) or rank.read_output()
             if rank.has_failed and (text or not rank.was_ended):
-                end = "ended by the launcher" if rank.was_ended and not rank.note else self._describe(rank)
+                end = "ended by the launcher" if rank.was_ended else f"exit code {rank.code}"
+                if not rank.note and not rank.was_ended:
+                    end = self._describe(rank)
                 with contextlib.suppress(OSError):  # the disk may be what the job has failed of
                     path = output_dir / ERRORS_FOLDER / f"rank_{rank.number}.txt"
                     path.parent.mkdir(exist_ok=True)
                     path.write_text(f"{stamp}: rank {rank.number}: {end}\n\n{text}", encoding="utf-8")
 
     def _describe(self, rank: Rank) -> str:
-        """Say how a rank ended."""
-        state, note, code = rank.state, rank.note, rank.code
-        assert code is not None
-        if note:
-            where = f" ({note['where']})" if note["where"] and note["where"] not in note["reason"] else ""
-            exit_code = "" if note["kind"] == "SystemExit" else f", exit code {code}"  # its text names the code
-            return f"{note['reason']}{where}{exit_code}"
+        """Say how a rank without a note ended."""
+        state = rank.state
         limit = rank_notes.STEP_LIMIT if state.iteration else rank_notes.START_LIMIT
         if state.hung_seconds and rank.phase == "meet":
             return (

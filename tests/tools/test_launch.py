@@ -101,12 +101,12 @@ def test_ranks_get_their_numbers_arguments_and_libai(script):
         (
             "sys.exit(3 if rank == 1 else 0)",
             1,
-            "launch: rank 1 failed first: sys.exit(3) at PROGRAM:4; the other ranks were ended.\n",
+            "error: rank 1: sys.exit(3) at PROGRAM:4\n",
         ),
         (
             "sys.exit(2 if rank == 1 else 0)",
             2,
-            "launch: rank 1 failed first: sys.exit(2) at PROGRAM:4; the other ranks were ended.\n",
+            "error: rank 1: sys.exit(2) at PROGRAM:4\n",
         ),
         ("sys.exit(75 if rank == 1 else 0)", 75, ""),
     ],

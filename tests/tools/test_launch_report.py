@@ -14,7 +14,7 @@ ABRT, KILL = -signal.SIGABRT, -signal.SIGKILL
 def ended(number, folder, status, end_time, note=None, **facts):
     """A rank that has ended so, at that time."""
     if note is not None:
-        usual = {"time": end_time, "reason": "it", "where": "", "kind": "X", "said": "error: it\n", "phase": None}
+        usual = {"time": end_time, "kind": "X", "said": "error: it\n", "phase": None}
         usual |= {"iteration": None, "is_consequence": False}
         (folder / f"note_{number}.json").write_text(json.dumps(usual | note))
     return Rank(number, str(folder), RankState(status=status, ended_at=end_time), **facts)
@@ -101,7 +101,7 @@ def test_the_last_error_of_every_rank_is_kept(tmp_path):
     Supervisor(lambda: None, ranks)._keep_errors()
     kept = {path.name: path.read_text() for path in (tmp_path / "errors").iterdir()}
     assert set(kept) == {"rank_0.txt", "rank_2.txt"}
-    assert kept["rank_0.txt"].endswith(": rank 0: it, exit code 1\n\nTraceback\n")
+    assert kept["rank_0.txt"].endswith(": rank 0: exit code 1\n\nTraceback\n")
     assert kept["rank_2.txt"].endswith(": rank 2: killed by SIGKILL (out of memory?)\n\nF0101 native words\n")
 
 
@@ -142,7 +142,7 @@ def test_exit_0_in_the_middle_of_a_run_is_a_failure(script, phase, code):
     result = program.run()
     assert result.returncode == code, result.stderr
     if code:
-        assert f"launch: rank 1 failed first: sys.exit(0) was called at {program.path}:" in result.stderr
+        assert f"error: rank 1: sys.exit(0) was called at {program.path}:" in result.stderr
         assert "the run was not over" in result.stderr and result.stderr.count("\n") == 1
     else:
         assert result.stderr == ""

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import sys
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TextIO
 
@@ -85,9 +86,9 @@ def setup_logging(
 ) -> logging.Logger:
     """Set the logger "libai" up for this rank and return it.
 
-    Files are appended to, so a resumed run continues its log. May be called again (another folder, another level): the
-    earlier handlers of this function are replaced. `output_dir=None`: screen only. `rank`, `world`: of the launcher.
-    `holds_files`: touch no file yet; what is logged is kept in memory until `open_log_files` writes it.
+    Files are appended to, so a resumed run continues its log. May be called again (another folder, another
+    level): the earlier handlers of this function are replaced. `output_dir=None`: screen only. `rank`, `world`: of the
+    launcher. `holds_files`: touch no file yet; what is logged is kept in memory until `open_log_files` writes it.
     `quiet`: only warnings, errors and results reach the screen; the files get everything.
     """
     rank = get_rank() if rank is None else rank
@@ -101,40 +102,22 @@ def setup_logging(
     else:
         _attach(logger, logging.NullHandler())  # or Python prints warnings of this rank by itself
     if output_dir is not None:
-        _attach(logger, _HeldRecords(Path(output_dir), rank, world))
+        name = "log.txt" if rank == 0 else f"log_rank{rank}.txt"
+        file = _LogFile(Path(output_dir).absolute() / name, encoding="utf-8", delay=True)
+        file.setFormatter(logging.Formatter(_FILE_FORMAT if rank == 0 else f"[{rank}/{world}] {_FILE_FORMAT}"))
+        _attach(logger, MemoryHandler(sys.maxsize, flushLevel=sys.maxsize, target=file, flushOnClose=False))
         if not holds_files:
             open_log_files()
     return logger
 
 
-class _HeldRecords(logging.Handler):
-    """Keeps what is logged before the log file may be touched."""
-
-    def __init__(self, folder: Path, rank: int, world: int):
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-        self._path = folder / ("log.txt" if rank == 0 else f"log_rank{rank}.txt")
-        self._format = _FILE_FORMAT if rank == 0 else f"[{rank}/{world}] {_FILE_FORMAT}"
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-    def to_file(self) -> logging.FileHandler:
-        """The handler of the file, which holds the records now."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = _LogFile(self._path, encoding="utf-8")
-        file.setFormatter(logging.Formatter(self._format))
-        for record in self.records:
-            file.handle(record)
-        return file
-
-
 def open_log_files() -> None:
     """Write what was logged since `setup_logging(…, holds_files=True)` to the log file, and everything from now on."""
-    logger = logging.getLogger("libai")
-    for handler in [h for h in logger.handlers if isinstance(h, _HeldRecords)]:
-        logger.removeHandler(handler)
-        _attach(logger, handler.to_file())
+    for handler in logging.getLogger("libai").handlers:
+        if isinstance(handler, MemoryHandler) and isinstance(handler.target, _LogFile):
+            Path(handler.target.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+            handler.capacity = 0
+            handler.flush()
 
 
 def is_quiet() -> bool:
@@ -148,6 +131,8 @@ def reset_logging() -> None:
     for handler in list(logger.handlers):
         if getattr(handler, "of_libai", False):
             logger.removeHandler(handler)
+            if isinstance(handler, MemoryHandler) and handler.target is not None:
+                handler.target.close()
             handler.close()
     logger.propagate = True
     logger.setLevel(logging.NOTSET)

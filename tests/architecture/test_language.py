@@ -30,7 +30,18 @@ HABITS = {
 #: folders without a finding; a folder that is cleaned is added
 CLEAN = (
     *("cli", "data", "evaluation", "hf", "inference", "layers", "models", "native", "optim", "parallel", "patches"),
-    *("scheduler", "engine/compiled", "benchmark", "checkpoint", "config", "forward", "launch", "utils"),
+    *(
+        "scheduler",
+        "engine/compiled",
+        "benchmark",
+        "checkpoint",
+        "config",
+        "forward",
+        "launch",
+        "utils",
+        "engine/events",
+        "engine/hooks",
+    ),
 )
 
 

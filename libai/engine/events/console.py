@@ -32,8 +32,8 @@ _PLACED = ("train/loss", "train/lr", "train/grad_norm", "train/epoch")
 class ConsoleWriter(Writer):
     """One line per log point through the logger (screen and `log.txt`); on a terminal a progress bar below the lines.
 
-    The screen shows the fields that fit into its width, at most one line in `min_seconds`, and always that of the last
-    iteration; `log.txt` gets every line whole. The bar moves by itself between log points and shows when the run
+    The screen shows the fields that fit into its width, at most one line in `min_seconds`, and always the line of the
+    last iteration; `log.txt` gets every line whole. The bar moves by itself between log points and shows when the run
     compiles, evaluates or saves. `max_iter`: the last iteration, for a bar that is seen before the first record.
     """
 

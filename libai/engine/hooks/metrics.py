@@ -44,12 +44,12 @@ class IterationTimer(HookBase):
         self._begin_window()
 
     def before_step(self) -> None:
-        """Ends the time of a first iteration, in which its hooks count too, and begins that of the next."""
+        """Closes the window of a first iteration, which includes its hooks, and opens the next window."""
         if self._is_first:
             self._end_first()
         trainer = self.trainer
         if trainer.iter == trainer.start_iter:
-            self.close_window()  # with the iterations before a change of mode
+            self.close_window()  # which holds the iterations before a change of mode
             self._is_first = True
 
     def after_step(self) -> None:
@@ -108,7 +108,7 @@ class WriterHook(HookBase):
     """Fetches the metrics at log points (the only regular synchronisation of the loop) and writes them.
 
     Registered on all ranks, because metrics are reduced over ranks; only rank 0 has writers. The slowest rank's data
-    time counts. Runs after every hook that produces numbers; before an evaluation it writes those of the iteration.
+    time counts. Runs after every hook that produces numbers; before an evaluation it writes the iteration's.
 
     Args:
         writers: used on rank 0 only; they begin when training starts and are closed when it ends.

@@ -121,6 +121,7 @@ class MetricHook(HookBase):
     """
 
     saved: tuple[str, ...] = ("last_iter",)
+    _is_needed = True
 
     def __init__(self, metric: str):
         self.metric = metric
@@ -130,12 +131,15 @@ class MetricHook(HookBase):
         """Called after the iteration whose evaluation gave `value`."""
         raise NotImplementedError
 
-    def after_step(self) -> None:
-        """Looks at the metric when it is new. Raises `UserError` when the evaluation does not give it."""
-        found = self.trainer.storage.get(self.metric)
-        if found is None:
+    def after_eval(self) -> None:
+        """Raises `UserError` when the evaluation does not give the metric."""
+        if self._is_needed and self.trainer.storage.get(self.metric) is None:
             _refuse_unknown(self.metric, self.trainer.storage.names("eval/"))
-        elif found[1] != self.last_iter:
+
+    def after_step(self) -> None:
+        """Looks at the metric when it is new."""
+        found = self.trainer.storage.get(self.metric)
+        if found is not None and found[1] != self.last_iter and self._is_needed:
             value, self.last_iter = found
             self.judge(value)
 
@@ -257,11 +261,6 @@ class LRHook(MetricHook):
                 'the rate would never change. Set train.evaluation.eval_metric="<dataset>/<name>" (for example '
                 '"val/loss"), train.evaluation.eval_period and dataloader.test, or choose a schedule over iterations.'
             )
-
-    def after_step(self) -> None:
-        """Steps the schedule when an evaluation has just given its metric; the next update uses the new rate."""
-        if self._is_needed:
-            super().after_step()
 
     def judge(self, value: float) -> None:
         self.trainer.lr_scheduler.step(value)

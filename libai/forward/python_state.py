@@ -281,10 +281,9 @@ def _contents(cell: types.CellType) -> Any:
 
 
 def _function_in(value: Any) -> types.FunctionType | None:
-    """Return the Python function that `value` is, wraps, or runs when it is called."""
-    for name in ("func", "fget", "__func__"):  # they belong to partials, properties, and methods
-        if isinstance(value, functools.partial | property | types.MethodType | staticmethod | classmethod):
-            value = getattr(value, name, value)
+    """Return the Python function that `value` is, wraps (a partial, property or method), or runs when it is called."""
+    for name in ("func", "fget", "__func__"):
+        value = getattr(value, name, value)
     if not isinstance(value, types.FunctionType | type):
         value = vars(type(value)).get("__call__")
     return value if isinstance(value, types.FunctionType) else None

@@ -179,8 +179,11 @@ def test_a_changed_rate_compiles_a_graph_of_its_own_again():
     [
         ({"num_accumulation_steps": 2}, "cannot honour num_accumulation_steps"),
         ({"max_grad_norm": 1.0}, "cannot honour max_grad_norm"),
-        ({"train_graph": lambda model, optimizer: model}, "returned a Classifier, not an nn.Graph"),
-        ({"train_graph": lambda model, optimizer: nn.Graph()}, "no attribute that is the trainer's model"),
+        (
+            {"train_graph": lambda model, optimizer: model},
+            "returned a Classifier, not an nn.Graph with the trainer's model",
+        ),
+        ({"train_graph": lambda model, optimizer: nn.Graph()}, "returned a Graph, not .* write `self.model = model`"),
     ],
 )
 def test_what_a_graph_of_its_own_cannot_honour_is_refused(settings, expected):

@@ -79,19 +79,18 @@ class OwnGraph:
         start = time.perf_counter()
         close_launch_race()
         graph = self._make(trainer.model, trainer.optimizer)
-        if not isinstance(graph, nn.Graph):
-            raise UserError(f"train_graph returned a {type(graph).__name__}, not an nn.Graph.")
-        names = [name for name, block in graph._blocks.items() if block.to(nn.Module) is trainer.model]
+        blocks = graph._blocks if isinstance(graph, nn.Graph) else {}
+        names = [name for name, block in blocks.items() if block.to(nn.Module) is trainer.model]
         if not names:
             raise UserError(
-                f"{type(graph).__name__} has no attribute that is the trainer's model; in its constructor write "
-                "`self.model = model` for the model that train_graph was called with."
+                f"train_graph returned a {type(graph).__name__}, not an nn.Graph with the trainer's model; in the "
+                "constructor of a graph write `self.model = model` for the model that train_graph was called with."
             )
         reads: Reads = {}
         plain = graph.build
 
         def build(**inputs: Any) -> Any:
-            with tracing(graph._blocks[names[0]], reads):
+            with tracing(blocks[names[0]], reads):
                 return plain(**inputs)
 
         state = trainer.optimizer_state

@@ -172,7 +172,7 @@ class GraphTrainer(ModelTrainer):
             if decision == "eager":
                 warn_once(
                     logger,
-                    f"changes often: {differences.partition(' ')[0]}",
+                    f"changes often: {differences.partition(' (')[0]}",
                     f"{differences} changes again and again: from iteration {self.iter + 1} on such updates run op by "
                     "op, with the same result. A graph is compiled for one value; the learning rate and buffers "
                     "(`self.register_buffer`) are inputs of it and may change in every iteration.",

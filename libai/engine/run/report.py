@@ -77,11 +77,12 @@ def start_banner(run: Any) -> None:
     total = sum(p.numel() for p in parameters)
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     share = "" if trained == total else f" ({trained:,} trained)"
+    layout = f"; {run.trainer.layout.describe()}" if run.mesh.size > run.mesh.data else ""
     samples = run.plan.samples_per_epoch
     data = f"{samples:,} samples" if samples else type(run.train_loader).__name__
     lines = {
         f"libai {__version__}": f"{run.output_dir.name}, {begins} in {run.trainer.mode} mode -> {run.output_dir}",
-        "model": f"{type(run.model).__name__}, {total:,} parameters{share}",
+        "model": f"{type(run.model).__name__}, {total:,} parameters{share}{layout}",
         "data": f"{data}; {_describe_periods(run)}",
         "batch": run.plan.describe(),
         "optimizer": _describe_optimizer(run),

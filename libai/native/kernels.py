@@ -115,7 +115,7 @@ def use_kernels() -> None:
     """Make the imported oneflow compute by our kernels, with the best instruction set that the CPU has.
 
     Where that cannot be (no compiler, no folder to write to, another oneflow, a failed test) oneflow continues with its
-    own, and a run says so where it names its versions.
+    own, and a run says so in a warning.
     """
     global _library, _description
     if _library is not None:

@@ -19,6 +19,7 @@ from libai.config import LazyCall, LazyConfig, validate
 from libai.engine import Run, default_setup
 from libai.engine.hook_base import HookBase
 from libai.engine.hooks import CallbackHook
+from libai.engine.run import report
 from libai.engine.run.report import start_banner
 from libai.engine.run.run_folder import find_run
 from libai.launch.guard import run_guarded
@@ -263,6 +264,13 @@ def test_the_banner_says_what_will_happen(tmp_path, overrides, expected):
     assert banner["data"].endswith(f"; {expected}")
     assert banner["schedule"].endswith(", 3 of warm-up") == ("warmup" in overrides[0])
     assert "new run in eager mode" in banner[f"libai {__version__}"]
+
+
+def test_kernels_that_could_not_be_made_are_a_warning(tmp_path, monkeypatch, caplog):
+    run = make_run(tmp_path, "eager")
+    monkeypatch.setattr(report, "kernels_in_use", lambda: "oneflow's own, which are slower (no compiler)")
+    start_banner(run)
+    assert "operations on CPU take oneflow's own, which are slower (no compiler)" in caplog.messages
 
 
 def test_a_resumed_run_says_what_is_left(tmp_path, caplog):

@@ -16,6 +16,7 @@ from libai.config.instantiation import target_of
 from libai.config.lazy_config import to_yaml
 from libai.engine.hooks import BestCheckpointHook
 from libai.launch.facts import collect_env
+from libai.native.kernels import kernels_in_use
 from libai.optim import Optimizers
 from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
@@ -90,6 +91,9 @@ def start_banner(run: Any) -> None:
     }
     for title, text in lines.items():
         logger.info("%s  %s", title.ljust(9), text)
+    kernels = kernels_in_use()
+    if run.mesh.device == "cpu" and "slower" in kernels:
+        logger.warning("operations on CPU take %s", kernels)
 
 
 def _describe_periods(run: Any) -> str:

@@ -16,7 +16,7 @@ from oneflow import nn
 
 from libai.engine.compiled.buffers import refuse_changed_parameters, same_buffers, write_buffers
 from libai.engine.compiled.build_errors import GraphBuildError, explain_build_error
-from libai.engine.compiled.graphs import EvalGraph, StepInputs, TrainGraph
+from libai.engine.compiled.graphs import EvalGraph, TrainGraph
 from libai.engine.compiled.guards import Guards, refuse_own_update
 from libai.engine.compiled.own_graph import MakeGraph, OwnGraph, refuse_options
 from libai.engine.gradients import Batch, map_shares
@@ -100,15 +100,11 @@ class GraphTrainer(ModelTrainer):
         self._runs_alone = self.mesh.is_single
         self._own_graph = None if train_graph is None else OwnGraph(train_graph)
         self._auto_parallel = auto_parallel
-        groups = self.optimizer.param_groups
-        self._corrects_bias = any("betas" in group for group in groups)
-        self._step_inputs = StepInputs(
-            len(groups),
-            self.mesh.pipeline,
-            self.options.num_accumulation_steps,
-            self._corrects_bias,
-            self.layout.constant,
-        )
+        self._corrects_bias = any("betas" in group for group in self.optimizer.param_groups)
+        #: the scalars of the step that the host sets: `lr`, `bias1` and `bias2` of each group, as they are now, and as
+        #: inputs of the graph, `<scalar>_<group>_<stage>` → `(num_accumulation_steps,)` float32, all elements equal
+        self._scalars: dict[tuple[str, int], float] = {}
+        self._step_inputs: dict[str, flow.Tensor] = {}
         #: the graph has a random key as input; dropout probabilities are compiled in, also those of 0
         self._takes_key = False
         #: every update is made eagerly: a graph that accumulates would not see what a micro-batch does to a buffer
@@ -226,16 +222,28 @@ class GraphTrainer(ModelTrainer):
                 with_class(self.model, facts.buffers[0]),
             )
 
+    def _set_step_inputs(self) -> None:
+        """Replace the scalars that have changed since the last update. A changed scalar is a new tensor: to write into
+        one that the running step reads would wait for the step."""
+        step = self.optimizer._state["step"]
+        for index, group in enumerate(self.optimizer.param_groups):
+            scalars = [("lr", float(group["lr"]))]
+            if self._corrects_bias:
+                bias1, bias2 = bias_corrections(group, step)
+                scalars += [("bias1", bias1), ("bias2", bias2)]
+            for name, value in scalars:
+                if self._scalars.get((name, index)) != value:
+                    self._scalars[name, index] = value
+                    for stage in range(self.mesh.pipeline):
+                        constant = self.layout.constant(value, self.options.num_accumulation_steps, stage)
+                        self._step_inputs[f"{name}_{index}_{stage}"] = constant
+
     def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Shares]:
         """Return `(keyword arguments of the graph, shares)` for the micro-batches of an iteration, which are joined."""
-        for index, group in enumerate(self.optimizer.param_groups):
-            scalars = {"lr": float(group["lr"])}
-            if self._corrects_bias:
-                scalars["bias1"], scalars["bias2"] = bias_corrections(group, self.optimizer._state["step"])
-            self._step_inputs.set(index, **scalars)
+        self._set_step_inputs()
         steps, layout, gradients = self.options.num_accumulation_steps, self.layout, self.gradients
         batch = gradients.to_device(batches[0] if steps == 1 else _join(batches))
-        inputs: dict[str, Any] = {"batch": layout.lay_out_batch(batch), "step": self._step_inputs.tensors}
+        inputs: dict[str, Any] = {"batch": layout.lay_out_batch(batch), "step": self._step_inputs}
         shares: Shares = [1.0 / steps] * steps
         if self._weighted:
             shares = gradients.item_shares([gradients.to_device(part) for part in batches])

@@ -36,41 +36,8 @@ MODULE_NAME = "model"
 _CLIP_NORM_READER = "System-ClipGradient-GlobalNorm-AddEps"
 #: options that decide which inputs an update op has, so that one compiled update has one value of each
 _STRUCTURAL = ("amsgrad", "centered")
-#: the inputs of a job that hold the scalars of `StepInputs`
+#: the inputs of a job that hold the scalars of a step: `<scalar>_<group>_<stage>`
 _STEP_INPUT = re.compile(r"_((?:lr|bias1|bias2)_\d+_\d+)$")
-
-
-class StepInputs:
-    """The host-set scalars of a compiled step: `lr` of each optimizer group, on each stage, and with `corrects_bias`
-    (Adam and its kin) `bias1` and `bias2`.
-
-    `tensors`: name `<scalar>_<group>_<stage>` → `(num_micro_batches,)` float32, all elements equal (an input of a graph
-    that accumulates is cut into micro-batches), as keyword arguments of the graph. A changed value is a new tensor: to
-    write into one that the running step reads would wait for the step. `constant(value, size, stage)` makes one where
-    its stage is: nothing may be sent between ranks for it.
-    """
-
-    def __init__(
-        self,
-        num_groups: int,
-        num_stages: int,
-        num_micro_batches: int,
-        corrects_bias: bool,
-        constant: Callable[[float, int, int], flow.Tensor],
-    ):
-        self.tensors: dict[str, flow.Tensor] = {}
-        self._values: dict[tuple[str, int], float] = {}
-        self._num_stages, self._size, self._constant = num_stages, num_micro_batches, constant
-        for group in range(num_groups):
-            self.set(group, lr=0.0, **({"bias1": 1.0, "bias2": 1.0} if corrects_bias else {}))
-
-    def set(self, group: int, **scalars: float) -> None:
-        """Replace those scalars of a group that changed since the last call; no synchronisation, no communication."""
-        for scalar, value in scalars.items():
-            if self._values.get((scalar, group)) != value:
-                self._values[scalar, group] = value
-                for stage in range(self._num_stages):
-                    self.tensors[f"{scalar}_{group}_{stage}"] = self._constant(value, self._size, stage)
 
 
 class TrainGraph(CompiledGraph):
@@ -141,7 +108,7 @@ class TrainGraph(CompiledGraph):
             self.set_grad_scaler(options.loss_scaling.for_graph())
 
     def build(self, batch: dict[str, Any], step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
-        """Trace one micro-batch. `batch`: forward's arguments; `step`: `StepInputs.tensors`, which only the completed
+        """Trace one micro-batch. `batch`: forward's arguments; `step`: scalars of the step, which only the completed
         job reads; `share`: the micro-batch's weight in the mean over counted items, or the weights of its losses;
         `key`: its random key."""
         with tracing(self.model, self.reads):

@@ -127,7 +127,9 @@ class _OneFlowLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         if (text := explain_versions()) is not None:
             raise _oneflow_import_error(text)
-        is_on("openblas")  # mistakes in LIBAI_PATCHES are reported before anything is loaded
+        # mistakes in LIBAI_PATCHES and LIBAI_NATIVE are reported before anything is loaded
+        is_on("openblas")
+        kernels.allowed_levels()
         try:
             with phase("meet", DEFAULT_MEETING_SECONDS) if world_size() > 1 else contextlib.nullcontext():
                 if "MASTER_PORT" in os.environ:

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow
+from libai.utils.errors import UserError
 
+#: environment variable with the best instruction set that kernels may use; all may be used without it
+VARIABLE = "LIBAI_NATIVE"
 #: the instruction sets, lowest first: the library knows them by their index
 LEVELS = ("sse2", "avx2", "avx512")
 #: OneFlow's `IntraJobMemSharingUtil::InferMemBlockId4MemReusedRegst`
@@ -103,6 +106,17 @@ _description = "oneflow's own"
 _plans_memory = False
 
 
+def allowed_levels() -> tuple[str, ...]:
+    """Return the instruction sets that `LIBAI_NATIVE` allows, best first; `UserError` for an unknown one."""
+    best = os.environ.get(VARIABLE, LEVELS[-1])
+    if best not in LEVELS:
+        raise UserError(
+            f"{VARIABLE}={best} is not an instruction set. Choose the best one that kernels may use: "
+            f"{', '.join(LEVELS)}; LIBAI_PATCHES=-kernels switches them off."
+        )
+    return LEVELS[LEVELS.index(best) :: -1]
+
+
 def compile_kernels() -> None:
     """Compile them where that has not been done, so that ranks need not wait for one of them. Imports no oneflow."""
     from libai.native.build import find_library
@@ -112,7 +126,7 @@ def compile_kernels() -> None:
 
 
 def use_kernels() -> None:
-    """Make the imported oneflow compute by our kernels, with the best instruction set that the CPU has.
+    """Make the imported oneflow compute by our kernels, with the best allowed instruction set that the CPU has.
 
     Where that cannot be (no compiler, no folder to write to, another oneflow, a failed test) oneflow continues with its
     own, and a run says so in a warning.
@@ -124,7 +138,7 @@ def use_kernels() -> None:
 
     try:
         library = Library(find_library())
-        level = next(level for level in LEVELS[::-1] if library.use_level(level))
+        level = next(level for level in allowed_levels() if library.use_level(level))
     except Unavailable as reason:
         _description = f"oneflow's own, which are slower ({reason})"
         return

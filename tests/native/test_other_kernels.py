@@ -26,8 +26,8 @@ def expected():
     [
         pytest.param({"LIBAI_PATCHES": "-kernels"}, "oneflow's own", marks=pytest.mark.slow),
         ({"CXX": "no-such-compiler"}, NO_COMPILER),
-        ({"LEVEL": "avx2"}, None),
-        pytest.param({"LEVEL": "sse2"}, None, marks=pytest.mark.slow),
+        ({"LIBAI_NATIVE": "avx2"}, "libai's for avx2"),
+        pytest.param({"LIBAI_NATIVE": "sse2"}, "libai's for sse2", marks=pytest.mark.slow),
     ],
     ids=["off", "no_compiler", "avx2", "sse2"],
 )
@@ -39,7 +39,7 @@ def test_both_modes_train_alike_with(environment, kernels, expected, library, tm
     done = jobs.run(program, timeout=200, PYTHONPATH=str(jobs.ROOT), **environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert kernels is None or found["kernels"] == kernels
+    assert found["kernels"] == kernels
     assert found["eager"] == pytest.approx(expected, rel=1e-5)
     assert found["graph"] == pytest.approx(expected, rel=1e-5)
     assert len(set(expected)) == len(expected) > 1, "it learns"

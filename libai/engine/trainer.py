@@ -24,8 +24,7 @@ from libai.engine.loop import TrainerBase
 from libai.engine.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import ARGUMENTS_OF_A_MODE, TrainOptions
-from libai.engine.rehearsal.one_process import MixingHook
-from libai.engine.rehearsal.rehearsal import can_compare, compare_on_mesh, look_ahead, require_same
+from libai.engine.rehearsal.rehearsal import compare_on_mesh, look_ahead, require_same
 from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.forward.index_check import NOTHING
 from libai.forward.state import Facts, note_unsaved_buffers
@@ -106,8 +105,6 @@ class ModelTrainer(TrainerBase):
                 "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with",
                 options.zero_stage,
             )
-        if self.mesh.data > 1:
-            self.register_hooks([MixingHook()])
         if options.ema_decay is not None:
             self.register_hooks([EMAHook(options.ema_decay)])
         self._model_plan = ParallelPlan.of(model, options.plan)
@@ -245,7 +242,7 @@ class ModelTrainer(TrainerBase):
             self._learn(reference.facts)
             compare_on_mesh(self, iterations, reference)
         self._build_step(micro_batches)
-        if reference is not None and can_compare(self, iterations):
+        if reference is not None:
             require_same(self, iterations, reference)
         super().prepare()
 

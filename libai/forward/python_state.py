@@ -67,16 +67,6 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _OF_MODULE}
 
 
-def switches_of(model: nn.Module) -> frozenset[Any]:
-    """Return the texts and truth values in plain attributes of the modules of `model`, and which numbers are zero."""
-    found = set()
-    for path, module in model.named_modules():
-        for name, value in plain_attributes(module).items():
-            if isinstance(value, SIMPLE):
-                found.add((path, name, bool(value) if isinstance(value, (int, float)) else value))
-    return frozenset(found)
-
-
 # ------------------------------------------------------------------------------------------------- values
 
 

@@ -23,7 +23,6 @@ INPUTS = ("lr", "initial_lr", "bias_correction1", "bias_correction2")
 
 _PLAIN = (bool, int, float, str, type(None))
 _count = 0
-_num_plain = 0
 #: attributes of modules whose plain values somebody compares; writes of plain values to others are not counted
 _names: set[str] = set()
 #: id of a tensor → how often its `data` was set
@@ -34,12 +33,6 @@ def count_writes() -> int:
     """Return the number of writes so far; counting begins with the first call, for the whole process."""
     _begin()
     return _count
-
-
-def count_plain_writes() -> int:
-    """Return the number of writes of plain values to attributes of modules, since counting began."""
-    _begin()
-    return _num_plain
 
 
 def watch_attributes(names: Iterable[str]) -> None:
@@ -67,12 +60,8 @@ def _begin() -> None:
     set_item, set_attribute = ParamGroup.__setitem__, nn.Module.__setattr__
 
     def set_attribute_of_module(self: nn.Module, name: str, value: Any) -> None:
-        global _num_plain
         set_attribute(self, name, value)
-        is_plain = isinstance(value, _PLAIN)
-        if is_plain:
-            _num_plain += 1
-        if not is_plain or name in _names:
+        if not isinstance(value, _PLAIN) or name in _names:
             _add_one()
 
     nn.Module.__setattr__ = set_attribute_of_module

@@ -54,9 +54,6 @@ def test_ranks_that_compute_something_else_are_refused(rows, name):
     assert "ByRank.forward differs by rank: on rank 1, in update 1 the loss" in first
 
 
-def test_a_switch_that_makes_the_loss_mix_samples_is_refused_before_its_update(rows):
-    wrong, harmless = rows["switched to sum"], rows["switched to mean "]
-    assert all("mixes the samples of a batch" in error for error in wrong["errors"])
-    assert wrong["iters"] == 2
-    assert harmless == rows["switched by one rank"] == {"errors": [None, None], "iters": 5}
-    assert harmless == rows["a file on one rank"]
+def test_a_rehearsed_switch_that_makes_the_loss_mix_samples_leads_to_global_tensors(rows):
+    assert rows["switched to sum"] == {"iters": 5, "is_global": True}
+    assert rows["switched to mean"] == {"iters": 5, "is_global": False}

@@ -16,7 +16,6 @@ from oneflow.optim.lr_scheduler import LambdaLR
 
 from libai.engine.hooks import RehearsalHook
 from libai.engine.rehearsal.comparison import LOSS_BOUND, State, Updates, first_difference
-from libai.engine.rehearsal.one_process import loss_mixes_samples
 from libai.layers import Dropout
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dist"))
@@ -148,23 +147,6 @@ class Noisy(cm._Body):
 
     def loss(self, h, x, y):
         return self.classify(self.stock(self.ours(self.norm(h))), y)
-
-
-class Summed(cm._Body):
-    def classify(self, h, y):
-        return nn.functional.cross_entropy(self.head(h), y, reduction="sum")
-
-
-#: the first shows in a gradient only, and no label of the batch below is ignored
-UNSEEN = ("zero gate", "token mean")
-MIXING = [Summed, *(make for name, make in cm.COUPLED.items() if name not in UNSEEN)]
-
-
-@pytest.mark.parametrize("make", [*MIXING, Noisy, *cm.UNCOUPLED.values()])
-def test_a_loss_across_samples_is_told_from_a_mean(make):
-    model, optimizer = cm.build(make)
-    trainer = toy.trainer_of("eager", model, cm.batches(1), optimizer)
-    assert loss_mixes_samples(trainer, cm.batches(1)[0]) == (make in MIXING)
 
 
 def test_what_is_meant_to_differ_is_not_rehearsed_and_a_line_says_so(caplog):

@@ -66,12 +66,16 @@ def find_culprit(
             trainer._forget_graph()
 
 
-def describe(trainer: Any, culprit: Culprit) -> str:
-    """Return a sentence about `culprit`."""
-    module = dict(trainer.model.named_modules())[culprit.module]
-    name = type(module).__name__
+def begins_in(
+    trainer: Any, iterations: Iterations, number: int, reference: Reference, is_compiled: bool = False
+) -> str:
+    """Return a sentence, after a space, on the module that `find_culprit` finds; "" for none. Collective."""
+    culprit = find_culprit(trainer, iterations, number, reference, is_compiled)
+    if culprit is None:
+        return ""
+    name = type(dict(trainer.model.named_modules())[culprit.module]).__name__
     label = f"{culprit.module} ({name})" if culprit.module else name
-    return f"It begins in the {culprit.stage} pass of {label}: {culprit.text}."
+    return f" It begins in the {culprit.stage} pass of {label}: {culprit.text}."
 
 
 def _watch(

@@ -14,18 +14,13 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.engine.hook_base import HookBase
 from libai.engine.optimizer_state import OptimizerState
-from libai.engine.rehearsal.kept import forward_rolled_back
-from libai.forward.contract import total_loss
-from libai.forward.python_state import switches_of
+from libai.engine.rehearsal.comparison import array_of
 from libai.layers import is_batch_norm_of_rank
-from libai.layers.random import STOCK_DROPOUTS, SeededLayer, fold, random_context
+from libai.layers.random import fold, random_context
 from libai.parallel import LocalLayout, Mesh, localized
 from libai.patches.wrapping import unwrap_forward, wrap_forward
-from libai.patches.writes import count_plain_writes
 from libai.utils.distributed import gather_arrays, gather_objects, is_main_process
-from libai.utils.errors import UserError
 from libai.utils.sizes import available_bytes
 
 logger = logging.getLogger("libai.engine")
@@ -50,7 +45,7 @@ def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches
     named = []
     for micro_batches in iterations:
         for batch in micro_batches:
-            named.append({name: _array(value) for name, value in trainer.gradients.name_inputs(batch).items()})
+            named.append({name: array_of(value) for name, value in trainer.gradients.name_inputs(batch).items()})
     shapes = gather_objects([{name: array.shape for name, array in batch.items()} for batch in named])
     if any(of_rank != shapes[0] for of_rank in shapes):
         return None
@@ -70,7 +65,7 @@ def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches
         if stays_apart:
             whole += [{name: arrays[rank] for name, arrays in of_ranks.items()} for rank in range(mesh.data)]
         else:
-            whole.append({name: _joined(arrays) for name, arrays in of_ranks.items()})
+            whole.append({name: np.concatenate(one) if one[0].ndim else one[0] for name, one in of_ranks.items()})
     steps = len(whole) // len(iterations)
     return [whole[start : start + steps] for start in range(0, len(whole), steps)]
 
@@ -84,14 +79,6 @@ def _fits_on_a_rank(trainer: Any) -> bool:
     weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
     local_ranks = max(1, mesh.size // flow.env.get_node_size())
     return _COPIES * weights * local_ranks <= available
-
-
-def _array(value: Any) -> np.ndarray:
-    return value.numpy() if isinstance(value, flow.Tensor) else np.asarray(value)
-
-
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate(arrays) if arrays[0].ndim else arrays[0]
 
 
 @contextmanager
@@ -168,70 +155,3 @@ def _rank_by_rank(ranks: int, module: Any, forward: Callable[..., Any], args: tu
     if not module.training:
         return forward(module, *args, **kwargs)
     return flow.cat([forward(module, part) for part in args[0].chunk(ranks, 0)], 0)
-
-
-def loss_mixes_samples(trainer: Any, batch: Any) -> bool:
-    """Return whether the loss of this rank's `batch` is not the mean of those of its two halves, weighted by samples or
-    counted items; without dropout. False if that cannot be computed. Not collective, for local replicas."""
-    gradients = trainer.gradients
-    batch = gradients.to_device(batch)
-    size = min((len(tensor) for tensor in batch.values() if tensor.ndim), default=0)
-    if size < 2:
-        return False
-    parts = [batch]
-    for rows in (slice(size // 2), slice(size // 2, size)):
-        parts.append({name: tensor[rows] if tensor.ndim else tensor for name, tensor in batch.items()})
-    quiet = [module for module in trainer.model.modules() if module.training and _draws_or_normalizes(module)]
-    try:
-        with forward_rolled_back(trainer.model), flow.no_grad():
-            for module in quiet:
-                vars(module)["training"] = False
-            weights = [float(gradients.item_counts([part])[0]) for part in parts[1:]]
-            losses = [gradients.forward_eagerly({n: t.clone() for n, t in part.items()}, 0) for part in parts]
-            whole, *halves = [float(total_loss(one).numpy()) for one in losses]
-    except Exception:  # a forward for one size of batch, or with items counted by loss: the update itself raises again
-        return False
-    finally:
-        for module in quiet:
-            vars(module)["training"] = True
-    return not np.isclose(np.average(halves, weights=weights), whole, rtol=_MEAN_BOUND)
-
-
-def _draws_or_normalizes(module: Any) -> bool:
-    return isinstance(module, (SeededLayer, *STOCK_DROPOUTS)) or is_batch_norm_of_rank(module)
-
-
-class MixingHook(HookBase):
-    """Refuses a loss that mixes the samples of a batch since a hook has set an attribute of the model, on data-parallel
-    ranks that hold replicas. The rehearsal compares the first updates only.
-
-    Not collective: ranks of which one has another attribute do not wait for each other.
-    """
-
-    priority = 0
-
-    def __init__(self) -> None:
-        self._num_writes: int | None = None
-        self._looked_at: set[Any] = set()
-
-    def before_update(self) -> None:
-        """Raises `UserError` if the loss of the batch that comes next mixes its samples."""
-        if count_plain_writes() == self._num_writes:
-            return
-        trainer = self.trainer
-        switches = switches_of(trainer.model)
-        is_known = self._num_writes is None or switches in self._looked_at
-        self._looked_at.add(switches)
-        if is_known or trainer.layout.is_global or trainer.options.batch_scope == "rank":
-            return
-        if loss_mixes_samples(trainer, trainer.feed.batches[0]):
-            raise UserError(
-                f"since a hook has set an attribute of {type(trainer.model).__name__}, before iteration "
-                f"{trainer.iter + 1}, its loss mixes the samples of a batch; the ranks hold replicas, which see the "
-                "samples of one rank. Set train.dist.gradient_reduction=global, or train.dist.batch_scope=rank if that "
-                "is meant."
-            )
-
-    def after_step(self) -> None:
-        """Leaves out what forward itself has written."""
-        self._num_writes = count_plain_writes()

@@ -34,8 +34,6 @@ Iterations = Sequence[Sequence[Any]]
 #: seeds OneFlow's generator for models that draw from it; any number would do
 _SEED = 20_211
 _NOTHING_KNOWN = Facts()
-#: what ranks that run one program have in common
-_OF_PROGRAM = ("losses", "metrics", "parameters with a gradient", "operations")
 
 
 def reference_of(trainer: Any, iterations: Iterations) -> Reference:
@@ -133,8 +131,8 @@ def _first_update(
     """Make the first update, and fill the facts of `reference`. Collective."""
     model = trainer.model
     weights = reference.states[0].weights
-    mine: dict[str, list[str]] = {name: [] for name in ("errors", "changed", "counting", "flags")}
-    mine |= {name: [] for name in _OF_PROGRAM}
+    kinds = ("errors", "program", "reached", "changed", "counting", "flags")
+    mine: dict[str, list[str]] = {kind: [] for kind in kinds}
     counts = _batch_counts(model)
     draws = flow.get_rng_state()
 
@@ -146,9 +144,8 @@ def _first_update(
         if reference.is_of_one_process:
             losses, metrics = read_losses(outputs, model)
             operations = Counter(function.name() for function in functions_behind(losses.values()))
-            mine["losses"] = [*losses]
-            mine["metrics"] = [*metrics]
-            mine["operations"] = [f"{count} {name}" for name, count in sorted(operations.items())]
+            mine["program"] = [f"the loss {name}" for name in losses] + [f"the metric {name}" for name in metrics]
+            mine["program"] += [f"{count} {name}" for name, count in operations.items()]
         calls.watch()
         return outputs
 
@@ -162,7 +159,7 @@ def _first_update(
         calls.stop()
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                mine["parameters with a gradient"].append(name)
+                mine["reached"].append(name)
             if not is_same(weights[name], array_of(parameter)):
                 mine["changed"].append(name)
 
@@ -187,7 +184,7 @@ def _first_update(
     reference.draws = "draws" in found["flags"]
     reference.overwrites = "overwrites" in found["flags"]
     reference.facts = Facts(
-        reached=frozenset(found["parameters with a gradient"]),
+        reached=frozenset(found["reached"]),
         parameters=tuple(found["changed"]),
         counting=frozenset(found["counting"]),
     )
@@ -220,16 +217,16 @@ def _refuse_other_programs(trainer: Any, of_ranks: list[dict[str, list[str]]], f
             text = of_ranks[raising[0]]["errors"][0]
             raise _differs_by_rank(trainer, f"it raises on rank {raising[0]} and not everywhere: {text}") from failure
         return
-    for rank, theirs in enumerate(of_ranks):
-        for kind in _OF_PROGRAM:
-            here = [name for name in of_ranks[0][kind] if name not in theirs[kind]]
-            there = [name for name in theirs[kind] if name not in of_ranks[0][kind]]
-            if here or there:
-                raise _differs_by_rank(
-                    trainer,
-                    f"the {kind} are not the same, {', '.join(here[:3]) or 'none'} on rank 0 only, and "
-                    f"{', '.join(there[:3]) or 'none'} on rank {rank} only",
-                )
+    programs = [{*one["program"], *(f"the gradient of {name}" for name in one["reached"])} for one in of_ranks]
+    for rank, theirs in enumerate(programs):
+        here = sorted(programs[0] - theirs, reverse=True)  # operations last
+        there = sorted(theirs - programs[0], reverse=True)
+        if here or there:
+            raise _differs_by_rank(
+                trainer,
+                f"it has {', '.join(here[:4]) or 'nothing'} on rank 0 only, and {', '.join(there[:4]) or 'nothing'} on "
+                f"rank {rank} only",
+            )
 
 
 def _refuse_other_losses(trainer: Any, reference: Reference) -> None:

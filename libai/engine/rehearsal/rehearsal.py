@@ -15,7 +15,7 @@ from typing import Any
 from libai.engine.hook_base import HookBase
 from libai.engine.rehearsal.comparison import LOSS_BOUND, Difference, State, Updates, first_difference
 from libai.engine.rehearsal.kept import PythonKept
-from libai.engine.rehearsal.naming import describe, find_culprit
+from libai.engine.rehearsal.naming import begins_in
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.reference import Iterations, Reference, copied, numbers_of, reference_of, rehearsing
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
@@ -93,9 +93,13 @@ def compare_on_mesh(trainer: Any, iterations: Iterations, reference: Reference) 
 def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> None:
     """Make the updates of `reference` as `trainer` makes them, put them back, and raise `NotTheSame` for a difference.
 
-    Replicas whose model mixes the samples of a batch become global tensors. A model that is different every time
-    differs from itself: eager training warns, graph mode refuses. Collective.
+    Does nothing if they are meant to differ, or if nothing is compiled yet. Replicas whose model mixes the samples of a
+    batch become global tensors. A model that is different every time differs from itself: eager training warns, graph
+    mode refuses. Collective.
     """
+    is_ready = trainer.mode == "eager" or trainer.graph is not None
+    if not iterations or not is_ready or _why_incomparable(trainer) is not None:
+        return
     updates = iterations[: len(reference.losses)]
     found = own_updates(trainer, updates, reference)
     difference = _agreed_difference(trainer, reference, found)
@@ -130,7 +134,7 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
             logger.warning("%s. A resumed run will not repeat this one.", unstable)
         return
     if is_graph:
-        raise NotTheSame(text + _naming(trainer, iterations, difference, reference, is_compiled=True))
+        raise NotTheSame(text + begins_in(trainer, iterations, difference.update, reference, is_compiled=True))
     _use_global_tensors(trainer, updates, reference, difference)
 
 
@@ -146,7 +150,7 @@ def _use_global_tensors(
     Raises `NotTheSame` if that is not allowed or does not help. `make`: as for `own_updates`.
     """
     options = trainer.options
-    begins = _naming(trainer, iterations, difference, reference)
+    begins = begins_in(trainer, iterations, difference.update, reference)
     text = refusal(trainer, difference, reference) + begins
     may_change = options.batch_scope == "global" and options.gradient_reduction == "auto"
     if trainer.layout.is_global or not may_change or not reference.is_of_one_process:
@@ -167,7 +171,7 @@ def _use_global_tensors(
         raise NotTheSame(f"{text} As global tensors its forward fails: {last_line(error)[:200]}") from error
     still = _agreed_difference(trainer, reference, found)
     if still is not None:
-        raise NotTheSame(refusal(trainer, still, reference) + _naming(trainer, iterations, still, reference))
+        raise NotTheSame(refusal(trainer, still, reference) + begins_in(trainer, iterations, still.update, reference))
 
 
 def own_updates(
@@ -196,12 +200,6 @@ def is_own_update(trainer: Any) -> bool:
     """Return whether the trainer makes updates as this project defines them, and not in a way of the user's."""
     is_plain = (trainer.update.__module__ or "").startswith("libai.")  # of a hook's proxy, too
     return is_plain and getattr(trainer, "_own_graph", None) is None
-
-
-def can_compare(trainer: Any, iterations: Iterations) -> bool:
-    """Return whether the updates of `trainer` are meant to be those of the reference."""
-    is_ready = trainer.mode == "eager" or trainer.graph is not None
-    return bool(iterations) and is_ready and _why_incomparable(trainer) is None
 
 
 def _obstacle(trainer: Any) -> str | None:
@@ -248,7 +246,7 @@ def refuse_untraceable(trainer: Any, reference: Reference) -> None:
 
 def _require_deterministic(trainer: Any, iterations: Iterations, reference: Reference) -> None:
     """Raise `UserError` if the updates of `reference`, made again, differ in a single bit. Collective."""
-    difference = _agreed(first_difference(reference, reference_of(trainer, iterations), 0))
+    difference = _agreed_difference(trainer, reference, reference_of(trainer, iterations), bound=0)
     if difference is not None:
         raise UserError(
             f"train.deterministic=true cannot be kept: made twice from one state, with one seed, {difference}. Draw "
@@ -257,15 +255,15 @@ def _require_deterministic(trainer: Any, iterations: Iterations, reference: Refe
         )
 
 
-def _agreed_difference(trainer: Any, reference: Reference, found: Updates) -> Difference | None:
-    return _agreed(first_difference(reference, found, LOSS_BOUND[trainer.gradients.device]))
-
-
-def _agreed(difference: Difference | None) -> Difference | None:
-    """Return what the first rank with a difference has found, on every rank. Collective."""
-    mine = None if difference is None else (difference.update, difference.text)
-    found = next((one for one in gather_objects(mine) if one is not None), None)
-    return None if found is None else Difference(*found)
+def _agreed_difference(
+    trainer: Any, reference: Reference, found: Updates, bound: float | None = None
+) -> Difference | None:
+    """Return the difference that the first rank with one has found, on every rank. Collective."""
+    if bound is None:
+        bound = LOSS_BOUND[trainer.gradients.device]
+    difference = first_difference(reference, found, bound)
+    found_by = gather_objects(difference and [difference.update, difference.text])
+    return next((Difference(*one) for one in found_by if one is not None), None)
 
 
 def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> None:
@@ -284,14 +282,6 @@ def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> 
             ", ".join(odd),
             type(trainer.model).__name__,
         )
-
-
-def _naming(
-    trainer: Any, iterations: Iterations, difference: Difference, reference: Reference, is_compiled: bool = False
-) -> str:
-    """Say in which module the difference begins, if that can be found out. Collective."""
-    culprit = find_culprit(trainer, iterations, difference.update, reference, is_compiled)
-    return "" if culprit is None else f" {describe(trainer, culprit)}"
 
 
 def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
@@ -366,5 +356,4 @@ class RehearsalHook(HookBase):
             return
         with trainer.loop.not_training():
             iterations = [trainer.feed.peek()]
-            if can_compare(trainer, iterations):
-                require_same(trainer, iterations, reference_of(trainer, iterations))
+            require_same(trainer, iterations, reference_of(trainer, iterations))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oneflow as flow
 
 from libai.config import instantiate
 from libai.engine.run.predictor import Predictor
@@ -108,9 +109,46 @@ class Pipeline:
             yield [stream.add(int(token)) for stream, token in zip(streams, tokens)]
         yield [stream.end() for stream in streams]
 
+    def predict(self, batches: Iterable[Mapping[str, Any]], only: str | None = None) -> dict[str, np.ndarray]:
+        """The outputs with a row for each sample, of all batches; with `only` just that one.
+
+        Raises `UserError` if forward gives no such output, or rows of different shapes.
+        """
+        parts: list[dict[str, np.ndarray]] = []
+        for batch in batches:
+            outputs = self.predictor.predict(batch)
+            named = outputs if isinstance(outputs, dict) else {"outputs": outputs}
+            num_samples = len(next(iter(batch.values())))
+            found = {}
+            for name, value in named.items():
+                if isinstance(value, flow.Tensor) and only in (None, name):
+                    array = full_tensor(value).numpy()
+                    if array.ndim and len(array) == num_samples:
+                        found[name] = array
+            if not found:
+                raise UserError(
+                    f"{type(self.model).__name__}.forward gives {', '.join(sorted(named))} for "
+                    f"{', '.join(sorted(batch))}: no {only or 'output'} with a row for each sample. Return it where no "
+                    "labels are given, and leave labels out."
+                )
+            parts.append(found)
+        for name in parts[0]:
+            shapes = sorted({part[name].shape[1:] for part in parts})
+            if len(shapes) > 1:
+                raise UserError(
+                    f"{name} has rows of the shapes {shapes[0]} and {shapes[1]} in different batches. Pad samples to "
+                    "one length, or predict them in one batch."
+                )
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _batches(self, inputs: Sequence[str] | np.ndarray, size: int) -> Iterator[Mapping[str, Any]]:
+        for start in range(0, len(inputs), size):
+            part = inputs[start : start + size]
+            yield {self._parameters[0]: part} if isinstance(part, np.ndarray) else self.encode_batch(part)
+
     def embed(self, texts: Sequence[str], batch_size: int = 32) -> np.ndarray:
         """The sentence embeddings of texts, (texts, width): the output `embeddings` of the model."""
-        return self._output("embeddings", texts, batch_size)
+        return self.predict(self._batches(texts, batch_size), "embeddings")["embeddings"]
 
     @cached_property
     def _class_names(self) -> dict[int, str]:
@@ -126,7 +164,7 @@ class Pipeline:
         `inputs`: texts, images as the model takes them, or files of images for a run on `ImageFolderDataset`. The
         classes have the names of Hugging Face's config.json or of the dataset (`classes`), or are numbers.
         """
-        return self.classes_of(self._output("logits", inputs, batch_size))
+        return self.classes_of(self.predict(self._batches(inputs, batch_size), "logits")["logits"])
 
     def classes_of(self, scores: np.ndarray) -> list[tuple[str | int, float]]:
         """As `classify`, of scores (samples, classes)."""
@@ -172,14 +210,3 @@ class Pipeline:
     @cached_property
     def _parameters(self) -> list[str]:
         return list(inspect.signature(self.model.forward).parameters)
-
-    def _output(self, name: str, inputs: Sequence[str] | np.ndarray, batch_size: int) -> np.ndarray:
-        found = []
-        for start in range(0, len(inputs), batch_size):
-            part = inputs[start : start + batch_size]
-            batch = {self._parameters[0]: part} if isinstance(part, np.ndarray) else self.encode_batch(part)
-            outputs = self.predictor.predict(batch)
-            if not isinstance(outputs, dict) or name not in outputs:
-                raise UserError(f"{type(self.model).__name__} has no output `{name}`.")
-            found.append(full_tensor(outputs[name]).numpy())
-        return np.concatenate(found)

@@ -140,7 +140,9 @@ def test_texts_are_embedded_alone_as_beside_others(tmp_path, capsys):
     words = [str(tmp_path / "bert"), "-i", str(tmp_path / "in.csv"), "-o", str(tmp_path / "out.npz")]
     assert predict.run([*words, "--only", "embeddings"]) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["embeddings"], together)
-    with pytest.raises(UserError, match="--only logits: the model gives embeddings"):
+    with pytest.raises(
+        UserError, match="forward gives embeddings, features, pooled for .*: no logits with a row for each sample"
+    ):
         predict.run([*words, "--only", "logits"])
 
 

@@ -48,11 +48,8 @@ def run(arguments: Sequence[str]) -> int:
         kept = {name: values for name, values in columns.items() if name not in args.drop}
         parameters = inspect.signature(pipeline.model.forward).parameters
         batches = cut(as_arguments(kept, args.columns, parameters), args.batch_size)
-    parts = []
-    for batch in batches:
-        given = {name: values for name, values in batch.items() if name not in args.drop}
-        parts.append(_only(args.only, outputs_of(pipeline.predictor, _with_tokens(pipeline, given))))
-    found = join(parts)
+    given = ({name: values for name, values in batch.items() if name not in args.drop} for batch in batches)
+    found = pipeline.predict((_with_tokens(pipeline, batch) for batch in given), args.only)
     write_columns(_classes(pipeline, found) if args.classify else found, args.output)
     count = len(next(iter(found.values())))
     print(f"{count} predictions of {pipeline.predictor.checkpoint} -> {args.output or 'stdout'}", file=sys.stderr)
@@ -255,52 +252,12 @@ def _dataset(predictor: Any, args: Any) -> Iterable[Columns]:
 # ------------------------------------------------------------------------------------------------------- outputs
 
 
-def outputs_of(predictor: Any, batch: Columns) -> Columns:
-    """The outputs of one batch that have a row for each sample, as arrays."""
-    import oneflow as flow
-
-    from libai.parallel import full_tensor
-
-    size = len(next(iter(batch.values()), []))
-    outputs = predictor.predict(batch)
-    named = outputs if isinstance(outputs, dict) else {"outputs": outputs}
-    tensors = {name: full_tensor(value) for name, value in named.items() if isinstance(value, flow.Tensor)}
-    found = {name: value.numpy() for name, value in tensors.items() if value.ndim and value.shape[0] == size}
-    if not found:
-        raise UserError(
-            f"{type(predictor.model).__name__}.forward gives {listed(sorted(named))} for {listed(sorted(batch))}, and "
-            "nothing with a row for each sample. Return such outputs (logits) where no labels are given, and leave "
-            "labels out with --drop."
-        )
-    return found
-
-
-def _only(name: str | None, outputs: Columns) -> Columns:
-    if name is None:
-        return outputs
-    if name not in outputs:
-        raise UserError(f"--only {name}: the model gives {', '.join(outputs)}.")
-    return {name: outputs[name]}
-
-
 def _classes(pipeline: Any, outputs: Columns) -> Columns:
     """The likeliest class of each sample, and its probability."""
     if "logits" not in outputs:
         raise UserError(f"--classify needs the output logits, and there are {', '.join(outputs)}.")
     names, probabilities = zip(*pipeline.classes_of(outputs["logits"]))
     return {"class": np.array(names), "probability": np.array(probabilities)}
-
-
-def join(parts: Sequence[Columns]) -> Columns:
-    """The rows of all batches one after the other."""
-    for name in parts[0]:
-        shapes = sorted({part[name].shape[1:] for part in parts})
-        if len(shapes) > 1:
-            raise UserError(
-                f"{name} has rows of the shapes {shapes[0]} and {shapes[1]} in different batches. Pad samples to one "
-                "length, or predict them in one batch (--batch-size)."
-            )
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def write_columns(columns: Columns, file: Path | None) -> None:

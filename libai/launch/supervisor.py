@@ -386,15 +386,16 @@ class Supervisor:
             return f"no progress for {hung:g} s {rank.where()}. {limit}=<seconds> waits longer, 0 without limit"
         if rank.is_lost:
             return "it ended together with oneflow.distributed.launch, which was killed"
+        done = f" after iteration {state.iteration}" if state.iteration else ""
         if state.status >= 0:
-            done = f" after iteration {state.iteration}" if state.iteration else ""
             return f"it left{done} with exit code {state.status} before its work was done (os._exit?)"
         name = signal.Signals(-state.status).name
         if name == "SIGABRT" and self.num_machines > 1:
             return f"killed by {name} (oneflow does that when it loses a rank of another machine: look at its output)"
         if frame := rank.frame("crash"):
             return f"killed by {name} in native code, with Python at {_place(frame)}. {_NATIVE_HINT}"
-        return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"killed by {name}{hint}{done}"
 
 
 def _write_stderr(text: bytes) -> None:

@@ -71,6 +71,6 @@ def test_after_a_killed_rank_the_job_goes_on_to_the_same_curve(folder):
     done = jobs.train_sh("user_config.py", 2, *options, cwd=folder)
     assert done.returncode == 0, done
     said = [line for line in done.stderr.splitlines() if line.startswith("launch:")]
-    assert "rank 1 failed first: killed by SIGKILL (out of memory?)" in said[0], done
+    assert "rank 1 failed first: killed by SIGKILL (out of memory?) after iteration " in said[0], done
     assert said[1] == "launch: starting again from iter_0000002; 0 restarts left.", done
     assert jobs.read_curve(folder / "again") == jobs.read_curve(folder / "whole")

@@ -106,14 +106,12 @@ def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None
 
 
 def check_arguments(trainer: str, model: Any, data_loader: Any, optimizer: Any, lr_scheduler: Any) -> None:
-    """Raise `UserError` for arguments of the class `trainer` that are of the wrong kind or in the wrong order."""
-    if isinstance(data_loader, nn.Module | flow.optim.Optimizer) or isinstance(optimizer, nn.Module):
-        found = ", ".join(type(value).__name__ for value in (model, data_loader, optimizer))
-        raise UserError(f"{trainer}({found}): the order is {trainer}(model, data_loader, optimizer). Swap them.")
-    check_part("model", model, f"{trainer}'s model")
+    """Raise `UserError` for arguments of the class `trainer` that are of the wrong kind."""
+    place = f"the argument {{}} of {trainer}(model, data_loader, optimizer)".format
+    check_part("model", model, place("model"))
     if data_loader is not None:  # evaluates and predicts without; `train` says what is missing
-        check_part("loader", data_loader, f"{trainer}'s data_loader")
-    check_part("optimizer", optimizer, f"{trainer}'s optimizer")
+        check_part("loader", data_loader, place("data_loader"))
+    check_part("optimizer", optimizer, place("optimizer"))
     if lr_scheduler is not None:
         check_part("schedule", lr_scheduler, f"{trainer}'s lr_scheduler")
 

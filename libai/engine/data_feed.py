@@ -45,9 +45,9 @@ class DataFeed:
         self._builder = source if callable(source) else None
         self._loader: Any = None if self._builder else source
         self._iterator: Iterator[Any] | None = None
-        self._peeked: list[Any] = []
-        self._position_before_peek: Mapping[str, Any] | None = None
-        self._kept: list[Any] = []
+        #: micro-batches that were read and not taken, and the position before them
+        self._ahead: list[Any] = []
+        self._position_before: Mapping[str, Any] | None = None
 
     @property
     def loader(self) -> Any:
@@ -59,10 +59,9 @@ class DataFeed:
     def take(self) -> list[Any]:
         """Return the micro-batches of the next iteration."""
         start = time.perf_counter()
-        micro_batches, self._peeked = self._peeked, []
-        self.is_ahead = self.is_ahead or bool(micro_batches)
+        micro_batches: list[Any] = []
         while len(micro_batches) < self._num_micro_batches:
-            micro_batches.append(self._next())
+            micro_batches.append(self._ahead.pop(0) if self._ahead else self._next())
             self.is_ahead = True
         self.seconds = time.perf_counter() - start
         self.batches = micro_batches
@@ -82,10 +81,11 @@ class DataFeed:
     def peek(self) -> list[Any]:
         """Return the micro-batches of the next iteration, which will still get them. A checkpoint counts them as
         unread."""
-        if not self._peeked:
-            self._position_before_peek = self.position()
-            self._peeked = [self._next() for _ in range(self._num_micro_batches)]
-        return self._peeked
+        if not self._ahead:
+            self._position_before = self._position_of_loader()
+        while len(self._ahead) < self._num_micro_batches:
+            self._ahead.append(self._next())
+        return self._ahead[: self._num_micro_batches]
 
     def read_ahead(self, num_iters: int) -> list[list[Any]]:
         """Return the micro-batches of the next `num_iters` iterations, which will still get them.
@@ -94,28 +94,32 @@ class DataFeed:
         loader gave is kept.
         """
         steps = self._num_micro_batches
-        generators, position = (random.getstate(), np.random.get_state()), self._position_of_loader()
-        read = [self._next() for _ in range((num_iters - bool(self._peeked)) * steps)]
+        generators = (random.getstate(), np.random.get_state())
+        position = self._position_of_loader()
+        read = [*self._ahead]
+        while len(read) < num_iters * steps:
+            read.append(self._next())
         if position is not None and hasattr(self.loader, "load_state_dict"):
             self.loader.load_state_dict(position)
             self._iterator = None
             random.setstate(generators[0])
             np.random.set_state(generators[1])
         else:
-            self._kept = [*read, *self._kept]
-        micro_batches = [*self._peeked, *read]
-        return [micro_batches[i : i + steps] for i in range(0, len(micro_batches), steps)]
+            self._ahead = [*read]
+            self._position_before = position
+        return [read[i : i + steps] for i in range(0, num_iters * steps, steps)]
 
     def position(self) -> Any:
-        """Return the loader's position before the next iteration, JSON-able; None if it has none."""
-        return self._position_before_peek if self._peeked else self._position_of_loader()
+        """What the loader needs to continue with the next iteration, JSON-able; None when it cannot say."""
+        return self._position_before if self._ahead else self._position_of_loader()
 
     def go_to(self, position: Mapping[str, Any] | None, iteration: int) -> None:
         """Continue from `position`; an empty one leaves the loader where it is.
 
         A loader that cannot take a position is read until `iteration`, with a warning.
         """
-        self._iterator, self._peeked, self._kept = None, [], []
+        self._iterator = None
+        self._ahead = []
         if position is not None and not position:
             return
         if hasattr(self.loader, "load_state_dict") and position is not None:
@@ -148,22 +152,19 @@ class DataFeed:
             ) from None
 
     def _next(self) -> Any:
-        if self._kept:
-            return self._kept.pop(0)
-        if self._iterator is None:
-            self._iterator = self._open()
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            self._iterator = self._open()
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            raise UserError(
-                f"the training data loader ({type(self.loader).__name__}) gave no batch: the dataset is empty, "
-                "smaller than one micro-batch, or a generator that can be read only once. Give an iterable that can "
-                "be started again."
-            ) from None
+        """Read from the loader, which is started again at its end."""
+        for _ in range(2):
+            if self._iterator is None:
+                self._iterator = self._open()
+            try:
+                return next(self._iterator)
+            except StopIteration:
+                self._iterator = None
+        raise UserError(
+            f"the training data loader ({type(self.loader).__name__}) gave no batch: the dataset is empty, smaller "
+            "than one micro-batch, or a generator that can be read only once. Give an iterable that can be started "
+            "again."
+        )
 
 
 def num_bytes(batch: Any) -> int:

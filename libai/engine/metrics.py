@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -13,9 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import oneflow as flow
 
-from libai.utils.distributed import all_reduce, gather_arrays, gather_objects
+from libai.utils.distributed import all_reduce, gather_objects
 from libai.utils.errors import UserError
-from libai.utils.tensors import fetch_scalars
+from libai.utils.tensors import fetch_scalars, tensors_in
 
 #: results are fetched at the latest after this many iterations, so that a long `log_period` cannot hoard tensors
 MAX_PENDING_RESULTS = 200
@@ -65,54 +64,44 @@ def to_numbers(results: Sequence[StepResult], ranks_see_parts: bool) -> list[dic
 
     `ranks_see_parts`: whether the values are to be added up over ranks.
     """
-    last = len(results) - 1
-    rows = [(i, name, values) for i, result in enumerate(results) for name, values in result.losses.items()]
+    last = results[-1]
+    rows = [(result, name, values) for result in results for name, values in result.losses.items()]
     num_losses = len(rows)
-    rows += [(last, name, values) for name, values in results[last].metrics.items()]
-    host = iter(fetch_scalars([tensor for _, _, values in rows for tensor in values]))
-    shares = _shares_on_host(results)
+    rows += [(last, name, values) for name, values in last.metrics.items()]
+    tensors = tensors_in([[values for _, _, values in rows], [result.shares for result in results], last.grad_norm])
+    host = {id(tensor): array.tolist() for tensor, array in zip(tensors, fetch_scalars(tensors))}
     # plain floats: most have one or two elements, too few for arrays to pay
     means = []
-    for i, name, values in rows:
-        share = shares[i].get(name, shares[i][""])
-        means.append(sum(map(operator.mul, chain.from_iterable(next(host).tolist() for _ in values), share)))
+    for result, name, values in rows:
+        shares = result.shares
+        if isinstance(shares, Mapping):
+            shares = shares.get(name, next(iter(shares.values())))
+        weights = host[id(shares)] if isinstance(shares, flow.Tensor) else shares
+        means.append(sum(map(operator.mul, chain.from_iterable(host[id(value)] for value in values), weights)))
     if ranks_see_parts:
         means = all_reduce(np.array(means)).tolist()
-    numbers: list[dict[str, float]] = [{"train/loss": 0.0} for _ in results]
-    for row, ((i, name, _), mean) in enumerate(zip(rows, means)):
-        if row < num_losses:
-            numbers[i]["train/loss"] += mean
-        if i == last:
-            numbers[i].setdefault(f"train/{name}", mean)  # never over the total, `train/loss`
-    norm = results[last].grad_norm
-    if norm is not None:
-        numbers[last]["train/grad_norm"] = float(fetch_scalars([norm])[0][0])
+    totals = {id(result): {"train/loss": 0.0} for result in results}
+    for (result, _, _), mean in zip(rows[:num_losses], means):
+        totals[id(result)]["train/loss"] += mean
+    numbers = list(totals.values())
+    for (result, name, _), mean in zip(rows, means):
+        if result is last:
+            numbers[-1].setdefault(f"train/{name}", mean)  # never over the total, `train/loss`
+    if last.grad_norm is not None:
+        numbers[-1]["train/grad_norm"] = host[id(last.grad_norm)][0]
     return numbers
 
 
 def require_same_names(results: Sequence[StepResult]) -> None:
     """Raise `UserError` on every rank where the ranks' losses and metrics have other names: numbers that do not belong
     together would be added up, or the process would end in native code. Collective."""
-    names = [name for result in results for name in (*result.losses, *result.metrics)]
-    digests = gather_arrays(np.array([zlib.crc32("\n".join(names).encode())]))
-    if len({int(digest) for digest in digests}) == 1:
-        return
-    by_rank = ", ".join(f"{sorted(set(theirs))} on rank {rank}" for rank, theirs in enumerate(gather_objects(names)))
-    raise UserError(
-        f"the ranks' forward returned other losses or metrics since the last log point: {by_rank}. Return the same "
-        "names in every iteration on all ranks; 0 where there is nothing."
-    )
-
-
-def _shares_on_host(results: Sequence[StepResult]) -> list[dict[str, list[float]]]:
-    """Return the shares of each result's micro-batches by loss, under "" for all others; one fetch for all of them."""
-    named = [r.shares if isinstance(r.shares, Mapping) else {"": r.shares} for r in results]
-    fetched = iter(fetch_scalars([s for shares in named for s in shares.values() if isinstance(s, flow.Tensor)]))
-    on_host = [
-        {name: next(fetched).tolist() if isinstance(s, flow.Tensor) else list(s) for name, s in shares.items()}
-        for shares in named
-    ]
-    return [{"": next(iter(shares.values())), **shares} for shares in on_host]
+    by_rank = gather_objects([name for result in results for name in (*result.losses, *result.metrics)])
+    if any(names != by_rank[0] for names in by_rank):
+        found = ", ".join(f"{sorted(set(names))} on rank {rank}" for rank, names in enumerate(by_rank))
+        raise UserError(
+            f"the ranks' forward returned other losses or metrics since the last log point: {found}. Return the same "
+            "names in every iteration on all ranks; 0 where there is nothing."
+        )
 
 
 class NonFiniteLoss(FloatingPointError):

@@ -29,24 +29,18 @@ def trainer_of(mode, *parts, **options):
 
 @pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1), (2, 1, 0), (1, 2, 0)])
 def test_arguments_in_the_wrong_order(mode, parts, order):
-    with pytest.raises(UserError, match=r"Trainer\((model, data_loader, optimizer|.*): .*|not an oneflow"):
+    with pytest.raises(UserError, match=r"argument \w+ of \w+\(model, data_loader, optimizer\) is a.* \w+, not an"):
         trainer_of(mode, *(parts[i] for i in order))
-
-
-def test_swapped_loader_and_model_are_named(mode, parts):
-    model, loader, optimizer = parts
-    with pytest.raises(UserError, match=r"the order is \w+\(model, data_loader, optimizer\). Swap them"):
-        trainer_of(mode, loader, model, optimizer)
 
 
 @pytest.mark.parametrize(
     "index, value, text",
     [
-        (0, None, "model is None .NoneType., not an oneflow.nn.Module"),
+        (0, None, "argument model of .* is None .NoneType., not an oneflow.nn.Module"),
         (0, nn.ReLU(), "not a module with a parameter that requires a gradient"),
-        (1, 7, "data_loader is 7 .int., not an iterable"),
-        (2, None, "optimizer is None .NoneType., not an oneflow.optim.Optimizer"),
-        (2, "adam", "optimizer is 'adam'"),
+        (1, 7, "data_loader .* is 7 .int., not an iterable"),
+        (2, None, "optimizer .* is None .NoneType., not an oneflow.optim.Optimizer"),
+        (2, "adam", "optimizer .* is 'adam'"),
     ],
 )
 def test_a_part_of_the_wrong_kind(mode, parts, index, value, text):

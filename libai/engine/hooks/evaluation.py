@@ -154,15 +154,14 @@ class MetricHook(HookBase):
 class _BestHook(MetricHook):
     """Remembers the best finite value. `mode`: "min" or "max", the better direction."""
 
-    def __init__(self, metric: str, mode: str, min_delta: float = 0.0):
+    def __init__(self, metric: str, mode: str):
         super().__init__(metric)
         self._sign = {"min": 1.0, "max": -1.0}[mode]
-        self._min_delta = min_delta
         self.best: float | None = None
 
     def is_better(self, value: float) -> bool:
-        """Return whether `value` is better than the best one by more than `min_delta`."""
-        return math.isfinite(value) and (self.best is None or self._sign * (self.best - value) > self._min_delta)
+        """Return whether `value` is finite and better than the best one."""
+        return math.isfinite(value) and (self.best is None or self._sign * (self.best - value) > 0)
 
     def improve(self, value: float) -> bool:
         """Take `value` if it is better."""
@@ -216,15 +215,15 @@ class BestCheckpointHook(_BestHook):
 class EarlyStopHook(_BestHook):
     """Ends training cleanly after `patience` evaluations without a better `metric` (`eval/<dataset>/<name>`).
 
-    `mode`: "min" or "max", the better direction. An improvement of `min_delta` or less does not count. Every rank sees
+    `mode`: "min" or "max", the better direction. Every rank sees
     the same metric, so all ranks stop in the same iteration. A value that is not finite is not an improvement.
     """
 
     priority = 70
     saved = ("best", "bad_evaluations", "last_iter")
 
-    def __init__(self, metric: str, patience: int, mode: str, min_delta: float = 0.0):
-        super().__init__(metric, mode, min_delta)
+    def __init__(self, metric: str, patience: int, mode: str):
+        super().__init__(metric, mode)
         self._patience = patience
         self.bad_evaluations = 0
 
@@ -248,8 +247,8 @@ class LRHook(MetricHook):
 
     priority = 45
 
-    def __init__(self, metric: str | None = None):
-        super().__init__(metric or "")
+    def __init__(self, metric: str = ""):
+        super().__init__(metric)
 
     def before_train(self) -> None:
         """Refuses a schedule that would never be stepped."""

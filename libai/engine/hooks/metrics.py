@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -140,15 +141,15 @@ class WriterHook(HookBase):
 
     def before_train(self) -> None:
         """Opens the writers and shows an evaluation made before the first iteration."""
+        start = self.trainer.start_iter
         self._logged_at = 0
         for writer in self._writers:
-            writer.begin(self.trainer.start_iter)
+            writer.begin(start)
             for name, text in self._texts.items():
-                writer.write_text(name, text, self.trainer.start_iter)
+                writer.write_text(name, text, start)
         # a resumed storage holds what the run before has written
-        old = {tag: at for tag, (_, at) in self.trainer.storage.latest().items() if at < self.trainer.start_iter}
-        self._written.update(old)
-        self._write(self.trainer.start_iter)
+        self._written.update({tag: at for tag, (_, at) in self.trainer.storage.latest().items() if at < start})
+        self._write(start)
 
     def before_eval(self) -> None:
         """Writes the numbers of the iteration, if they are due, so that its evaluation follows them."""
@@ -183,8 +184,8 @@ class WriterHook(HookBase):
             if self.trainer.status != "failed":
                 self._write(self.trainer.iter)
 
-    def _record_training(self) -> list[str]:
-        """Put the numbers of the iteration, and how fast it was, into the event storage; their tags."""
+    def _record_training(self) -> dict[str, float]:
+        """Put the numbers of the iteration, and how fast it was, into the event storage, and return them."""
         trainer = self.trainer
         scalars = trainer.fetch_metrics()
         if self._timer is not None:
@@ -192,30 +193,30 @@ class WriterHook(HookBase):
             rates = self._timer.throughput.rates()
             if rates:
                 rates["data_ms"] = float(all_reduce(np.array([rates["data_ms"]]), "max")[0])
-            scalars.update({f"perf/{name}": value for name, value in rates.items()})
-            scalars.update({f"perf/{name}": value for name, value in memory_gb(trainer.loop.device).items()})
+            for name, value in {**rates, **memory_gb(trainer.loop.device)}.items():
+                scalars[f"perf/{name}"] = value
         if self._iters_per_epoch:
             scalars["train/epoch"] = trainer.completed_iters / self._iters_per_epoch
         trainer.storage.put_scalars(**scalars)
-        for tag in scalars:
-            self._written.pop(tag, None)
-        return list(scalars)
+        return scalars
 
-    def _write(self, completed: int, training: Sequence[str] = ()) -> None:
-        """Give the writers all that is new in the event storage, first the tags that are of training."""
-        latest = self.trainer.storage.latest()
-        recorded = {tag: value for tag, (value, at) in latest.items() if self._written.get(tag) != at}
-        self._written.update((tag, latest[tag][1]) for tag in recorded)
-        if not recorded:
+    def _write(self, completed: int, training: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Give the writers the numbers of training, and all that is new in the event storage."""
+        scalars = {**training}
+        for tag, (value, iteration) in self.trainer.storage.latest().items():
+            if self._written.get(tag) != iteration:
+                self._written[tag] = iteration
+                scalars[tag] = value
+        if not scalars:
             return
         best = self._best
-        is_best = best is not None and best.metric in recorded and best.is_better(recorded[best.metric])
+        is_best = best is not None and best.metric in scalars and best.is_better(scalars[best.metric])
         record = LogRecord(
             iter=completed,
             max_iter=self.trainer.max_iter,
-            scalars={**{tag: recorded[tag] for tag in training}, **recorded},
+            scalars=scalars,
             kind="train" if training else "eval",
-            seconds=recorded.get("perf/eval_s"),
+            seconds=scalars.get("perf/eval_s"),
             best=best.metric if is_best else None,
         )
         for writer in self._writers:

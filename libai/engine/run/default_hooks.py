@@ -73,7 +73,8 @@ def default_hooks(run: Any) -> list[HookBase | None]:
         hooks.RandomStateHook(run.seed, run.seed_offset),
         run.timer,
     ]
-    tag = best = None
+    tag = ""
+    best = None
     if evaluation.enabled and run.test_loaders:
         period = plan.period(evaluation.eval_period, "train.evaluation.eval_period")
         found.append(hooks.EvalHook(period, run.evaluate))

@@ -1,26 +1,22 @@
 """Folders that are either wholly there after a crash or not there at all.
 
 A folder is filled under a temporary name next to its final one, every file is forced to disk, and one rename makes it
-visible. No lock is needed: temporary names are unique, and only `remove_leftovers`, which a run calls while it holds
-its output folder, deletes what another process may have made.
+visible. One process at a time may write: a run holds the lock of its output folder.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from libai.utils.atomic import fsync_dir
 
 _SAVING, _REPLACED, _DELETING = ".saving-", ".replaced-", ".deleting-"
-_NAME_IS_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the last: a link or a file has the name
 _CHUNK_BYTES = 1024 * 1024
 
 
@@ -60,48 +56,39 @@ def new_folder(final: Path) -> Iterator[Path]:
 
     After an exception nothing of it is left.
     """
-    work = _temporary(_SAVING, final)
+    work = final.with_name(_SAVING + final.name)
+    _remove_tree(work)
     work.mkdir()
     try:
         yield work
-        _publish(work, final)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _publish(work: Path, final: Path) -> None:
-    fsync_dir(work)
-    while True:
-        try:
-            os.rename(work, final)
-            break
-        except OSError as error:
-            if error.errno not in _NAME_IS_TAKEN:
-                restore_replaced(final.parent)
-                raise
-        # A kill after this rename and before the next turn's leaves no `final`: `restore_replaced` puts it back.
-        _rename_aside(_REPLACED, final)
-    fsync_dir(final.parent)
-    token = "?" * 12  # not `*`: a checkpoint called model is not to delete model-best
-    for replaced in final.parent.glob(f"{_REPLACED}{final.name}-{token}"):
+        fsync_dir(work)
+        restore_replaced(final.parent)
+        replaced = final.with_name(_REPLACED + final.name)
+        if os.path.lexists(final):
+            _remove_tree(replaced)
+            os.rename(final, replaced)
+        os.rename(work, final)  # a kill before this leaves no `final`: `restore_replaced` puts it back
+        fsync_dir(final.parent)
         _remove_tree(replaced)
+    finally:
+        restore_replaced(final.parent)
+        _remove_tree(work)
 
 
 def remove_directory(path: Path) -> None:
     """Delete a directory so that a crash in the middle never leaves half of it under its name."""
-    _remove_tree(_rename_aside(_DELETING, path))
+    aside = path.with_name(_DELETING + path.name)
+    _remove_tree(aside)
+    os.rename(path, aside)
+    _remove_tree(aside)
 
 
 def restore_replaced(root: Path) -> None:
-    """Give a checkpoint its name back whose replacement never came, since the process that saved it has died.
-
-    Does no harm to a living process, which moves it aside again.
-    """
-    for path in sorted(root.glob(f"{_REPLACED}*")):
-        original = root / path.name.removeprefix(_REPLACED).rpartition("-")[0]
-        with suppress(OSError):
-            if not os.path.lexists(original):
-                os.rename(path, original)
+    """Give a checkpoint its name back whose replacement never came, since the process that saved it has died."""
+    for path in root.glob(f"{_REPLACED}*"):
+        original = path.with_name(path.name.removeprefix(_REPLACED))
+        if not os.path.lexists(original):
+            os.rename(path, original)
 
 
 def remove_leftovers(root: Path) -> None:
@@ -112,19 +99,8 @@ def remove_leftovers(root: Path) -> None:
             _remove_tree(path)
 
 
-def _temporary(prefix: str, path: Path) -> Path:
-    return path.with_name(f"{prefix}{path.name}-{secrets.token_hex(6)}")
-
-
-def _rename_aside(prefix: str, path: Path) -> Path:
-    aside = _temporary(prefix, path)
-    with suppress(FileNotFoundError):  # another process was faster
-        os.rename(path, aside)
-    return aside
-
-
 def _remove_tree(path: Path) -> None:
-    """Delete a directory or a file, or a link but not what it leads to."""
+    """Delete a directory or a file, or a link but not what it leads to, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -34,17 +34,16 @@ def test_a_failure_leaves_nothing_and_what_was_there(tmp_path):
 
 
 def test_what_dead_processes_have_left_is_cleared(tmp_path):
-    for name in ("keep", ".saving-iter_0000003-a", ".deleting-iter_0000001-a", ".replaced-iter_0000002-a", ".hidden"):
+    for name in ("keep", ".saving-iter_0000003", ".deleting-iter_0000001", ".replaced-iter_0000002", ".hidden"):
         (tmp_path / name).mkdir()
     (tmp_path / "iter_0000002").mkdir()
-    for name in (".replaced-iter_0000002-b", ".best.json.ab.tmp"):
-        (tmp_path / name).touch()
+    (tmp_path / ".best.json.ab.tmp").touch()
     remove_leftovers(tmp_path)
     assert _names(tmp_path) == [".hidden", "iter_0000002", "keep"]
 
 
 def test_a_checkpoint_whose_replacement_never_came_is_put_back(tmp_path):
-    aside = tmp_path / ".replaced-iter_0000001-abcdef"
+    aside = tmp_path / ".replaced-iter_0000001"
     aside.mkdir()
     (aside / "x").write_bytes(b"old")
     restore_replaced(tmp_path)

@@ -1,7 +1,8 @@
 """Write down a config's training for programs without OneFlow, as the benchmark's variants of other libraries read it.
 
-`model/` holds the model with its initial weights as a Hugging Face folder; `batches.npz` the first micro-batches, one
-array for each argument of forward, (micro-batches, samples, …); `case.json` the optimizer's settings, clipping and
+`model/` holds the model with its initial weights as a Hugging Face folder; `groups/` the same with the number of a
+weight's parameter group, from 1, in place of its values, and 0 for frozen ones; `batches.npz` the first micro-batches,
+one array for each argument of forward, (micro-batches, samples, …); `case.json` the optimizer's settings, clipping and
 accumulation. libai/benchmark/others trains from it.
 """
 
@@ -18,7 +19,6 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from libai.benchmark.variants import load_measured
-from libai.checkpoint.tensor_files import TensorSpec
 from libai.config import target_of
 from libai.config.instantiation import describe
 from libai.utils.errors import UserError
@@ -60,15 +60,15 @@ def export(folder: Path, config: str, overrides: Sequence[str], iterations: int 
     folder.mkdir(parents=True, exist_ok=True)
     if type(optimizer).__name__ not in ("AdamW", "Adam", "SGD"):
         raise UserError(f"optimizer {type(optimizer).__name__} cannot be exported. Choose AdamW, Adam or SGD.")
-    names, exported = _export_model(folder / "model", run.model, model)
-    groups, group_of = _groups_of(model, optimizer, names)
-    clip = run.train.clip_grad
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    exported = _export_model(folder / "model", run.model, weights)
+    _export_model(folder / "groups", run.model, _numbers_of_groups(model, optimizer, weights))
+    groups = optimizer.param_groups
     case = {
         **exported,
         "optimizer": type(optimizer).__name__,
-        "groups": groups,
-        "group_of": group_of,
-        "max_grad_norm": clip.max_norm,
+        "groups": [{name: group[name] for name in _GROUP_SETTINGS if name in group} for group in groups],
+        "max_grad_norm": run.train.clip_grad.max_norm,
         "num_accumulation_steps": steps,
         "samples_per_iter": parts.plan.global_batch_size,
     }
@@ -76,17 +76,15 @@ def export(folder: Path, config: str, overrides: Sequence[str], iterations: int 
     np.savez(folder / "batches.npz", **{name: np.stack([batch[name] for batch in batches]) for name in batches[0]})
 
 
-def _export_model(folder: Path, section: Any, model: Any) -> tuple[dict[str, list[str]], dict[str, Any]]:
-    """Write the Hugging Face folder; returns name of a file -> our names, and its architecture and inputs."""
+def _export_model(folder: Path, section: Any, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Write a Hugging Face folder; returns its architecture and the names of its inputs."""
     from omegaconf import OmegaConf
 
     from libai.hf import export_folder
     from libai.hf.families import family_of
-    from libai.hf.families.rules import match
     from libai.hf.files import read_json
 
     target = describe(target_of(section))
-    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     architecture = None
     if target.endswith(".BERT") and section.get("padding_token") is not None:
         architecture = "RobertaForMaskedLM"
@@ -94,40 +92,23 @@ def _export_model(folder: Path, section: Any, model: Any) -> tuple[dict[str, lis
         described: Any = OmegaConf.to_container(section, resolve=True)
         described["_target_"] = target
         OmegaConf.save({"model": described}, Path(scratch, "config.yaml"))
-        save_file(tensors, Path(scratch, "model.safetensors"))
+        save_file(dict(tensors), Path(scratch, "model.safetensors"))
         try:
             export_folder(scratch, folder, architecture=architecture)
         except UserError as error:
             text = str(error).replace(scratch, "the config")
             raise UserError(f"the model is not one of `transformers`: {text}") from None
-    config = read_json(folder / "config.json")
-    architecture, family = family_of(config)
-    specs = {name: TensorSpec(str(array.dtype), array.shape) for name, array in tensors.items()}
-    found = match(family.rules_for(config), specs)
-    names = {family.written_name(theirs): list(one.ours) for theirs, one in found.items()}
-    inputs = {ours: theirs for theirs, ours in family.inputs.items()}
-    return names, {"architecture": architecture, "inputs": inputs}
+    architecture, family = family_of(read_json(folder / "config.json"))
+    return {"architecture": architecture, "inputs": {ours: theirs for theirs, ours in family.inputs.items()}}
 
 
-def _groups_of(
-    model: Any, optimizer: Any, names: Mapping[str, Sequence[str]]
-) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return the settings of the optimizer's groups, and name of a file -> number of its group; frozen ones lack."""
-    ours = {id(parameter): name for name, parameter in model.named_parameters()}
-    settings = []
-    number_of = {}
-    for number, group in enumerate(optimizer.param_groups):
-        settings.append({name: group[name] for name in _GROUP_SETTINGS if name in group})
-        number_of.update({ours[id(parameter)]: number for parameter in group.parameters})
-    group_of: dict[str, int] = {}
-    for theirs, parts in names.items():
-        numbers = {number_of.get(part) for part in parts}
-        if len(numbers) > 1:
-            raise UserError(
-                f"{', '.join(parts)} are in different groups of the optimizer, and {theirs} of `transformers` holds "
-                "them all."
-            )
-        (common,) = numbers
-        if common is not None:
-            group_of[theirs] = common
-    return settings, group_of
+def _numbers_of_groups(model: Any, optimizer: Any, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return arrays like the weights that hold the number of the parameter's group from 1, or 0."""
+    number_of: dict[int, int] = {}
+    for number, group in enumerate(optimizer.param_groups, 1):
+        number_of.update((id(parameter), number) for parameter in group.parameters)
+    marks = {name: np.zeros_like(array) for name, array in weights.items()}
+    for place, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            marks[f"{place}.{name}".lstrip(".")][...] = number_of.get(id(parameter), 0)
+    return marks

@@ -176,32 +176,26 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
             time.sleep(MULTI_NODE_RESTART_SECONDS)
         elif new_port is not None:
             job = replace(job, port=new_port())
-        # checkpoints of an earlier run must not be taken, unless it was to be resumed anyway
-        rest, takes_newest = _split_resume(job.arguments)
-        if _checkpoints(job) - before:
-            job = replace(job, arguments=(*rest, "--resume"))
-        new = _checkpoints(job) - (set() if takes_newest else before)
-        resumes = any(word.partition("=")[0] == "--resume" for word in job.arguments)
-        start = f"from {max(new)[0]}" if new else "with --resume" if resumes else "from the beginning"
+        new = _checkpoints(job) - before  # those of an earlier run must not be taken
+        if new:
+            job = replace(job, arguments=(*_without_resume(job.arguments), "--resume"))
+        start = f"from {max(new)[0]}" if new else "with the same arguments"
         say(f"launch: starting again {start}; {restarts_left} restarts left.")
 
 
-def _split_resume(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """`arguments` without `--resume`, `--reset` and their values; and whether the newest checkpoint was to be taken."""
-    rest: list[str] = []
-    takes_newest, behind = False, ""
+def _without_resume(arguments: Sequence[str]) -> list[str]:
+    """Return `arguments` without `--resume`, `--reset` and their values."""
+    rest = []
+    has_value = False
     for word in arguments:
-        flag, equals, value = word.partition("=")
-        if behind and rest and not equals and not word.startswith(("-", "~", "+")):  # the first word is the config
-            takes_newest = takes_newest and behind != "--resume"
-            behind = ""
+        flag, equals, _ = word.partition("=")
+        if has_value and not equals and not word.startswith(("-", "~", "+")):
+            has_value = False
             continue
-        behind = flag if flag in ("--resume", "--reset") and not equals else ""
-        if flag == "--resume":
-            takes_newest = not value
-        elif flag != "--reset":
+        has_value = word in ("--resume", "--reset")
+        if flag not in ("--resume", "--reset"):
             rest.append(word)
-    return rest, takes_newest
+    return rest
 
 
 def _checkpoints(job: Job) -> set[tuple[str, int]]:

@@ -30,12 +30,12 @@ class JaxVariant(CaseVariant):
             raise Unavailable("the loop in JAX trains a GPT-2 with AdamW, without accumulation")
         config = json.loads((self.model_folder / "config.json").read_text(encoding="utf-8"))
         parts = [optax.clip_by_global_norm(case["max_grad_norm"])] if case["max_grad_norm"] else []
-        groups = {}
-        for number, group in enumerate(case["groups"]):
+        groups = {0: optax.set_to_zero()}  # frozen
+        for number, group in enumerate(case["groups"], 1):
             beta1, beta2 = group["betas"]
             groups[number] = optax.adamw(group["lr"], beta1, beta2, group["eps"], weight_decay=group["weight_decay"])
-        groups[-1] = optax.set_to_zero()  # frozen
-        labels = {name: case["group_of"].get(name, -1) for name in weights}
+        marks = load_file(self.groups_folder / "model.safetensors")
+        labels = {name: int(marks[name].flat[0]) for name in weights}
         optimizer = optax.chain(*parts, optax.multi_transform(groups, labels))
         self._state = (weights, optimizer.init(weights))
         self._step = jax.jit(partial(_step, config, optimizer))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 from case import Batch, CaseVariant
-from safetensors.torch import load_file
+from protocol import Unavailable
 
 #: how `transformers` names models whose loss shifts the labels by one; ours are shifted already
 SHIFTING = ("LMHeadModel", "ForCausalLM")
@@ -19,36 +19,32 @@ class TorchVariant(CaseVariant):
 
     def __init__(self, folder: Path, mode: str):
         super().__init__(folder)
-        self._model = self._load()
+        self._model = self._load(self.model_folder)
         groups = self._optimizer_groups()
         self._parameters = [parameter for group in groups for parameter in group["params"]]
         build = getattr(torch.optim, self.case["optimizer"])
         self._optimizer = build(groups, fused=True) if mode != "torch" else build(groups)
         self._forward = torch.compile(self._model) if mode == "torch-compile" else self._model
 
-    def _load(self, state_dict: dict[str, Any] | None = None) -> Any:
-        """Return the model with the weights of the case, or with other ones."""
-        config = transformers.AutoConfig.from_pretrained(self.model_folder)
+    def _load(self, folder: Path) -> Any:
+        config = transformers.AutoConfig.from_pretrained(folder)
         rates = [name for name, value in vars(config).items() if "drop" in name and isinstance(value, float)]
         config.update({**dict.fromkeys(rates, 0.0), "use_cache": False})
-        source = self.model_folder if state_dict is None else None
         build = getattr(transformers, config.architectures[0]).from_pretrained
-        return build(source, config=config, state_dict=state_dict, dtype=torch.float32).train()
+        return build(folder, config=config, dtype=torch.float32).train()
 
     def _optimizer_groups(self) -> list[dict[str, Any]]:
         """Return the optimizer's groups; parameters in none of them are frozen.
 
-        `transformers` renames and joins tensors while it loads them. So the model is loaded once more from tensors
-        whose values are the numbers of their groups.
+        `transformers` renames and joins tensors while it loads them, those with the numbers of the groups as well.
         """
-        numbers = self.case["group_of"]
-        tensors = load_file(self.model_folder / "model.safetensors")
-        filled = {name: torch.full_like(tensor, numbers.get(name, -1)) for name, tensor in tensors.items()}
         groups = [{**settings, "params": []} for settings in self.case["groups"]]
-        for parameter, mark in zip(self._model.parameters(), self._load(filled).parameters()):
-            number = int(mark.flatten()[0])
-            if number >= 0:
-                groups[number]["params"].append(parameter)
+        for parameter, mark in zip(self._model.parameters(), self._load(self.groups_folder).parameters()):
+            numbers = mark.unique()
+            if len(numbers) > 1:
+                raise Unavailable("a tensor of `transformers` holds parameters of different groups of the optimizer")
+            if int(numbers[0]) > 0:
+                groups[int(numbers[0]) - 1]["params"].append(parameter)
             else:
                 parameter.requires_grad_(False)
         return groups

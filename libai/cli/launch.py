@@ -42,7 +42,7 @@ from libai.utils.rank_notes import (
     STEP_LIMIT,
     read_limit,
 )
-from libai.utils.screen import say
+from libai.utils.screen import say, say_error
 
 USAGE = """\
 usage: python -m libai.launch FILE CONFIG PROCS [--max-restarts N]
@@ -73,6 +73,7 @@ def check_config(job: Job, tells: bool = True) -> Path:
             end_with_parent(parent)
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
+            sys.argv = [word for word in sys.argv if word != "--json"]  # this process prints the error
             if limit:
                 faulthandler.dump_traceback_later(limit, exit=True)
             guard.leave_at_once(guard.run_guarded(lambda: _write_output_dir(job, write_end)))
@@ -90,8 +91,10 @@ def check_config(job: Job, tells: bool = True) -> Path:
         print(text if tells else "", end="")
     elif tells and text:
         if text.startswith("Timeout ("):
-            say(f"error: the config was not checked within {limit:g} s. {START_LIMIT}=<seconds> waits longer.")
-        say(text.removesuffix("\n"))
+            text = (
+                f"error: the config was not checked within {limit:g} s. {START_LIMIT}=<seconds> waits longer.\n{text}"
+            )
+        say_error(text.removesuffix("\n"), code if code >= 0 else EXIT_FAILED)
     sys.exit(code if code >= 0 else EXIT_FAILED)
 
 

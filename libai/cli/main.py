@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import json
 import os
-import re
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from libai import __version__
 from libai.launch.guard import TRACEBACK_FLAG, guarded_main
@@ -94,24 +92,6 @@ def main() -> NoReturn:
     guarded_main(lambda: _until_nobody_reads(sys.argv[1:]))
 
 
-def describe_error(error: UserError) -> dict[str, Any]:
-    """Return a mistake as every command prints it with --json: the text, and what a program may look for in it.
-
-    `key`: the setting or flag, `place`: the file and line, `fix`: the last sentence; each null if the text has none.
-    """
-    text = str(error)
-    key = re.search(r"\b(train|graph|model|optim|dataloader|(lr|momentum)_scheduler)(\.\w+)+|--[a-z][a-z-]*", text)
-    place = re.match(r"(\S+\.(py|ya?ml)(:\d+)?): ", text)
-    before, _, last = text.rpartition(". ")
-    return {
-        "error": text,
-        "key": key[0] if key else None,
-        "place": place[1] if place else None,
-        "fix": last if before else None,
-        "exit_code": error.exit_code,
-    }
-
-
 def _until_nobody_reads(words: Sequence[str]) -> int:
     try:
         code = dispatch(words)
@@ -120,11 +100,6 @@ def _until_nobody_reads(words: Sequence[str]) -> int:
     except BrokenPipeError:  # `… | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at exit
         return 0
-    except UserError as error:
-        if "--json" not in words:
-            raise
-        print(json.dumps(describe_error(error), indent=1))
-        return error.exit_code
     except OSError as error:
         if error.filename is None:
             raise

@@ -27,6 +27,7 @@ FLAGS: dict[str, str] = {
     "--fast-dev-run": "a few iterations, evaluations and a checkpoint, to see that everything works",
     "--print-config": "print the config that would run and stop",
     "--traceback": "when the run fails, show all frames, not only those of your own files",
+    "--json": "print an error as JSON to stdout",
     "--quiet": "show only warnings, errors and the result; log.txt gets everything",
 }
 
@@ -44,6 +45,7 @@ class Args:
     fast_dev_run: bool = False
     print_config: bool = False
     quiet: bool = False
+    json: bool = False
     traceback: bool = False
     find_lr: str | bool = False
 

@@ -33,7 +33,7 @@ from libai.utils.rank_notes import (
     own_state,
     world_size,
 )
-from libai.utils.screen import say
+from libai.utils.screen import say, say_error
 
 #: `timeout -s INT` and some schedulers deliver one signal twice; a person needs longer to press Ctrl-C again
 SAME_SIGNAL_SECONDS = 0.5
@@ -225,14 +225,15 @@ def _report(error: BaseException) -> int:
     if text is not None and not text.strip():
         text = type(error).__name__
     said = f"error: {text or _traceback(error)}"
+    code = getattr(error, "exit_code", EXIT_USER_MISTAKE) if is_mistake else EXIT_FAILED
     if not _record_failure(error, said):
-        say(with_rank(said, rank) if rank > 0 or (text is None and world_size() > 1) else said)
+        say_error(with_rank(said, rank) if rank > 0 or (text is None and world_size() > 1) else said, code)
     elif rank > 0:
         print(said, file=sys.stderr)  # its own file
     log = logging.getLogger("libai")
     if log.handlers:
         log.error("%s", said.removeprefix("error: "), extra={"screen": ""})
-    return getattr(error, "exit_code", EXIT_USER_MISTAKE) if is_mistake else EXIT_FAILED
+    return code
 
 
 def with_rank(said: str, rank: int) -> str:

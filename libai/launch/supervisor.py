@@ -28,7 +28,7 @@ from libai.launch.rank import ask_for_stacks, read_stack
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
 from libai.utils.rank_notes import OUTPUT_DIR, RankState
-from libai.utils.screen import say
+from libai.utils.screen import say, say_error
 
 POLL_SECONDS = 0.05
 # After a failure: the time for other ranks to report what they saw.
@@ -345,7 +345,7 @@ class Supervisor:
             said = first.note["said"]
             is_of_all = all(rank.note.get("said") == said for rank in self.ranks)
             is_plain = is_of_all or (code == EXIT_USER_MISTAKE and first.number == 0)
-            say(said if is_plain else with_rank(said, first.number))
+            say_error(said if is_plain else with_rank(said, first.number), code)
             return
         others = "; the other ranks were ended" if len(self.ranks) > 1 else ""
         say(f"launch: rank {first.number} failed first: {self._describe(first)}{others}.")

@@ -1,6 +1,7 @@
 """Errors whose text is all that a user needs, and the exit codes that processes of libai end with."""
 
 import re
+from typing import Any
 
 EXIT_FAILED = 1
 EXIT_USER_MISTAKE = 2
@@ -24,6 +25,23 @@ class OutputLostError(OSError):
 
     #: the tools print its text without a traceback, which would tell nothing more
     explains_itself = True
+
+
+def describe_error(text: str, exit_code: int) -> dict[str, Any]:
+    """Return an error as every command prints it with --json: the text, and what a program may look for in it.
+
+    `key`: the setting or flag, `place`: the file and line, `fix`: the last sentence; each null if the text has none.
+    """
+    key = re.search(r"\b(train|graph|model|optim|dataloader|(lr|momentum)_scheduler)(\.\w+)+|--[a-z][a-z-]*", text)
+    place = re.match(r"(\S+\.(py|ya?ml)(:\d+)?): ", text)
+    before, _, last = text.rpartition(". ")
+    return {
+        "error": text,
+        "key": key[0] if key else None,
+        "place": place[1] if place else None,
+        "fix": last if before else None,
+        "exit_code": exit_code,
+    }
 
 
 def last_line(error: BaseException) -> str:

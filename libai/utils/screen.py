@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Collection, Sequence
 from typing import TextIO
+
+from libai.utils.errors import describe_error
 
 _COLOURS = {"warning": 33, "error": 31, "critical": 31}
 
@@ -28,6 +31,14 @@ def say(text: str) -> None:
         text = f"{coloured(level, sys.stderr)}: {rest}"
     clear = "\r\x1b[K" if is_terminal(sys.stderr) else ""
     print(f"{clear}{text}", file=sys.stderr, flush=True)
+
+
+def say_error(text: str, exit_code: int) -> None:
+    """Write an error to stderr or, if --json is among the words of the command, as JSON to stdout."""
+    if "--json" in sys.argv:
+        print(json.dumps(describe_error(text.removeprefix("error: "), exit_code), indent=1), flush=True)
+    else:
+        say(text)
 
 
 def format_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:

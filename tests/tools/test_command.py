@@ -12,7 +12,7 @@ import jobs
 import pytest
 
 from libai.cli import launch, main, training
-from libai.utils.errors import UserError
+from libai.utils.errors import UserError, describe_error
 
 MAIN = [sys.executable, str(jobs.ROOT / "libai" / "__main__.py")]
 
@@ -77,6 +77,13 @@ def test_with_json_a_mistake_is_json(tmp_path):
     assert (done.returncode, json.loads(done.stdout), done.errors) == (2, wanted, [])
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_mistake_in_a_training_is_json_too(processes):
+    done = jobs.train_sh("configs/mlp_digits.py", processes, "train.seedd=1", "--json")
+    assert (done.returncode, json.loads(done.stdout)["key"], done.errors) == (2, "train.seedd", []), done
+
+
 @pytest.mark.parametrize(
     ("text", "key", "place", "fix"),
     [
@@ -86,7 +93,7 @@ def test_with_json_a_mistake_is_json(tmp_path):
     ],
 )
 def test_key_place_and_remedy_are_found_in_a_mistake(text, key, place, fix):
-    found = main.describe_error(UserError(text))
+    found = describe_error(text, 2)
     assert [found[name] for name in ("error", "key", "place", "fix")] == [text, key, place, fix]
 
 

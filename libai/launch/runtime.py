@@ -6,7 +6,6 @@ about ranks for the rest of libai (libai/utils/distributed.py).
 """
 
 import contextlib
-import errno
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
@@ -32,7 +31,6 @@ from libai.utils.rank_notes import (
     RENDEZVOUS_VARIABLES,
     START_LIMIT,
     note_progress,
-    own_folder,
     phase,
     read_limit,
     without_harmless_lines,
@@ -132,8 +130,8 @@ class _OneFlowLoader(importlib.abc.Loader):
         kernels.allowed_levels()
         try:
             with phase("meet", DEFAULT_MEETING_SECONDS) if world_size() > 1 else contextlib.nullcontext():
-                if "MASTER_PORT" in os.environ:
-                    _prepare_to_meet(int(os.environ.get("RANK", 0)))
+                if "MASTER_PORT" in os.environ and int(os.environ.get("RANK", 0)) > 0:
+                    wait_for_rank0()
                 with without_harmless_lines():
                     self._loader.exec_module(module)
         except (ImportError, RuntimeError, MemoryError) as error:
@@ -168,29 +166,6 @@ def _apply_patches() -> None:
         openblas.use_threads(kernels.loaded_library())
     if is_on("memory-plan"):
         kernels.plan_memory()
-
-
-def _prepare_to_meet(rank: int) -> None:
-    if rank > 0:
-        wait_for_rank0()
-    elif rank == 0 and own_folder() is not None:
-        require_free_port(int(os.environ["MASTER_PORT"]))
-
-
-def require_free_port(port: int) -> None:
-    """Raise `UserError` when somebody listens at `port` here already; oneflow would abort the process."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # as grpc listens: at every address of both kinds
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("::", port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                return
-            raise UserError(
-                f"PORT={port} was taken by another program before rank 0 could listen there: the ranks cannot meet. "
-                "Start again; with PORT set, choose another (of one machine unset it: a free one is found)."
-            ) from None
 
 
 class OneFlowImportError(ImportError, UserError):

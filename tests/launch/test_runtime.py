@@ -111,18 +111,6 @@ def test_too_little_address_space_is_not_called_a_missing_library(tmp_path):
     assert "ulimit -v" in result.stderr
 
 
-def test_a_port_that_another_program_has_taken_is_one_line():
-    """Taken after the launcher has looked: oneflow itself would abort the process."""
-    for address in ("127.0.0.1", ""):
-        with socket.socket() as server:
-            server.bind((address, 0))
-            server.listen()
-            port = server.getsockname()[1]
-            with pytest.raises(UserError, match=f"PORT={port} was taken by another program"):
-                runtime.require_free_port(port)
-    runtime.require_free_port(closed_port())
-
-
 def test_other_import_errors_inside_oneflow_keep_their_traceback(tmp_path):
     result = import_fake_oneflow(tmp_path, "import a_module_that_is_not_there")
     assert result.returncode == 1 and "a_module_that_is_not_there" in result.stderr and "Traceback" in result.stderr

@@ -179,13 +179,11 @@ def _describe_machine() -> dict[str, Any]:
 
     facts = collect_env()
     state = git_state(Path(ROOT))
-    machine = {name: facts["machine"][name] for name in ("cpu", "cores", "memory_gb", "os")}
+    machine = {name: value for name, value in facts["machine"].items() if name != "host"}
     machine["devices"] = [device["name"] for device in facts["cuda"]["devices"]]
-    for name in ("libai", "python"):
-        machine[name] = facts[name]
+    machine["versions"] = f"libai {facts['libai']}, oneflow {facts['oneflow']['version']}, Python {facts['python']}"
     if state is not None:
         machine["commit"] = state["commit"][:9] + " changed" * state["dirty"]
-    machine["oneflow"] = facts["oneflow"]["version"]
     for name in ("openblas", "cpu_kernels"):
         machine[name] = facts["oneflow"][name]
     return {**machine, "date": datetime.date.today().isoformat()}

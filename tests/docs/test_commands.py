@@ -20,6 +20,7 @@ TOOLS = {
     "tools/preprocess_data.py": ["preprocess"],
     "tools/benchmark.py": ["benchmark"],
     "tools/size.py": None,
+    "tools/docs_settings.py": None,
 }
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:python tools/|bash tools/train\.sh |libai )[^`]+)`")

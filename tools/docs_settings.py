@@ -1,7 +1,4 @@
-"""Tables of all settings for `docs/config.md`, from the schema.
-
-`python -m libai.config.reference docs/config.md` renews the tables.
-"""
+"""Renew the tables of all settings in docs/config.md from the schema: `python tools/docs_settings.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +7,11 @@ import re
 import sys
 from pathlib import Path
 
-from libai.config.settings import schema
-from libai.config.settings.coercion import type_name
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # works from a clone, without installation
+
+from libai.config.settings import schema  # noqa: E402
+from libai.config.settings.coercion import type_name  # noqa: E402
 
 BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
 
@@ -49,5 +49,5 @@ def renew(text: str) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
+    page = ROOT / "docs" / "config.md"
     page.write_text(renew(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -72,7 +72,9 @@ class Job:
     def announce_start(self) -> None:
         """Say at once what has been understood: importing oneflow takes seconds."""
         processes = "1 process" if self.world_size == 1 else f"{self.world_size} processes"
-        self.announce(f"starting {os.path.basename(self.config)} on {processes}")
+        config = Path(self.config)
+        name = config.parent.name if config.name == "config.yaml" else config.name  # that of a run
+        self.announce(f"starting {name} on {processes}")
 
 
 def prepare_ranks(job: Job, notes: str) -> Supervisor:

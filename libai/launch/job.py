@@ -73,7 +73,7 @@ class Job:
         """Say at once what has been understood: importing oneflow takes seconds."""
         processes = "1 process" if self.world_size == 1 else f"{self.world_size} processes"
         config = Path(self.config)
-        name = config.parent.name if config.name == "config.yaml" else config.name  # that of a run
+        name = config.parent.name if config.name == "config.yaml" else config.name  # runs are told by their folders
         self.announce(f"starting {name} on {processes}")
 
 
@@ -178,10 +178,10 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
             time.sleep(MULTI_NODE_RESTART_SECONDS)
         elif new_port is not None:
             job = replace(job, port=new_port())
-        new = _checkpoints(job) - before  # those of an earlier run must not be taken
+        new = _checkpoints(job) - before  # checkpoints of an earlier run must not be taken
         if new:
             job = replace(job, arguments=(*_without_resume(job.arguments), "--resume"))
-        start = f"from {max(new)[0]}" if new else "with the same arguments"
+        start = f"from {max(new)[0]}" if new else "as before, with the same arguments"
         say(f"launch: starting again {start}; {restarts_left} restarts left.")
 
 

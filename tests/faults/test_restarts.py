@@ -49,7 +49,7 @@ def test_without_a_checkpoint_of_its_own_a_job_begins_again(folder):
         CONFIG, 1, "train.output_dir=o", hook, "train.checkpointer.enabled=false", cwd=folder, MAX_RESTARTS="1"
     )
     assert done.returncode == 0, done
-    assert launch_lines(done) == ["launch: starting again with the same arguments; 0 restarts left."]
+    assert launch_lines(done) == ["launch: starting again as before, with the same arguments; 0 restarts left."]
     assert "resumed" not in done.stdout
     moved = list((folder / "o" / "previous").iterdir())  # the earlier run and the failed start
     assert len(moved) == 2 and [(path / "checkpoints" / "iter_0000002").is_dir() for path in moved].count(True) == 1
@@ -62,7 +62,7 @@ def test_the_same_non_finite_iteration_is_not_tried_a_third_time(folder):
     done = jobs.train_sh(CONFIG, 1, "model._target_=user_models.NotFinite", "--max-restarts=9", cwd=folder)
     assert done.returncode == 1, done
     assert [line for line in launch_lines(done) if "starting again" in line] == [
-        "launch: starting again with the same arguments; 8 restarts left."
+        "launch: starting again as before, with the same arguments; 8 restarts left."
     ]
     assert launch_lines(done)[-1] == "launch: NonFiniteLoss in iteration 1 came again: not started again."
 

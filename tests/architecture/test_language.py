@@ -41,6 +41,7 @@ CLEAN = (
         "utils",
         "engine/events",
         "engine/hooks",
+        "engine/rehearsal",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""What updates have computed, and the first difference between two runs of the same ones."""
+"""Results of updates, and the first difference between two runs of the same ones."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class Updates:
 
 @dataclass
 class Reference(Updates):
-    """Updates made eagerly. `facts`: what the model's forward does beside its losses.
+    """Updates made eagerly. `facts`: what the model's forward does apart from its losses.
 
     `changing`: plain attributes that still change after the second update and that other lines read, with their lines;
     `remembered`: those that are others after all updates, and are read; `functions`: the user's functions that the
     backward pass calls; `overwrites`: whether it finds other values than operations read; `draws`: whether forward
-    draws from OneFlow's generator; `failure`: what a forward after that of the first update has raised;
+    draws from OneFlow's generator; `failure`: what a forward of a later update has raised;
     `is_of_one_process`: made by every rank as one process would, with the samples of all ranks.
     """
 

@@ -117,7 +117,7 @@ def _watch(
 def _of_all_ranks(record: Record) -> Record:
     """Return the values that replicas have recorded, each micro-batch of one rank after that of another. Collective.
 
-    Gradients are left out: those of a rank belong to its own part of the batch.
+    Gradients are left out: a rank has them for its own part of the batch.
     """
     mine = {name: list(rows.shape) for name, rows in record.arrays.items() if name.startswith(VALUE)}
     others = gather_objects(mine)

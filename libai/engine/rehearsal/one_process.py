@@ -145,7 +145,7 @@ def _with_local_tensors(trainer: Any) -> Iterator[None]:
 
 
 def _scope_of_a_rank(trainer: Any, ranks: int, number: int) -> Any:
-    """The random scope of forward `number` of an iteration, where those of the ranks follow each other."""
+    """Return the random scope of forward `number` of an iteration, in which the ranks follow each other."""
     if not trainer.gradients.draws_randomness:
         return nullcontext()
     return random_context(fold(trainer.options.seed, trainer.iter, number // ranks), number % ranks)

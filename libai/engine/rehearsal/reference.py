@@ -203,7 +203,7 @@ def _later_update(trainer: Any, micro_batches: Sequence[Any], reference: Referen
 
 
 def _of_all_ranks(mine: dict[str, list[str]]) -> tuple[list[dict[str, list[str]]], dict[str, list[str]]]:
-    """Return the names of each rank, and those of all ranks together. Collective."""
+    """Return the names of each rank, and the union over all ranks. Collective."""
     of_ranks = gather_objects(mine)
     united = {kind: sorted({name for one in of_ranks for name in one[kind]}) for kind in mine}
     return of_ranks, united

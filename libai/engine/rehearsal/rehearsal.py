@@ -157,8 +157,8 @@ def _use_global_tensors(
         raise NotTheSame(text)
     if is_main_process():
         logger.info(
-            "%s mixes the samples of a batch: %s.%s Eager mode computes with global tensors, so that it sees those of "
-            "all %d data ranks (train.dist.batch_scope=global)",
+            "%s mixes the samples of a batch: %s.%s Eager mode computes with global tensors, so that it sees the "
+            "samples of all %d data ranks (train.dist.batch_scope=global)",
             type(trainer.model).__name__,
             difference,
             begins,
@@ -168,7 +168,7 @@ def _use_global_tensors(
     try:
         found = own_updates(trainer, iterations, reference, make)
     except Exception as error:  # whatever OneFlow raises for an operation on global tensors, on all ranks
-        raise NotTheSame(f"{text} As global tensors its forward fails: {last_line(error)[:200]}") from error
+        raise NotTheSame(f"{text} Its forward fails with global tensors: {last_line(error)[:200]}") from error
     still = _agreed_difference(trainer, reference, found)
     if still is not None:
         raise NotTheSame(refusal(trainer, still, reference) + begins_in(trainer, iterations, still.update, reference))
@@ -192,13 +192,13 @@ def own_updates(
 
 
 def facts_of(trainer: Any, micro_batches: Sequence[Any]) -> Facts:
-    """Return what a forward does beside its losses, by one update that is put back. Collective."""
+    """Return what a forward does apart from its losses, by one update that is put back. Collective."""
     return reference_of(trainer, [micro_batches]).facts
 
 
 def is_own_update(trainer: Any) -> bool:
     """Return whether the trainer makes updates as this project defines them, and not in a way of the user's."""
-    is_plain = (trainer.update.__module__ or "").startswith("libai.")  # of a hook's proxy, too
+    is_plain = (trainer.update.__module__ or "").startswith("libai.")  # also for a proxy that a hook makes
     return is_plain and getattr(trainer, "_own_graph", None) is None
 
 
@@ -211,7 +211,7 @@ def _obstacle(trainer: Any) -> str | None:
 
 
 def _why_incomparable(trainer: Any) -> str | None:
-    """Return why the updates of `trainer` may differ from those of the reference; None when they must not."""
+    """Return why updates of `trainer` may differ from the reference; None when they must not."""
     if trainer.options.amp is not None:
         return f"amp={trainer.options.amp} rounds them differently"
     if trainer.mode == "graph" and find_unseeded_dropouts(trainer.model):
@@ -220,7 +220,7 @@ def _why_incomparable(trainer: Any) -> str | None:
 
 
 def _needs_facts(trainer: Any) -> bool:
-    """Return whether a trainer that rehearses nothing must know what its forward does beside its losses."""
+    """Return whether a trainer that rehearses nothing must know what its forward does apart from its losses."""
     model, options = trainer.model, trainer.options
     is_asked = options.deterministic or options.detect_anomalous_params
     return is_asked or bool(own_buffers(model)) or bool(frozen_parameters(model)) or has_adapters(model)

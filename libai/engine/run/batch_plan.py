@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from libai.config import BatchSizes
-from libai.config.settings.coercion import LARGEST
 from libai.engine.hook_base import EveryEpoch, Period
 from libai.utils.errors import UserError
 
@@ -45,11 +44,6 @@ class BatchPlan:
                     "training loader has no samples_per_epoch. Set train.train_iter instead."
                 )
             train_iter = math.ceil(train.train_epoch * samples / sizes.global_)
-            if train_iter > LARGEST:
-                raise UserError(
-                    f"train.train_epoch={train.train_epoch:g} of {samples} samples are {train_iter:g} iterations, "
-                    f"and a run has at most {LARGEST}. Lower train.train_epoch."
-                )
         return cls(
             micro_batch_size=sizes.micro,
             num_accumulation_steps=sizes.accumulation,

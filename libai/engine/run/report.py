@@ -110,13 +110,12 @@ def _describe_periods(run: Any) -> str:
 
 
 def _describe_optimizer(run: Any) -> str:
-    rates = sorted(set(initial_lrs(run.optimizer)))
-    shown = " to ".join(f"{rate:.3g}" for rate in dict.fromkeys((rates[0], rates[-1])))
+    rate = max(initial_lrs(run.optimizer))
     parts = run.optimizer.optimizers.values() if isinstance(run.optimizer, Optimizers) else [run.optimizer]
     kinds = " + ".join(type(part).__name__ for part in parts)
     clip = run.config.train.clip_grad.max_norm
     clipped = f", clipped to norm {clip:g}" if clip else ""
-    return f"{kinds}, {len(run.optimizer.param_groups)} group(s), rate {shown}{clipped}; seed {run.seed}"
+    return f"{kinds}, {len(run.optimizer.param_groups)} group(s), rate {rate:.3g}{clipped}; seed {run.seed}"
 
 
 def _describe_schedule(run: Any) -> str:

@@ -110,7 +110,7 @@ class DataFeed:
         return [read[i : i + steps] for i in range(0, num_iters * steps, steps)]
 
     def position(self) -> Any:
-        """What the loader needs to continue with the next iteration, JSON-able; None when it cannot say."""
+        """Return the position of the next iteration in the loader, JSON-able; None for a loader without one."""
         return self._position_before if self._ahead else self._position_of_loader()
 
     def go_to(self, position: Mapping[str, Any] | None, iteration: int) -> None:

@@ -163,7 +163,8 @@ def bytes_here(trainer: Any) -> dict[str, int]:
         with trainer.optimizer_state.variables() as variables:
             state = [tensor for name, tensor in variables.items() if name.startswith("model.")]
     else:
-        state = [tensor for entries in trainer.optimizer_state.copy().values() for tensor in entries.values()]
+        copies = trainer.optimizer_state.copy().values()
+        state = [tensor for entries in copies if isinstance(entries, dict) for tensor in entries.values()]
     sharding = trainer.layout.sharding
     return {
         "whole": sum(p.numel() * p.element_size() for p in parameters),

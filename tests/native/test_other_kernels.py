@@ -9,6 +9,9 @@ import jobs
 import pytest
 import train_both_modes
 
+from libai.native import kernels
+from libai.utils.errors import UserError
+
 NO_COMPILER = (
     "oneflow's own, which are slower (CXX=no-such-compiler is not there; install one, such as `apt install g++`)"
 )
@@ -43,3 +46,15 @@ def test_both_modes_train_alike_with(environment, kernels, expected, library, tm
     assert found["eager"] == pytest.approx(expected, rel=1e-5)
     assert found["graph"] == pytest.approx(expected, rel=1e-5)
     assert len(set(expected)) == len(expected) > 1, "it learns"
+
+
+@pytest.mark.parametrize("value, levels", [("avx512", ("avx512", "avx2", "sse2")), ("avx2", ("avx2", "sse2"))])
+def test_the_variable_names_the_best_instruction_set_that_is_allowed(monkeypatch, value, levels):
+    monkeypatch.setenv("LIBAI_NATIVE", value)
+    assert kernels.allowed_levels() == levels
+
+
+def test_an_unknown_instruction_set_is_refused(monkeypatch):
+    monkeypatch.setenv("LIBAI_NATIVE", "fast")
+    with pytest.raises(UserError, match="LIBAI_NATIVE=fast is not an instruction set.*: sse2, avx2, avx512; LIBAI_PAT"):
+        kernels.allowed_levels()

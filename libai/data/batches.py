@@ -1,7 +1,8 @@
-"""From a dataset and sample indices to one batch.
+"""Read the samples at given indices of a dataset as one batch.
 
-A batch is `dict[str, np.ndarray]`, first axis = samples, int64, float32 or bool. A dataset has `len(ds)` and
-`ds[i] -> dict`; `ds.get_batch(indices) -> dict of arrays` is used instead of `ds[i]` where it exists.
+A batch is a `dict[str, np.ndarray]` of int64, float32 or bool arrays, whose first axis counts the samples. A dataset
+has `len(ds)` and `ds[i] -> dict`. If it also has `ds.get_batch(indices) -> dict of arrays`, that is used instead of
+`ds[i]`.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from libai.data.datasets import Batch, as_dataset
 from libai.data.errors import DataError, SampleError, checked_count
 from libai.utils.errors import UserError
 
-#: a list of what `ds[i]` returned → a batch
+#: function that turns a list of the values returned by `ds[i]` into a batch
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 
 MAX_WORKERS = 1024
 
 
 class BatchReader:
-    """Reads the samples at given indices as one batch, shared by `num_workers` threads.
+    """Reads the samples at given indices as one batch, with the work divided among `num_workers` threads.
 
-    Threads are enough where reading files, decoding or NumPy takes the time, which release the interpreter lock.
-    `collate(samples) -> dict` makes the batch of a list of what `ds[i]` returned. One with a method
-    `pad_to(samples, length)` is given the length that the longest of several ranks needs, by the dataset's attribute
-    `lengths`.
+    Threads are sufficient when most of the time is spent on reading files, decoding or NumPy, because these release the
+    interpreter lock. `collate(samples) -> dict` builds the batch from a list of the values returned by `ds[i]`. A
+    collate function can also have a method `pad_to(samples, length)`. It is then called with the length of the longest
+    sample on any rank, which is looked up in the dataset's attribute `lengths`.
     """
 
     def __init__(self, dataset: Any, num_workers: int = 0, *, collate: Collate | None = None):
@@ -52,9 +53,11 @@ class BatchReader:
         self._pool = ThreadPoolExecutor(num_workers, "libai-data-worker") if num_workers else None
 
     def read(self, indices: np.ndarray, together: np.ndarray | None = None) -> Batch:
-        """The samples at `indices`, in this order. A failing sample raises with its index, see `SampleError`.
+        """Return the samples at `indices`, in this order.
 
-        `together`: what all ranks read at this moment, for collate functions that pad; default: `indices`.
+        An error in a sample is raised with its index, see `SampleError`.
+
+        `together`: indices that all ranks read in this step, for collate functions that pad (default: `indices`).
         """
         read = partial(_read_rows if self._has_batches else _read_samples, self.dataset)
         chunks = np.array_split(indices, max(1, min(self._num_workers, len(indices))))
@@ -83,7 +86,10 @@ class BatchReader:
 
 
 def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch:
-    """`values` of `dataset` as contiguous int64, float32 or bool arrays of `num_samples` rows, or `DataError`."""
+    """Convert the `values` of `dataset` to contiguous int64, float32 or bool arrays with `num_samples` rows.
+
+    Raises `DataError` if a value has another number of rows or cannot be converted.
+    """
     batch = {}
     for key, value in values.items():
         array = _to_numpy(value)
@@ -103,7 +109,7 @@ def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch
 
 
 def _read_samples(dataset: Any, indices: np.ndarray) -> list[Any]:
-    """Call `ds[i]` for one index after the other."""
+    """Call `ds[i]` for each index in turn."""
     samples = []
     for index in indices.tolist():
         try:
@@ -122,7 +128,7 @@ def _read_rows(dataset: Any, indices: np.ndarray) -> Mapping[str, Any]:
 
 
 def _combined(dataset: Any, parts: Sequence[Any], combine: Callable[[list[np.ndarray]], np.ndarray]) -> Batch:
-    """One dict of arrays of many: samples that are stacked, or parts of a batch that are joined."""
+    """Combine many dicts of arrays into one: stack samples, or concatenate the parts of a batch."""
     first = _checked_dict("a sample", dataset, parts[0])
     for part in parts:
         if not isinstance(part, Mapping) or part.keys() != first.keys():
@@ -146,7 +152,7 @@ def _combined(dataset: Any, parts: Sequence[Any], combine: Callable[[list[np.nda
 
 
 def _to_numpy(value: Any) -> np.ndarray:
-    # A dataset may hold tensors of oneflow (or of any library with the same method): no import needed to read them.
+    # A dataset may return OneFlow tensors, or any objects with a `numpy()` method. Reading them needs no import.
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
@@ -171,9 +177,10 @@ class PadCollate:
 
     Args:
         padding: key -> value to fill with, such as `{"input_ids": 0, "labels": -100}`. Other keys must have one shape.
-        multiple_of: lengths are rounded up to it; few different shapes suit graph mode, which compiles one of them.
-        max_length: longer samples are cut.
-        mask: name of a further bool array that is true where a sample has a value.
+        multiple_of: lengths are rounded up to a multiple of it. Graph mode compiles one graph per shape, so fewer
+            shapes are better.
+        max_length: samples longer than this are truncated.
+        mask: name of an additional bool array that is true at real values and false at padding.
 
     >>> pad = PadCollate({"x": 0}, multiple_of=4)
     >>> pad([{"x": [1, 2]}, {"x": [3]}])["x"].tolist()
@@ -199,11 +206,14 @@ class PadCollate:
         self._mask = mask
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The batch of `samples`."""
+        """Return the batch of `samples`, padded to the longest of them."""
         return self.pad_to(samples, self._longest(samples))
 
     def pad_to(self, samples: Sequence[Mapping[str, Any]], length: int) -> dict[str, Any]:
-        """The batch of `samples`, as long as a sample of `length` needs it. Raises `DataError` if one is longer."""
+        """Return the batch of `samples`, padded as a sample of `length` would be.
+
+        Raises `DataError` if a sample is longer.
+        """
         longest = self._longest(samples)
         length = -(-length // self._multiple_of) * self._multiple_of
         length = min(length, self._max_length or length)

@@ -1,4 +1,4 @@
-"""The folder of prepared data; one of many processes prepares it while the others wait."""
+"""The cache folder for prepared data. One process prepares the data while all others wait."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _logger = logging.getLogger(__name__)
 
 
 def default_cache_dir() -> Path:
-    """`$LIBAI_DATA_DIR`, or `~/.cache/libai` when it is unset."""
+    """Return `$LIBAI_DATA_DIR`, or `~/.cache/libai` if the variable is unset."""
     return Path(os.environ.get("LIBAI_DATA_DIR") or Path.home() / ".cache" / "libai")
 
 
 def prepare_once(folder: Path, is_complete: Callable[[Path], bool], write: Callable[[Path], None]) -> Path:
-    """Return `folder` filled by `write`, doing the work only if it is not complete yet.
+    """Fill `folder` by calling `write`, unless it is already complete, and return it.
 
-    Any number of processes may call at once, ranks or not: one writes, the others wait for it. `write` gets an empty
-    temporary folder, which is renamed in one step when it is done, so `folder` never holds half of the data. A folder
-    that is there but not complete (damaged) is replaced. Raises `DataError` when the place cannot be written.
+    Any number of processes may call this at once, whether or not they are ranks of one job. One process writes and the
+    others wait for it. `write` gets an empty temporary folder, which is renamed in one step at the end, so `folder`
+    never contains partial data. An existing folder that is incomplete (damaged) is replaced. Raises `DataError` if the
+    location cannot be written.
     """
     if is_complete(folder):
         return folder
@@ -47,12 +48,12 @@ def prepare_once(folder: Path, is_complete: Callable[[Path], bool], write: Calla
 
 def _write_and_rename(folder: Path, write: Callable[[Path], None]) -> None:
     prefix = f".{folder.name}.tmp-"
-    for left_behind in folder.parent.glob(f"{prefix}*"):  # by a killed process: the lock is ours, so nobody uses it
+    for left_behind in folder.parent.glob(f"{prefix}*"):  # left by a killed process: we hold the lock, so it is unused
         shutil.rmtree(left_behind, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         write(temporary)
-        temporary.chmod(0o755)  # mkdtemp makes it private; prepared data may be shared like any other file
+        temporary.chmod(0o755)  # mkdtemp creates a private folder, but prepared data may be shared like any other file
         shutil.rmtree(folder, ignore_errors=True)
         temporary.replace(folder)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Datasets: what they must have, arrays in memory, and several of them mixed by weights."""
+"""The dataset protocol, datasets of in-memory arrays, and weighted mixtures of datasets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Batch = dict[str, np.ndarray]
 
 
 class InMemoryDataset:
-    """Equally long arrays as a dataset; sample i holds row i of every array.
+    """A dataset of arrays with equal length. Sample i contains row i of every array.
 
     >>> dataset = InMemoryDataset(images=np.zeros((4, 1, 8, 8)), labels=np.arange(4))
     >>> len(dataset), dataset[3]["labels"], dataset.get_batch(np.array([2, 0]))["labels"]
     (4, 3, array([2, 0]))
 
-    Raises `DataError` when there is no array or the lengths differ.
+    Raises `DataError` if there is no array or the lengths differ.
     """
 
     def __init__(self, **arrays: Any):
@@ -41,14 +41,14 @@ class InMemoryDataset:
         return {key: array[index] for key, array in self.arrays.items()}
 
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows at `indices` of every array, each `(len(indices), ...)`."""
+        """Return the rows at `indices` of every array, each `(len(indices), ...)`."""
         return {key: array[indices] for key, array in self.arrays.items()}
 
 
 def as_dataset(source: Any) -> Any:
-    """`source` itself when it is a dataset; a mapping of equally long arrays becomes an `InMemoryDataset`.
+    """Return `source` as a dataset. A mapping of arrays with equal length becomes an `InMemoryDataset`.
 
-    Raises `DataError` for anything without `len()` and `[i]` or `get_batch`, and for an empty dataset.
+    Raises `DataError` for an empty dataset, and for an object without `len()` and either `[i]` or `get_batch`.
     """
     dataset = InMemoryDataset(**source) if isinstance(source, Mapping) else source
     name = type(dataset).__name__
@@ -63,18 +63,18 @@ def as_dataset(source: Any) -> Any:
 
 
 class BatchDataset(ABC):
-    """Base of datasets that read many samples at once; `ds[i]` is a batch of one."""
+    """Base of datasets that read many samples at once. `ds[i]` reads a batch of one sample."""
 
     @abstractmethod
     def get_batch(self, indices: np.ndarray) -> Batch:
-        """The samples at `indices`, one in each row of every array."""
+        """Return the samples at `indices`, one per row of every array."""
 
     def __getitem__(self, index: int) -> Batch:
         return {name: rows[0] for name, rows in self.get_batch(np.array([index])).items()}
 
 
 def read_rows(dataset: Any, indices: np.ndarray) -> Batch:
-    """The samples of `dataset` at `indices`, by its `get_batch` where it has one, else stacked."""
+    """Return the samples of `dataset` at `indices`. Without a `get_batch`, single samples are read and stacked."""
     if hasattr(dataset, "get_batch"):
         return {key: np.asarray(values) for key, values in dataset.get_batch(indices).items()}
     samples = [dataset[int(index)] for index in indices]
@@ -82,11 +82,11 @@ def read_rows(dataset: Any, indices: np.ndarray) -> Batch:
 
 
 class BlendedDataset(BatchDataset):
-    """Samples of several datasets in the shares `weights`, spread evenly over one pass.
+    """A mixture of several datasets in the proportions `weights`, spread evenly over one epoch.
 
-    A pass has the number of samples that all datasets hold. A dataset whose share is larger than itself is read again
-    from its beginning; of one whose share is smaller the last samples are left out. Everything is a function of the
-    arguments only. A dataset that changes its batches (`augment_batch`) goes around the blend.
+    The length of the mixture is the sum of the lengths of all datasets. If a dataset's share exceeds its length, its
+    samples repeat from the beginning. If the share is smaller, its last samples are never used. The order depends only
+    on the arguments. Datasets with `augment_batch` cannot be blended: apply them to the blend instead.
 
     >>> blend = BlendedDataset([{"x": np.arange(4)}, {"x": np.arange(10, 14)}], weights=[3, 1])
     >>> blend.get_batch(np.arange(8))["x"].tolist()
@@ -115,7 +115,7 @@ class BlendedDataset(BatchDataset):
         return len(self._rows)
 
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The samples at `indices`, read from each dataset at once."""
+        """Return the samples at `indices`, with a single read from each dataset."""
         sources, rows = self._sources[indices], self._rows[indices]
         parts = [read_rows(self.datasets[source], rows[sources == source]) for source in np.unique(sources)]
         places = np.argsort(np.argsort(sources, kind="stable"), kind="stable")

@@ -1,4 +1,4 @@
-"""Documents of many files, JSON lines or plain text, to token files."""
+"""Convert documents from JSON lines or plain text files into token files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from libai.data.token_files import is_complete, write_token_files
 
 @dataclass(frozen=True)
 class Preprocessed:
-    """The outcome of `preprocess`: numbers of documents (empty ones left out) and tokens, and the time."""
+    """The result of `preprocess`: the number of non-empty documents, the number of tokens, and the time in seconds."""
 
     folder: Path
     documents: int
@@ -40,17 +40,17 @@ def preprocess(
     """Write the documents of `files` as token files into `folder`, which `TokenDataset` reads.
 
     Args:
-        files: `.jsonl` (`.json`) has a document in each line, an object with the text at `key`. Any other file is a
-            document; with `blank_lines` each of its paragraphs is one.
-        folder: a new one.
-        tokenizer: "bytes", "bpe" with a `vocab_size`, learnt from the training documents, or a `tokenizer.json`.
-            Libraries of tokenizers encode on all cores.
-        end_token: ends a document where the vocabulary has no usual name for it.
-        validation_fraction: share of the documents that validate, chosen by the hash of their text: equal documents are
-            never in both splits.
-        note: called with what has been done so far.
+        files: paths. A `.jsonl` or `.json` file has one document per line: a JSON object with the text under `key`. Any
+            other file is one document, or one document per paragraph with `blank_lines`.
+        folder: output folder, which must not exist yet.
+        tokenizer: "bytes"; "bpe" with a `vocab_size`, trained on the training documents; or the path of a
+            `tokenizer.json`. The last two encode on all cores.
+        end_token: token that ends a document (default: the first of the usual names in the vocabulary).
+        validation_fraction: fraction of documents in the validation split (default 0.05). They are chosen by the hash
+            of their text, so equal documents are never in both splits.
+        note: called with the progress so far.
 
-    Raises `DataError` for what cannot be read, with its line; then nothing is left in `folder`.
+    Raises `DataError` with the line of a document that cannot be read. In that case nothing is left in `folder`.
     """
     paths = [Path(file) for file in files]
     target = Path(folder)
@@ -90,7 +90,7 @@ def _split_of(text: str, validation_fraction: float) -> str:
 
 
 def _texts(path: Path, key: str, blank_lines: bool) -> Iterator[str]:
-    """The documents of a file. Raises `DataError` with the line of a document that cannot be read."""
+    """Yield the documents of a file. Raises `DataError` with the line of a document that cannot be read."""
     if path.suffix not in (".jsonl", ".json") and not blank_lines:
         yield _decoded(path.read_bytes())
         return
@@ -118,7 +118,7 @@ def _text_of_json(path: Path, number: int, line: bytes, key: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get(key), str):
         found = sorted(row) if isinstance(row, dict) else f"a {type(row).__name__}"
         raise DataError(f"{path}, line {number}: no text {key!r} in it, only {found}. Name the key of the text.")
-    return _decoded(row[key].encode("utf-8", "replace"))  # half a surrogate pair has no bytes
+    return _decoded(row[key].encode("utf-8", "replace"))  # half of a surrogate pair cannot be encoded
 
 
 def _decoded(document: bytes) -> str:

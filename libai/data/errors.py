@@ -1,4 +1,4 @@
-"""The errors of the data package: one for the user's mistakes, one for a dataset that fails while it is read."""
+"""The errors of the data package: one for user mistakes, and one for datasets that fail while they are read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _MAX_NAMES = 8
 
 
 class DataError(UserError):
-    """A file, folder, dataset or loader argument that cannot be used; the text says what to change."""
+    """A file, folder, dataset or loader argument cannot be used. The text explains what to change."""
 
 
 class SampleError(RuntimeError):
-    """A dataset raised while a sample was read; the text names the sample, the cause is chained with its traceback."""
+    """A dataset raised an error while a sample was read. The text names the sample; the original error is chained."""
 
 
 def checked_count(name: str, value: Any, most: int, zero: str) -> int:
-    """`value` itself; raises `DataError` unless it is a whole number from 0, whose meaning is `zero`, to `most`."""
+    """Return `value` if it is an integer from 0 to `most`, else raise `DataError`. `zero` explains the meaning of 0."""
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if is_whole and 0 <= value <= most:
         return value
@@ -32,7 +32,7 @@ def checked_count(name: str, value: Any, most: int, zero: str) -> int:
 
 
 def describe_folder(folder: Path) -> str:
-    """Describe what is there instead, for an error text: `does not exist`, `is empty` or `holds [names]`."""
+    """Describe what a folder contains instead, for an error text: `does not exist`, `is empty` or `holds [names]`."""
     if not folder.is_dir():
         return "does not exist"
     names = sorted(path.name for path in folder.iterdir())

@@ -1,6 +1,6 @@
-"""The endless loader of training micro-batches, resumable at any sample, and the finite one of evaluation batches.
+"""The training loader, which is endless and can be resumed at any sample, and the finite evaluation loader.
 
-Both give the same samples for any number of ranks.
+Both produce the same samples for any number of ranks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from libai.utils.distributed import get_rank, get_world_size
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 
-# Handing a result from thread to thread costs 20-30 us (measured on 2 cores), reading from memory or a memory map 2-10.
-# So reads stay in the caller's thread until several in a row prove slow. A single one counts little, however long it
-# took: it may have been a cold start, or the scheduler giving the core to somebody else.
+# Handing a result from one thread to another takes 20-30 us (measured on 2 cores). Reading from memory or a memory map
+# takes 2-10 us. So reads stay in the caller's thread until several in a row are slow. The time counted for a single
+# read is limited: it may have been a cold start, or the scheduler may have given the core to another process.
 _INLINE_SECONDS = 100e-6
 _GRACE_SECONDS = 10e-3
 _MAX_COUNTED_SECONDS = 3e-3
@@ -34,11 +34,11 @@ MAX_PREFETCH = 10_000
 
 
 class ReadAhead(Generic[Request, Result], Iterator[Result]):
-    """Iterate over `read(request)` for every request in order, up to `depth` of them computed ahead.
+    """Iterate over `read(request)` for every request in order, and compute up to `depth` results ahead.
 
-    Ahead means in one background thread, which starts only when reading turns out to be slow enough to gain from it;
-    the results are the same either way. An exception of `read` is raised where its result would have come, and ends the
-    iteration. Dropping the object ends the thread; `close()` also waits for it.
+    Results are computed ahead in one background thread. It starts only when reading is slow enough to benefit from it.
+    The results are the same either way. An exception in `read` is raised in place of its result and ends the iteration.
+    Deleting the object ends the thread; `close()` also waits for it.
     """
 
     def __init__(self, read: Callable[[Request], Result], requests: Iterable[Request], depth: int):
@@ -58,12 +58,12 @@ class ReadAhead(Generic[Request, Result], Iterator[Result]):
                 raise StopIteration
             return self._pending.popleft().result()
         except BaseException:
-            # Also on a KeyboardInterrupt while waiting: do not join, the read may take long.
+            # Also reached by a KeyboardInterrupt while waiting. Do not join: the read may take long.
             self._end(wait=False)
             raise
 
     def close(self) -> None:
-        """End the background thread, waiting for the read that it is in; what was read ahead is dropped."""
+        """Stop the background thread after its current read, and discard all results that were read ahead."""
         self._end(wait=True)
 
     def _end(self, wait: bool) -> None:
@@ -90,7 +90,7 @@ class ReadAhead(Generic[Request, Result], Iterator[Result]):
         return result
 
     def _submit(self, pool: ThreadPoolExecutor, keep_for_caller: int = 1) -> None:
-        """Keep `depth` reads in flight besides the one that the caller is about to take."""
+        """Keep `depth` reads in flight in addition to the one that the caller is about to take."""
         while len(self._pending) < self._depth + keep_for_caller:
             try:
                 request = next(self._requests)
@@ -100,7 +100,10 @@ class ReadAhead(Generic[Request, Result], Iterator[Result]):
 
 
 class _StepReader:
-    """Reads this rank's micro-batch of one step. Apart from the loader, so that the thread does not keep that alive."""
+    """Reads this rank's micro-batch of one step.
+
+    It is separate from the loader, so the background thread keeps no reference to the loader.
+    """
 
     def __init__(self, reader: BatchReader, layout: DataLayout, stream: SampleStream):
         self._reader = reader
@@ -109,7 +112,7 @@ class _StepReader:
         self._augment = getattr(reader.dataset, "augment_batch", None)
 
     def read(self, step_start: int) -> Batch:
-        """The micro-batch of the step whose first sample, over all ranks, is at stream position `step_start`."""
+        """Return this rank's micro-batch of the step that starts at stream position `step_start`."""
         start, stop = self._layout.slice_of_step(step_start)
         together = self._stream.indices(step_start, step_start + self._layout.samples_per_step)
         batch = self._reader.read(together[start - step_start : stop - step_start], together)
@@ -120,14 +123,16 @@ class _StepReader:
 
 
 class TrainLoader:
-    """Endless iterator of this rank's micro-batches of a dataset; it is its own iterator.
+    """Endless iterator of this rank's micro-batches of a dataset. `iter(loader)` returns the loader itself.
 
-    All ranks together cut one sample stream (see `SampleStream`): micro-step t takes the next
-    `num_data_ranks * micro_batch_size` positions, rank r the r-th slice. No tail is dropped: a micro-batch may span two
-    epochs (or, when larger than the dataset, more). A dataset with `augment_batch(batch, random)` gets the
-    `SampleRandom` of the visits, so that augmentation is resumed exactly as well.
+    All ranks split one sample stream (see `SampleStream`): micro-step t takes the next
+    `num_data_ranks * micro_batch_size` positions, rank r the r-th slice. No samples are dropped at the end of an epoch:
+    a micro-batch may span two epochs, or more if it is larger than the dataset. A dataset with
+    `augment_batch(batch, random)` gets a `SampleRandom` that depends on the stream positions, so augmentation is also
+    resumed exactly.
 
-    After an exception the position is still at the last delivered micro-batch: the next call reads the same ones again.
+    After an exception the position is still after the last returned micro-batch, so the next call repeats the failed
+    read.
     """
 
     def __init__(
@@ -152,12 +157,12 @@ class TrainLoader:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Number of samples of one pass, over all ranks: the length of the dataset."""
+        """Number of samples in one epoch over all ranks, which is the length of the dataset."""
         return self._stream.num_samples
 
     @property
     def consumed_samples(self) -> int:
-        """Samples handed to the trainers of all ranks so far; what was only read ahead does not count."""
+        """Number of samples returned on all ranks so far. Samples that were only read ahead do not count."""
         return self._consumed_samples
 
     def __iter__(self) -> TrainLoader:
@@ -176,13 +181,16 @@ class TrainLoader:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """`{"consumed_samples": int}` in global samples: the whole state, valid for any number of ranks."""
+        """Return `{"consumed_samples": int}`, counted over all ranks.
+
+        This is the whole state, and it is valid for any number of ranks.
+        """
         return {"consumed_samples": self._consumed_samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue the stream behind `state["consumed_samples"]` samples; what was read ahead is dropped.
+        """Continue the stream after `state["consumed_samples"]` samples, and discard what was read ahead.
 
-        Raises `DataError` when the state has no such count.
+        Raises `DataError` if the state has no such count.
         """
         consumed = state.get("consumed_samples")
         if type(consumed) is not int or consumed < 0:
@@ -194,14 +202,16 @@ class TrainLoader:
         self._consumed_samples = consumed
 
     def indices_before(self, state: dict[str, int], num_batches: int) -> list[np.ndarray]:
-        """The samples in the `num_batches` micro-batches of this rank before the position `state`: indices into the
-        dataset, (micro_batch_size,) int64 each."""
+        """Return the dataset indices in the last `num_batches` micro-batches of this rank before the position `state`.
+
+        Each array is int64 `(micro_batch_size,)`.
+        """
         step, end = self.layout.samples_per_step, state["consumed_samples"]
         starts = range(end - num_batches * step, end, step)
         return [self._stream.indices(*self.layout.slice_of_step(start)) for start in starts]
 
     def close(self) -> None:
-        """End the background thread and drop what it read ahead; iterating again starts a new one."""
+        """Stop the background thread and discard what it read ahead. Iterating again starts a new thread."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
@@ -219,14 +229,18 @@ def build_train_loader(
     collate: Collate | None = None,
     prefetch: int = 2,
 ) -> TrainLoader:
-    """An endless, exactly resumable loader of one rank's micro-batches.
+    """Build an endless, exactly resumable loader of one rank's micro-batches.
 
-    `data_rank` of `num_data_ranks`: which part of every global batch this process reads; default: every process of
-    the job reads one. Tensor and pipeline parallel ranks share their data: pass `mesh.data_rank` and `mesh.data` there.
-    `dataset`: an object with `len(ds)` and `ds[i] -> dict` or `get_batch(indices)`, or a dict of equally long arrays.
-    `prefetch`: micro-batches read ahead in one background thread, once reading proves slow. `num_workers`: threads that
-    share the reading of one micro-batch, for datasets that are slow per sample. `collate`: a function that makes the
-    batch of a list of samples, see `BatchReader`.
+    Args:
+        dataset: an object with `len(ds)` and `ds[i] -> dict` or `get_batch(indices)`, or a dict of arrays with equal
+            length.
+        data_rank, num_data_ranks: select the part of every global batch that this process reads. By default every
+            process of the job reads its own part. Tensor-parallel and pipeline-parallel ranks share their data: pass
+            `mesh.data_rank` and `mesh.data` there.
+        prefetch: number of micro-batches to read ahead in one background thread, which starts only if reading is slow.
+        num_workers: number of threads that read one micro-batch together, for datasets with slow samples.
+        collate: function that builds the batch from a list of samples, see `BatchReader`.
+
     Raises `DataError` for an empty dataset or impossible numbers.
     """
     return TrainLoader(
@@ -241,7 +255,7 @@ def build_train_loader(
 
 
 def _ranks(data_rank: int | None, num_data_ranks: int | None) -> tuple[int, int]:
-    """Return both as they are given, or the place of this process in its job."""
+    """Return both arguments if given, else this process's rank and the number of processes."""
     if (data_rank is None) != (num_data_ranks is None):
         raise DataError(
             f"data_rank={data_rank} and num_data_ranks={num_data_ranks}: give both, or neither to take this process's "
@@ -253,12 +267,12 @@ def _ranks(data_rank: int | None, num_data_ranks: int | None) -> tuple[int, int]
 
 
 class EvalLoader:
-    """Sized and re-iterable; yields `(batch, replicated)` over the dataset in order.
+    """Evaluation loader with a length. Each iteration yields `(batch, replicated)` over the dataset in order.
 
-    Full global batches are cut over the ranks in equal shapes (`replicated=False`: every rank holds other samples).
-    What remains goes to *every* rank, in chunks of at most `micro_batch_size` samples (`replicated=True`: all ranks
-    hold the same ones, to be counted once). `len()` and the flags are the same on all ranks, so collectives stay in
-    step.
+    Full global batches are split evenly across the ranks (`replicated=False`: every rank has different samples). The
+    remaining samples go to *every* rank, in chunks of at most `micro_batch_size` samples (`replicated=True`: all ranks
+    have the same samples, which must be counted once). `len()` and the flags are the same on all ranks, so collectives
+    stay in step.
     """
 
     def __init__(
@@ -291,7 +305,7 @@ class EvalLoader:
         return self._reader.read(np.arange(start, stop), together), replicated
 
     def _cut(self, num_samples: int) -> list[tuple[int, int, bool]]:
-        """This rank's `(start, stop, replicated)` of every batch."""
+        """Return `(start, stop, replicated)` of every batch for this rank."""
         step, micro = self.layout.samples_per_step, self.layout.micro_batch_size
         num_full = num_samples // step
         full = [(*self.layout.slice_of_step(k * step), False) for k in range(num_full)]
@@ -310,10 +324,10 @@ def build_eval_loader(
     collate: Collate | None = None,
     prefetch: int = 2,
 ) -> EvalLoader:
-    """A sized, re-iterable loader of `(batch, replicated)`, see `EvalLoader`.
+    """Build an evaluation loader of `(batch, replicated)` pairs, see `EvalLoader`.
 
-    `max_batches` keeps the first batches only (each of `micro_batch_size` samples per rank). The other arguments are
-    those of `build_train_loader`. Raises `DataError` for an empty dataset or impossible numbers.
+    `max_batches` keeps only the first batches, each of `micro_batch_size` samples per rank. The other arguments are the
+    same as for `build_train_loader`. Raises `DataError` for an empty dataset or impossible numbers.
     """
     layout = DataLayout(micro_batch_size, *_ranks(data_rank, num_data_ranks))
     reading = {"num_workers": num_workers, "collate": collate}

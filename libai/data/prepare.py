@@ -1,4 +1,7 @@
-"""Text files to token files: which files, split by file, tokenised once, reused while the files are unchanged."""
+"""Convert text files to token files.
+
+Whole files are assigned to one split. They are tokenized once, and the result is reused until a file changes.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,20 @@ def build_text_dataset(
     validation_fraction: float = 0.05,
     cache_dir: str | os.PathLike | None = None,
 ) -> TokenDataset:
-    """Tokenise text files into a folder, or find it ready, and return one split (`"train"` or `"validation"`) of it.
+    """Tokenize text files into a cached folder, unless it exists already, and return one split of it.
 
-    `files`: one or several paths or glob patterns (`**` goes into folders). Whole files are assigned to training or
-    validation by the hash of their relative path; of files with equal content only the first is kept, so no validation
-    text is also trained on. `tokenizer`: `"bytes"`, `"bpe"` with a `vocab_size`, trained on the training
-    files alone, or the path of a `tokenizer.json`. The folder lies in `cache_dir` (default `$LIBAI_DATA_DIR` or
-    `~/.cache/libai`) and is named after a digest of the options and of every file's path, size and time of change. Any
-    number of ranks may call at once.
-    Raises `DataError` for no files, too few files to split, or options that do not go together.
+    Args:
+        files: one or several paths or glob patterns (`**` matches nested folders). Whole files are assigned to training
+            or validation by the hash of their relative path. Of files with equal content only the first is kept, so no
+            validation text is also trained on.
+        split: `"train"` or `"validation"`.
+        tokenizer: `"bytes"`; `"bpe"` with a `vocab_size`, trained on the training files only; or the path of a
+            `tokenizer.json`.
+        cache_dir: parent of the folder (default `$LIBAI_DATA_DIR` or `~/.cache/libai`). The folder is named after a
+            digest of the options and of every file's path, size and modification time.
+
+    Any number of ranks may call this at once. Raises `DataError` if there are no files, too few files to split, or
+    conflicting options.
     """
     documents = _matching_files(files)
     folder = _prepare(documents, name, tokenizer, vocab_size, validation_fraction, cache_dir)
@@ -56,9 +64,10 @@ def build_stdlib_dataset(
     validation_fraction: float = 0.05,
     cache_dir: str | os.PathLike | None = None,
 ) -> TokenDataset:
-    """`build_text_dataset` of the Python standard library's own source text (about 11 MB, no download), without tests.
+    """Build a text dataset from the source of the Python standard library, without its tests.
 
-    The text differs between Python versions: losses are comparable only under the same interpreter.
+    The source has about 11 MB and needs no download. See `build_text_dataset` for the arguments. The text differs
+    between Python versions, so losses are comparable only under the same interpreter.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = [path for path in root.rglob("*.py") if _NOT_STDLIB.isdisjoint(path.relative_to(root).parts)]
@@ -99,9 +108,10 @@ def _prepare(
 
 
 def _split_by_file(documents: list[Document], validation_fraction: float) -> dict[str, list[Document]]:
-    """`{"train": [...], "validation": [...]}`: the files whose names hash lowest are for validation, at least one.
+    """Return `{"train": [...], "validation": [...]}`. Validation gets the files with the lowest hash of their name.
 
-    Raises `DataError` when none would be left to train on. `validation_fraction=0`: no validation split.
+    Validation gets at least one file, unless `validation_fraction=0`, which makes no validation split. Raises
+    `DataError` if no file would be left for training.
     """
     num_validation = max(1, round(validation_fraction * len(documents))) if validation_fraction else 0
     if num_validation >= len(documents):
@@ -138,12 +148,12 @@ def _matching_files(patterns: str | os.PathLike | Iterable[str | os.PathLike]) -
 
 
 def _named(paths: Iterable[Path], root: Path) -> list[Document]:
-    """The files with their names relative to `root`, sorted by name."""
+    """Return the files with their names relative to `root`, sorted by name."""
     return sorted((path.relative_to(root).as_posix(), path) for path in paths)
 
 
 def _without_copies(documents: Iterable[Document]) -> list[Document]:
-    """The documents that are not empty and not equal to an earlier one."""
+    """Return the documents that are neither empty nor equal to an earlier one."""
     first_with_content: dict[bytes, Document] = {}
     for document in documents:
         content = document[1].read_bytes()
@@ -153,7 +163,7 @@ def _without_copies(documents: Iterable[Document]) -> list[Document]:
 
 
 def _fingerprint(documents: Iterable[Document], options: dict) -> str:
-    """A digest of the options and of every file's path, size and time of change; reads no file content."""
+    """Return a digest of the options and of every file's path, size and modification time. No file content is read."""
     stats = [(name, stat.st_size, stat.st_mtime_ns) for name, path in documents for stat in [path.stat()]]
     text = json.dumps([FORMAT, options, stats], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Samples made of other samples of tokens: BERT's masks and order of sentences, T5's missing spans."""
+"""Datasets that build samples from tokens: BERT's masked tokens and sentence order, and T5's span corruption."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from libai.data.sampling import SampleRandom
 
 
 class MaskedTokens(BatchDataset):
-    """A token dataset seen through BERT's mask (Devlin et al. 2019): of the chosen positions 80 % become the mask
-    token, 10 % a random token, 10 % stay; labels hold the original token there and `ignore_index` everywhere else.
+    """A token dataset with BERT's masking (Devlin et al. 2019).
 
-    In training the masks are new in every epoch, a function of the visit that a resumed run repeats. In evaluation they
-    are a function of (seed, sample index) and always the same.
+    Of the chosen positions, 80 % become the mask token, 10 % become a random token and 10 % are unchanged. Labels hold
+    the original token at these positions and `ignore_index` everywhere else.
+
+    In training the masks change in every epoch. They depend on the position in the sample stream, so a resumed run
+    repeats them. In evaluation they depend only on (seed, sample index) and are always the same.
 
     Args:
-        dataset: gives `{"input_ids": (length,) int64}` per index; with `get_batch` it is read in batches. Its `labels`
-            are replaced, other keys stay.
-        mask_token: id that stands for a masked position.
-        mask_prob: share of the positions that are chosen.
-        vocab_size: random tokens are drawn from `range(vocab_size)`; None: from `range(mask_token)`.
+        dataset: returns `{"input_ids": (length,) int64}` per index. It is read in batches if it has `get_batch`. Its
+            `labels` are replaced, and all other keys are kept.
+        mask_token: id of the mask token.
+        mask_prob: fraction of positions that are chosen.
+        vocab_size: random tokens are sampled from `range(vocab_size)`, or from `range(mask_token)` if None.
         special_tokens: ids that are never chosen.
     """
 
@@ -52,11 +54,11 @@ class MaskedTokens(BatchDataset):
         return len(self.dataset)
 
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """`indices` (batch,) to `input_ids` and `labels`, each (batch, length) int64."""
+        """Return the masked samples at `indices` (batch,): `input_ids` and `labels`, each (batch, length) int64."""
         return self._mask(read_rows(self.dataset, indices), SampleRandom(self.seed, np.asarray(indices)))
 
     def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
-        """The same samples with the masks of this visit."""
+        """Return the same samples with the masks for their positions in the stream."""
         is_masked = batch["labels"] != self.ignore_index
         return self._mask({**batch, "input_ids": np.where(is_masked, batch["labels"], batch["input_ids"])}, random)
 
@@ -74,17 +76,19 @@ class MaskedTokens(BatchDataset):
 
 
 class SentenceOrder(BatchDataset):
-    """Pairs of consecutive segments of one document, in half of the samples swapped (ALBERT, Lan et al. 2020).
+    """Pairs of consecutive segments of one document, swapped in half of the samples (ALBERT, Lan et al. 2020).
 
-    A sample is `[cls] first [sep] second [sep]` and padding: `input_ids`, `token_type_ids` (1 in the second segment),
-    `attention_mask` and `next_sentence_labels` (1 where the two are swapped), which BERT's second head learns.
-    Documents are cut into pieces of at most `sequence_length - 3` tokens; pieces of fewer than 2 are left out. A piece
-    is cut in two at a random place. Both are a function of (seed, sample index).
+    A sample is `[cls] first [sep] second [sep]` and padding. Its keys are `input_ids`, `token_type_ids` (1 in the
+    second segment), `attention_mask` and `next_sentence_labels` (1 if the two are swapped), the target of BERT's second
+    head. Documents are cut into pieces of at most `sequence_length - 3` tokens. Pieces with fewer than 2 tokens are
+    left out. Each piece is split into two segments at a random position. The position and the swap depend on (seed,
+    sample index).
 
     Args:
-        dataset: has `tokens` and `offsets` of documents, as `TokenDataset` and `MegatronDataset`.
-        cls_token, sep_token, pad_token: ids.
-        end_of_document: id that ends each document and is left out; None: documents have none.
+        dataset: has `tokens` and the `offsets` of documents, like `TokenDataset` and `MegatronDataset`.
+        cls_token, sep_token, pad_token: token ids.
+        end_of_document: id of the token that ends each document, which is removed; None if documents have no such
+            token.
     """
 
     def __init__(
@@ -111,7 +115,10 @@ class SentenceOrder(BatchDataset):
         return len(self._starts)
 
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The samples at `indices`: `(len(indices), sequence_length)`, and `(len(indices),)` for the order's labels."""
+        """Return the samples at `indices`.
+
+        The labels have the shape `(len(indices),)`, all other arrays `(len(indices), sequence_length)`.
+        """
         starts, lengths = self._starts[indices][:, None], self._lengths[indices][:, None]
         place, swap = SampleRandom(self.seed, np.asarray(indices)).uniform(2).T
         cut = 1 + (place[:, None] * (lengths - 1)).astype(np.int64)
@@ -121,7 +128,7 @@ class SentenceOrder(BatchDataset):
         in_first = (position >= 1) & (position <= first)
         in_second = (position >= first + 2) & (position < lengths + 2)
         offset = np.where(in_first, position - 1, position - first - 2)
-        offset += np.where(is_swapped == in_first, cut, 0)  # after the cut: the second of two, or the first of swapped
+        offset += np.where(is_swapped == in_first, cut, 0)  # a swapped sample begins after the cut
         cls_token, sep_token, pad_token = self._special
         special = np.where(position == 0, cls_token, np.where(position < lengths + 3, sep_token, pad_token))
         in_text = in_first | in_second
@@ -135,7 +142,7 @@ class SentenceOrder(BatchDataset):
 
 
 def _pieces(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the beginnings of the pieces of documents, and their lengths."""
+    """Return the starts and the lengths of the pieces of all documents."""
     counts = -(-(ends - starts) // longest)
     first = np.repeat(np.cumsum(counts) - counts, counts)
     piece_starts = np.repeat(starts, counts) + (np.arange(counts.sum()) - first) * longest
@@ -144,19 +151,21 @@ def _pieces(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndar
 
 
 class SpanCorruption(BatchDataset):
-    """T5's task (Raffel et al. 2020, section 3.1.4): a token dataset of which spans are missing. A sentinel stands for
-    each in `input_ids`, and `labels` are the sentinels, each followed by its span. Both end with `end_token`.
+    """A token dataset with T5's span corruption (Raffel et al. 2020, section 3.1.4).
 
-    In training the spans are new in every epoch, a function of the visit that a resumed run repeats. In evaluation they
-    are a function of (seed, sample index). How many there are and how long they are together follows from the length of
-    the samples: all inputs, and all labels, have one length and need no padding.
+    Each removed span is replaced by a sentinel in `input_ids`. `labels` are the sentinels, each followed by its span.
+    Both end with `end_token`.
+
+    In training the spans change in every epoch. They depend on the position in the sample stream, so a resumed run
+    repeats them. In evaluation they depend only on (seed, sample index). The number of spans and their total length
+    follow from the sample length. So all inputs have the same length, as do all labels, and need no padding.
 
     Args:
-        dataset: gives `{"input_ids": (length,) int64}` per index; with `get_batch` it is read in batches.
-        last_sentinel: the ids `last_sentinel`, `last_sentinel - 1`, … stand for the first span, the second, …; in T5's
+        dataset: returns `{"input_ids": (length,) int64}` per index. It is read in batches if it has `get_batch`.
+        last_sentinel: id of the sentinel of the first span; the second span has `last_sentinel - 1`, and so on. In T5's
             vocabularies it is the last id.
-        first_sentinel: smallest id of a sentinel; tokens of the text have smaller ids.
-        noise_share: share of the tokens that are missing.
+        first_sentinel: smallest id of a sentinel. All text tokens have smaller ids.
+        noise_share: fraction of tokens that are removed.
         mean_span: mean length of a span.
     """
 
@@ -192,17 +201,20 @@ class SpanCorruption(BatchDataset):
         return len(self.dataset)
 
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """`indices` (batch,) to `input_ids` and `labels`, (batch, …) int64."""
+        """Return the corrupted samples at `indices` (batch,): `input_ids` and `labels`, each (batch, …) int64."""
         return self._corrupt(
             read_rows(self.dataset, indices)["input_ids"], SampleRandom(self.seed, np.asarray(indices))
         )
 
     def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
-        """The same texts with the spans of this visit."""
+        """Return the same texts with the spans for their positions in the stream."""
         return self._corrupt(self._texts(batch["input_ids"][:, :-1], batch["labels"][:, :-1]), random)
 
     def _texts(self, inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Put the spans of `labels` where their sentinels are in `inputs`; neither has the end token any more."""
+        """Restore the texts: put each span of `labels` in place of its sentinel in `inputs`.
+
+        Both lack the end token.
+        """
         rows = len(inputs)
         both = np.concatenate([inputs, labels], axis=1)
         is_sentinel = both >= self.first_sentinel
@@ -234,6 +246,9 @@ class SpanCorruption(BatchDataset):
         return {"input_ids": chosen(is_first, ~is_missing), "labels": chosen(is_first, is_missing)}
 
     def _lengths(self, total: int, draws: np.ndarray) -> np.ndarray:
-        """(rows, num_spans) lengths of at least 1 with this sum; `draws` (rows, total - 1) choose the cuts."""
+        """Return span lengths (rows, num_spans), each at least 1, with the sum `total`.
+
+        `draws` (rows, total - 1) choose the cuts.
+        """
         cuts = np.sort(np.argsort(draws, axis=1)[:, : self.num_spans - 1] + 1, axis=1)
         return np.diff(np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, total))), axis=1)

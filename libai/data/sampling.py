@@ -1,7 +1,7 @@
-"""In which order the samples of a dataset are visited, by which rank, and the randomness that belongs to a visit.
+"""The order in which the ranks read the samples of a dataset, and the random numbers for each sample.
 
-Everything here is a pure function of (seed, position in the endless stream): no state has to be saved to resume, and
-no layout (ranks, micro-batch, accumulation) can change the order.
+Everything here is a pure function of (seed, position in the endless stream). Resuming a run needs no saved state, and
+the order does not depend on the number of ranks, the micro-batch size or gradient accumulation.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from libai.utils.seeding import GOLDEN, mix_bits
 class SampleStream:
     """The endless sequence of sample indices: one permutation of `range(num_samples)` per epoch, concatenated.
 
-    `shuffle=False` visits the samples in order, every epoch alike. The permutation of an epoch depends on
-    (seed, epoch) alone; it costs 8 bytes per sample of memory.
+    With `shuffle=False` every epoch visits the samples in order. The permutation of an epoch depends only on (seed,
+    epoch). It takes 8 bytes of memory per sample.
     """
 
     def __init__(self, num_samples: int, *, seed: int = 0, shuffle: bool = True):
@@ -29,11 +29,11 @@ class SampleStream:
         self.num_samples = num_samples
         self.seed = seed
         self.shuffle = shuffle
-        # One tuple, replaced whole: a reading thread that is being shut down may still look at the old one.
+        # One tuple, replaced as a whole: a reading thread that is being shut down may still read the old one.
         self._cached: tuple[int, np.ndarray] | None = None
 
     def indices(self, start: int, stop: int) -> np.ndarray:
-        """The sample indices at the stream positions `start <= p < stop`, int64 `(stop - start,)`."""
+        """Return the sample indices at the stream positions `start <= p < stop`, int64 `(stop - start,)`."""
         pieces = []
         while start < stop:
             epoch, offset = divmod(start, self.num_samples)
@@ -43,7 +43,7 @@ class SampleStream:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def _order(self, epoch: int) -> np.ndarray:
-        """The permutation of one epoch, int64 `(num_samples,)`; the latest one is kept."""
+        """Return the permutation of one epoch, int64 `(num_samples,)`. The latest one is cached."""
         if self._cached is not None and self._cached[0] == epoch:
             return self._cached[1]
         if self.shuffle:
@@ -55,17 +55,20 @@ class SampleStream:
 
 
 class SampleRandom:
-    """Uniform random numbers that belong to the visits of the samples of one micro-batch.
+    """Uniform random numbers for the samples of one micro-batch.
 
-    The numbers of a sample depend on (seed, its position in the stream): augmentation differs between epochs, is
-    replayed exactly by a resumed run and is the same for every layout.
+    The numbers of a sample depend on (seed, its position in the stream). So augmentation differs between epochs, is
+    repeated exactly by a resumed run, and does not depend on the number of ranks or the micro-batch size.
     """
 
     def __init__(self, seed: int, positions: np.ndarray):
         self._state = mix_bits(positions.astype(np.uint64) + mix_bits(np.array([seed], np.uint64)))
 
     def uniform(self, num_draws: int) -> np.ndarray:
-        """`num_draws` numbers in [0, 1) for every sample, float64 `(samples, num_draws)`; each call gives the same."""
+        """Return `num_draws` numbers in [0, 1) per sample, float64 `(samples, num_draws)`.
+
+        Repeated calls return the same numbers.
+        """
         counters = GOLDEN * np.arange(1, num_draws + 1, dtype=np.uint64)
         bits = mix_bits(self._state[:, None] + counters)
         return (bits >> np.uint64(11)) * 2.0**-53
@@ -73,7 +76,7 @@ class SampleRandom:
 
 @dataclass(frozen=True)
 class DataLayout:
-    """This rank's share of every step: `micro_batch_size` samples, as number `data_rank` of `num_data_ranks`."""
+    """This rank's share of every step: `micro_batch_size` samples for rank `data_rank` of `num_data_ranks`."""
 
     micro_batch_size: int
     data_rank: int = 0
@@ -90,10 +93,10 @@ class DataLayout:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples that all ranks together take in one micro-step."""
+        """Number of samples that all ranks together read in one micro-step."""
         return self.micro_batch_size * self.num_data_ranks
 
     def slice_of_step(self, step_start: int) -> tuple[int, int]:
-        """This rank's `(start, stop)` within the step that begins at `step_start`."""
+        """Return this rank's `(start, stop)` within the step that begins at `step_start`."""
         start = step_start + self.data_rank * self.micro_batch_size
         return start, start + self.micro_batch_size

@@ -50,14 +50,15 @@ def write_token_files(
     end_token: str | None = None,
     note: Callable[[int, int], None] = lambda num_documents, num_tokens: None,
 ) -> None:
-    """Write documents as token files into `folder`, which is empty.
+    """Write documents as token files into the empty folder `folder`.
 
     Args:
-        documents: gives split and text of each; called twice when "bpe" is learnt from the training documents.
-        tokenizer, vocab_size, end_token: as `make_tokenizer` takes them.
-        note: called with the numbers of documents and tokens so far.
+        documents: returns (split, text) of each document. It is called twice if "bpe" is trained on the training
+            documents.
+        tokenizer, vocab_size, end_token: as in `make_tokenizer`.
+        note: called with the number of documents and the number of tokens so far.
 
-    Raises `DataError` when one of `splits` stays empty.
+    Raises `DataError` if one of `splits` stays empty.
     """
     made = make_tokenizer(tokenizer, vocab_size, (text for split, text in documents() if split == "train"), end_token)
     dtype = np.min_scalar_type(made.vocab_size - 1)
@@ -84,7 +85,7 @@ def write_token_files(
 
 
 def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Documents of about a million characters at a time, which libraries of tokenizers encode on all cores."""
+    """Yield batches of about a million characters, which tokenizer libraries encode on all cores."""
     batch: list[tuple[str, str]] = []
     size = 0
     for document in documents:
@@ -99,7 +100,7 @@ def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, s
 
 
 class _SplitWriter:
-    """Writes the two files of one split, as documents come."""
+    """Writes the two files of one split, one document at a time."""
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype):
         self._dtype = dtype.newbyteorder("<")
@@ -110,7 +111,7 @@ class _SplitWriter:
         self.num_tokens = 0
 
     def add(self, tokens: np.ndarray) -> None:
-        """A document with its end-of-document token."""
+        """Append a document, given with its end-of-document token."""
         self.num_documents += 1
         self.num_tokens += len(tokens)
         self._tokens.write(tokens.astype(self._dtype).tobytes())
@@ -125,7 +126,7 @@ class _SplitWriter:
 
 
 def read_index(folder: Path) -> TokenIndex:
-    """The index of a folder of token files. Raises `DataError` when there is none or it cannot be read."""
+    """Return the index of a folder of token files. Raises `DataError` if it is missing or cannot be read."""
     path = folder / "index.json"
     if not path.is_file():
         raise DataError(
@@ -143,10 +144,10 @@ def read_index(folder: Path) -> TokenIndex:
 
 
 def open_split(folder: Path, split: str, index: TokenIndex) -> tuple[np.ndarray, np.ndarray]:
-    """Map the tokens of a split, `(num_tokens,)`, and where its documents begin, with the end, `(documents + 1,)`.
+    """Memory-map the tokens of a split, `(num_tokens,)`, and the offsets of its documents, `(documents + 1,)`.
 
-    Nothing is copied into memory. Raises `DataError` for an unknown split, and for files that are missing or do not
-    belong together.
+    The last offset is the end of the last document. Nothing is copied into memory. Raises `DataError` for an unknown
+    split, and for files that are missing or do not belong together.
     """
     if split not in index.splits:
         raise DataError(f"split={split!r} was asked for and {folder} holds {sorted(index.splits)}: use one of them.")
@@ -157,13 +158,13 @@ def open_split(folder: Path, split: str, index: TokenIndex) -> tuple[np.ndarray,
         if offsets[0] == 0 and offsets[-1] == len(tokens) and (np.diff(offsets) > 0).all():
             return tokens, offsets
         found = f"{len(tokens)} tokens, and documents up to {offsets[-1]}"
-    except (OSError, ValueError) as error:  # a file that is missing, empty or cut off
+    except (OSError, ValueError) as error:  # a file that is missing, empty or truncated
         found = str(error)
     raise DataError(f"{path} or its .offsets is damaged ({found}): delete the folder {folder} and prepare it again.")
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether `folder` holds an index and every file that it lists."""
+    """Return whether `folder` contains an index and every file that it lists."""
     try:
         index = read_index(folder)
         for split in index.splits:

@@ -1,4 +1,4 @@
-"""Two tokenizers that need no download: bytes as they are, and byte-level BPE trained on the spot or read from a file.
+"""Tokenizers that need no download: plain bytes, and byte-level BPE that is trained here or read from a file.
 
 Both have `vocab_size`, `end_of_document` (a token id), `encode(text) -> list[int]`, `decode(ids) -> str`, and
 `encode_batch(texts)` for preparing token files. They are stored as JSON, so loading one runs no code.
@@ -26,20 +26,20 @@ class Tokenizer(Protocol):
     end_of_document: int
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of `text`, without an end-of-document token."""
+        """Return the token ids of `text`, without an end-of-document token."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; end-of-document tokens are left out."""
+        """Return the text of `ids`, without end-of-document tokens."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The token ids of every text, 1-D integer arrays without an end-of-document token."""
+        """Return the token ids of every text, as 1-D integer arrays without an end-of-document token."""
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` into `folder`, to be read by `load_tokenizer`."""
+        """Write `tokenizer.json` into `folder`, which `load_tokenizer` reads."""
 
 
 class ByteTokenizer:
-    """UTF-8 bytes as tokens 0..255, and 256 for the end of a document.
+    """A tokenizer with UTF-8 bytes as tokens 0..255, and 256 for the end of a document.
 
     >>> ByteTokenizer().encode("né"), ByteTokenizer().decode([110, 195, 169, 256])
     ([110, 195, 169], 'né')
@@ -49,15 +49,15 @@ class ByteTokenizer:
     end_of_document = 256
 
     def encode(self, text: str) -> list[int]:
-        """The UTF-8 bytes of `text`."""
+        """Return the UTF-8 bytes of `text`."""
         return list(text.encode("utf-8"))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; bytes that are not UTF-8 become the replacement character."""
+        """Return the text of `ids`. Bytes that are not UTF-8 become the replacement character."""
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The bytes of every text, uint8."""
+        """Return the bytes of every text, as uint8 arrays."""
         return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8) for text in texts]
 
     def save(self, folder: Path) -> None:
@@ -66,10 +66,11 @@ class ByteTokenizer:
 
 
 class BPETokenizer:
-    """A tokenizer of the `tokenizers` library: byte-level byte-pair encoding, trained here, with which every text comes
-    back the same; or the `tokenizer.json` of a published model.
+    """A tokenizer of the `tokenizers` library: trained here, or read from the `tokenizer.json` of a published model.
 
-    `end_token`: what ends a document; by default the first of the usual names that the vocabulary has.
+    Tokenizers trained here use byte-level byte-pair encoding, which decodes every text without loss.
+
+    `end_token`: token that ends a document; by default the first of the usual names that is in the vocabulary.
     """
 
     def __init__(self, model: Any, end_token: str | None = None):
@@ -93,14 +94,14 @@ class BPETokenizer:
             return cls(Model.from_file(str(path)), end_token)
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
-        except Exception as error:  # the library raises no narrower one
+        except Exception as error:  # the library raises no narrower type
             raise DataError(f"{path} is not a tokenizer.json of the tokenizers library: {error}.") from None
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
-        """Learn the merges from `texts`; small ones may give fewer than `vocab_size` tokens.
+        """Train on `texts`. A small corpus may give fewer than `vocab_size` tokens.
 
-        Raises `DataError` when `vocab_size` cannot hold the 256 bytes and the end-of-document token.
+        Raises `DataError` if `vocab_size` is too small for the 256 bytes and the end-of-document token.
         """
         if vocab_size < 257:
             raise DataError(
@@ -123,15 +124,15 @@ class BPETokenizer:
         return cls(model)
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of `text`."""
+        """Return the token ids of `text`."""
         return self._model.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`, without special tokens."""
+        """Return the text of `ids`, without special tokens."""
         return self._model.decode(list(ids), skip_special_tokens=True)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The token ids of every text, uint32; on all cores."""
+        """Return the token ids of every text, as uint32 arrays. Runs on all cores."""
         encodings = self._model.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
@@ -141,7 +142,10 @@ class BPETokenizer:
 
 
 def make_tokenizer(kind: str, vocab_size: int | None, texts: Iterable[str], end_token: str | None = None) -> Tokenizer:
-    """ "bytes", "bpe" learnt from `texts`, or the `tokenizer.json` that `kind` names. Raises `DataError`."""
+    """Return the tokenizer of this `kind`: "bytes", "bpe" trained on `texts`, or the path of a `tokenizer.json`.
+
+    Raises `DataError` if the tokenizer cannot be made.
+    """
     if kind == "bpe":
         if vocab_size is None:
             raise DataError('tokenizer="bpe" needs to know how many tokens to learn: add vocab_size, e.g. 4096.')
@@ -156,9 +160,9 @@ def make_tokenizer(kind: str, vocab_size: int | None, texts: Iterable[str], end_
 
 
 def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenizer:
-    """The tokenizer saved in `folder`; `end_of_document` is the id that ends documents there, where that is known.
+    """Return the tokenizer saved in `folder`. `end_of_document` is the id of the token that ends documents, if known.
 
-    Raises `DataError` when there is none.
+    Raises `DataError` if there is none.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -172,7 +176,10 @@ def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenize
 
 
 def find_tokenizer(spec: str) -> Path:
-    """The tokenizer.json that `spec` names, itself or the folder that holds it. Raises `DataError` for none."""
+    """Return the path of the tokenizer.json that `spec` names, either the file or its folder.
+
+    Raises `DataError` if missing.
+    """
     path = Path(spec).expanduser()
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
@@ -181,6 +188,6 @@ def find_tokenizer(spec: str) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; bytes that are not UTF-8 become the replacement character."""
-    # Not read_text: it would turn every line end into "\n".
+    """Return the text of a file. Bytes that are not UTF-8 become the replacement character."""
+    # Not Path.read_text, which would convert every line ending to "\n".
     return path.read_bytes().decode("utf-8", errors="replace")

@@ -1,7 +1,7 @@
-"""Image datasets, and the augmentation of whole batches.
+"""Image datasets, and augmentation of whole batches.
 
-The digits come with libai; CIFAR, MNIST and folders of images are read from files on the machine: nothing is
-downloaded or unpickled.
+The digits are included in libai. CIFAR, MNIST and folders of images are read from local files. Nothing is downloaded or
+unpickled.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from libai.data.cache import default_cache_dir
 from libai.data.errors import DataError, describe_folder
 from libai.data.sampling import SampleRandom
 
-#: mean and deviation of ImageNet's training pixels, for each colour
+#: per-channel mean and standard deviation of ImageNet's training pixels
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
 def random_shift(images: np.ndarray, uniform: np.ndarray, max_pixels: int) -> np.ndarray:
-    """Move every image by up to `max_pixels` in both directions; zeros come in from outside.
+    """Shift every image by up to `max_pixels` in both directions, and fill with zeros.
 
-    `images` `(B, C, H, W)`; `uniform` `(B, 2)` numbers in [0, 1), one per direction. The same as padding by
-    `max_pixels` and cropping at a random corner.
+    `images` `(B, C, H, W)`; `uniform` `(B, 2)` numbers in [0, 1), one per direction. This equals padding by
+    `max_pixels` and cropping at a random position.
     """
     height, width = images.shape[2:]
     pad = max_pixels
@@ -38,15 +38,15 @@ def random_shift(images: np.ndarray, uniform: np.ndarray, max_pixels: int) -> np
 
 
 def random_flip(images: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Mirror left to right the images whose number in `uniform` `(B,)` is below one half; `images` `(B, C, H, W)`."""
+    """Mirror images `(B, C, H, W)` horizontally if their number in `uniform` `(B,)` is below 0.5."""
     return np.where((uniform < 0.5)[:, None, None, None], images[..., ::-1], images)
 
 
 def resize(images: np.ndarray, boxes: np.ndarray, size: int) -> np.ndarray:
-    """A part of each image, resized bilinearly to a square; where it shrinks, pixels are averaged.
+    """Crop a box from each image and resize it bilinearly to a square. Pixels are averaged when shrinking.
 
-    `images` `(B, C, H, W)`; `boxes` `(B, 2, 2)`: begin and length of the rows, then of the columns, as shares of the
-    image; returns `(B, C, size, size)`.
+    `images` `(B, C, H, W)`; `boxes` `(B, 2, 2)`: start and length of the rows, then of the columns, as fractions of the
+    image. Returns `(B, C, size, size)`.
     """
     weights = []
     for length, begin, share in zip(images.shape[2:], boxes[:, :, 0].T, boxes[:, :, 1].T):
@@ -65,10 +65,10 @@ def random_resized_crop(
     area: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> np.ndarray:
-    """A random part of each image with a share `area` of it and width / height within `ratio`, resized to `size`.
+    """Crop a random part of each image and resize it to `size`.
 
-    `images` `(B, C, H, W)`, square; `uniform` `(B, 4)` numbers in [0, 1). A side that would be longer than the image is
-    as long.
+    `area` and `ratio` are the ranges of its fraction of the image and of its width / height. `images` `(B, C, H, W)`,
+    square; `uniform` `(B, 4)` numbers in [0, 1). A side longer than the image is clipped to the image.
     """
     shares = area[0] + uniform[:, 0] * (area[1] - area[0])
     ratios = ratio[0] * (ratio[1] / ratio[0]) ** uniform[:, 1]
@@ -77,7 +77,10 @@ def random_resized_crop(
 
 
 class ImagesInMemory:
-    """Base of small data sets: `images` and `labels` of all samples, which the train loader changes if `augment`."""
+    """Base of datasets with the `images` and `labels` of all samples in memory.
+
+    `augment` enables augmentation in training.
+    """
 
     images: np.ndarray
     labels: np.ndarray
@@ -94,11 +97,11 @@ class ImagesInMemory:
         return self.get_batch(index)
 
     def get_batch(self, indices: np.ndarray | int) -> dict[str, np.ndarray]:
-        """`images` float32 `(B, C, H, W)` and `labels` int64 `(B,)`."""
+        """Return `images` float32 `(B, C, H, W)` and `labels` int64 `(B,)`."""
         return {"images": self._scaled(self.images[indices]), "labels": self.labels[indices]}
 
     def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
-        """Called by the train loader: the batch, its images shifted (and mirrored) when `augment=True`."""
+        """Return the batch with shifted (and mirrored) images if `augment=True`. Called by the training loader."""
         if not self.augment:
             return batch
         uniform = random.uniform(3 if self._mirrors else 2)
@@ -106,19 +109,19 @@ class ImagesInMemory:
         return {**batch, "images": random_flip(images, uniform[:, 2]) if self._mirrors else images}
 
     def _scaled(self, images: np.ndarray) -> np.ndarray:
-        """Stored images as a model takes them."""
+        """Convert stored images to the values that a model reads."""
         return images
 
 
 class DigitsDataset(ImagesInMemory):
-    """`images` float32 `(1, 8, 8)` in [0, 1] and `labels` 0..9, one split of a stratified cut.
+    """One split of the handwritten digits: `images` float32 `(1, 8, 8)` in [0, 1] and `labels` 0..9.
 
-    `seed` chooses the cut and is the same for both splits of a run; `augment=True` shifts training images by up to one
-    pixel. Raises `DataError` when the split does not exist.
+    The splits are stratified. `seed` selects them and must be the same for both splits of a run. `augment=True` shifts
+    training images by up to one pixel. Raises `DataError` if the split does not exist.
 
     The 1,797 images are the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI
     Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49, licence CC BY 4.0), in scikit-learn's order.
-    `digits.npz` holds them unchanged: `images` uint8 `(1797, 8, 8)` in 0..16, `labels` uint8 `(1797,)`.
+    `digits.npz` contains them unchanged: `images` uint8 `(1797, 8, 8)` in 0..16, `labels` uint8 `(1797,)`.
     """
 
     num_classes = 10
@@ -139,9 +142,9 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def stratified_split(labels: np.ndarray, validation_fraction: float, seed: int) -> dict[str, np.ndarray]:
-    """`{"train": indices, "validation": indices}`, sorted, disjoint, with the same share of every class.
+    """Return `{"train": indices, "validation": indices}`, sorted and disjoint, with the same share of every class.
 
-    A pure function of its arguments. Raises `DataError` when a class would be missing from one of the two.
+    The result depends only on the arguments. Raises `DataError` if a class would be missing from one of the two.
     """
     validation = []
     for label in np.unique(labels):
@@ -158,7 +161,7 @@ def stratified_split(labels: np.ndarray, validation_fraction: float, seed: int) 
     return {"train": np.setdiff1d(np.arange(len(labels)), chosen), "validation": chosen}
 
 
-#: name -> classes, folder, bytes of labels before each image (the last one counts), files, mean and std of the pixels
+#: name -> classes, folder, label bytes per image (the last one is used), files, mean and std of the pixels
 _CIFAR: dict[str, tuple[int, str, int, dict[str, list[str]], tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": (
         10,
@@ -181,12 +184,15 @@ _CIFAR_PIXELS = 3 * 32 * 32
 
 
 class CifarDataset(ImagesInMemory):
-    """`images` float32 `(3, 32, 32)`, normalised per channel, and `labels`.
+    """CIFAR-10 or CIFAR-100: `images` float32 `(3, 32, 32)`, normalized per channel, and `labels`.
 
-    `path`: the folder with the binary version's files, or the one above it; default `$LIBAI_DATA_DIR` or
-    `~/.cache/libai`. `name`: `"cifar10"` or `"cifar100"` (fine labels). `augment=True` shifts training images by up to
-    4 pixels and mirrors half of them. Images stay uint8 in memory. Raises `DataError` with the place that was searched
-    and the archive to fetch.
+    Images stay uint8 in memory. Raises `DataError` with the folder that was searched and the archive to download.
+
+    Args:
+        path: folder with the files of the binary version, or its parent (default `$LIBAI_DATA_DIR` or
+            `~/.cache/libai`).
+        name: `"cifar10"` or `"cifar100"` (fine labels).
+        augment: shift training images by up to 4 pixels and mirror half of them.
     """
 
     _max_shift = 4
@@ -219,7 +225,7 @@ class CifarDataset(ImagesInMemory):
 
 
 def _read_cifar(path: Path, label_bytes: int) -> np.ndarray:
-    """The bytes of a file, a row for each image."""
+    """Return the bytes of a file, one row per image."""
     if not path.is_file():
         raise DataError(
             f"{path.name} was looked for in {path.parent}, which {describe_folder(path.parent)}. Fetch CIFAR's binary "
@@ -240,10 +246,10 @@ _MNIST = {"train": "train", "test": "t10k"}
 
 
 class MnistDataset(ImagesInMemory):
-    """`images` float32 `(1, 28, 28)` in [0, 1] and `labels`, from the IDX files of MNIST, packed (.gz) or not.
+    """MNIST: `images` float32 `(1, 28, 28)` in [0, 1] and `labels`, from IDX files with or without gzip (.gz).
 
-    `path`: their folder; default `$LIBAI_DATA_DIR` or `~/.cache/libai`. Sets of the same format, such as
-    Fashion-MNIST, are read as well. `augment=True` shifts training images by up to 2 pixels.
+    `path`: folder with the files (default `$LIBAI_DATA_DIR` or `~/.cache/libai`). Datasets in the same format, such as
+    Fashion-MNIST, can also be read. `augment=True` shifts training images by up to 2 pixels.
     """
 
     num_classes = 10
@@ -263,7 +269,10 @@ class MnistDataset(ImagesInMemory):
 
 
 def _read_idx(root: Path, name: str) -> np.ndarray:
-    """An array of bytes: two zeros, a type, the number of axes, their sizes as big-endian integers, the values."""
+    """Read an IDX file into an array of bytes.
+
+    The format: two zero bytes, a type, the number of axes, the sizes as big-endian integers, and then the values.
+    """
     path = next((path for path in (root / name, root / f"{name}.gz") if path.is_file()), None)
     if path is None:
         raise DataError(
@@ -282,12 +291,12 @@ def _read_idx(root: Path, name: str) -> np.ndarray:
 
 
 class ImageFolderDataset:
-    """`images` float32 `(3, image_size, image_size)`, normalised, and `labels`: one folder for each class, in order of
-    their names, with files that Pillow reads.
+    """Images from one folder per class: `images` float32 `(3, image_size, image_size)`, normalized, and `labels`.
 
-    The shorter side is resized to `image_size * 256 / 224` and the middle is cut out. `augment=True` keeps the middle
-    square as it is; the train loader resizes a random part of it, of at least `min_area`, to `image_size` and mirrors
-    half of the images.
+    Classes are numbered in alphabetical order of the folders. The files can have any format that Pillow reads. The
+    shorter side is resized to `image_size * 256 / 224`, and then the center is cropped. With `augment=True` the whole
+    center square of the resized image is kept. The training loader crops a random part of it, of at least the fraction
+    `min_area`, resizes the part to `image_size` and mirrors half of the images.
     """
 
     def __init__(
@@ -318,8 +327,10 @@ class ImageFolderDataset:
         return {"images": image, "labels": np.int64(label)}
 
     def read_image(self, path: str | os.PathLike) -> np.ndarray:
-        """An image of a file as a model that was trained on this dataset takes it, float32 `(3, image_size,
-        image_size)`."""
+        """Read one image file as a model trained on this dataset expects it.
+
+        Returns float32 `(3, image_size, image_size)`.
+        """
         return _read_image(path, self.image_size, self._shorter_side)
 
     @property
@@ -327,7 +338,10 @@ class ImageFolderDataset:
         return round(self.image_size * 256 / 224)
 
     def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
-        """Called by the train loader: random parts of the images, half of them mirrored, when `augment=True`."""
+        """Return random crops of the images, half of them mirrored, if `augment=True`.
+
+        Called by the training loader.
+        """
         if not self.augment:
             return batch
         uniform = random.uniform(5)
@@ -336,7 +350,7 @@ class ImageFolderDataset:
 
 
 def _read_image(path: str | os.PathLike, size: int, shorter_side: int) -> np.ndarray:
-    """The middle of an image whose shorter side is resized before, normalised, float32 `(3, size, size)`."""
+    """Resize an image to `shorter_side` and crop its center: normalized, float32 `(3, size, size)`."""
     image = open_image(path)
     scale = shorter_side / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
@@ -347,7 +361,7 @@ def _read_image(path: str | os.PathLike, size: int, shorter_side: int) -> np.nda
 
 
 def open_image(path: str | os.PathLike) -> Any:
-    """Pillow's image of a file, in colour."""
+    """Open an image file with Pillow and convert it to RGB."""
     try:
         with import_pillow().open(path) as opened:
             return opened.convert("RGB")

@@ -1,6 +1,6 @@
-"""Windows of a long row of tokens as samples of a causal language model.
+"""Windows of a long token sequence as samples for a causal language model.
 
-The tokens come from our own folders, or from the `.bin` and `.idx` files of Megatron-LM and LiBai.
+The tokens come from libai's token files, or from the `.bin` and `.idx` files of Megatron-LM and LiBai.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from libai.data.errors import DataError
 from libai.data.token_files import open_split, read_index
 from libai.data.tokenizers import Tokenizer, load_tokenizer
 
-#: header of Megatron-LM's index: magic number, version, kind of integers, numbers of sequences and of documents
+#: header of Megatron-LM's index: magic number, version, integer type, number of sequences, number of documents
 _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
-#: both systems agree on the integers of these codes
+#: type codes with the same meaning in Megatron-LM and LiBai
 _MEGATRON_KINDS = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 class TokenWindows:
-    """Sample i is a window of `sequence_length + 1` tokens, cut into `input_ids` and the `labels` one token further.
+    """Windows of `sequence_length + 1` tokens, split into `input_ids` and `labels`, which are shifted by one token.
 
-    Each window begins where the last one's input ended, so that no token is predicted twice. Windows cross document
-    borders, which the end-of-document token marks. A tail shorter than a window is left out.
+    Each window begins where the input of the previous window ended, so no token is predicted twice. Windows cross
+    document boundaries, which are marked by the end-of-document token. A tail shorter than a window is dropped.
 
     Args:
-        tokens: ids, `(num_tokens,)`, memory-mapped or not. offsets: where documents begin in it, and its end.
-        name: where they come from, for messages.
+        tokens: token ids, `(num_tokens,)`, memory-mapped or not. offsets: start of each document, followed by the end
+            of the last.
+        name: source of the tokens, for error messages.
 
-    Raises `DataError` when the tokens do not allow a single window.
+    Raises `DataError` if there are too few tokens for a single window.
     """
 
     def __init__(self, tokens: np.ndarray, offsets: np.ndarray, sequence_length: int, name: str):
@@ -43,8 +44,8 @@ class TokenWindows:
                 f"{len(tokens)} tokens: use a smaller sequence_length or more text."
             )
         self.tokens, self.offsets, self.sequence_length = tokens, offsets, sequence_length
-        # A view, (all windows, sequence_length + 1): gathering rows of it copies whole windows, about 3x as fast as
-        # gathering tokens by a 2-D index (measured, 8 x 1024 uint16 tokens).
+        # A view of shape (all windows, sequence_length + 1). Indexing its rows copies whole windows, about 3x as fast
+        # as indexing tokens with a 2-D index (measured, 8 x 1024 uint16 tokens).
         self._windows = np.lib.stride_tricks.sliding_window_view(tokens, sequence_length + 1)[::sequence_length]
 
     def __len__(self) -> int:
@@ -54,12 +55,12 @@ class TokenWindows:
         return _as_sample(self._windows[index])
 
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The windows at `indices`: `input_ids` and `labels`, int64 `(len(indices), sequence_length)`."""
+        """Return the windows at `indices`: `input_ids` and `labels`, int64 `(len(indices), sequence_length)`."""
         return _as_sample(self._windows[indices])
 
 
 class TokenDataset(TokenWindows):
-    """The windows of one split of a folder made by `libai preprocess` or `build_text_dataset`, see `TokenWindows`."""
+    """Windows of one split of a folder made by `libai preprocess` or `build_text_dataset`, see `TokenWindows`."""
 
     def __init__(self, path: str | os.PathLike, sequence_length: int, split: str = "train"):
         self.path = Path(path).expanduser()
@@ -69,20 +70,20 @@ class TokenDataset(TokenWindows):
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids; a model needs no fewer embeddings (OneFlow 0.9 does not check ids)."""
+        """Number of token ids. A model needs at least this many embeddings (OneFlow 0.9 does not check ids)."""
         return self.index.vocab_size
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens, read from the folder."""
+        """The tokenizer that made the tokens, loaded from the folder."""
         return load_tokenizer(self.path, self.index.end_of_document)
 
 
 class MegatronDataset(TokenWindows):
-    """Windows of the documents of `path` (with or without `.bin`), see `TokenWindows`.
+    """Windows of the documents in `path` (with or without `.bin`), see `TokenWindows`.
 
-    The last `validation_fraction` of the documents are the split "validation", the others "train": no document is in
-    both, and nothing depends on a seed. `vocab_size` is what the model has; the files do not say it.
+    The last `validation_fraction` of the documents form the split "validation", the others "train". No document is in
+    both, and nothing depends on a seed. `vocab_size` is the vocabulary size of the model; the files do not contain it.
     """
 
     def __init__(
@@ -110,11 +111,12 @@ class MegatronDataset(TokenWindows):
 
 
 def read_megatron(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of `path`.bin, memory-mapped, and where its documents begin, with the end, int64 (documents + 1,).
+    """Memory-map the tokens of `path`.bin, and return them with the document offsets, int64 (documents + 1,).
 
-    The index `path`.idx has the layout of `MMapIndexedDataset`, version 1: the header; the length (int32) and the place
-    (int64) of every sequence; the first sequence of every document (int64). Raises `DataError` for files that are
-    missing, damaged or do not belong together.
+    The last offset is the end of the last document. The index `path`.idx has the layout of `MMapIndexedDataset`,
+    version 1: the header, then the length (int32) and the byte offset (int64) of every sequence, then the first
+    sequence of every document (int64). Raises `DataError` for files that are missing, damaged or do not belong
+    together.
     """
     index = path.with_name(path.name + ".idx")
     data = path.with_name(path.name + ".bin")

@@ -1,4 +1,4 @@
-"""Evaluators: from batches and model outputs to metrics that are exact for any batch size and number of ranks."""
+"""Evaluators that compute metrics from batches and model outputs, exact for any batch size and number of ranks."""
 
 from libai.evaluation.evaluator import (
     Evaluator,

@@ -1,6 +1,6 @@
-"""The evaluator protocol: additive sums of one batch, and metrics from the sums of all batches and ranks.
+"""The evaluator protocol: additive sums per batch, and metrics from the sums over all batches and ranks.
 
-Sums are float64 and hold exact integers for counts, so the result does not depend on batch size, ranks or order.
+Sums are float64 and represent counts exactly, so the result does not depend on batch size, number of ranks or order.
 """
 
 from __future__ import annotations
@@ -17,37 +17,40 @@ Sums = dict[str, Any]  # name -> float or float64 array; added over batches and 
 
 
 class EvaluatorError(UserError):
-    """An evaluator was given a batch or outputs that it cannot judge; the text says what to change."""
+    """An evaluator cannot use its batch or outputs. The text explains what to change."""
 
 
 class Evaluator:
     """Base of all evaluators. Stateless: the caller adds the sums.
 
-    `process` sees the local tensors (OneFlow or NumPy) of one batch, `compute` the sums over all of them.
+    `process` gets the local tensors (OneFlow or NumPy) of one batch. `compute` gets the sums over all batches.
 
     Attributes:
-        directions: metric → "min" or "max", the better direction of the metrics that `compute` returns. A metric that
-            no evaluator lists needs a sign in `train.evaluation.eval_metric`.
+        directions: maps each metric returned by `compute` to its better direction, "min" or "max". A metric that is
+            missing here needs a sign in `train.evaluation.eval_metric`.
     """
 
     directions: Mapping[str, str] = {}
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
-        """Additive sums of one batch: the same keys for every batch, each value a float or an array of fixed shape."""
+        """Return the additive sums of one batch.
+
+        Every batch must give the same keys. Each value is a float or an array of fixed shape.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define process(batch, outputs).")
 
     def compute(self, sums: Sums) -> dict[str, float]:
-        """Metrics from the added sums; a metric without any sample to judge is nan."""
+        """Compute the metrics from the total sums. A metric without any counted sample is nan."""
         raise NotImplementedError(f"{type(self).__name__} must define compute(sums).")
 
 
 def add_sums(total: Sums, sums: Sums) -> Sums:
-    """`total + sums`, key by key, as a new dict; an empty dict is zero.
+    """Return `total + sums`, key by key, as a new dict. An empty dict counts as zero.
 
     >>> add_sums({"correct": 3.0}, {"correct": 4.0})
     {'correct': 7.0}
 
-    Raises `EvaluatorError` when the keys differ, since then the same batches would not be in all sums.
+    Raises `EvaluatorError` if the keys differ, because then some sums would not cover all batches.
     """
     if not total or not sums:
         return dict(total or sums)
@@ -60,12 +63,15 @@ def add_sums(total: Sums, sums: Sums) -> Sums:
 
 
 def evaluators_of(evaluators: Mapping[str, Any], dataset: str) -> dict[str, Any]:
-    """Evaluators that judge `dataset`: all except those named `other/accuracy` after another data set."""
+    """Return the evaluators that apply to `dataset`.
+
+    An evaluator whose name has a prefix, as in `other/accuracy`, applies only to the dataset with that name.
+    """
     return {name: each for name, each in evaluators.items() if name.rpartition("/")[0] in ("", dataset)}
 
 
 def directions_of(evaluators: Mapping[str, Any], dataset: str) -> dict[str, str]:
-    """Map `<dataset>/<metric>` to "min" or "max", its better direction, where an evaluator lists it."""
+    """Map `<dataset>/<metric>` to its better direction, "min" or "max", if an evaluator declares it."""
     directions = {}
     for evaluator in evaluators_of(evaluators, dataset).values():
         for name, direction in getattr(evaluator, "directions", {}).items():
@@ -74,7 +80,7 @@ def directions_of(evaluators: Mapping[str, Any], dataset: str) -> dict[str, str]
 
 
 def reduce_sums(sums: Sums) -> Sums:
-    """Add the sums over all ranks; a rank that saw no batch may lack keys. Collective."""
+    """Add the sums over all ranks. Keys may be missing on a rank that had no batch. Collective."""
     from libai.utils.distributed import all_reduce, gather_objects
 
     shapes: dict[str, Any] = {}
@@ -88,12 +94,15 @@ def reduce_sums(sums: Sums) -> Sums:
 
 
 def ratio(numerator: float, denominator: float) -> float:
-    """`numerator / denominator`, nan when there was nothing to count."""
+    """Return `numerator / denominator`, or nan if the denominator is 0."""
     return float(numerator) / float(denominator) if denominator else math.nan
 
 
 def read_array(container: Mapping[str, Any], key: str, where: str, evaluator: Evaluator) -> np.ndarray:
-    """`container[key]` as a NumPy array. Raises `EvaluatorError` naming what `where` (batch, outputs) holds instead."""
+    """Return `container[key]` as a NumPy array. `where` is the container's name: batch or outputs.
+
+    Raises `EvaluatorError` with the available keys if the key is missing.
+    """
     if container.get(key) is None:
         raise EvaluatorError(
             f"{type(evaluator).__name__} needs {where}[{key!r}], and {where} has {sorted(container)}: add it (outputs: "
@@ -103,7 +112,10 @@ def read_array(container: Mapping[str, Any], key: str, where: str, evaluator: Ev
 
 
 def to_numpy(value: Any) -> np.ndarray:
-    """A OneFlow tensor, array or number as an array; a tensor is detached and fetched (a synchronisation point)."""
+    """Convert a OneFlow tensor, array or number to an array.
+
+    A tensor is detached and copied to the host (a synchronization point).
+    """
     if hasattr(value, "detach"):
         value = value.detach()
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)

@@ -1,4 +1,4 @@
-"""The evaluators that ship with libai: classification, the model's own losses, regression and translation."""
+"""The evaluators included in libai: classification, the model's own losses, regression and translation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from libai.evaluation.evaluator import Evaluator, EvaluatorError, Sums, ratio, r
 
 
 class ClassificationEvaluator(Evaluator):
-    """`accuracy` and, for each further k in `topk`, `top{k}_accuracy`, as fractions 0..1.
+    """Metric `accuracy` and, for each other k in `topk`, `top{k}_accuracy`, as fractions 0..1.
 
-    `outputs[logits_key]` `(..., classes)`, `batch[labels_key]` `(...)`; labels equal to `ignore_index` do not count. A
-    label is among the top k when fewer than k classes rank before it; of equal logits the lower class ranks first, as
-    in argmax. A sample with a nan among its logits is wrong.
+    `outputs[logits_key]` is `(..., classes)` and `batch[labels_key]` is `(...)`. Labels equal to `ignore_index` are not
+    counted. A label is among the top k if fewer than k classes rank before it. Classes with equal logits rank in
+    ascending order, as in argmax. A sample with a nan in its logits counts as wrong.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ClassificationEvaluator(Evaluator):
         self.directions = dict.fromkeys(self._names.values(), "max")
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
-        """Count judged samples and, for each k, right ones."""
+        """Count the samples and, for each k, the correct ones."""
         logits, labels = self._judged(batch, outputs)
         num_classes = logits.shape[1]
         if max(self.topk) > num_classes:
@@ -53,11 +53,11 @@ class ClassificationEvaluator(Evaluator):
         return {**counts, "num_samples": float(len(labels))}
 
     def compute(self, sums: Sums) -> dict[str, float]:
-        """`{"accuracy": ..., "top5_accuracy": ...}` for the ks asked for."""
+        """Return `{"accuracy": ..., "top5_accuracy": ...}` for the values in `topk`."""
         return {name: ratio(sums[f"top{k}"], sums["num_samples"]) for k, name in self._names.items()}
 
     def _judged(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Logits `(N, classes)` and labels `(N,)` of everything that counts."""
+        """Return the logits `(N, classes)` and labels `(N,)` of all counted samples."""
         logits = read_array(outputs, self.logits_key, "outputs", self)
         labels = read_array(batch, self.labels_key, "batch", self)
         if logits.shape[:-1] != labels.shape:
@@ -79,10 +79,10 @@ class ClassificationEvaluator(Evaluator):
 
 
 class ConfusionMatrixEvaluator(ClassificationEvaluator):
-    """`accuracy`, `mean_recall` (balanced accuracy) and `macro_f1`; `confusion_matrix(sums)` gives the table itself.
+    """Metrics `accuracy`, `mean_recall` (balanced accuracy) and `macro_f1`, from a confusion matrix.
 
-    Classes that occur neither as label nor as prediction are left out of the means. `keys`: keys and ignored labels as
-    in `ClassificationEvaluator`.
+    `confusion_matrix(sums)` returns the matrix itself. Classes that occur neither as label nor as prediction are left
+    out of the means. `keys`: the keys and `ignore_index` as in `ClassificationEvaluator`.
     """
 
     def __init__(self, num_classes: int, **keys: Any):
@@ -91,7 +91,7 @@ class ConfusionMatrixEvaluator(ClassificationEvaluator):
         self.directions = dict.fromkeys(("accuracy", "mean_recall", "macro_f1"), "max")
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
-        """The confusion matrix of the batch."""
+        """Return the confusion matrix of the batch."""
         logits, labels = self._judged(batch, outputs)
         if logits.shape[1] != self.num_classes:
             raise EvaluatorError(
@@ -102,7 +102,7 @@ class ConfusionMatrixEvaluator(ClassificationEvaluator):
         return {"confusion": cells.reshape(self.num_classes, self.num_classes).astype(np.float64)}
 
     def compute(self, sums: Sums) -> dict[str, float]:
-        """The three metrics, fractions 0..1."""
+        """Compute the three metrics, as fractions 0..1."""
         matrix = sums["confusion"]
         right = matrix.diagonal()
         true = matrix.sum(1)
@@ -117,21 +117,21 @@ class ConfusionMatrixEvaluator(ClassificationEvaluator):
 
     @staticmethod
     def confusion_matrix(sums: Sums) -> np.ndarray:
-        """Counts, int64 `(classes, classes)`: row = label, column = prediction."""
+        """Return the counts, int64 `(classes, classes)`, with labels as rows and predictions as columns."""
         return sums["confusion"].astype(np.int64)
 
 
 class MeanLossEvaluator(Evaluator):
-    """`loss`, the sum of the mean losses per item, and each of several losses by its name.
+    """Metric `loss`, the sum over all losses of their mean per item, and each loss by name if there are several.
 
-    `outputs["losses"]`: means over the items of the batch; `outputs["num_loss_items"]`: how many items, one number or
-    one for each loss (added by the engine; without it, the number of samples).
+    `outputs["losses"]`: means over the items of the batch. `outputs["num_loss_items"]`: number of items, as one number
+    or one per loss. The trainer adds this key; without it, samples are counted.
     """
 
     directions: Mapping[str, str] = {"loss": "min"}
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
-        """Losses times items, and items, for each loss."""
+        """Return the loss times the number of items, and the number of items, for each loss."""
         losses = outputs.get("losses")
         if not losses:
             returned: Any = sorted(set(outputs) - {"num_loss_items"})
@@ -147,13 +147,13 @@ class MeanLossEvaluator(Evaluator):
         sums = {}
         for name, loss in losses.items():
             num_items = float(to_numpy(counted[name] if isinstance(counted, Mapping) else counted))
-            # A batch without any counted item has a loss of nan (0 / 0), which must not spoil the mean of the others.
+            # The loss of a batch without counted items is nan (0 / 0), which must not affect the mean.
             sums[f"losses/{name}"] = float(np.float64(to_numpy(loss))) * num_items if num_items else 0.0
             sums[f"items/{name}"] = num_items
         return sums
 
     def compute(self, sums: Sums) -> dict[str, float]:
-        """`{"loss": mean}` and, with several losses, `{name: mean}`."""
+        """Return `{"loss": mean}` and, with several losses, `{name: mean}`."""
         names = [key.removeprefix("losses/") for key in sums if key.startswith("losses/")]
         means = {name: ratio(sums[f"losses/{name}"], sums[f"items/{name}"]) for name in names}
         total = sum(means.values())
@@ -161,10 +161,10 @@ class MeanLossEvaluator(Evaluator):
 
 
 class PerplexityEvaluator(MeanLossEvaluator):
-    """`perplexity` = exp(mean loss per item), for losses in nats; inf where that exceeds a float.
+    """Metric `perplexity` = exp(mean loss per item), for losses in nats. Values beyond the float range become inf.
 
-    `loss`: the name of the loss in `outputs["losses"]`; by default the sum of all of them, which is right when the
-    model has one.
+    `loss`: name of the loss in `outputs["losses"]`. The default is the sum of all losses, which is right for a model
+    with one loss.
     """
 
     directions: Mapping[str, str] = {"perplexity": "min"}
@@ -173,7 +173,7 @@ class PerplexityEvaluator(MeanLossEvaluator):
         self.loss = loss
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
-        """Losses times items, and items: of the one loss, or of all."""
+        """Return the loss times items, and the items, for the selected loss or for all losses."""
         sums = super().process(batch, outputs)
         if self.loss is None:
             return sums
@@ -184,7 +184,7 @@ class PerplexityEvaluator(MeanLossEvaluator):
         return {key: value for key, value in sums.items() if key.partition("/")[2] == self.loss}
 
     def compute(self, sums: Sums) -> dict[str, float]:
-        """`{"perplexity": exp(mean loss)}`."""
+        """Return `{"perplexity": exp(mean loss)}`."""
         try:
             return {"perplexity": math.exp(super().compute(sums)["loss"])}
         except OverflowError:
@@ -192,9 +192,9 @@ class PerplexityEvaluator(MeanLossEvaluator):
 
 
 class RegressionEvaluator(Evaluator):
-    """`mse`, `mae`, `r2` and `pearson` over all numbers; the last two are nan where the values are constant.
+    """Metrics `mse`, `mae`, `r2` and `pearson` over all numbers. The last two are nan if the values are constant.
 
-    `outputs[predictions_key]` and `batch[labels_key]` hold equally many numbers; `(B, 1)` goes with `(B,)`.
+    `outputs[predictions_key]` and `batch[labels_key]` contain the same number of values. `(B, 1)` matches `(B,)`.
     """
 
     directions: Mapping[str, str] = {"mse": "min", "mae": "min", "r2": "max", "pearson": "max"}
@@ -204,7 +204,7 @@ class RegressionEvaluator(Evaluator):
         self.labels_key = labels_key
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
-        """Counts, sums of errors and of the first and second moments."""
+        """Return the sums of squared and absolute errors, and the moments up to second order."""
         p = read_array(outputs, self.predictions_key, "outputs", self).astype(np.float64)
         y = read_array(batch, self.labels_key, "batch", self).astype(np.float64)
         if p.shape[:1] != y.shape[:1] or p.size != y.size:
@@ -213,15 +213,15 @@ class RegressionEvaluator(Evaluator):
                 "(an axis of length 1 may be missing)."
             )
         rows = np.stack([np.ones(y.size), p.reshape(-1), y.reshape(-1)])
-        errors = rows[1] - rows[2]  # summed apart: from the moments they would lose digits
+        errors = rows[1] - rows[2]  # summed separately, because errors derived from the moments would lose precision
         return {
-            "moments": rows @ rows.T,  # (3, 3): number, first and second moments of predictions and labels
+            "moments": rows @ rows.T,  # (3, 3): count, first and second moments of predictions and labels
             "squared_error": float(errors @ errors),
             "absolute_error": float(np.abs(errors).sum()),
         }
 
     def compute(self, sums: Sums) -> dict[str, float]:
-        """The four metrics."""
+        """Compute the four metrics."""
         moments = sums["moments"]
         num = moments[0, 0]
         squared_error = sums["squared_error"]
@@ -235,7 +235,7 @@ class RegressionEvaluator(Evaluator):
 
 
 def _scatter(moments: np.ndarray, left: int, right: int) -> float:
-    """Sum of `(left - mean)(right - mean)`; 0 where rounding is all that is left, as for constant values."""
+    """Return the sum of `(left - mean)(right - mean)`, or 0 if only rounding error is left, as for constant values."""
     if not moments[0, 0]:
         return 0.0
     product = moments[left, right]
@@ -244,15 +244,15 @@ def _scatter(moments: np.ndarray, left: int, right: int) -> float:
 
 
 class BleuEvaluator(Evaluator):
-    """`bleu`, 0 to 100, of the whole corpus (Papineni et al. 2002), by sacrebleu (Post 2018).
+    """Metric `bleu`, 0 to 100, over the whole corpus (Papineni et al. 2002), computed by sacrebleu (Post 2018).
 
-    N-grams are counted per batch and added, so that it is exact on any number of ranks. `outputs[predictions_key]` and
-    `batch[labels_key]`: token ids `(B, length)`; negative ids, as for ignored labels, are left out, and all after the
-    tokenizer's end of a document.
+    N-grams are counted per batch and then added, so the result is exact for any number of ranks.
+    `outputs[predictions_key]` and `batch[labels_key]` are token ids `(B, length)`. Negative ids (ignored labels) are
+    removed, as is everything from the tokenizer's end-of-document token on.
 
     Args:
-        tokenizer: has `decode(ids) -> str`; or the folder of its `tokenizer.json`, such as that of token files.
-        options: of `sacrebleu.BLEU`, such as `tokenize="zh"` or `lowercase=True`.
+        tokenizer: object with `decode(ids) -> str`, or a folder with a `tokenizer.json`, such as a token file folder.
+        options: keyword arguments of `sacrebleu.BLEU`, such as `tokenize="zh"` or `lowercase=True`.
     """
 
     directions: Mapping[str, str] = {"bleu": "max"}
@@ -272,7 +272,7 @@ class BleuEvaluator(Evaluator):
         self.labels_key = labels_key
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
-        """Lengths and numbers of n-grams, in all and right ones."""
+        """Return the text lengths and the n-gram counts, total and matching."""
         predictions = read_array(outputs, self.predictions_key, "outputs", self)
         labels = read_array(batch, self.labels_key, "batch", self)
         if predictions.ndim != 2 or labels.ndim != 2 or len(predictions) != len(labels):
@@ -286,7 +286,7 @@ class BleuEvaluator(Evaluator):
         return {"statistics": np.array(statistics, np.float64).sum(axis=0)}
 
     def compute(self, sums: Sums) -> dict[str, float]:
-        """`{"bleu": …}`."""
+        """Return `{"bleu": …}`."""
         score = self._bleu._compute_score_from_stats(sums["statistics"].astype(int).tolist())
         return {"bleu": float(score.score)}
 

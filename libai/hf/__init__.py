@@ -1,6 +1,6 @@
-"""Models and weights of Hugging Face: into libai, out of it with the same bytes, and compared with `transformers`.
+"""Import and export Hugging Face models without changing a byte of the weights, and compare them with `transformers`.
 
-Only JSON and raw numbers are read. docs/inference.md says which architectures there are.
+Only JSON and raw numbers are read. docs/inference.md lists the supported architectures.
 """
 
 from libai.hf.convert import export_folder, import_folder, load_pretrained, model_config

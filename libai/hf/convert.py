@@ -1,4 +1,4 @@
-"""Models and weights from Hugging Face folders into libai, and back with the same bytes."""
+"""Import models and weights from Hugging Face folders, and export them again with the same bytes."""
 
 from __future__ import annotations
 
@@ -36,19 +36,25 @@ from libai.utils.errors import UserError
 
 
 def model_config(folder: str | Path, **arguments: Any) -> Any:
-    """The `LazyCall` that builds our model for the config.json in `folder`; `arguments` replace what it says."""
+    """Return the `LazyCall` that builds the libai model for the config.json in `folder`.
+
+    `arguments` override the arguments derived from config.json.
+    """
     config = read_config(folder)
     _, family = family_of(config)
     found = family.read_arguments(config)
     if found.get("has_pooler") and has_weights(folder):
         found["has_pooler"] = any("pooler." in name for name in read_folder(folder))
     if found.get("tie_head") and has_weights(folder) and read_folder(folder).has_own("lm_head.weight"):
-        found["tie_head"] = False  # config.json may say otherwise: transformers goes by the file, too
+        found["tie_head"] = False  # config.json may say otherwise, but transformers also follows the file
     return LazyCall(family.target)(**{**found, **arguments})
 
 
 def load_pretrained(folder: str | Path, **arguments: Any) -> nn.Module:
-    """Our model with the weights in `folder`. Raises `CheckpointError` with the report unless all fit exactly."""
+    """Build the libai model and load the weights in `folder`.
+
+    Raises `CheckpointError` with the report unless all weights fit exactly.
+    """
     source = read_folder(folder)
     model = instantiate(model_config(folder, **arguments))
     ours, _ = _imported(source, model)
@@ -57,9 +63,10 @@ def load_pretrained(folder: str | Path, **arguments: Any) -> nn.Module:
 
 
 def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> WeightsReport:
-    """Write the weights in `folder` under our names into `out`, for `train.load_weight`, next to their config.json.
+    """Convert the weights in `folder` to libai's names and write them to `out`, for use with `train.load_weight`.
 
-    Types stay as they are. Raises `CheckpointError` with the report, before anything is written, unless all fit.
+    config.json is copied next to them. Data types do not change. Raises `CheckpointError` with the report, before
+    anything is written, unless all weights fit.
     """
     _check_target(out, folder)
     source = read_folder(folder)
@@ -80,15 +87,15 @@ def export_folder(
     architecture: str | None = None,
     average: bool = False,
 ) -> list[str]:
-    """Write weights of ours as a Hugging Face folder `out`, LoRA adapters merged; returns the names of the files.
+    """Write libai weights as a Hugging Face folder `out`, with LoRA adapters merged, and return the file names.
 
     Args:
-        weights: what `libai.checkpoint.open_weights` opens: a checkpoint, a run folder, or what `import_folder` wrote.
-        like: a Hugging Face folder whose config.json, names, types, order and shards are kept: weights that came
-            from it get the same bytes. Default: as `transformers` would write them, with the config.json next to the
-            weights, or made from the `config.yaml` of their run.
-        architecture: for the config.yaml of a run; default: the first that can hold the model.
-        average: write the averages that `train.ema` keeps, in place of the latest weights.
+        weights: a checkpoint, a run folder, or the output of `import_folder`, as for `libai.checkpoint.open_weights`.
+        like: a Hugging Face folder to take config.json, names, types, order and shards from. Weights that were imported
+            from it are exported with the same bytes. By default the folder is written as `transformers` would, with the
+            config.json next to the weights, or one made from the `config.yaml` of their run.
+        architecture: architecture to export the model of a config.yaml as (default: the first that fits the model).
+        average: write the averaged weights of `train.ema` instead of the latest weights.
     """
     _check_target(out, weights, like)
     tensors = _without_adapters(open_weights(weights, "average" if average else "model"), Path(weights))
@@ -121,7 +128,7 @@ def _export_like(
     out.mkdir(parents=True, exist_ok=True)
 
     def fetch(name: str) -> np.ndarray:
-        # without a match it is a constant of the file, `_report` has seen to that
+        # a tensor without a match is a constant of the file, which `_report` has checked
         return matches[name].join(tensors) if name in matches else source[name]
 
     for file, group in source.files.items():
@@ -140,7 +147,7 @@ def _check_target(out: str | Path, *sources: str | Path | None) -> None:
 
 
 class _Tensors(Mapping[str, np.ndarray]):
-    """Arrays by name, of which `spec` is known before `fetch` makes them."""
+    """A mapping of lazily loaded arrays. `spec` is known before `fetch` loads the array."""
 
     def __init__(self, specs: Mapping[str, TensorSpec], fetch: Callable[[str], np.ndarray]):
         self._specs = specs
@@ -156,14 +163,14 @@ class _Tensors(Mapping[str, np.ndarray]):
         return self._fetch(name)
 
     def spec(self, name: str) -> TensorSpec:
-        """Type and shape."""
+        """Return the type and shape of a tensor."""
         return self._specs[name]
 
 
 def _imported(source: Pretrained, model: nn.Module) -> tuple[_Tensors, WeightsReport]:
-    """The weights of a folder under the names of `model`, with their types in the folder; and how they fit.
+    """Convert the weights of a folder to the names of `model`, and return them with the report.
 
-    Raises `CheckpointError` unless all weights in `source` fit exactly.
+    The weights keep their stored types. Raises `CheckpointError` unless all weights in `source` fit exactly.
     """
     wanted = {name: spec_of(tensor) for name, tensor in model.state_dict().items()}
     matches = match(source.family.rules_for(source.config), wanted)
@@ -196,7 +203,7 @@ def _imported(source: Pretrained, model: nn.Module) -> tuple[_Tensors, WeightsRe
 
 
 def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup | _Tensors:
-    """`tensors` of `weights`, merged with their adapters if there are any."""
+    """Return `tensors`, merged with their LoRA adapters if there are any."""
     if not any(map(ADAPTER.search, tensors)):
         return tensors
     lora = read_run_config(weights)["train"]["lora"]
@@ -216,7 +223,7 @@ def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup | _Ten
 
 
 def _report(source: Pretrained, wanted: Mapping[str, TensorSpec]) -> WeightsReport:
-    """Names and shapes in the folder against those of our model; copies and constants count as neither."""
+    """Compare names and shapes in the folder with the model's. Copies and constants are ignored."""
     copies = {source.name_in_file(name) for name in source.family.copies} - set(wanted)
     held = {
         name: source.spec(name)
@@ -255,7 +262,7 @@ def _config_of(weights: Path, architecture: str | None) -> dict[str, Any]:
 
 
 def _defaults_of(target: str) -> dict[str, Any]:
-    """Arguments that a run leaves to our class, and that `transformers` would replace by defaults of its own."""
+    """Return the default arguments of our class, which `transformers` would otherwise replace by its own defaults."""
     bases = reversed(locate(target).__mro__)
     parameters = [p for base in bases for p in inspect.signature(base.__init__).parameters.values()]
     return {p.name: p.default for p in parameters if p.default is not p.empty and p.default is not None}

@@ -1,4 +1,7 @@
-"""Folders of Hugging Face: config.json and safetensors files, whole or in shards. Nothing in them is executed."""
+"""Read and write Hugging Face folders: config.json and safetensors files, whole or in shards.
+
+Nothing in them is executed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ SHARD_BYTES = 5_000_000_000
 
 @dataclass(frozen=True)
 class Pretrained(Mapping[str, np.ndarray]):
-    """A folder's settings and tensors by name, each read when it is asked for."""
+    """The settings of a folder and its tensors by name. A tensor is read when it is accessed."""
 
     folder: Path
     config: dict[str, Any]
@@ -51,17 +54,17 @@ class Pretrained(Mapping[str, np.ndarray]):
         return self._groups[name][name]
 
     def spec(self, name: str) -> TensorSpec:
-        """Type and shape, without reading data."""
+        """Return the type and shape of a tensor without reading its data."""
         return self._groups[name].spec(name)
 
     def name_in_file(self, name: str) -> str:
-        """The name in this folder of the tensor that files of models with a head call `name`."""
+        """Return this folder's name for the tensor that is called `name` in files of models with a head."""
         prefix = self.family.prefix
         has_prefix = any(stored.startswith(prefix) for stored in self)
         return name if has_prefix else name.removeprefix(prefix)
 
     def has_own(self, copy: str) -> bool:
-        """Return whether the tensor `copy`, which repeats another one in the family, has values of its own here."""
+        """Return whether the values of `copy` in this folder differ from the tensor that it normally duplicates."""
         name, original = self.name_in_file(copy), self.name_in_file(self.family.copies[copy])
         return name in self and original in self and not np.array_equal(self[name], self[original])
 
@@ -71,13 +74,17 @@ class Pretrained(Mapping[str, np.ndarray]):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises `CheckpointError`."""
+    """Return the object in a JSON file. Raises `CheckpointError` if it cannot be read."""
     with reading(path):
         return parse_json(path.read_bytes(), str(path))
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """The config.json in `folder`, with its model_type; sides of images and patches as one number."""
+    """Read the config.json in `folder`.
+
+    A missing model_type is added. Sides of images and patches become one number. Raises `UserError` for images or
+    patches that are not square.
+    """
     config = read_json(Path(folder) / CONFIG)
     config.setdefault("model_type", family_of(config)[1].model_type)
     for name in ("image_size", "patch_size"):
@@ -90,12 +97,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def has_weights(folder: str | Path) -> bool:
-    """Return whether the folder of a config.json has weights."""
+    """Return whether a folder with a config.json also contains weights."""
     return any((Path(folder) / name).exists() for name in (WEIGHTS, INDEX))
 
 
 def read_folder(folder: str | Path) -> Pretrained:
-    """Open the Hugging Face model in `folder`. Raises `CheckpointError` or `UserError`."""
+    """Open the Hugging Face model in `folder`. Raises `CheckpointError` or `UserError` if it cannot be read."""
     folder = Path(folder)
     config = read_config(folder)
     architecture, family = family_of(config)
@@ -126,19 +133,22 @@ def write_safetensors(
     fetch: Callable[[str], np.ndarray],
     metadata: Mapping[str, str] = HUGGING_FACE,
 ) -> None:
-    """Write tensors as one file."""
+    """Write tensors to one safetensors file."""
     write_tensors(path, specs, {name: fetch(name) for name in specs}, metadata)
 
 
 def write_like(path: Path, like: Path, group: TensorGroup, fetch: Callable[[str], np.ndarray]) -> None:
-    """Write tensors with the names, types and metadata of the file `like`, whose tensors are `group`."""
+    """Write tensors with the names, types and metadata of the existing file `like`.
+
+    `group`: the tensors of that file.
+    """
     with safe_open(like, "numpy") as file:
         metadata = file.metadata() or {}
     write_safetensors(path, {name: group.spec(name) for name in group}, fetch, metadata)
 
 
 def write_folder(folder: Path, specs: Mapping[str, TensorSpec], fetch: Callable[[str], np.ndarray]) -> None:
-    """Write tensors as `transformers` does: one file, or shards and their index beyond `SHARD_BYTES`."""
+    """Write tensors as `transformers` does: one file, or shards with an index if larger than `SHARD_BYTES`."""
     entries = {name: Entry(spec, lambda: None) for name, spec in specs.items()}
     shards, _ = cut_shards({"model": entries}, SHARD_BYTES)
     for shard in shards:
@@ -150,7 +160,7 @@ def write_folder(folder: Path, specs: Mapping[str, TensorSpec], fetch: Callable[
 
 
 def read_run_config(weights: Path) -> dict[str, Any]:
-    """The config.yaml of the run that `weights` belongs to."""
+    """Read the config.yaml of the run that `weights` belongs to. Raises `UserError` if there is none."""
     from omegaconf import OmegaConf
 
     run = next((path / "config.yaml" for path in (weights, *weights.parents) if (path / "config.yaml").exists()), None)
@@ -164,5 +174,5 @@ def read_run_config(weights: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """As `transformers` writes it."""
+    """Write JSON in the format of `transformers`."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,14 +1,16 @@
-"""Run by the Python of an environment with PyTorch and transformers: python reference.py FOLDER INPUTS.npz OUTPUTS.npz.
+"""Compute the reference outputs of `transformers`: python reference.py FOLDER INPUTS.npz OUTPUTS.npz.
 
-Writes what the model in FOLDER computes for the inputs. Imports nothing of libai.
+The script runs in an environment with PyTorch and transformers. It imports nothing from libai.
 """
 
 import sys
 
 
 def compute(folder: str, inputs: dict) -> dict:
-    """The outputs of `transformers` for NumPy arrays, in float32 and as NumPy arrays: logits, or the last hidden
-    state of a bare model."""
+    """Compute the outputs of `transformers` in float32, from and to NumPy arrays.
+
+    The outputs are logits, or the last hidden state of a bare model.
+    """
     import torch
     import transformers
 

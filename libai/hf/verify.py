@@ -1,4 +1,4 @@
-"""Compares what our model and `transformers` compute from one Hugging Face folder."""
+"""Compare the outputs of a libai model and of `transformers` for one Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SCRIPT = Path(__file__).with_name("reference.py")
 
 
 def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, float]:
-    """The largest absolute difference of each output, for two random inputs in float32.
+    """Return the largest absolute difference of each output, for two random inputs in float32.
 
-    `python`: an interpreter whose environment has PyTorch and transformers; it need not have OneFlow.
+    `python`: interpreter of an environment with PyTorch and transformers. It does not need OneFlow.
     """
     source = read_folder(folder)
     inputs = random_inputs(source.config, seed)
@@ -36,7 +36,7 @@ def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, f
 
 
 def compute(folder: str | Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Outputs of our model, by the names that `transformers` gives them."""
+    """Return the outputs of the libai model under their names in `transformers`."""
     model: Any = load_pretrained(folder).eval()
     family = read_folder(folder).family
     names = {ours: theirs for theirs, ours in family.outputs.items()}
@@ -46,7 +46,7 @@ def compute(folder: str | Path, inputs: dict[str, np.ndarray]) -> dict[str, np.n
 
 
 def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, float]:
-    """The largest absolute difference of each output that both have. Raises `UserError` where they share none."""
+    """Return the largest absolute difference of each common output. Raises `UserError` if there is none."""
     both = found.keys() & expected.keys()
     if not both:
         raise UserError(
@@ -56,7 +56,7 @@ def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 
 
 def random_inputs(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """Arguments of a `transformers` model: token ids with padding in one of two rows, or images."""
+    """Return random arguments for a `transformers` model: two rows of token ids, one with padding, or images."""
     random = np.random.default_rng(seed)
     if "image_size" in config:
         size = config["image_size"]
@@ -64,7 +64,7 @@ def random_inputs(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray
         return {"pixel_values": random.standard_normal(shape).astype(np.float32)}
     longest = config.get("max_position_embeddings") or config.get("n_positions", 1024)
     kind = config["model_type"]
-    if kind.endswith("roberta"):  # its table begins with positions that no token has
+    if kind.endswith("roberta"):  # no token uses the first rows of its position table
         longest -= config.get("pad_token_id", 1) + 1
     length = min(24, longest)
     inputs = {"input_ids": random.integers(0, config["vocab_size"], (2, length))}

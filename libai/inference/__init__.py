@@ -1,4 +1,4 @@
-"""Trained models in use: text generation with a cache of keys and values, embeddings, classes, in both modes."""
+"""Inference in eager and graph mode: text generation with a key-value cache, embeddings and classification."""
 
 from libai.inference.generation import GenerationOptions, Generator
 from libai.inference.pipeline import Pipeline

@@ -1,7 +1,7 @@
-"""The next token's scores for rows of tokens that grow by one, eagerly and compiled.
+"""Decoders that compute the scores of the next token for growing token sequences, eagerly or compiled.
 
-A row is padded on the left, so that all rows end together. What a token may see and its position follow from that and
-are made with NumPy: they are a few numbers for each step.
+Rows are padded on the left, so all rows end at the same position. Attention masks and positions follow from the
+padding. They are computed with NumPy, because each step needs only a few numbers.
 """
 
 from __future__ import annotations
@@ -21,27 +21,33 @@ HIDDEN = np.float32(-1e9)
 
 
 class KeyValues:
-    """Keys and values of one layer that earlier tokens left, (batch, heads, length, head size); None at first."""
+    """Key-value cache of one layer, initially None.
+
+    The keys and values of earlier tokens are (batch, heads, length, head size).
+    """
 
     def __init__(self, past: tuple[flow.Tensor, flow.Tensor] | None = None):
         self.past = past
 
     def append(self, k: flow.Tensor, v: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
-        """All keys and values, the new tokens' last; these stay in `new`, all in `full`."""
+        """Append the keys and values of new tokens and return all of them.
+
+        The new ones stay in `new`, all in `full`.
+        """
         self.new = k, v
         self.full = (k, v) if self.past is None else tuple(flow.cat(pair, dim=2) for pair in zip(self.past, (k, v)))
         return self.full
 
 
 class Decoder:
-    """Rows of tokens and their next token's scores, (batch, vocabulary) float32.
+    """Computes the scores of the next token for rows of tokens, (batch, vocabulary) float32.
 
-    `start(tokens, is_token)`, each (batch, length), begins rows; `append(tokens)`, (batch,), adds one token to each.
-    `select(rows)` continues from other rows, as beams do. Only new tokens are computed; keys and values of the others
-    are kept.
+    `start(tokens, is_token)`, each (batch, length), begins the rows. `append(tokens)`, (batch,), adds one token to
+    each. `select(rows)` replaces the rows by copies of others, as beam search does. Only new tokens are computed; the
+    keys and values of earlier tokens are cached.
 
-    `encode(tokens, is_token)` comes first for a model with an encoder: the rows attend to what it reads. Rows that take
-    the place of others then have their text.
+    A model with an encoder needs `encode(tokens, is_token)` first. The rows then attend to the encoded texts. `select`
+    does not exchange these texts, so a row may only be replaced by a row with the same text.
     """
 
     def __init__(self, model: Any, layout: Layout):
@@ -50,23 +56,23 @@ class Decoder:
         self._context: list[np.ndarray] = []
 
     def encode(self, tokens: np.ndarray, is_token: np.ndarray) -> None:
-        """The text of every row, each (batch, length)."""
+        """Encode the text of every row. Both arguments are (batch, length)."""
         with flow.no_grad():
             self._context = self._run(self.model.keys_values, tokens, is_token.astype(np.int64))
 
     def start(self, tokens: np.ndarray, is_token: np.ndarray, capacity: int) -> np.ndarray:
-        """`capacity`: the longest that a row will become."""
+        """Begin the rows and return the scores of the next tokens. `capacity` is the maximum length of a row."""
         self._is_token = is_token
         self._capacity = capacity
         return self._compute_prompt(tokens)
 
     def append(self, tokens: np.ndarray) -> np.ndarray:
-        """Add `tokens` (batch,) to the rows; the scores of the next tokens."""
+        """Add `tokens` (batch,) to the rows and return the scores of the next tokens."""
         self._is_token = np.pad(self._is_token, ((0, 0), (0, 1)), constant_values=True)
         return self._compute_token(tokens[:, None])
 
     def select(self, rows: np.ndarray) -> None:
-        """Continue from `rows` (batch,), numbers of rows as they are now."""
+        """Continue from `rows` (batch,), the numbers of existing rows."""
         self._is_token = self._is_token[rows]
         self._select(rows)
 
@@ -87,7 +93,7 @@ class Decoder:
             cache.full = tuple(flow.index_select(tensor, 0, index) for tensor in cache.full)
 
     def _run(self, compute: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
-        """What `compute` makes of arrays that all ranks have, as arrays on all ranks."""
+        """Call `compute` with arrays that are equal on all ranks, and return its outputs as arrays on all ranks."""
         with self._layout.source_ops():
             outputs = compute(*(self._layout.replicate(flow.from_numpy(array), stage=0) for array in arrays))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -97,15 +103,18 @@ class Decoder:
         return np.maximum(self._is_token.cumsum(axis=1) - 1, 0)
 
     def _mask(self) -> np.ndarray:
-        """The mask that is added to the scores of every token: (batch, 1, length, length)."""
+        """Return the additive attention mask of all tokens, (batch, 1, length, length)."""
         length = self._is_token.shape[1]
         is_hidden = ~self._is_token[:, None, None, :] | np.triu(np.ones((length, length), bool), 1)
         return is_hidden.astype(np.float32) * HIDDEN
 
 
 class GraphDecoder(Decoder):
-    """As `Decoder` by two compiled graphs, for a prompt and for a token. Their shapes are fixed: other numbers of
-    rows, lengths of prompts or capacities compile others, of which the last ones are kept."""
+    """A `Decoder` with two compiled graphs, one for the prompt and one for each further token.
+
+    The shapes of a graph are fixed. A new number of rows, prompt length or capacity compiles new graphs, which replace
+    the previous ones.
+    """
 
     def __init__(self, model: Any, layout: Layout):
         super().__init__(model, layout)
@@ -134,7 +143,7 @@ class GraphDecoder(Decoder):
         return scores
 
     def _select(self, rows: np.ndarray) -> None:
-        self._past = np.take(self._past, rows, axis=1)  # plain indexing would give it another order in memory
+        self._past = np.take(self._past, rows, axis=1)  # plain indexing would change the memory layout
 
 
 class _Prompt(CompiledGraph):
@@ -145,7 +154,7 @@ class _Prompt(CompiledGraph):
     def build(
         self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, *context: flow.Tensor
     ) -> tuple[flow.Tensor, flow.Tensor]:
-        """Scores, and the keys and values of all layers, (2 * layers, batch, heads, length, head size)."""
+        """Return the scores, and the keys and values of all layers, (2 * layers, batch, heads, length, head size)."""
         return _with_new(self.model, _no_keys_values(self.model), tokens, positions, mask, *context)
 
 
@@ -153,13 +162,13 @@ class _Token(_Prompt):
     def build(
         self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, past: flow.Tensor, *context: flow.Tensor
     ) -> tuple[flow.Tensor, flow.Tensor]:
-        """As `_Prompt`; `past` has its layout, filled from the left."""
+        """Like `_Prompt`. `past` has the same layout as its keys and values, filled from the left."""
         caches = [KeyValues((past[i], past[i + 1])) for i in range(0, past.shape[0], 2)]
         return _with_new(self.model, caches, tokens, positions, mask, *context)
 
 
 def _no_keys_values(model: Any) -> list[KeyValues]:
-    """Empty caches for the blocks of a decoder, which are not all where there is an encoder."""
+    """Return empty caches for all decoder blocks. In a model with an encoder, these are only a part of the blocks."""
     return [KeyValues() for _ in range(getattr(model, "num_decoder_layers", len(model.blocks)))]
 
 

@@ -1,4 +1,4 @@
-"""Generation from a language model: which token comes next, row by row, until all rows have ended."""
+"""Text generation with a language model: choose the next token of each row until all rows have ended."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Rules by which tokens are chosen.
+    """Options for choosing tokens.
 
     Args:
         max_new_tokens: maximum number of new tokens for each prompt.
-        temperature: 0 takes the likeliest token; others divide the scores by it before one is drawn.
-        top_k: draw among this number of likeliest tokens; 0 among all.
-        top_p: draw among the likeliest tokens that together have this probability.
-        num_beams: above 1, keep this number of continuations and return the likeliest.
+        temperature: 0 takes the most likely token. Otherwise the scores are divided by it before sampling.
+        top_k: sample from this number of most likely tokens; 0 means all.
+        top_p: sample from the most likely tokens whose probabilities add up to this value.
+        num_beams: number of beams. Above 1, beam search returns the most likely continuation.
         length_penalty: beams are compared by log probability / length^length_penalty.
-        stop_token: ends a row and is its last token; several, where each does; None for none.
-        seed: of what is drawn; the same in both modes, and for a prompt alone and among others.
+        stop_token: token that ends a row and is its last token, or a list of such tokens, or None.
+        seed: random seed for sampling. The results are the same in both modes and do not depend on the other prompts.
     """
 
     max_new_tokens: int = 20
@@ -53,18 +53,20 @@ class GenerationOptions:
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """`stop_token` as a tuple, empty for none."""
+        """The stop tokens as a tuple, which may be empty."""
         found = () if self.stop_token is None else self.stop_token
         return (found,) if isinstance(found, int) else tuple(found)
 
 
 class Generator:
-    """Continues prompts with a causal language model (`GPT`, `Llama`), or answers them with `T5`, put into eval mode.
+    """Continues prompts with a causal language model (`GPT`, `Llama`), or answers them with `T5`.
+
+    The model is put into eval mode.
 
     Args:
-        is_graph: compile the steps. Each shape (number of prompts, longest prompt, length) is compiled once.
-        layout: what `libai.parallel.parallelize` returned for the model, where several ranks share its weights (tensor
-            parallelism). Every rank then makes the same calls and gets all tokens. Default: the model is local.
+        is_graph: compile the steps. A new shape (number of prompts, longest prompt, length) is compiled again.
+        layout: result of `libai.parallel.parallelize`, if the model's weights are split across ranks (tensor
+            parallelism). Every rank must then make the same calls and gets all tokens. By default the model is local.
     """
 
     def __init__(self, model: Any, is_graph: bool = False, layout: Layout | None = None):
@@ -75,12 +77,12 @@ class Generator:
         self._decoder = kind(model.eval(), layout)
         self._max_length: int = model.max_seq_length
         self._vocab_size: int = model.token_embedding.weight.shape[0]
-        #: limit of a model with an encoder, which reads the prompts; the decoder then begins with one token
+        #: limit for a model with an encoder: the encoder reads the prompts, and the decoder begins with one token
         self._max_target_length: int | None = getattr(model, "max_target_length", None)
         self._start_token: int = getattr(model, "start_token", 0)
 
     def generate(self, prompts: Sequence[Sequence[int]], options: GenerationOptions | None = None) -> list[list[int]]:
-        """The new tokens of each prompt. Prompts may differ in length; what is generated does not depend on that."""
+        """Return the new tokens of each prompt. Prompts may have different lengths, which do not affect the results."""
         options = options or GenerationOptions()
         if options.num_beams > 1:
             return self._search(prompts, options)
@@ -90,8 +92,11 @@ class Generator:
     def stream(
         self, prompts: Sequence[Sequence[int]], options: GenerationOptions | None = None
     ) -> Iterator[np.ndarray]:
-        """The next token of every prompt, (prompts,) int64, as soon as it is known; rows that have ended repeat
-        their stop token. Not for beams, whose tokens are known at the end only."""
+        """Yield the next token of every prompt, (prompts,) int64, as soon as it is computed.
+
+        Rows that have ended repeat their stop token. Beam search cannot be streamed, because its tokens are only known
+        at the end.
+        """
         options = options or GenerationOptions()
         if options.num_beams > 1:
             raise UserError(f"num_beams={options.num_beams}: beams cannot be streamed. Use generate.")
@@ -110,7 +115,7 @@ class Generator:
             scores = self._decoder.append(tokens)
 
     def room_for(self, prompts: Sequence[Sequence[int]]) -> int:
-        """Return the number of new tokens for which the model has positions, at least 1."""
+        """Return the maximum number of new tokens that the model's positions allow, at least 1."""
         if self._max_target_length is not None:
             return self._max_target_length - 1
         return max(1, self._max_length - max(map(len, prompts)))
@@ -147,7 +152,7 @@ class Generator:
         return self._decoder.start(first, np.ones_like(first, bool), 1 + options.max_new_tokens)
 
     def _search(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> list[list[int]]:
-        """Beam search: all prompts at once, each in `num_beams` rows."""
+        """Run beam search on all prompts at once, with `num_beams` rows per prompt."""
         width = options.num_beams
         searches = [_Beams(options) for _ in prompts]
         scores = self._start([prompt for prompt in prompts for _ in range(width)], options)
@@ -166,23 +171,26 @@ class Generator:
 class _Beams:
     """The continuations of one prompt.
 
-    As in `transformers`, a continuation ends if its stop token is among the `num_beams` best candidates, and a prompt
-    is done when it has `num_beams` ends and no beam is better.
+    As in `transformers`, a continuation ends if its stop token is among the `num_beams` best candidates. A prompt is
+    done when it has `num_beams` ended continuations and no open beam is better.
     """
 
     def __init__(self, options: GenerationOptions):
         self._options = options
         self._totals = np.full(options.num_beams, -np.inf)
-        self._totals[0] = 0.0  # the rows are equal at first
+        self._totals[0] = 0.0  # all rows are equal at first
         self.texts: list[list[int]] = [[] for _ in self._totals]
         self._ended: list[tuple[float, list[int]]] = []
         self.is_done = False
 
     def extend(self, log_probs: np.ndarray) -> list[int]:
-        """Add a token to each of the best continuations, (beams, vocabulary) log probabilities; the beams they had."""
+        """Extend the best continuations by one token, given log probabilities (beams, vocabulary).
+
+        Returns the beam that each new continuation extends.
+        """
         width, stop_tokens = self._options.num_beams, self._options.stop_tokens
         totals = (self._totals[:, None] + log_probs).reshape(-1)
-        num_candidates = max(2, 1 + len(stop_tokens)) * width  # enough without those that end
+        num_candidates = max(2, 1 + len(stop_tokens)) * width  # enough even if some candidates end
         kept: list[tuple[int, float, list[int]]] = []
         for rank, place in enumerate(np.argsort(-totals, kind="stable")[:num_candidates].tolist()):
             beam, token = divmod(place, log_probs.shape[1])
@@ -191,7 +199,7 @@ class _Beams:
                 kept.append((beam, totals[place], text))
             elif rank < width and not self.is_done:
                 self._ended.append((self._score(totals[place], text), text))
-        while len(kept) < width:  # a vocabulary smaller than the beams
+        while len(kept) < width:  # the vocabulary is smaller than the number of beams
             kept.append((kept[-1][0], -np.inf, kept[-1][2]))
         del kept[width:]
         self.texts = [text for _, _, text in kept]
@@ -202,7 +210,7 @@ class _Beams:
         return [beam for beam, _, _ in kept]
 
     def best(self) -> list[int]:
-        """The likeliest continuation, ended or not."""
+        """Return the most likely continuation, ended or not."""
         open_ = [] if self.is_done else [(self._score(t, text), text) for t, text in zip(self._totals, self.texts)]
         return max([*self._ended, *open_], key=_score_of)[1]
 
@@ -215,7 +223,7 @@ def _score_of(pair: tuple[float, list[int]]) -> float:
 
 
 def _generators(prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Generator]:
-    """One for each row, from the seed and its prompt: the others do not matter. Equal prompts draw apart."""
+    """Return one generator per row, seeded by `seed` and the row's prompt. Equal prompts get different generators."""
     seen: Counter[tuple[int, ...]] = Counter()
     found = []
     for prompt in map(tuple, prompts):
@@ -225,7 +233,7 @@ def _generators(prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.G
 
 
 def _choose(scores: np.ndarray, options: GenerationOptions, random: np.random.Generator) -> int:
-    """The next token of one row."""
+    """Choose the next token of one row."""
     if options.temperature == 0:
         return int(scores.argmax())
     order = np.argsort(-scores, kind="stable")[: options.top_k or None]

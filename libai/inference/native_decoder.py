@@ -1,4 +1,4 @@
-"""Steps of generation by one native call (libai/native/src/decode.h), for models that it knows, on CPU."""
+"""Generation on CPU with one native call per token (libai/native/src/decode.h), for supported models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KNOWN |= {nn.Linear, nn.LayerNorm, nn.Embedding, nn.ModuleList}
 
 
 def can_decode(model: Any, layout: Layout) -> bool:
-    """Return whether a model computes nothing but what the native step does: no other module, hook, type or place."""
+    """Return whether the native step supports a model: all its modules, data types and devices, and no hooks."""
     if layout.is_global or layout.mesh.device != "cpu" or not kernels.are_kernels_on():
         return False
     modules = list(model.modules())
@@ -37,14 +37,17 @@ def can_decode(model: Any, layout: Layout) -> bool:
 
 
 def _sizes(block: Any) -> tuple[Any, ...]:
-    """Sizes and kinds that all blocks must have in common."""
+    """Return the sizes and types that must be equal in all blocks."""
     attention, mlp = block.attention, block.mlp
     kinds = (type(mlp), type(mlp.activation), type(block.attention_norm))
     return (*kinds, attention.num_heads, attention.num_kv_heads, attention.head_size, mlp.up.weight.shape[0])
 
 
 class NativeDecoder(Decoder):
-    """As `Decoder`. Keys and values lie in arrays of the full length, which a step extends in place."""
+    """A native `Decoder`.
+
+    Keys and values are stored in arrays of the full capacity, which each step extends in place.
+    """
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
         scores = super()._compute_prompt(tokens)
@@ -82,7 +85,7 @@ class NativeDecoder(Decoder):
 
 
 def _weights_of(model: Any) -> DecoderWeights:
-    """Read again for each generation: training may have exchanged tensors since."""
+    """Collect the weights of a model. This runs for each generation, because training may have replaced tensors."""
     blocks = []
     for block in model.blocks:
         attention, mlp = block.attention, block.mlp
@@ -113,5 +116,5 @@ def _pair(layer: nn.Module) -> Pair:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    """The memory of a tensor."""
+    """Return a NumPy view of a tensor's memory."""
     return tensor.detach().numpy()

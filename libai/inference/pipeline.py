@@ -23,15 +23,15 @@ from libai.utils.errors import UserError
 
 
 class Pipeline:
-    """A model in eval mode and what makes numbers of its texts.
+    """A model in eval mode with its tokenizer.
 
     Args:
         source: the output folder of a run, or a Hugging Face folder.
-        which, mode, overrides: of a run, see `Predictor`. Other sources have a mode, too, by default "eager".
-        tokenizer: a tokenizer.json, or a folder with one. Default: the one next to the weights, or of the
-            run's data.
+        which, mode, overrides: options for a run, see `Predictor`. For other sources only `mode` is used (default
+            "eager").
+        tokenizer: a tokenizer.json, or a folder with one (default: the one next to the weights or of the run's data).
 
-    On several ranks the model is spread by tensor parallelism, and every rank has to make each call.
+    On several ranks the model uses tensor parallelism, and every rank must make the same calls.
 
     Attributes: `predictor`, `model`, and `tokenizer`, a `TextCodec`.
     """
@@ -68,7 +68,7 @@ class Pipeline:
 
     @cached_property
     def tokenizer(self) -> TextCodec:
-        """Raises `UserError` where none is known."""
+        """The tokenizer of the model. Raises `UserError` if there is none."""
         if self._tokenizer_path is not None:
             return TextCodec.read(Path(self._tokenizer_path))
         dataset = self._dataset_with("tokenizer")
@@ -80,28 +80,28 @@ class Pipeline:
         return TextCodec.of_data(dataset.tokenizer)
 
     def _dataset_with(self, attribute: str) -> Any:
-        """The dataset that a run was trained on, if it has this."""
+        """Return the dataset that a run was trained on, or the one that it wraps, if it has this attribute."""
         dataloader = self.predictor.config.dataloader if self.predictor.config else {}
         section = dataloader.get("train")
         dataset = instantiate(section.dataset) if section is not None and "dataset" in section else None
         while dataset is not None and not hasattr(dataset, attribute):
-            dataset = getattr(dataset, "dataset", None)  # a dataset seen through another, such as a mask
+            dataset = getattr(dataset, "dataset", None)  # a dataset wrapped by another one, such as a mask
         return dataset
 
     @cached_property
     def generator(self) -> Generator:
-        """For prompts of tokens."""
+        """The generator for prompts of tokens. Raises `UserError` if the model does not generate text."""
         if not hasattr(self.model, "features") or not hasattr(self.model, "logits"):
             raise UserError(f"{self._source} holds a {type(self.model).__name__}, which does not generate text.")
         return Generator(self.model, is_graph=self.predictor.mode == "graph", layout=self.predictor.layout)
 
     def generate(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> list[str]:
-        """The continuation of each prompt."""
+        """Return the continuation of each prompt."""
         encoded = [self.tokenizer.encode(prompt) for prompt in prompts]
         return [self.tokenizer.decode(tokens) for tokens in self.generator.generate(encoded, options)]
 
     def stream(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> Iterator[list[str]]:
-        """The new text of every prompt, as soon as it is known. Not for beams."""
+        """Yield the new text of every prompt as soon as it is generated. Not for beam search."""
         options = options or GenerationOptions()
         streams = [TextStream(self.tokenizer) for _ in prompts]
         encoded = [self.tokenizer.encode(prompt) for prompt in prompts]
@@ -110,9 +110,11 @@ class Pipeline:
         yield [stream.end() for stream in streams]
 
     def predict(self, batches: Iterable[Mapping[str, Any]], only: str | None = None) -> dict[str, np.ndarray]:
-        """The outputs with a row for each sample, of all batches; with `only` just that one.
+        """Return all outputs that have one row per sample, concatenated over all batches.
 
-        Raises `UserError` if forward gives no such output, or rows of different shapes.
+        `only` selects a single output.
+
+        Raises `UserError` if forward returns no such output, or rows of different shapes.
         """
         parts: list[dict[str, np.ndarray]] = []
         for batch in batches:
@@ -147,27 +149,27 @@ class Pipeline:
             yield {self._parameters[0]: part} if isinstance(part, np.ndarray) else self.encode_batch(part)
 
     def embed(self, texts: Sequence[str], batch_size: int = 32) -> np.ndarray:
-        """The sentence embeddings of texts, (texts, width): the output `embeddings` of the model."""
+        """Return the sentence embeddings of texts, (texts, width): the model's output `embeddings`."""
         return self.predict(self._batches(texts, batch_size), "embeddings")["embeddings"]
 
     @cached_property
     def _class_names(self) -> dict[int, str]:
-        """By their numbers: the attribute `classes` of the dataset that a run was trained on, if it can be read."""
+        """Map class numbers to names: the attribute `classes` of the run's training dataset, if it can be read."""
         try:
             return dict(enumerate(getattr(self._dataset_with("classes"), "classes", ())))
-        except (UserError, OSError):  # the data are not here any more
+        except (UserError, OSError):  # the data no longer exist
             return {}
 
     def classify(self, inputs: Sequence[str] | np.ndarray, batch_size: int = 32) -> list[tuple[str | int, float]]:
-        """The likeliest class of each text or image, and its probability.
+        """Return the most likely class of each text or image, and its probability.
 
-        `inputs`: texts, images as the model takes them, or files of images for a run on `ImageFolderDataset`. The
-        classes have the names of Hugging Face's config.json or of the dataset (`classes`), or are numbers.
+        `inputs`: texts, images as the model reads them, or image files for a run on `ImageFolderDataset`. Class names
+        come from Hugging Face's config.json or from the dataset (`classes`). Without names, classes are numbers.
         """
         return self.classes_of(self.predict(self._batches(inputs, batch_size), "logits")["logits"])
 
     def classes_of(self, scores: np.ndarray) -> list[tuple[str | int, float]]:
-        """As `classify`, of scores (samples, classes)."""
+        """Return the most likely class and its probability for each row of scores (samples, classes)."""
         scores = scores.astype(np.float64)
         if scores.ndim != 2:
             raise UserError(f"{type(self.model).__name__} is not a classifier: its scores are {scores.shape}.")
@@ -177,7 +179,7 @@ class Pipeline:
         return [(names.get(number, number), float(p)) for number, p in zip(best.tolist(), probabilities)]
 
     def encode_batch(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        """The arguments of the model's forward for texts, padded on the right, or for files of images."""
+        """Convert texts, padded on the right, or image files to the arguments of the model's forward."""
         if self._parameters[0] == "images":
             return {"images": np.stack([self._image_reader.read_image(file) for file in texts])}
         longest = getattr(self.model, "max_seq_length", None)
@@ -198,7 +200,7 @@ class Pipeline:
 
     @cached_property
     def _image_reader(self) -> Any:
-        """The dataset of a run, which has `read_image(path)`."""
+        """The run's dataset, which has `read_image(path)`. Raises `UserError` if it has no such method."""
         dataset = self._dataset_with("read_image")
         if dataset is None:
             raise UserError(

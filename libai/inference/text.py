@@ -1,4 +1,4 @@
-"""Tokenizers for inference: those of `libai.data`, and tokenizer.json files of Hugging Face."""
+"""Tokenizers for inference: libai's own, and tokenizer.json files of Hugging Face."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class TextCodec:
-    """`encode(text) -> token ids`, with the special tokens that the tokenizer adds, and `decode(ids) -> text` without
-    them; `stop_token` ends a text (a list: each of them does), None if none is known."""
+    """A pair of functions that convert between text and token ids.
+
+    `encode(text) -> token ids` includes the special tokens that the tokenizer adds. `decode(ids) -> text` omits them.
+    `stop_token` ends a text. It can be a list of tokens, each of which ends a text, or None if unknown.
+    """
 
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
@@ -23,12 +26,12 @@ class TextCodec:
 
     @classmethod
     def of_data(cls, tokenizer: Any) -> TextCodec:
-        """The tokenizer of a run's token files."""
+        """Return the codec for the tokenizer of a run's token files."""
         return cls(tokenizer.encode, tokenizer.decode, tokenizer.end_of_document)
 
     @classmethod
     def read(cls, path: Path) -> TextCodec:
-        """From a tokenizer.json, or a folder with one. The stop token is in the config.json next to it."""
+        """Read a tokenizer.json, or a folder with one. The stop token is read from the config.json next to it."""
         folder = path if path.is_dir() else path.parent
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
@@ -37,7 +40,7 @@ class TextCodec:
             from tokenizers import Tokenizer
 
             tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # the library raises no narrower type
             raise UserError(f"{file} cannot be read as a tokenizer ({error}). Give a tokenizer.json.") from None
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -50,8 +53,10 @@ class TextCodec:
 
 
 class TextStream:
-    """The text of tokens that come one by one: `add(token)` returns what is new. A character of several tokens is
-    returned when its last one is there."""
+    """Converts tokens to text one by one: `add(token)` returns the new text.
+
+    A character that consists of several tokens is returned after its last token.
+    """
 
     def __init__(self, codec: TextCodec):
         self._codec = codec
@@ -59,13 +64,13 @@ class TextStream:
         self._length = 0
 
     def add(self, token: int) -> str:
-        """The text that `token` completes."""
+        """Return the text that `token` completes."""
         self._tokens.append(token)
         text = self._codec.decode(self._tokens)
         return "" if text.endswith("\ufffd") else self._take(text)
 
     def end(self) -> str:
-        """The rest of the text: an incomplete character."""
+        """Return the rest of the text, an incomplete character."""
         return self._take(self._codec.decode(self._tokens))
 
     def _take(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The kinds of Hugging Face models that are known."""
+"""The supported kinds of Hugging Face models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ FAMILIES: dict[str, Family] = {**TEXT_FAMILIES, **VISION_FAMILIES}
 
 
 def family_of(config: Config) -> tuple[str, Family]:
-    """The architecture that a config.json names, and its family. Raises `UserError` for one that is not known."""
+    """Return the architecture named in a config.json, and its family.
+
+    Raises `UserError` for an unknown architecture.
+    """
     named = config.get("architectures") or ["none"]
     if named[0] not in FAMILIES:
         kind = config.get("model_type")

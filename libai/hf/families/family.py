@@ -1,4 +1,4 @@
-"""Facts about a kind of Hugging Face models: its names of tensors and of settings."""
+"""The `Family` of a kind of Hugging Face models: its tensor names and settings."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Family:
     """One architecture of `transformers`.
 
     Args:
-        model_type: of config.json.
-        target: our class.
-        rules: how the tensors belong together; as a function of config.json where forms depend on it.
-        arguments: our argument -> (key of config.json, what `transformers` takes without that key).
-        required: key of config.json -> values that our class can compute, the first being the default.
-        implied: our arguments that follow from the architecture.
-        prefix: what names of the file begin with where the model has a head; files of bare models leave it out.
-        copies: name of a file -> name of the tensor that it repeats (a tied head), where the file has it at all.
-        not_weights: patterns of names of constants that some files hold.
-        zeros: name of a file -> keys of config.json that give its shape, for tensors that `transformers` always has:
-            written as zeros for a model of ours that has none.
-        inputs, outputs: name of an input or output of `transformers` -> name of ours, where they differ.
-        read_more, write_more: settings that are no plain pairs.
+        model_type: `model_type` in config.json.
+        target: libai's class.
+        rules: mapping between tensors; a function of config.json if the mapping depends on it.
+        arguments: libai argument -> (key of config.json, default of `transformers` without that key).
+        required: key of config.json -> values that libai's class supports; the first is the default.
+        implied: libai arguments that follow from the architecture.
+        prefix: prefix of tensor names in models with a head. Files of bare models omit it.
+        copies: tensor name in a file -> name of the tensor that it duplicates (a tied head), if the file contains it.
+        not_weights: name patterns of constants that some files contain.
+        zeros: tensor name in a file -> keys of config.json that give its shape. `transformers` always has these
+            tensors, so zeros are written for a libai model without them.
+        inputs, outputs: name of an input or output of `transformers` -> libai's name, if they differ.
+        read_more, write_more: functions for settings that cannot be mapped one to one.
     """
 
     model_type: str
@@ -49,21 +49,24 @@ class Family:
     write_more: Callable[[Config], dict[str, Any]] = lambda arguments: {}
 
     def rules_for(self, config: Config) -> tuple[Rule, ...]:
-        """The rules for a model with this config.json."""
+        """Return the rules for a model with this config.json."""
         return self.rules(config) if callable(self.rules) else self.rules
 
     def written_name(self, name: str) -> str:
-        """The name in a file that `transformers` writes: those of bare models leave the prefix out."""
+        """Return the tensor name that `transformers` writes. Bare models omit the prefix."""
         return name.removeprefix(self.prefix) if "last_hidden_state" in self.outputs else name
 
     def read_arguments(self, config: Config) -> dict[str, Any]:
-        """Our arguments for a config.json. Raises `UserError` for a setting that our class cannot compute."""
+        """Return libai's arguments for a config.json.
+
+        Raises `UserError` for a setting that libai's class does not support.
+        """
         self._check(config)
         plain = {ours: config.get(key, default) for ours, (key, default) in self.arguments.items()}
         return {**plain, **self.implied, **self.read_more(config)}
 
     def write_config(self, architecture: str, arguments: Config) -> dict[str, Any]:
-        """A config.json for a model with `arguments`."""
+        """Return a config.json for a model with `arguments`."""
         fixed = {key: values[0] for key, values in self.required.items()}
         plain = {key: arguments[ours] for ours, (key, _) in self.arguments.items() if arguments.get(ours) is not None}
         head: dict[str, Any] = {"architectures": [architecture], "model_type": self.model_type, "dtype": "float32"}
@@ -102,12 +105,12 @@ def activation_of(activation: str) -> str:
 
 
 def ratio_of(inner_size: int, hidden_size: int) -> float:
-    """What `hidden_size` is multiplied by to get `inner_size`, rounded down."""
+    """Return the factor that turns `hidden_size` into `inner_size` after rounding down."""
     ratio = inner_size / hidden_size
     return ratio if int(hidden_size * ratio) == inner_size else math.nextafter(ratio, math.inf)
 
 
-#: parts of a block that BERT and Swin name alike, and ViT nearly so
+#: names of the parts of a block, shared by BERT and Swin and almost the same in ViT
 ENCODER_BLOCK = {
     "attention.q.@": "attention.self.query.@",
     "attention.k.@": "attention.self.key.@",
@@ -116,7 +119,7 @@ ENCODER_BLOCK = {
     "mlp.up.@": "intermediate.dense.@",
     "mlp.down.@": "output.dense.@",
 }
-#: settings that BERT and ViT name alike
+#: settings with the same names in BERT and ViT
 ENCODER_ARGUMENTS: dict[str, tuple[str, Any]] = {
     "hidden_size": ("hidden_size", 768),
     "num_layers": ("num_hidden_layers", 12),
@@ -126,7 +129,7 @@ ENCODER_ARGUMENTS: dict[str, tuple[str, Any]] = {
 
 
 def read_encoder(config: Config) -> dict[str, Any]:
-    """Settings that BERT and ViT name alike."""
+    """Return the settings with the same names in BERT and ViT."""
     return {
         "mlp_ratio": ratio_of(config.get("intermediate_size", 3072), config.get("hidden_size", 768)),
         "activation": activation_of(config.get("hidden_act", "gelu")),
@@ -144,8 +147,10 @@ _SINGLE_LABEL = "single_label_classification"
 
 
 def num_classes_of(config: Config) -> int:
-    """`transformers` counts the labels of config.json, two where it has none. Raises `UserError` for classifiers that
-    it trains with another loss than ours."""
+    """Return the number of labels in config.json as `transformers` counts them, with a default of two.
+
+    Raises `UserError` for a classifier that `transformers` trains with a different loss.
+    """
     count = len(config.get("id2label") or {}) or config.get("num_labels", 2)
     problem = config.get("problem_type") or ("regression" if count == 1 else _SINGLE_LABEL)
     if problem != _SINGLE_LABEL:

@@ -1,6 +1,6 @@
-"""Rules that match the tensors of a libai model with tensors of a Hugging Face file: names, and forms of arrays.
+"""Rules that map tensors of a libai model to tensors of a Hugging Face file, with their names and array layouts.
 
-A rule is data and works both ways, so what is imported can be exported with the same bytes.
+A rule is data and works in both directions, so imported tensors can be exported with the same bytes.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ Arrays = Sequence[np.ndarray]
 
 @dataclass(frozen=True)
 class Form:
-    """Conversion between one array of a file and one or several of ours. `split` gets their number."""
+    """Conversion between one array of a file and one or more libai arrays. `split` gets the number of libai arrays."""
 
     join: Callable[[Arrays], np.ndarray]
     split: Callable[[np.ndarray, int], Arrays]
 
 
 SAME = Form(lambda ours: ours[0], lambda theirs, _: [theirs])
-#: GPT-2's Conv1D holds (in, out)
+#: GPT-2's Conv1D stores (in, out)
 TRANSPOSED = Form(lambda ours: ours[0].T, lambda theirs, _: [theirs.T])
-#: query, key and value side by side, (in, 3 * out) and (3 * out,)
+#: query, key and value concatenated, (in, 3 * out) and (3 * out,)
 JOINED_TRANSPOSED = Form(lambda ours: np.concatenate(ours).T, lambda theirs, count: np.split(theirs.T, count))
 JOINED = Form(np.concatenate, np.split)
-#: a first axis of 1 in the file
+#: the file has an extra first axis of size 1
 BATCHED = Form(lambda ours: ours[0][None], lambda theirs, _: [theirs[0]])
 
-#: two more axes of 1 in the file
+#: the file has two extra trailing axes of size 1
 COLUMN = Form(lambda ours: ours[0][:, None, None], lambda theirs, _: [theirs[:, 0, 0]])
 
 
 def kernel(channels: int, size: int) -> Form:
-    """A convolution that tiles its images (out, channels, size, size), held by us as a linear layer."""
+    """Return the form for a non-overlapping convolution (out, channels, size, size), a linear layer in libai."""
     return Form(
         lambda ours: ours[0].reshape(-1, channels, size, size), lambda theirs, _: [theirs.reshape(len(theirs), -1)]
     )
@@ -47,8 +47,10 @@ def kernel(channels: int, size: int) -> Form:
 
 @dataclass(frozen=True)
 class Rule:
-    """`ours`: the name of one of our tensors, or several; `theirs`: the one that holds them. `*` stands for the same
-    number in both, `@` for `weight` or `bias`."""
+    """A mapping from one or more libai tensors (`ours`) to the file tensor that contains them (`theirs`).
+
+    `*` matches the same number in both names, `@` matches `weight` or `bias`.
+    """
 
     ours: str | tuple[str, ...]
     theirs: str
@@ -56,13 +58,13 @@ class Rule:
 
 
 def rules_of(pairs: Mapping[str, str], ours: str, theirs: str) -> tuple[Rule, ...]:
-    """A rule for each of `pairs`, whose names are relative to `ours` and `theirs`."""
+    """Return one rule for each of `pairs`, with names relative to `ours` and `theirs`."""
     return tuple(Rule(f"{ours}.{one}", f"{theirs}.{other}") for one, other in pairs.items())
 
 
 @dataclass(frozen=True)
 class Match:
-    """One tensor of a file, and which of ours it holds."""
+    """One tensor of a file, and the libai tensors that it contains."""
 
     ours: tuple[str, ...]
     theirs: str
@@ -70,12 +72,15 @@ class Match:
     spec: TensorSpec
 
     def join(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The tensor of the file, made of ours."""
+        """Build the file's tensor from libai's tensors."""
         return self.form.join([tensors[name] for name in self.ours])
 
 
 def match(rules: Sequence[Rule], tensors: Mapping[str, TensorSpec]) -> dict[str, Match]:
-    """Their name -> match, for all of `tensors`, which are ours. Raises `UserError` for one that no rule knows."""
+    """Map the name of each file tensor to its match, for all of libai's `tensors`.
+
+    Raises `UserError` for a tensor without a matching rule.
+    """
     matches: dict[str, Match] = {}
     known: set[str] = set()
     for rule in rules:

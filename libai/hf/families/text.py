@@ -1,4 +1,4 @@
-"""GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, XLM-R, T5, T5 1.1 and mT5, as data."""
+"""Families of GPT-2, Llama, Mistral, Qwen2, BERT, RoBERTa, XLM-R, T5, T5 1.1 and mT5, as data."""
 
 from __future__ import annotations
 
@@ -125,7 +125,10 @@ def _llama(model_type: str, max_seq_length: int, inner_size: int, **more: Any) -
 
 
 def _read_llama(config: Config) -> dict[str, Any]:
-    """transformers 5 writes `rope_parameters`, earlier ones `rope_theta` and `rope_scaling`."""
+    """Return Llama's arguments that depend on several settings.
+
+    transformers 5 writes `rope_parameters`. Older versions write `rope_theta` and `rope_scaling`.
+    """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise UserError(f"config.json has rope_parameters={rope!r}, which must be an object with a rope_type.")
@@ -202,7 +205,7 @@ def _write_bert(ours: Config) -> dict[str, Any]:
 
 
 def _write_embeddings(ours: Config) -> dict[str, Any]:
-    """`transformers` has at least one type of tokens."""
+    """Write the embedding settings. `transformers` needs at least one token type."""
     return {**write_encoder(ours), "type_vocab_size": ours.get("num_token_types") or 1}
 
 
@@ -258,7 +261,7 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
             "libai.models.BERT",
             (*_ROBERTA_RULES, *head),
             implied={"predicts_next_sentence": False},
-            required={"tie_word_embeddings": (True,), "hidden_act": ("gelu",)},  # its head knows no other
+            required={"tie_word_embeddings": (True,), "hidden_act": ("gelu",)},  # its head supports no other activation
             copies={
                 "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
                 "lm_head.decoder.bias": "lm_head.bias",
@@ -283,16 +286,16 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
 # ---------------------------------------------------------------------------------------------------- T5, T5 1.1, mT5
 
 _ENCODER_LAYERS = {"attention": "0.SelfAttention"}
-#: our attention -> its place in a block of the file
+#: libai's attention -> its position in a block of the file
 _DECODER_LAYERS = {**_ENCODER_LAYERS, "cross_attention": "1.EncDecAttention"}
 
 
 def _units(config: Config) -> tuple[bool, str]:
-    """Return (inner units have gates, their activation). Two keys that only T5 has go first."""
+    """Return (whether the inner units are gated, their activation). Two keys that only T5 has take precedence."""
     is_t5 = config["model_type"] == "t5"
     units = config.get("feed_forward_proj", "relu" if is_t5 else "gated-gelu")
     is_gated, activation = units.startswith("gated-"), units.removeprefix("gated-")
-    # "gated-gelu" means the approximation, whatever "gelu" means
+    # "gated-gelu" always means the tanh approximation
     activation = "gelu_new" if units == "gated-gelu" else activation
     if is_t5:
         is_gated, activation = config.get("is_gated_act", is_gated), config.get("dense_act_fn", activation)
@@ -300,13 +303,13 @@ def _units(config: Config) -> tuple[bool, str]:
 
 
 def _num_layers(config: Config) -> tuple[int, int]:
-    """The numbers of blocks of the encoder and of the decoder."""
+    """Return the number of encoder blocks and the number of decoder blocks."""
     count = config.get("num_layers", 6 if config["model_type"] == "t5" else 8)
     return count, config.get("num_decoder_layers") or count
 
 
 def _t5_rules(config: Config) -> tuple[Rule, ...]:
-    """The file numbers the blocks of the encoder and of the decoder, we number all of them."""
+    """Return the rules of T5. Files number encoder and decoder blocks separately; libai numbers them consecutively."""
     rules = [Rule("token_embedding.weight", "shared.weight"), Rule("head.weight", "lm_head.weight")]
     first = 0
     for part, count, layers in zip(("encoder", "decoder"), _num_layers(config), (_ENCODER_LAYERS, _DECODER_LAYERS)):
@@ -333,7 +336,10 @@ def _t5_block_rules(ours: str, theirs: str, layers: Mapping[str, str], is_gated:
 
 
 def _read_t5(config: Config) -> dict[str, Any]:
-    """transformers 5 ties and writes `scale_decoder_outputs`; before it, models with a tied head were scaled ones."""
+    """Return T5's arguments that depend on several settings.
+
+    transformers 5 writes `scale_decoder_outputs`. In older versions a model scales its outputs if its head is tied.
+    """
     is_gated, activation = _units(config)
     num_layers, num_decoder_layers = _num_layers(config)
     is_tied = config.get("tie_word_embeddings", True)

@@ -1,4 +1,4 @@
-"""ViT, Swin and Swin V2, as data."""
+"""Families of ViT, Swin and Swin V2, as data."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _SWIN_BLOCK = {
 
 
 def _swin_rules(prefix: str, config: Config) -> tuple[Rule, ...]:
-    """The file has blocks and what follows them in stages, we have one row."""
+    """Return the rules of Swin. Files group blocks and merging layers in stages; libai has a single list."""
     embeddings = f"{prefix}.embeddings.patch_embeddings.projection"
     form = kernel(config.get("num_channels", 3), config.get("patch_size", 4))
     rules = [

@@ -1,4 +1,4 @@
-"""The trainers: one loop with hooks, specialised for eager and for graph mode, and the standard run around them."""
+"""Trainers: one loop with hooks, specialised for eager mode and for graph mode, and the standard run around them."""
 
 from typing import Any
 
@@ -20,13 +20,13 @@ from libai.engine.run.report import TrainResult
 from libai.engine.run.run import Run, default_setup
 from libai.forward.contract import ModelContractError
 
-#: the name of a run in detectron2 and LiBai
+#: alias: detectron2 and LiBai call a run `DefaultTrainer`
 DefaultTrainer = Run
 
 
 def __getattr__(name: str) -> Any:
     hint = member_meant(name)
     if hint.startswith((" Use libai.", " Use tools/")):
-        # an AttributeError would lose this text in `from libai.engine import ...`
+        # `from libai.engine import ...` would replace the text of an AttributeError by its own
         raise ImportError(f"libai.engine has no {name}.{hint}")
     raise AttributeError(f"module 'libai.engine' has no attribute {name!r}")

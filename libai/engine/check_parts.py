@@ -1,6 +1,6 @@
 """Check the parts of a run when they are built: model, optimizer, loader, evaluator, hook.
 
-`place` says where the user finds it: a key of the config or an argument of a trainer. Nothing here calls the object.
+`place` is where the user set the part: a config key or a trainer argument. The checks never call the object itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from libai.engine.hook_base import HookBase
 from libai.utils.errors import UserError
 from libai.utils.sizes import available_bytes, format_bytes
 
-#: samples of one update on a rank from which on they are compared with the memory
+#: smallest number of samples per update and rank for which the memory is checked
 _LARGE_BATCH = 4096
 
 
@@ -48,7 +48,7 @@ def _can_evaluate(evaluator: Any) -> bool:
     return True
 
 
-#: part of a run → rules in turn: its class or a predicate, the words for what it must be, the remedy
+#: part of a run → its rules, checked in order: (a class or a predicate, what the part must be, the remedy)
 _PARTS: dict[str, list[tuple[Any, str, str]]] = {
     "model": [
         (nn.Module, "an oneflow.nn.Module", "Inherit from it: model = LazyCall(YourModule)(...)."),
@@ -72,7 +72,7 @@ _PARTS: dict[str, list[tuple[Any, str, str]]] = {
 
 
 def check_part(part: str, value: Any, place: str) -> None:
-    """Raise `UserError` unless `value`, which the user finds at `place`, can be the `part` of a run."""
+    """Raise `UserError` unless `value`, which the user set at `place`, can serve as the `part` of a run."""
     for rule, wanted, remedy in _PARTS[part]:
         if not (isinstance(value, rule) if isinstance(rule, type) else rule(value)):
             raise UserError(f"{place} is {_kind(value)}, not {wanted}. {remedy}")
@@ -84,9 +84,9 @@ def check_part(part: str, value: Any, place: str) -> None:
 
 
 def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None:
-    """Raise `UserError` when the samples that a rank holds for one update do not fit into the machine's memory.
+    """Raise `UserError` if the samples that a rank holds for one update do not fit into the machine's memory.
 
-    `train`: the section of the config. Only large batches are looked at: one sample is read to know how large it is.
+    `train`: the config section. Only large batches are checked: the check reads one sample to measure its size.
     """
     sizes = batch_sizes_of(train, data_parallel_size)
     layout = getattr(loader, "layout", None)
@@ -106,10 +106,10 @@ def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None
 
 
 def check_arguments(trainer: str, model: Any, data_loader: Any, optimizer: Any, lr_scheduler: Any) -> None:
-    """Raise `UserError` for arguments of the class `trainer` that are of the wrong kind."""
+    """Raise `UserError` if an argument of the class named `trainer` is of the wrong type."""
     place = f"the argument {{}} of {trainer}(model, data_loader, optimizer)".format
     check_part("model", model, place("model"))
-    if data_loader is not None:  # evaluates and predicts without; `train` says what is missing
+    if data_loader is not None:  # a trainer without a loader can evaluate and predict; `train` raises an error
         check_part("loader", data_loader, place("data_loader"))
     check_part("optimizer", optimizer, place("optimizer"))
     if lr_scheduler is not None:
@@ -117,7 +117,7 @@ def check_arguments(trainer: str, model: Any, data_loader: Any, optimizer: Any, 
 
 
 def check_iterations(**iterations: Any) -> None:
-    """Raise `UserError` unless all of them are whole numbers of at least 0."""
+    """Raise `UserError` unless every argument is an integer of at least 0."""
     for name, value in iterations.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
             raise UserError(
@@ -127,7 +127,10 @@ def check_iterations(**iterations: Any) -> None:
 
 
 def check_metrics(metrics: Any, evaluator: Any) -> dict[str, float]:
-    """Return `metrics`, the result of `evaluator.compute`, as floats. Raises `UserError` unless they are numbers."""
+    """Return `metrics`, the result of `evaluator.compute`, converted to floats.
+
+    Raises `UserError` unless all values are numbers.
+    """
     place = f"the result of {type(evaluator).__name__}.compute"
     check_part("metrics", metrics, place)
     for name, value in metrics.items():

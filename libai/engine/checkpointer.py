@@ -1,4 +1,4 @@
-"""Saving and resuming a trainer with the checkpoint library: which state is saved, and how it is taken back."""
+"""Save and resume a trainer with the checkpoint library: which state is saved, and how it is restored."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("libai.engine")
 Best = tuple[str, float]
-#: what a resume can leave as it is in this run, instead of taking it from the checkpoint
+#: parts of the state that a resume can leave unchanged instead of loading them from the checkpoint
 RESETTABLE = ("optimizer", "schedule", "data")
-#: facts of a run → what another value changes
+#: fact of a run → effect of resuming with a different value
 _CHANGES_THE_CURVE = {
     "seed": "the order of the data and the dropout masks change",
     "global_batch_size": "an iteration takes another number of samples",
@@ -39,26 +39,28 @@ _CHANGES_THE_CURVE = {
 class TrainerCheckpointer:
     """Saves and resumes one `ModelTrainer` in `root` (`root/iter_0000200/`, format in docs/checkpoints.md).
 
-    Holds: model, optimizer, schedule, iteration, data position, states and tensors of hooks, the mode that wrote it,
-    versions.
+    A checkpoint holds the model, optimizer, schedule, iteration, data position, states and tensors of hooks, the mode
+    in which it was written, and versions.
 
     Args:
-        trainer: its `completed_iters` names a checkpoint.
-        root: folder of the checkpoints; rank 0 writes it, every rank must see it.
-        max_to_keep: newest checkpoints that stay; the best one stays too.
-        async_save: write in a background thread; rank 0 then keeps one copy of all tensors in host memory.
-        weights_only: save the weights and the facts only; no run can be resumed from that.
+        trainer: the trainer to save; checkpoints are named after its `completed_iters`.
+        root: folder of the checkpoints. Rank 0 writes to it; every rank must be able to read it.
+        max_to_keep: number of newest checkpoints to keep, in addition to the best one.
+        async_save: write in a background thread. Rank 0 then keeps one copy of all tensors in host memory.
+        weights_only: save only the weights and the facts. No run can be resumed from such a checkpoint.
         facts: JSON-able facts of the run to store with the state (run id, seed, layout, ...).
-        among: selects the checkpoints in `root` that retention counts, such as this run's; default: all.
-        before_save: called on rank 0 before each save; what it raises ends the save on every rank.
-        links: folder in which `last` and `best` are kept as links to those checkpoints, for people and other programs.
+        among: predicate that selects the checkpoints in `root` that retention counts, such as this run's; default: all.
+        before_save: called on rank 0 before each save. An error that it raises ends the save on every rank.
+        links: folder for the links `last` and `best` to those checkpoints, for people and other programs.
 
     Attributes:
-        last_saved: the newest checkpoint that this object wrote, is writing, or resumed.
-        num_saves, stall_seconds: how often and how long saving has held up training, counted from the moment at which
-            this rank's device has finished the iteration.
-        background: writes checkpoints with `async_save`, from the first one on; its `check` raises what failed.
-        extra: JSON values of the user that every checkpoint holds; a resume brings back what the checkpoint has.
+        last_saved: the newest checkpoint that this object has written, is writing, or has resumed from.
+        num_saves: number of saves.
+        stall_seconds: time for which saving has held up training. It counts from the moment at which this rank's device
+            has finished the iteration.
+        background: the writer thread of `async_save`, created at the first save. Its `check` raises the error of a
+            failed write.
+        extra: the user's JSON values, stored in every checkpoint. A resume restores them from the checkpoint.
     """
 
     def __init__(
@@ -88,20 +90,22 @@ class TrainerCheckpointer:
         self._last_saved_iter = -1
         self._is_async, self._weights_only = async_save, weights_only
         self.background: checkpoint.AsyncCheckpointer | None = None
-        #: what is to be marked as the best when it has been written
+        #: checkpoint being written → the best metric to mark it with, once it is written
         self._choices: dict[Path, Best | None] = {}
 
     # ------------------------------------------------------------------ saving
 
     @phase("save")
     def save(self, name: str | None = None, best: Best | None = None) -> Path:
-        """Save the state after `trainer.completed_iters` updates, once per iteration; returns the checkpoint's folder.
+        """Save the state after `trainer.completed_iters` updates and return the checkpoint's folder.
 
-        With a `name` it is `root/<name>`, in place of the one that has the name: such a checkpoint is never pruned, and
-        resumed only where its path is given. `best=(metric, value)` also marks one without a name as the best, which
-        stays until another one is marked. With `async_save` it is still being written when this returns. Collective.
-        Raises `NonFiniteLoss` rather than save corrupted weights, `CheckpointError` when it, or the one before it,
-        cannot be written.
+        Repeated calls in one iteration save it once. With a `name` the folder is `root/<name>`, and an existing
+        checkpoint of that name is replaced. A named checkpoint is never pruned, and a run resumes from it only if its
+        path is given. `best=(metric, value)` marks an unnamed checkpoint as the best; it is kept until another one is
+        marked. With `async_save` the checkpoint is still being written when this returns. Collective.
+
+        Raises `NonFiniteLoss` instead of saving corrupted weights, and `CheckpointError` if this checkpoint or the
+        previous one cannot be written.
         """
         if name is not None and best is not None:
             raise UserError(f"save(name={name!r}, best={best}): the best checkpoint has no other name.")
@@ -118,7 +122,7 @@ class TrainerCheckpointer:
                 self._last_saved_iter = trainer.completed_iters
                 self.num_saves += 1
             elif best is not None:
-                self.close()  # it must be there before it can be marked
+                self.close()  # the checkpoint must be written before it can be marked
                 self._after_write(self.last_saved, best)
             seconds = time.perf_counter() - start
             self.stall_seconds += seconds
@@ -141,14 +145,14 @@ class TrainerCheckpointer:
         return path
 
     def _after_write(self, path: Path, best: Best | None = None) -> None:
-        """Mark, prune and link, on rank 0; in the background thread when that has written the checkpoint."""
+        """Mark, prune and link checkpoints on rank 0. With `async_save` this runs in the background thread."""
         best = self._choices.pop(path, best)
         if not is_main_process():
             return
         if best is not None:
             checkpoint.mark_best(self.root, path, *best)
             self._best = path
-        if checkpoint.iteration_of(path.name) is not None:  # a checkpoint with a name is the user's own
+        if checkpoint.iteration_of(path.name) is not None:  # a named checkpoint belongs to the user
             if self._max_to_keep:
                 protect = [] if self._best is None else [self._best]
                 checkpoint.prune(self.root, self._max_to_keep, protect, among=self._among)
@@ -160,17 +164,19 @@ class TrainerCheckpointer:
 
     def _link(self, name: str, path: Path) -> None:
         if self._links is not None:
-            with suppress(OSError):  # links are a convenience, which some file systems do not have
+            with suppress(OSError):  # links are optional: some file systems do not support them
                 point_link(self._links / name, path)
 
     def keep_best(self, iteration: int) -> None:
-        """Keep the checkpoint of `iteration`, the best one so far, whatever `best.json` says."""
+        """Keep the checkpoint of `iteration` as the best one so far, regardless of `best.json`."""
         self._best = self.root / checkpoint.checkpoint_name(iteration)
 
     def check_can_save(self, with_hooks: bool = True) -> None:
-        """Raise now what would make the first save fail: a schedule without state, state that JSON cannot hold, tensors
-        of a kind that cannot be stored. `with_hooks`: of the hooks too, which may need `before_train` first.
-        Collective."""
+        """Raise now any error that would make the first save fail.
+
+        Such errors are a schedule without state, state that JSON cannot represent, and tensors of a dtype that cannot
+        be stored. `with_hooks`: also check the state of the hooks, which may need `before_train` first. Collective.
+        """
         trainer = self.trainer
         cut_shards({"model": trainer.model.state_dict()}, DEFAULT_SHARD_BYTES)
         schedule = scheduler_state(trainer.lr_scheduler, trainer.optimizer)
@@ -180,7 +186,7 @@ class TrainerCheckpointer:
         on_rank_0(lambda: dump_json(state, "what this run's checkpoints would hold"))
 
     def snapshot(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
-        """Return `(tensors, state)` of the trainer as the checkpoint library takes them. Collective."""
+        """Return `(tensors, state)` of the trainer in the form that the checkpoint library expects. Collective."""
         trainer = self.trainer
         tensors: dict[str, Mapping[str, Any]] = {"model": trainer.model.state_dict()}
         state = self._facts_of_state()
@@ -197,7 +203,7 @@ class TrainerCheckpointer:
         return tensors, state
 
     def _hooks_with_tensors(self) -> list[tuple[str, HookBase]]:
-        """Return pairs of the group of tensors in a checkpoint and the hook they belong to."""
+        """Return the hooks with tensors, as pairs `(name of the tensor group in a checkpoint, hook)`."""
         return [(key, hook) for key, hook in keyed(self.trainer.hooks) if hook.overrides("tensors")]
 
     def _facts_of_state(self) -> dict[str, Any]:
@@ -210,22 +216,22 @@ class TrainerCheckpointer:
 
     @phase("save")
     def close(self) -> None:
-        """Wait for what is still being written and raise what it failed with, on every rank alike. Collective."""
+        """Wait for a pending write. If it failed, raise its error on every rank. Collective."""
         if self.background is not None:
             self.background.close()
 
     @phase("save")
     def wait(self) -> None:
-        """Wait as `close` does, on this rank only: after a failure other ranks may not reach a collective any more."""
+        """Wait as `close` does, but on this rank only: after a failure, other ranks may not reach a collective."""
         if self.background is not None:
             self.background.wait()
 
     # ------------------------------------------------------------------ resuming
 
     def resume(self) -> int | None:
-        """Continue from the newest verified checkpoint in `root`; returns its iteration, or None when there is none.
+        """Continue from the newest valid checkpoint in `root` and return its iteration, or None if there is none.
 
-        Damaged checkpoints on the way are named in the log with the reason. Collective.
+        Damaged checkpoints that were skipped are logged with the reason. Collective.
         """
         path = find_checkpoint(self.root)
         if path is None:
@@ -240,16 +246,16 @@ class TrainerCheckpointer:
 
     @phase("load")
     def load(self, path: str | Path, reset: Collection[str] = ()) -> None:
-        """Take everything back from one checkpoint: weights, optimizer, schedule, iteration, data position, hooks.
+        """Restore weights, optimizer, schedule, iteration, data position and hooks from one checkpoint.
 
-        `reset`: parts of `RESETTABLE` that stay as they are in this run. Raises `CheckpointError` when the model or the
-        optimizer differ from the saved ones, or when the checkpoint holds weights but no run. Collective when
-        parameters are global.
+        `reset`: parts of `RESETTABLE` to leave unchanged. Raises `CheckpointError` if the model or the optimizer
+        differs from the saved one, or if the checkpoint contains weights but no run. Collective when parameters are
+        global.
         """
         trainer = self.trainer
         saved = self.take_back(path, reset)
         self.last_saved = Path(path)
-        # an iteration that was cut short will be finished and is then saved again
+        # an interrupted iteration is finished first and then saved again
         self._last_saved_iter = -1 if saved.state["trainer"].get("unfinished_hooks") else trainer.iter
         if is_main_process():
             self._warn_of_changes(saved.state.get("facts", {}))
@@ -261,7 +267,7 @@ class TrainerCheckpointer:
             logger.info("resumed %s after iteration %d%s%s%s", path, trainer.iter, of_run, switched, without)
 
     def take_back(self, path: str | Path, reset: Collection[str] = ()) -> checkpoint.Checkpoint:
-        """Load without logging, and without taking the checkpoint for one that this object has written. Collective."""
+        """Load and return a checkpoint without logging it or recording it as `last_saved`. Collective."""
         saved = checkpoint.load(path)
         if missing := [name for name in ("trainer", "optimizer", "lr_scheduler") if name not in saved.state]:
             raise checkpoint.CheckpointError(
@@ -270,7 +276,7 @@ class TrainerCheckpointer:
             )
         checkpoint.load_weights(saved.tensors["model"], self.trainer.model, strict=True)
         state = dict(saved.state["trainer"])
-        if "optimizer" not in reset:  # an optimizer without state, such as plain SGD, has no tensors to save
+        if "optimizer" not in reset:  # an optimizer without state, such as plain SGD, saves no tensors
             state["optimizer"] = {
                 "tensors": saved.tensors.get("optimizer", {}),
                 "scalars": saved.state["optimizer"],
@@ -285,14 +291,14 @@ class TrainerCheckpointer:
         return saved
 
     def load_tensors_of_hooks(self, saved: checkpoint.Checkpoint) -> None:
-        """Give hooks their tensors back, such as the average of the weights. Collective when parameters are global."""
+        """Restore the tensors of hooks, such as averaged weights. Collective when parameters are global."""
         for group, hook in self._hooks_with_tensors():
             hook.load_tensors(saved.tensors.get(group, {}))
             if group not in saved.tensors and is_main_process():
                 logger.warning("the checkpoint has no tensors of %s, which begins again", type(hook).__name__)
 
     def _warn_of_changes(self, before: Mapping[str, Any]) -> None:
-        """Log how this run differs from the run with the facts `before` in a way that changes the curve."""
+        """Log each difference from the saved run's facts `before` that changes the loss curve."""
         for name, consequence in _CHANGES_THE_CURVE.items():
             now = self._facts.get(name)
             if before.get(name, now) != now:
@@ -301,9 +307,9 @@ class TrainerCheckpointer:
 
 @phase("load")
 def find_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path | None:
-    """Return the newest checkpoint in `root` that verifies, or None. Rank 0 looks, reading every byte. Collective.
+    """Return the newest valid checkpoint in `root`, or None. Collective.
 
-    Damaged ones that are newer are named in the log with the reason.
+    Rank 0 verifies checkpoints by reading every byte. Newer checkpoints that are damaged are logged with the reason.
     """
 
     def look() -> str | None:

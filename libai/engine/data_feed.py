@@ -1,4 +1,4 @@
-"""Micro-batches of the training loop: reading, looking ahead, and the position that a checkpoint holds."""
+"""Micro-batches of the training loop: reading, looking ahead, and the data position saved in a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ logger = logging.getLogger("libai.engine")
 
 
 class DataFeed:
-    """Gives the micro-batches of one iteration after the other; a finite loader is started again when it ends.
+    """Returns the micro-batches of one iteration after another and restarts a finite loader when it ends.
 
     Args:
-        source: an iterable of micro-batches of this rank, or a function that returns one; opened at the first read.
-        num_micro_batches: of an iteration.
+        source: an iterable of micro-batches of this rank, or a function that returns one. It is opened at the first
+            read.
+        num_micro_batches: micro-batches per iteration.
 
     Attributes:
-        seconds: how long the latest `take` waited.
-        items_per_iter: tokens per iteration over all ranks, known from the first iteration on; None where there are
+        seconds: time that the latest `take` spent waiting.
+        items_per_iter: tokens per iteration over all ranks, known from the first iteration on. None if the model counts
             only samples.
-        batches: the micro-batches of the latest `take`, as the loader gave them.
-        is_ahead: true from the first read for an iteration until the trainer sets it back after the update; weights
-            and position do not belong together then.
+        batches: the micro-batches of the latest `take`, as returned by the loader.
+        is_ahead: true from the first read of an iteration until the trainer resets it after the update. In between, the
+            data position is ahead of the weights, so they must not be saved together.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]], num_micro_batches: int = 1):
@@ -45,13 +46,13 @@ class DataFeed:
         self._builder = source if callable(source) else None
         self._loader: Any = None if self._builder else source
         self._iterator: Iterator[Any] | None = None
-        #: micro-batches that were read and not taken, and the position before them
+        #: micro-batches that were read but not taken yet, and the loader's position before them
         self._ahead: list[Any] = []
         self._position_before: Mapping[str, Any] | None = None
 
     @property
     def loader(self) -> Any:
-        """Return the loader, which is built at first use if a function was given."""
+        """The loader. If a function was given, it is called at first use."""
         if self._loader is None and self._builder is not None:
             self._loader = self._builder()
         return self._loader
@@ -68,8 +69,10 @@ class DataFeed:
         return micro_batches
 
     def sample_indices(self) -> list[np.ndarray]:
-        """Return the samples of the dataset that are in `batches`: for each micro-batch of this rank their indices,
-        `(samples,)` int64. Raises `UserError` for a loader that cannot say."""
+        """Return the dataset indices of the samples in `batches`: one `(samples,)` int64 array per micro-batch.
+
+        Covers the micro-batches of this rank. Raises `UserError` if the loader does not support this.
+        """
         position = self.position()
         if position is None or not hasattr(self.loader, "indices_before"):
             raise UserError(
@@ -79,8 +82,10 @@ class DataFeed:
         return self.loader.indices_before(position, len(self.batches))
 
     def peek(self) -> list[Any]:
-        """Return the micro-batches of the next iteration, which will still get them. A checkpoint counts them as
-        unread."""
+        """Return the micro-batches of the next iteration without consuming them.
+
+        A checkpoint counts them as unread.
+        """
         if not self._ahead:
             self._position_before = self._position_of_loader()
         while len(self._ahead) < self._num_micro_batches:
@@ -88,10 +93,10 @@ class DataFeed:
         return self._ahead[: self._num_micro_batches]
 
     def read_ahead(self, num_iters: int) -> list[list[Any]]:
-        """Return the micro-batches of the next `num_iters` iterations, which will still get them.
+        """Return the micro-batches of the next `num_iters` iterations without consuming them.
 
-        A loader with a position goes back to it, and the random numbers of Python and NumPy with it; what any other
-        loader gave is kept.
+        A loader that can save its position is moved back to it, and the random states of Python and NumPy are restored
+        too. For any other loader the batches are kept and returned again later.
         """
         steps = self._num_micro_batches
         generators = (random.getstate(), np.random.get_state())
@@ -110,13 +115,13 @@ class DataFeed:
         return [read[i : i + steps] for i in range(0, num_iters * steps, steps)]
 
     def position(self) -> Any:
-        """Return the position of the next iteration in the loader, JSON-able; None for a loader without one."""
+        """Return the loader's JSON-serializable position for the next iteration, or None if it has no position."""
         return self._position_before if self._ahead else self._position_of_loader()
 
     def go_to(self, position: Mapping[str, Any] | None, iteration: int) -> None:
-        """Continue from `position`; an empty one leaves the loader where it is.
+        """Continue from `position`. An empty position leaves the loader where it is.
 
-        A loader that cannot take a position is read until `iteration`, with a warning.
+        If the loader cannot restore a position, batches are read and dropped up to `iteration`, with a warning.
         """
         self._iterator = None
         self._ahead = []
@@ -152,7 +157,7 @@ class DataFeed:
             ) from None
 
     def _next(self) -> Any:
-        """Read from the loader, which is started again at its end."""
+        """Return the next micro-batch; restart the loader when it ends."""
         for _ in range(2):
             if self._iterator is None:
                 self._iterator = self._open()
@@ -170,11 +175,11 @@ class DataFeed:
 def num_bytes(batch: Any) -> int:
     """Return the bytes of the arrays and tensors at the top level of a batch."""
     values: Iterable[Any]
-    if type(batch) is dict or isinstance(batch, Mapping):  # asking for Mapping runs Python code
+    if type(batch) is dict or isinstance(batch, Mapping):  # isinstance(batch, Mapping) runs Python code and is slower
         values = batch.values()
     else:
         values = batch if isinstance(batch, (list, tuple)) else [batch]
     total = 0
-    for value in values:  # it runs in every iteration: no generator
+    for value in values:  # a loop, not a generator: this runs in every iteration
         total += value.nbytes if isinstance(value, np.ndarray) else 8 * getattr(value, "numel", int)()
     return total

@@ -1,4 +1,4 @@
-"""Eager training: forward and backward per micro-batch, then an explicit clip, optimizer step and schedule step."""
+"""Eager training: forward and backward per micro-batch, then gradient clipping, optimizer step and schedule step."""
 
 from __future__ import annotations
 
@@ -27,18 +27,23 @@ from libai.utils.tensors import digest_of
 
 logger = logging.getLogger("libai.engine")
 
-#: bytes of the input tensors that are kept until the next log point
+#: maximum bytes of input tensors kept until the next log point
 MAX_HELD_BYTES = 16 * 2**20
 
 
 class EagerTrainer(ModelTrainer):
-    """`ModelTrainer` that runs eagerly; with several data-parallel ranks their gradients are averaged.
+    """`ModelTrainer` that runs eagerly and averages the gradients of data-parallel ranks.
 
-    `gradient_reduction`: how, see `libai.parallel.data_parallel`; "auto" is "flat" on CPU and "ddp" on CUDA; "global"
-    lays model and batches out as global tensors and leaves it to OneFlow.
-    `zero_grad_before_forward`: clear the gradients at the start of an iteration instead of after the update, so that
-    they can be looked at in `after_step`. `zero_grad_set_to_none`: by None, or by zeros. With `amp` it computes under
-    autocast, on CUDA, with "fp16" and `LossScaler`.
+    With `amp` the forward pass runs under autocast on CUDA; "fp16" also uses `LossScaler`.
+
+    Args:
+        gradient_reduction: how gradients are averaged, see `libai.parallel.data_parallel`. "auto" means "flat" on CPU
+            and "ddp" on CUDA. "global" lays out model and batches as global tensors and leaves the averaging to
+            OneFlow.
+        zero_grad_before_forward: clear the gradients at the start of an iteration instead of after the update, which
+            keeps them available in `after_step`.
+        zero_grad_set_to_none: clear gradients by setting them to None (true) or to zero (false); default: to None if
+            the gradient reduction allows it.
     """
 
     mode = "eager"
@@ -64,8 +69,8 @@ class EagerTrainer(ModelTrainer):
             "zero_grad_set_to_none": zero_grad_set_to_none,
         }
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
-        #: input tensors, kept until the host waits for the device: their arrays are given back under the interpreter's
-        #: lock by the thread that runs the operations, for which training would wait (docs/dev/decisions/0007)
+        #: input tensors, kept until the host waits for the device. Otherwise OneFlow's worker thread would free their
+        #: arrays, for which it needs the interpreter's lock, and training would wait (docs/dev/decisions/0007)
         self._held: list[Batch] = []
         self._max_held = 0
         self._known_ids: list[int] = []
@@ -81,7 +86,7 @@ class EagerTrainer(ModelTrainer):
         if zero_grad_set_to_none and not may_be_none:
             raise UserError("zero_grad_set_to_none=True: gradient_reduction=ddp keeps gradients. Use null, or flat.")
         self._set_to_none = may_be_none if zero_grad_set_to_none is None else zero_grad_set_to_none
-        # the first optimizer update must not meet gradients of whatever the user tried before
+        # gradients left over from the user's own code must not enter the first update
         self.optimizer.zero_grad(set_to_none=True)
 
     def _end_mode(self) -> None:
@@ -91,9 +96,11 @@ class EagerTrainer(ModelTrainer):
         self.gradients.forward = self.model
 
     def _read_parameters(self) -> None:
-        """Learn the optimizer's parameters, again when a hook has added or taken away some. Raises `UserError` for one
-        whose gradient would not be averaged over the ranks."""
-        #: frozen ones too, without gradient: they may be trained later
+        """Read the parameters from the optimizer, because a hook may have added or removed some.
+
+        Raises `UserError` if the gradient of a parameter would not be averaged over the ranks.
+        """
+        #: includes frozen parameters, which have no gradient but may be trained later
         self._parameters = [parameter for group in self.optimizer.param_groups for parameter in group._parameters]
         ids = list(map(id, self._parameters))
         if ids == self._known_ids:
@@ -107,8 +114,10 @@ class EagerTrainer(ModelTrainer):
             )
 
     def _use_global_tensors(self) -> None:
-        """Lay the model, which data-parallel ranks hold as local replicas, out as global tensors: training continues as
-        if `gradient_reduction` had been "global". Collective."""
+        """Convert the model from one local replica per data-parallel rank to global tensors. Collective.
+
+        Training continues as if `gradient_reduction` had been "global".
+        """
         options = replace(self.options, gradient_reduction="global")
         self._change_to(type(self), options, **self._settings)
 
@@ -155,9 +164,10 @@ class EagerTrainer(ModelTrainer):
         return result
 
     def reduce_gradients(self) -> None:
-        """Average the gradients over the data-parallel ranks; on one rank, and with global tensors, they are.
+        """Average the gradients over the data-parallel ranks. Collective.
 
-        An `update` of your own calls it after its backward passes and before the optimizer's step. Collective.
+        Does nothing on one rank or with global tensors, where the gradients are already averages. A custom `update`
+        must call this after its backward passes and before the optimizer step.
         """
         self._read_parameters()
         if self._reduction is not None:
@@ -178,8 +188,11 @@ class EagerTrainer(ModelTrainer):
             )
 
     def _clip_and_step(self) -> flow.Tensor | None:
-        """Return the norm of the gradients if they are clipped. Unless they are kept, nobody looks at them between
-        clipping and the end of the update, so that the update itself can scale them."""
+        """Clip the gradients and step the optimizer. Return the gradient norm if the norm is clipped, else None.
+
+        Unless the gradients are kept for hooks, nothing reads them between clipping and the end of the update.
+        Therefore the fused update applies the clipping coefficient itself.
+        """
         updates = self.optimizer_state.updates
         if updates is None:
             updates = self.optimizer_state.updates = JoinedUpdates(self.optimizer)
@@ -203,7 +216,7 @@ class EagerTrainer(ModelTrainer):
             return self.gradients.forward(**batch)
 
     def _build_step(self, micro_batches: list[Any]) -> None:
-        """See `ModelTrainer._build_step`: an eager update needs nothing but the room for its inputs."""
+        """See `ModelTrainer._build_step`. An eager update only needs the number of batches whose inputs are kept."""
         is_on_cpu = self.gradients.device == "cpu"
         self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if is_on_cpu else 0
 

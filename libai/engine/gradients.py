@@ -1,6 +1,7 @@
-"""Forward and backward op by op, and what they need: batches on the device, weights of micro-batches, random keys.
+"""Eager forward and backward passes, with their batches on the device, micro-batch weights and random keys.
 
-Both modes use it: eager training for every update, graph training for trials, evaluations and odd shapes.
+Both modes use this module: eager training for every update, graph training for dry runs, evaluations and batches of
+other shapes than the compiled one.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class Gradients:
     """Forward and backward passes of one trainer's model over batches of this rank.
 
     Attributes:
-        draws_randomness: whether forward needs a random key; the masks of stock dropout layers ignore every seed
-            (docs/dev/oneflow.md#dropout-ignores-seeds).
-        counts_items: whether the model says over how many items its losses average.
-        index_check: refuses ids and labels that the model has no row for.
+        draws_randomness: true if forward needs a random key. The masks of OneFlow's own dropout layers ignore every
+            seed (docs/dev/oneflow.md#dropout-ignores-seeds).
+        counts_items: true if the model defines `num_loss_items`, the number of items that its losses average over.
+        index_check: raises `IndexOutOfRange` for ids and labels that the model has no row for.
         facts: side effects of forward, once they are known.
-        forward: the model as updates call it: as it is, or wrapped by OneFlow's DDP.
-        evaluated: the dataset and the number of the batch that is being evaluated.
+        forward: the model as called by updates: unwrapped, or wrapped by OneFlow's DDP.
+        evaluated: name of the dataset and number of the batch that is being evaluated; None outside of evaluation.
     """
 
     def __init__(self, trainer: Any, device: str):
@@ -51,14 +52,14 @@ class Gradients:
         self.index_check = IndexCheck(self.model)
         self.facts = Facts()
         self.evaluated: tuple[str, int] | None = None
-        #: what the loss is multiplied by before the backward pass
+        #: factor for the loss before the backward pass (loss scaling); None: no scaling
         self.loss_scale: float | None = None
         self._checked_keys: tuple[str, ...] = ()
-        # without a cycle the trainer, its graph and the memory of both go when the last user lets go of it
+        # a weak reference avoids a cycle: the trainer and its graph are freed with the last reference to the trainer
         self._trainer: Any = weakref.proxy(trainer)
 
     def to_device(self, batch: Any) -> Batch:
-        """Return a loader's batch as keyword arguments of forward, local tensors on this rank's device."""
+        """Convert a loader's batch to keyword arguments of forward: local tensors on this rank's device."""
         batch = self.name_inputs(batch)
         tensors = {}
         for name, value in batch.items():
@@ -67,14 +68,14 @@ class Gradients:
         return tensors
 
     def name_inputs(self, batch: Any) -> dict[str, Any]:
-        """`as_batch_dict` for this model; the signature of forward is looked at only when the keys are new."""
+        """Return `as_batch_dict` for this model. The signature of forward is checked only when the keys change."""
         if not isinstance(batch, dict) or tuple(batch) != self._checked_keys:
             batch = as_batch_dict(batch, self.model)
             self._checked_keys = tuple(batch)
         return batch
 
     def describe_batch(self) -> str:
-        """Describe the batch that this rank is at, for errors."""
+        """Return a description of this rank's current batch, for error messages."""
         rank = f" on rank {get_rank()}" if self.mesh.size > 1 else ""
         if self.evaluated is None:
             return f"iteration {self._trainer.iter + 1}{rank}"
@@ -82,21 +83,24 @@ class Gradients:
         return f"batch {number} of the evaluation dataset {dataset!r}{rank}"
 
     def random_scope(self, micro: int) -> AbstractContextManager[None]:
-        """Return the context in which the forward pass of micro-batch number `micro` runs, so that its dropout masks
-        follow from seed, iteration and that number. A model without seeded layers does not pay for the key."""
+        """Return the context for the forward pass of micro-batch number `micro`.
+
+        In it, dropout masks depend only on the seed, the iteration and `micro`. For a model without seeded layers no
+        key is computed.
+        """
         if not self.draws_randomness:
             return _NO_SCOPE
         return random_context(fold(self._trainer.options.seed, self._trainer.iter, micro), self._data_rank)
 
     def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
-        """Return the losses of one micro-batch, computed eagerly by the plain module, as `update` would."""
+        """Return the losses of one micro-batch as `update` would, computed eagerly by the unwrapped module."""
         with self.random_scope(micro), self._trainer.layout.source_ops():
             return read_losses(self.model(**self._trainer.layout.lay_out_batch(batch)), self.model)[0]
 
     def accumulate_gradients(self, forward: Callable[..., Any], batches: Sequence[Batch]) -> StepResult:
-        """Forward and backward eagerly over the micro-batches of one iteration, each with its share of the loss.
+        """Run forward and backward eagerly over the micro-batches of one iteration, weighting each loss by its share.
 
-        `batches`: of this rank, local tensors.
+        `batches`: micro-batches of this rank, as local tensors.
         """
         model, layout = self.model, self._trainer.layout
         scales, shares = self._scales(batches)
@@ -143,9 +147,12 @@ class Gradients:
             raise
 
     def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
-        """Return `(scales, shares)` of the micro-batches: what to multiply each loss with before backward, and its
-        weight in the logged mean. Where each rank differentiates its own part, gradients are averaged over ranks, so
-        that a scale is the share times the number of ranks."""
+        """Return `(scales, shares)` of the micro-batches.
+
+        A scale is the factor for a loss before the backward pass; a share is its weight in the logged mean. If each
+        rank differentiates its own part, gradients are averaged over ranks. Then the scale is the share times the
+        number of ranks.
+        """
         ranks = 1 if self._trainer.layout.is_global else self.mesh.data
         if len(batches) == 1 and (ranks == 1 or not self.counts_items):
             return [None], [1.0 / ranks]
@@ -158,10 +165,10 @@ class Gradients:
         return scales, [scale / ranks for scale in scales]
 
     def item_shares(self, batches: Sequence[Batch]) -> flow.Tensor | dict[str, flow.Tensor]:
-        """Return the weight of each micro-batch in the mean over all counted items of the iteration, of all ranks,
-        `(len(batches),)`; by loss for a model that counts the items of each.
+        """Return the weight of each micro-batch in the mean over all counted items of the iteration, on all ranks.
 
-        `batches`: the local ones of this rank. Stays on the device: reading the counts would stop the loop.
+        The result has shape `(len(batches),)`. It is a dict of such tensors by loss if the model counts items per loss.
+        It stays on the device, because reading the counts would stall the loop. `batches`: local tensors of this rank.
         """
         counts = self.item_counts(batches)
         if isinstance(counts[0], Mapping):
@@ -173,7 +180,7 @@ class Gradients:
             vector = flow.stack([count.to(flow.float32).reshape(()) for count in counts])
         else:
             vector = flow.tensor([float(count) for count in counts], device=self.device)
-        if self.mesh.data > 1 and self._trainer.layout.is_global:  # a micro-batch holds the samples of all ranks
+        if self.mesh.data > 1 and self._trainer.layout.is_global:  # a micro-batch contains samples of all ranks
             vector = flow._C.local_all_reduce(vector)
         total = vector.sum()
         if self.mesh.data > 1 and not self._trainer.layout.is_global:
@@ -181,15 +188,17 @@ class Gradients:
         return vector / total.clamp(min=1.0)
 
     def item_counts(self, batches: Sequence[Batch]) -> list[Any]:
-        """Return over how many items the loss of each micro-batch averages: ints, or 0-dim tensors left on the device;
-        or dicts of them by loss."""
+        """Return the number of items that the loss of each micro-batch averages over.
+
+        A count is an int or a 0-dim tensor on the device, or a dict of counts by loss.
+        """
         if self.counts_items:
             return [self.model.num_loss_items(**batch) for batch in batches]
         return [len(next(iter(batch.values()))) for batch in batches]
 
 
 def map_shares(shares: Any, function: Callable[[Any], Any]) -> Any:
-    """Return `function` of `shares`, or of each of them in a dict by loss."""
+    """Apply `function` to `shares`, or to each value if `shares` is a dict by loss."""
     if isinstance(shares, Mapping):
         return {name: function(share) for name, share in shares.items()}
     return function(shares)

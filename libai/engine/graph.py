@@ -1,4 +1,4 @@
-"""Training as one compiled step: the micro-batches of an iteration are joined and one `nn.Graph` call does the rest."""
+"""Graph training: concatenate the micro-batches of an iteration and run the whole update in one `nn.Graph` call."""
 
 from __future__ import annotations
 
@@ -47,19 +47,25 @@ Shapes = tuple[tuple[int, ...], ...]
 class GraphTrainer(ModelTrainer):
     """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches are global tensors.
 
-    Input shapes are frozen when the graph is compiled, before the first update. `train_graph(model, optimizer)`: an
-    `nn.Graph` of your own whose call makes the update (`libai.engine.compiled.own_graph`). `graph`: the compiled
-    update; None before.
+    Input shapes are fixed when the graph is compiled, before the first update.
+
+    Args:
+        train_graph: `train_graph(model, optimizer)` returns a custom `nn.Graph` that makes the update when it is called
+            (`libai.engine.compiled.own_graph`).
+
+    Attributes:
+        graph: the compiled update; None before compilation.
     """
 
     mode = "graph"
     optimizer_state: GraphOptimizerState
-    #: a graph of the user's own, and what is compiled, each with what was compiled in; None before
+    #: the user's own graph; the guards of the compiled update; the compiled forward and its guards. None before use
     _own_graph: OwnGraph | None = None
     _guards: Any = None
     _eval_graph: Any = None
     _eval_guards: Any = None
-    _switch_seconds = math.inf  # its operations run without the interpreter; to switch more often only costs (0007)
+    #: graph operations do not need the interpreter, so faster thread switches would only cost time (0007)
+    _switch_seconds = math.inf
 
     def __init__(
         self,
@@ -79,7 +85,7 @@ class GraphTrainer(ModelTrainer):
         self._begin_mode(auto_parallel=auto_parallel, train_graph=train_graph)
 
     def _end_mode(self) -> None:
-        """See `ModelTrainer._end_mode`; lets go of all graphs."""
+        """See `ModelTrainer._end_mode`. Releases all graphs."""
         self.optimizer_state.leave_graph()
         self.graph = self._own_graph = self._guards = None
         self._eval_graph = self._eval_guards = None
@@ -101,33 +107,34 @@ class GraphTrainer(ModelTrainer):
         self._own_graph = None if train_graph is None else OwnGraph(train_graph)
         self._auto_parallel = auto_parallel
         self._corrects_bias = any("betas" in group for group in self.optimizer.param_groups)
-        #: the scalars of the step that the host sets: `lr`, `bias1` and `bias2` of each group, as they are now, and as
-        #: inputs of the graph, `<scalar>_<group>_<stage>` → `(num_accumulation_steps,)` float32, all elements equal
+        #: scalars that the host sets for each step: current values of `lr`, `bias1` and `bias2` of each group
         self._scalars: dict[tuple[str, int], float] = {}
+        #: the same scalars as graph inputs: `<scalar>_<group>_<stage>` → `(num_accumulation_steps,)` float32, all
+        #: elements equal
         self._step_inputs: dict[str, flow.Tensor] = {}
-        #: the graph has a random key as input; dropout probabilities are compiled in, also those of 0
+        #: true if the graph takes a random key as input. Dropout probabilities are compiled in, even if they are 0
         self._takes_key = False
-        #: every update is made eagerly: a graph that accumulates would not see what a micro-batch does to a buffer
+        #: make every update eagerly: a graph that accumulates would not see the buffer changes of each micro-batch
         self._updates_eagerly = False
         self._weighted = self.gradients.counts_items and self.options.num_accumulation_steps > 1
         has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
         self.optimizer_state = GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
         self._shapes: Shapes | None = None
         self._eval_shapes: Shapes = ()
-        #: those batch norms that run in training mode
+        #: batch norms that run in training mode
         self._counting_norms = self._batch_norms
-        #: whether evaluation leaves all buffers as they are; None before its first batch
+        #: true if evaluation changes no buffer; None before its first batch
         self._eval_buffers_stay: bool | None = None
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
-        """See `ModelTrainer._needs_global_tensors`. A graph over local tensors would train without synchronising."""
+        """See `ModelTrainer._needs_global_tensors`. A graph over local tensors would not synchronise the ranks."""
         return not mesh.is_single
 
     # ------------------------------------------------------------------ one update
 
     def update(self, micro_batches: list[Any]) -> StepResult:
-        """See `TrainerBase.update`. A batch of another shape than the compiled one is updated on eagerly."""
+        """See `TrainerBase.update`. Batches whose shape differs from the compiled one run eagerly."""
         if self._own_graph is not None:
             return self._own_graph.update(self, micro_batches)
         batches = [self.gradients.name_inputs(batch) for batch in micro_batches]
@@ -142,13 +149,16 @@ class GraphTrainer(ModelTrainer):
             write_buffers(self.model, buffers)
         if self._counting_norms:
             count_batches(self._counting_norms, self.options.num_accumulation_steps)
-        self.optimizer._state["step"] += 1  # the compiled update counts for itself; this is the count the host sees
+        self.optimizer._state["step"] += 1  # the compiled update has its own step count; this one is for the host
         self.finish_update()
         return result
 
     def _is_compiled_for(self, batches: Sequence[dict[str, Any]]) -> bool:
-        """Return whether the graph makes this update. Compiles it if there is none, or if what was compiled in holds no
-        longer; what changes often is updated on eagerly, and so are batches of another shape."""
+        """Return True if the graph can run this update, False if it must run eagerly.
+
+        Compiles the graph if there is none, or if a value that was compiled in has changed. The update runs eagerly if
+        such a value changes often, or if the batches have another shape.
+        """
         if self._updates_eagerly:
             return False
         shapes = [_shapes(batch) for batch in batches]
@@ -179,9 +189,9 @@ class GraphTrainer(ModelTrainer):
         return self.graph is not None
 
     def _check_indices(self, batches: Sequence[dict[str, Any]]) -> None:
-        """Raise `IndexOutOfRange` for an id or a label that the compiled step would look up in vain.
+        """Raise `IndexOutOfRange` if the compiled step would look up an id or a label that is out of range.
 
-        Values that nobody has looked up so far are looked up once by an eager forward, whose effects are put back.
+        Values that have not been looked up before are looked up once in an eager forward pass, which is then undone.
         """
         gradients = self.gradients
         watching = gradients.index_check.watch(batches, gradients.describe_batch, self._runs_alone)
@@ -192,8 +202,10 @@ class GraphTrainer(ModelTrainer):
                 gradients.forward_eagerly(gradients.to_device(batch), micro)
 
     def _forget_graph(self, differences: str = "") -> None:
-        """Be as before the graph was compiled, with the optimizer state that it has. `differences`: what has changed,
-        for the log."""
+        """Return to the state before compilation, but keep the graph's optimizer state.
+
+        `differences`: the changes that require a new compilation, for the log.
+        """
         if differences and is_main_process():
             logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
         self.optimizer_state.leave_graph()
@@ -223,8 +235,11 @@ class GraphTrainer(ModelTrainer):
             )
 
     def _set_step_inputs(self) -> None:
-        """Replace the scalars that have changed since the last update. A changed scalar is a new tensor: to write into
-        one that the running step reads would wait for the step."""
+        """Replace the scalars that have changed since the last update.
+
+        A changed scalar becomes a new tensor: writing into a tensor that the running step reads would wait for the
+        step.
+        """
         step = self.optimizer._state["step"]
         for index, group in enumerate(self.optimizer.param_groups):
             scalars = [("lr", float(group["lr"]))]
@@ -239,7 +254,7 @@ class GraphTrainer(ModelTrainer):
                         self._step_inputs[f"{name}_{index}_{stage}"] = constant
 
     def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Shares]:
-        """Return `(keyword arguments of the graph, shares)` for the micro-batches of an iteration, which are joined."""
+        """Concatenate the micro-batches of an iteration; return `(keyword arguments of the graph, shares)`."""
         self._set_step_inputs()
         steps, layout, gradients = self.options.num_accumulation_steps, self.layout, self.gradients
         batch = gradients.to_device(batches[0] if steps == 1 else _join(batches))
@@ -250,7 +265,7 @@ class GraphTrainer(ModelTrainer):
             inputs["share"] = map_shares(shares, layout.replicate)
         if self._takes_key:
             keys = [fold(self.options.seed, self.iter, micro) for micro in range(steps)]
-            # from_numpy runs no operation, which a launch would wait for (0.14 ms)
+            # from_numpy runs no operation that the launch of the graph would wait for (saves 0.14 ms)
             inputs["key"] = layout.replicate(flow.from_numpy(np.array(keys, np.int64)))
         return inputs, shares
 
@@ -258,7 +273,7 @@ class GraphTrainer(ModelTrainer):
 
     @phase("compile")
     def _build(self, batches: Sequence[dict[str, Any]]) -> None:
-        """Compile for the shapes of `batches`, the named micro-batches of one iteration."""
+        """Compile the graph for the shapes of `batches`, the micro-batches of one iteration as keyword arguments."""
         if not self.model.training:
             raise UserError(
                 f"{type(self.model).__name__} is in eval mode while the training graph is compiled, and the mode is "
@@ -267,7 +282,7 @@ class GraphTrainer(ModelTrainer):
         start = time.perf_counter()
         self._takes_key = draws_randomness(self.model)
         if self.gradients.facts.counting is None and own_buffers(self.model):
-            self._learn(facts_of(self, batches))  # `update` was called without `train`
+            self._learn(facts_of(self, batches))  # no facts yet: `update` was called without `train`
             if self._updates_eagerly:
                 return
         inputs, _ = self._inputs(batches)
@@ -280,7 +295,7 @@ class GraphTrainer(ModelTrainer):
             recomputed_blocks=self._recomputed_blocks(),
             auto_parallel=self._auto_parallel,
             buffers=self.gradients.facts.buffers,
-            # not the bound method: a graph that holds its trainer would keep all of it alive
+            # not a bound method: through it the graph would keep the whole trainer alive
             random_scope=functools.partial(random_context, data_rank=data_rank) if self._takes_key else nullcontext,
         )
         self.optimizer_state.give_to(graph)
@@ -299,7 +314,10 @@ class GraphTrainer(ModelTrainer):
             logger.info("compiled the training graph in %.1f s", graph.build_seconds)
 
     def _trace(self, graph: TrainGraph, inputs: dict[str, Any]) -> None:
-        """Trace the model. All ranks learn whether one has failed, for the next step waits for all of them."""
+        """Trace the model. Raises an error on every rank if tracing fails on any rank. Collective.
+
+        Without this agreement the other ranks would wait forever, because the next step needs all of them.
+        """
         self.clear_gradients()
         failure: Exception | None = None
         try:
@@ -314,14 +332,14 @@ class GraphTrainer(ModelTrainer):
             elsewhere = GraphBuildError(
                 f"{type(self.model).__name__} could not be compiled on another rank; see its error."
             )
-            elsewhere.is_consequence = True  # the launcher shows the error that it follows from
+            elsewhere.is_consequence = True  # the launcher shows the original error instead
             raise elsewhere
 
     # ------------------------------------------------------------------ evaluation
 
     def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        """See `ModelTrainer._eval_batch`. Full batches run compiled; remainders, of other shapes, eagerly."""
-        if self._eval_buffers_stay is None:  # a compiled forward would not write a buffer: the first batch shows it
+        """See `ModelTrainer._eval_batch`. Full batches run compiled; remainders have other shapes and run eagerly."""
+        if self._eval_buffers_stay is None:  # a compiled forward writes no buffers: check it eagerly once
             before = fingerprint(own_buffers(self.model))
             outputs = self._eval_eagerly(batch, replicated, everywhere)
             self._eval_buffers_stay = not any_rank(fingerprint(own_buffers(self.model)) != before)
@@ -338,7 +356,10 @@ class GraphTrainer(ModelTrainer):
             return super()._eval_batch(*arguments)
 
     def _fits_eval_graph(self, batch: Batch, inputs: Batch) -> bool:
-        """Return whether the compiled forward may run `batch`; compiles one for `inputs` where none holds any more."""
+        """Return whether the compiled forward can run `batch`.
+
+        Compiles a forward for `inputs` if there is none or if the existing one is out of date.
+        """
         decision = "recompile" if self._eval_graph is None else self._eval_guards.decide(self.iter)
         if decision == "recompile":
             self._eval_graph = EvalGraph(self.model, self.layout)
@@ -352,7 +373,7 @@ TRAINERS["graph"] = GraphTrainer
 
 
 def _shapes(batch: Mapping[str, Any]) -> Shapes:
-    return tuple([tuple(value.shape) for value in batch.values()])  # a list: it runs in every iteration
+    return tuple([tuple(value.shape) for value in batch.values()])  # a list is faster, and this runs every iteration
 
 
 def _join(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:

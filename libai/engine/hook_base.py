@@ -1,4 +1,4 @@
-"""The hook protocol: what may be attached to the loop, in which mode and on which ranks."""
+"""The hook protocol: the methods of a hook, the modes in which it works, and the ranks that register it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class EveryEpoch:
-    """Due after the iteration in which a pass over the data ends; it may also hold the beginning of the next pass."""
+    """A period of one epoch: due after the iteration in which a pass over the data ends.
+
+    That iteration may also contain the first samples of the next pass.
+    """
 
     samples_per_epoch: int
     samples_per_iter: int
 
     def ends(self, completed: int) -> bool:
-        """Return whether a pass ended in the last of `completed` iterations."""
+        """Return whether a pass ended in iteration number `completed`, counted from 1."""
         seen = completed * self.samples_per_iter
         return seen // self.samples_per_epoch > (seen - self.samples_per_iter) // self.samples_per_epoch
 
 
-#: a number of iterations (0: never), or every epoch
+#: every N iterations (0: never), or every epoch
 Period = int | EveryEpoch
 
 
 def is_due(period: Period, completed: int) -> bool:
-    """Return whether something with this period is due once `completed` iterations are made."""
+    """Return whether an action with this period is due after `completed` iterations."""
     if isinstance(period, int):
         return period > 0 and completed % period == 0
     return period.ends(completed)
@@ -42,19 +45,21 @@ HOOK_POINTS = (
 
 
 class StopTraining(Exception):
-    """Raised by a hook in `after_step` to end the loop early and cleanly (early stopping). The other hooks still get
-    their turn."""
+    """Raised by a hook in `after_step` to end the loop early and cleanly (early stopping).
+
+    The `after_step` methods of the other hooks still run.
+    """
 
 
 class Interrupted(Exception):
-    """Leaves the loop or an evaluation when all ranks have agreed to stop; `TrainerBase.train` does not let it out."""
+    """Raised to leave the loop or an evaluation once all ranks have agreed to stop. `TrainerBase.train` catches it."""
 
 
 class HookBase:
-    """Something that runs at fixed points of the loop; subclass it and override the points you need.
+    """Base class of objects that run at fixed points of the loop. Override the methods of the points you need.
 
-    The trainer sets `self.trainer` (a `weakref.proxy`, so that no reference cycle keeps models alive) when the hook is
-    registered. Order: ascending `priority`, registration order within one priority::
+    The trainer sets `self.trainer` when the hook is registered. It is a `weakref.proxy`, because a reference cycle
+    would keep models alive. Hooks run in ascending `priority`, and in registration order within one priority::
 
         before_train()
         for iter in range(start_iter, max_iter):
@@ -62,22 +67,22 @@ class HookBase:
             ...micro-batches are read...
             before_update()       # trainer.feed.batches holds them
             ...forward, backward...
-            after_backward()      # eager mode only: a compiled step has no such moment
+            after_backward()      # eager mode only: a compiled step cannot stop here
             ...clip, optimizer step, zero, schedule...
-            after_step()          # self.trainer.iter is the 0-based iteration just done
+            after_step()          # self.trainer.iter is the 0-based iteration just completed
         on_exception()            # when training fails: see trainer.loop.failure
         after_train()             # always, also after an error: see trainer.status
 
-    After an update `trainer.feed.batches` holds its micro-batches, `trainer.feed.sample_indices()` says which samples
-    of the dataset they are, and `trainer.loop.result` has the losses and metrics, still on the device.
-    `before_eval` and `after_eval` are called around an evaluation in training, `before_save` and `after_save` around
-    the writing of a checkpoint.
+    After an update `trainer.feed.batches` holds its micro-batches, `trainer.feed.sample_indices()` returns their
+    indices in the dataset, and `trainer.loop.result` has the losses and metrics, still on the device.
+    `before_eval` and `after_eval` are called before and after an evaluation during training, `before_save` and
+    `after_save` before and after a checkpoint is written.
     """
 
     trainer: Any
-    #: modes in which the hook works; registering it in another one is an error that says so
+    #: modes in which the hook works; registering it in another mode raises `UserError`
     modes: ClassVar[tuple[str, ...]] = ("eager", "graph")
-    #: "all" ranks, or "main": only rank 0 registers it (such a hook must not call collectives)
+    #: "all" or "main". With "main" only rank 0 registers the hook, and it must not call collectives
     only_on: ClassVar[str] = "all"
     #: hooks with smaller numbers run first; the shipped hooks use 10 ... 90
     priority: int = 50
@@ -86,59 +91,69 @@ class HookBase:
         """Called once before the first iteration."""
 
     def after_train(self) -> None:
-        """Called once after the last iteration, also when training failed (`trainer.status` tells)."""
+        """Called once after the last iteration, even if training failed (see `trainer.status`)."""
 
     def before_step(self) -> None:
-        """Called before each iteration, before its data is read."""
+        """Called at the start of each iteration, before its data is read."""
 
     def before_update(self) -> None:
-        """Called when the micro-batches of an iteration are in `trainer.feed.batches`, before the update."""
+        """Called before the update, when the micro-batches of the iteration are in `trainer.feed.batches`."""
 
     def after_backward(self) -> None:
-        """Called when the gradients of an iteration are complete, before they are clipped and applied; eager only."""
+        """Called when the gradients are complete, before they are clipped and applied. Eager mode only."""
 
     def after_step(self) -> None:
         """Called after each iteration."""
 
     def before_eval(self) -> None:
-        """Called before an evaluation in training."""
+        """Called before an evaluation during training."""
 
     def after_eval(self) -> None:
-        """Called when its metrics are in `trainer.storage`."""
+        """Called after an evaluation, when its metrics are in `trainer.storage`."""
 
     def before_save(self, extra: dict[str, Any]) -> None:
-        """Called before a checkpoint is written, on all ranks, and may change `extra`: JSON values of the user that it
-        will hold. A resume brings them back as `TrainerCheckpointer.extra`."""
+        """Called on all ranks before a checkpoint is written.
+
+        The method may change `extra`, the user's JSON values that the checkpoint will contain. A resume restores them
+        as `TrainerCheckpointer.extra`.
+        """
 
     def after_save(self) -> None:
-        """Called after a checkpoint was saved; with `async_save` it may still be being written."""
+        """Called after a checkpoint was saved. With `async_save` the write may not have finished yet."""
 
     def on_exception(self) -> None:
-        """Called before `after_train` when training fails, with the error in `trainer.loop.failure`; other ranks may
-        not come here, so call nothing collective."""
+        """Called before `after_train` if training fails, with the error in `trainer.loop.failure`.
+
+        Do not call collectives here, because other ranks may not reach this point.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state that a checkpoint should hold; empty means none."""
+        """Return JSON-serializable state to save in a checkpoint. An empty dict saves nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state returned by `state_dict`."""
 
     def tensors(self) -> dict[str, Any]:
-        """Return the hook's own tensors by name, for checkpoints. A hook with tensors follows the weights: when updates
-        are undone, its state and tensors are put back, and `after_step` is called for each that is made again."""
+        """Return the hook's own tensors by name, for checkpoints.
+
+        A hook with tensors follows the weights: when updates are undone, its state and tensors are restored too, and
+        `after_step` is called for each update that is repeated.
+        """
         return {}
 
     def load_tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Take back copies of what `tensors` gave, after `load_state_dict`; also when the parameters of the model have
-        been laid out again."""
+        """Restore copies of the tensors returned by `tensors`.
+
+        Called after `load_state_dict`, and also after the model's parameters have changed their layout.
+        """
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Give what evaluations and predictions run in, such as other weights for the model."""
+        """Return the context for evaluations and predictions; it may, for example, swap the model's weights."""
         return nullcontext()
 
     def check_mode(self, mode: str) -> None:
-        """Raise `UserError` when this hook cannot work in a trainer of `mode`."""
+        """Raise `UserError` if this hook cannot work in `mode`."""
         name = type(self).__name__
         if mode == "graph" and self.overrides("after_backward"):
             raise UserError(
@@ -153,16 +168,16 @@ class HookBase:
 
     @property
     def state_key(self) -> str:
-        """Name of this hook's state in a checkpoint; the trainer numbers hooks that share one."""
+        """Name of this hook's state in a checkpoint. The trainer numbers hooks with the same name."""
         return type(self).__name__
 
     def overrides(self, point: str) -> bool:
-        """Return whether this hook does something at `point`, one of `HOOK_POINTS`, or overrides another method."""
+        """Return whether this hook overrides `point`, one of `HOOK_POINTS` or another method of `HookBase`."""
         return getattr(type(self), point) is not getattr(HookBase, point)
 
 
 def keyed(hooks: Iterable[HookBase]) -> list[tuple[str, HookBase]]:
-    """Return the hooks with the keys of their states: the second `EvalHook` is `EvalHook-2`, so that both keep theirs.
+    """Return pairs `(state key, hook)` with unique keys. The key of a second `EvalHook` is `EvalHook-2`.
 
     >>> [key for key, hook in keyed([HookBase(), HookBase()])]
     ['HookBase', 'HookBase-2']

@@ -1,7 +1,7 @@
 """The training loop: hooks, data timing, the finite check, events and the loop's own state.
 
-`TrainerBase` knows no model and no mode. A subclass gives it `update` (one optimizer update) and `collect` (device
-results to numbers); everything that happens around them is the same for every trainer.
+`TrainerBase` is independent of model and mode. A subclass defines `update` (one optimizer update) and `collect`
+(conversion of device results to numbers). Everything else is the same for all trainers.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ from libai.utils.sizes import check_sizes
 
 logger = logging.getLogger("libai.engine")
 
-#: the question of all ranks whether a hook on the main rank wants to stop
+#: question put to all ranks: does a hook on the main rank want to stop?
 _STOP_OF_MAIN = "stop of the main rank"
-#: how long a thread waits for the interpreter's lock before it asks for it
+#: seconds that a thread waits for the interpreter's lock before it requests a switch
 SWITCH_SECONDS = 1e-4
 
 
 class LoopState:
-    """State of the loop: requests to stop, the time of training, and results that nobody has fetched yet.
+    """State of the loop: stop requests, training time, and results that have not been fetched yet.
 
     Attributes:
         device: "cpu" or "cuda".
-        agreement: how all ranks come to act on something in the same iteration.
-        metrics: results of updates, until they are fetched, and the numbers of the latest one.
-        rates: learning rates that the latest update has used, by tag.
-        calls_at: what the hooks do at each point, in order.
-        result: what the latest update gave, on the device: a `StepResult`.
-        epoch: when a pass over the data ends, if that is known: `epoch.ends(completed_iters)`.
-        failure: what `train` raised, when it failed.
-        is_mode_final: false while the mode may still change, so that hooks are not judged when they are registered.
+        agreement: makes all ranks act on a request in the same iteration.
+        metrics: results of updates that have not been fetched yet, and the numbers of the latest fetched one.
+        rates: learning rates of the latest update, by tag.
+        calls_at: hook methods to call at each point, in order.
+        result: `StepResult` of the latest update, on the device.
+        epoch: `epoch.ends(completed_iters)` returns whether a pass over the data has ended; None if this is unknown.
+        failure: the error that `train` raised; None if it did not fail.
+        is_mode_final: false while the mode may still change. Hooks are then registered without checking their mode.
         events: state of the `EventStorage` from a checkpoint, until training begins.
-        flops_per_sample: floating-point operations of an update, known once it was rehearsed.
-        generation: how often the state was replaced by anything but an update; an older copy of it cannot be put back.
-        unfinished_hooks: the keys of the hooks whose `after_step` was cut short or did not begin.
-        stop_of_main: why a hook that only the main rank has wants to stop.
+        flops_per_sample: floating-point operations of an update per sample, known after the rehearsal.
+        generation: number of times that the state was replaced by anything other than an update. A copy from an older
+            generation cannot be restored.
+        unfinished_hooks: keys of the hooks whose `after_step` was interrupted or did not start.
+        stop_of_main: the reason why a hook that exists only on the main rank wants to stop.
     """
 
     def __init__(self) -> None:
@@ -77,24 +78,24 @@ class LoopState:
         self.generation = 0
 
     def call_hooks(self, point: str, *arguments: Any) -> None:
-        """Run every hook that does something at `point`, one of `HOOK_POINTS`."""
+        """Call every hook that overrides `point`, one of `HOOK_POINTS`."""
         for call in self.calls_at[point]:
             call(*arguments)
 
     def pause(self) -> None:
-        """Leave the loop after the present iteration, without `after_train`; the trainer's `status` is then "paused".
+        """Leave the loop after the current iteration without calling `after_train`. Sets the `status` to "paused".
 
-        Meant for `after_step`. `train` continues, in this mode or, after `switch_to`, in the other.
+        Call it in `after_step`. The next call of `train` continues, in this mode or, after `switch_to`, in the other.
         """
         self.is_pausing = True
 
     def clock(self) -> float:
-        """Return seconds from some moment on. The clock stands still outside of `train`, and in `not_training`."""
+        """Return seconds of a clock with an arbitrary zero. It stops outside of `train` and inside `not_training`."""
         return self.now() - self._seconds_apart
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Run the clock in the block."""
+        """Run the clock inside the block."""
         if self._left_at is not None:
             self._seconds_apart += self.clock() - self._left_at
         try:
@@ -104,8 +105,10 @@ class LoopState:
 
     @contextmanager
     def not_training(self) -> Iterator[None]:
-        """Leave the time of the block out of the throughput: an evaluation, a save. The updates launched before are
-        waited for first, because their time is training's."""
+        """Exclude the time of the block, such as an evaluation or a save, from the throughput.
+
+        Waits for pending updates first, because their time counts as training.
+        """
         wait_for_device()
         start = self.clock()
         try:
@@ -115,21 +118,22 @@ class LoopState:
 
 
 class TrainerBase:
-    """A loop over iterations with hooks. One iteration is one optimizer update, whatever the accumulation.
+    """A loop over iterations with hooks. One iteration is one optimizer update, regardless of accumulation.
 
     Args:
         data_loader: an iterable of micro-batches of this rank, or a function that returns one; read lazily. A finite
-            one is started again when it ends.
+            loader is restarted when it ends.
         num_accumulation_steps: micro-batches per iteration.
 
     Attributes:
-        iter: 0-based iteration; equals `max_iter` after a clean finish, so that `after_train` can tell.
-        completed_iters: updates made since the beginning of the run, also of its earlier sessions; what a checkpoint is
-            named after. Right at every hook point and after a failure: an iteration counts once its update is made.
+        iter: 0-based iteration. After a clean finish it equals `max_iter`, which `after_train` can check.
+        completed_iters: number of updates since the beginning of the run, including its earlier sessions. Checkpoints
+            are named after it. It is correct at every hook point and after a failure, because an iteration counts as
+            soon as its update is made.
         status: "created", "running", "paused", "finished", "stopped" (by a hook), "interrupted" (from outside, see
             `libai.launch.stop`) or "failed".
-        feed: gives the micro-batches.
-        loop: stops, pauses, time, and results that nobody has fetched yet.
+        feed: source of the micro-batches.
+        loop: stop and pause requests, training time, and results that have not been fetched yet.
     """
 
     mode: ClassVar[str] = "base"
@@ -149,34 +153,34 @@ class TrainerBase:
         self.storage = EventStorage(0)
         self.hooks: list[HookBase] = []
         self.loop = LoopState()
-        #: `prepare` has been called, and the loader is still the same
+        #: true if `prepare` has run and the loader has not been replaced since
         self._is_prepared = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.status}, {self.completed_iters} iterations made>"
 
-    # ------------------------------------------------------------------ what a subclass gives
+    # ------------------------------------------------------------------ defined by subclasses
 
     def update(self, micro_batches: list[Any]) -> Any:
-        """Apply one optimizer update. `micro_batches`: `num_accumulation_steps` batches of this rank.
+        """Apply one optimizer update and return its results, still on the device.
 
-        Returns the results of the iteration, still on the device. Collective: every rank must call it.
+        `micro_batches`: `num_accumulation_steps` batches of this rank. Collective: every rank must call it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define update(micro_batches)")
 
     def collect(self, results: list[Any]) -> list[dict[str, float]]:
-        """Fetch what `update` returned for several iterations, averaged over ranks, as numbers keyed by tag.
+        """Convert the results of several calls of `update` to numbers by tag, averaged over ranks.
 
-        The loss tags start with `train/loss`. Collective; this is where the host waits for the device.
+        The loss tags start with `train/loss`. Collective. The host waits for the device here.
         """
         raise NotImplementedError(f"{type(self).__name__} must define collect(results)")
 
     # ------------------------------------------------------------------ hooks
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
-        """Attach hooks in order (stable within a `priority`). `None` entries are dropped.
+        """Attach hooks, sorted by `priority` and then by order of registration. `None` entries are ignored.
 
-        Raises `TypeError` for what is not a hook and `UserError` for a hook that cannot work in this mode.
+        Raises `TypeError` if an entry is not a hook, and `UserError` if a hook cannot work in this mode.
         """
         for hook in hooks:
             if hook is None:
@@ -197,33 +201,33 @@ class TrainerBase:
 
     @property
     def data_loader(self) -> Any:
-        """Return the loader that `feed` reads; `reset_data_loader` replaces it."""
+        """The loader that `feed` reads; `reset_data_loader` replaces it."""
         return self.feed.loader
 
     def reset_data_loader(self, builder: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
-        """Read from another loader from the next iteration on.
+        """Replace the data loader from the next iteration on.
 
-        `builder`: a function that returns the loader and is called at the first read, or the loader itself. What was
-        read ahead from the old loader is dropped. Every rank must call it, in the same iteration.
+        `builder`: the loader, or a function that returns it and is called at the first read. Batches that were read
+        ahead from the old loader are dropped. Every rank must call this in the same iteration.
         """
         self.feed._reset(builder)
         if self.status != "running":
             self._is_prepared = False
 
-    if not TYPE_CHECKING:  # a checker would take every name for known
+    if not TYPE_CHECKING:  # with `__getattr__` a type checker would accept every attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Called for a name that is not here: say what it is called, if another trainer has it."""
+            """Raise `AttributeError` for an unknown attribute, with the name it has here if another library has it."""
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}")
 
     # ------------------------------------------------------------------ the loop
 
     def train(self, start_iter: int, max_iter: int | None = None, *, log_period: int | None = None) -> None:
-        """Run iterations `start_iter ... max_iter - 1`. With nothing to do, only `before_train`/`after_train` run.
+        """Run iterations `start_iter ... max_iter - 1`. If there are none, only `before_train` and `after_train` run.
 
-        `log_period`: iterations between two lines with the metrics on the screen, now and in later calls.
+        `log_period`: print the metrics every `log_period` iterations, in this call and in later ones.
 
-        A paused run continues, without another `before_train`. An exception gets the attribute `left_iteration` and is
+        A paused run continues without another `before_train`. An exception gets the attribute `left_iteration` and is
         raised again after the hooks' `after_train`.
         """
         check_iterations(start_iter=start_iter, max_iter=max_iter)
@@ -276,7 +280,7 @@ class TrainerBase:
             self.register_hooks([WriterHook([ConsoleWriter(min_seconds=0.0)], period)])
 
     def _run_iterations(self) -> None:
-        """Run iterations, until the last one or until somebody ends the loop; sets `status`."""
+        """Run iterations until the last one, a stop or a pause, and set `status`."""
         loop, storage = self.loop, self.storage
         before_step = loop.calls_at["before_step"]
         pending = loop.metrics
@@ -291,7 +295,7 @@ class TrainerBase:
                 for call in before_step:
                     call()
                 self.run_step()
-                self.completed_iters = iteration + 1  # here, so that a `run_step` of the user's own counts too
+                self.completed_iters = iteration + 1  # here, because a user's own `run_step` must count too
                 note_progress(iteration + 1)
                 if iteration == self.start_iter:
                     self._check_first_step()
@@ -315,7 +319,7 @@ class TrainerBase:
             logger.info("training stopped after iteration %d: %s", self.iter, reason)
 
     def _run_after_step(self, first: int = 0) -> None:
-        """Run the `after_step` of the hooks, from number `first` on. Raises `StopTraining` once all had their turn."""
+        """Call `after_step` of the hooks from number `first` on. Raises `StopTraining` after the last of them."""
         stop: StopTraining | None = None
         calls = self.loop.calls_at["after_step"]
         for index in range(first, len(calls)):
@@ -324,7 +328,7 @@ class TrainerBase:
             except StopTraining as reason:
                 _, hook = self._after_step_hooks()[index]
                 if hook.only_on == "main" and get_world_size() > 1:
-                    self.loop.stop_of_main = reason  # the other ranks learn of it at the next agreement
+                    self.loop.stop_of_main = reason  # the next agreement informs the other ranks
                 else:
                     stop = stop or reason
             except BaseException:
@@ -334,9 +338,9 @@ class TrainerBase:
             raise stop
 
     def _finish_interrupted_iteration(self) -> None:
-        """Run what was left of the `after_step` hooks when the run was saved, in an evaluation for instance."""
+        """Run the `after_step` hooks that had not finished when the run was saved, for example during an evaluation."""
         unfinished, self.loop.unfinished_hooks = self.loop.unfinished_hooks, []
-        # the first of them may have been a hook of the session before only
+        # the earlier session may have had hooks that this one does not have
         first = next((i for i, (key, _) in enumerate(self._after_step_hooks()) if key in unfinished), None)
         if first is not None and self.start_iter:
             self.iter = self.storage.iter = self.start_iter - 1
@@ -347,12 +351,12 @@ class TrainerBase:
         return [(key, hook) for key, hook in keyed(self.hooks) if hook.overrides("after_step")]
 
     def _raise_if_stopping(self) -> None:
-        """Raise `Interrupted` when the ranks have agreed to stop; for long work between two iterations."""
+        """Raise `Interrupted` if the ranks have agreed to stop. Long work between two iterations calls this."""
         if self.loop.agreement.answer(STOP):
             raise Interrupted
 
     def _finish(self) -> None:
-        """Run `after_train`; while an error is on its way up, an error of a hook must not hide it."""
+        """Call `after_train`. After a failure, errors of hooks are only logged, because they must not hide it."""
         self.storage.iter = self.iter
         with phase("finish"):
             if self.status != "failed":
@@ -363,16 +367,18 @@ class TrainerBase:
                     try:
                         call()
                     except Exception as error:
-                        if not is_full_disk(error) and not is_full_disk(error.__cause__):  # the same for all files
+                        if not is_full_disk(error) and not is_full_disk(error.__cause__):  # same for all files
                             logger.exception("a hook failed in %s, after training itself had failed", point)
 
     def prepare(self) -> None:
-        """Do once, before the first update, everything that needs the data. Called by the first `run_step`, or earlier
-        by whoever wants it done; later calls do nothing. Collective."""
+        """Do the setup that needs data, once before the first update. Collective.
+
+        The first `run_step` calls this; it may also be called earlier. Later calls do nothing.
+        """
         self._is_prepared = True
 
     def run_step(self) -> None:
-        """One iteration: fetch the micro-batches, update, keep the result for the next log point."""
+        """Run one iteration: fetch the micro-batches, update, and keep the result for the next log point."""
         if not self._is_prepared:
             self.prepare()
         micro_batches = self.feed.take()
@@ -386,33 +392,35 @@ class TrainerBase:
         self.feed.is_ahead = False
 
     def _as_result(self, returned: Any) -> Any:
-        """Return what `update` returned in the form that `collect` takes."""
+        """Convert the return value of `update` to the form that `collect` expects."""
         return returned
 
     def _check_first_step(self) -> None:
-        """Called once per `train`, after the first iteration, whatever made it: for checks of its outcome."""
+        """Check the outcome of the first iteration. Called once per `train`, for any `run_step` or `update`."""
 
     # ------------------------------------------------------------------ metrics and the finite check
 
     def fetch_metrics(self) -> dict[str, float]:
         """Return the numbers of the latest iteration, keyed by tag (`train/loss`, `train/<loss name>`, ...).
 
-        Fetches everything since the last call in one go and raises `NonFiniteLoss` for the first iteration whose loss
-        is not finite. Collective; free when called again in the same iteration. Empty before the first iteration.
+        Fetches all results since the last call at once, and raises `NonFiniteLoss` for the first iteration whose loss
+        is not finite. Returns an empty dict before the first iteration. Another call in the same iteration costs
+        nothing. Collective.
         """
         self.loop.metrics.fetch(self.collect)
         return self.loop.metrics.of(self.completed_iters)
 
     def check_finite(self) -> None:
-        """Raise `NonFiniteLoss` if any loss so far was not finite. Collective; called before anything is saved."""
+        """Raise `NonFiniteLoss` if any loss so far was not finite. Called before every save. Collective."""
         self.fetch_metrics()
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state of the loop: iteration, data position, hooks, events, the numbers of the last iteration.
+        """Return the JSON-serializable state of the loop. Collective.
 
-        Collective. Tensors are the business of subclasses.
+        It contains the iteration, data position, hook states, events and the numbers of the last iteration. Subclasses
+        add tensors.
         """
         state: dict[str, Any] = {"iteration": self.completed_iters, "events": self.storage.state_dict()}
         position = self.feed.position()
@@ -426,9 +434,9 @@ class TrainerBase:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back `state_dict()`: sets `iter`, the loader's position and the hooks' states.
+        """Restore `state_dict()`: set `iter`, the loader's position and the hooks' states.
 
-        A state for a hook that is not registered is reported in the log, as is a loader that cannot take a position.
+        Logs a warning for the state of a hook that is not registered, and for a loader that cannot restore a position.
         """
         self.iter = self.start_iter = self.completed_iters = int(state["iteration"])
         self.feed.go_to(state.get("data_loader"), self.iter)

@@ -1,4 +1,4 @@
-"""Results of updates, which stay on the device until a log point, and the numbers they become once they are checked."""
+"""Results of updates. They stay on the device until a log point converts them to numbers and checks them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from libai.utils.distributed import all_reduce, gather_objects
 from libai.utils.errors import UserError
 from libai.utils.tensors import fetch_scalars, tensors_in
 
-#: results are fetched at the latest after this many iterations, so that a long `log_period` cannot hoard tensors
+#: results are fetched after at most this many iterations, which bounds the memory used with a long `log_period`
 MAX_PENDING_RESULTS = 200
 
 #: name → tensors that together have one element per micro-batch
 Values = dict[str, list[flow.Tensor]]
-#: one number for each micro-batch, or such numbers for each loss
+#: one number per micro-batch, or a dict of such numbers by loss
 Shares: TypeAlias = "Sequence[float] | flow.Tensor | Mapping[str, flow.Tensor]"
 
 
@@ -29,9 +29,9 @@ Shares: TypeAlias = "Sequence[float] | flow.Tensor | Mapping[str, flow.Tensor]"
 class StepResult:
     """Results of one update, on the device.
 
-    `shares`: the weight of each micro-batch in the mean over counted items of the global batch; the shares of all
-    micro-batches, and of all ranks where ranks see different losses, sum to 1. A dict has those of each loss; what has
-    none in it takes the first.
+    `shares`: the weight of each micro-batch in the mean over counted items of the global batch. The shares of all
+    micro-batches sum to 1; if ranks have different losses, the shares of all ranks together do. A dict contains the
+    shares of each loss; losses and metrics that are not in it use the first entry.
     """
 
     losses: Values
@@ -47,7 +47,7 @@ class StepResult:
         shares: Shares,
         grad_norm: flow.Tensor | None = None,
     ) -> StepResult:
-        """From the losses and metrics of each micro-batch; a name that one of them lacks is 0 there."""
+        """Build a result from the losses and metrics of each micro-batch; a missing name counts as 0."""
         result = cls({}, {}, shares, grad_norm)
         for values, micro_batches in ((result.losses, losses), (result.metrics, metrics)):
             for number, part in enumerate(micro_batches):
@@ -60,9 +60,10 @@ class StepResult:
 
 
 def to_numbers(results: Sequence[StepResult], ranks_see_parts: bool) -> list[dict[str, float]]:
-    """`train/loss` of each result; the last dict has every loss, metric and the gradient norm too. Collective.
+    """Return a dict with `train/loss` for each result. Collective.
 
-    `ranks_see_parts`: whether the values are to be added up over ranks.
+    The dict of the last result also contains every loss, every metric and the gradient norm. `ranks_see_parts`: sum the
+    values over ranks, because each rank has seen only a part of the batch.
     """
     last = results[-1]
     rows = [(result, name, values) for result in results for name, values in result.losses.items()]
@@ -70,7 +71,7 @@ def to_numbers(results: Sequence[StepResult], ranks_see_parts: bool) -> list[dic
     rows += [(last, name, values) for name, values in last.metrics.items()]
     tensors = tensors_in([[values for _, _, values in rows], [result.shares for result in results], last.grad_norm])
     host = {id(tensor): array.tolist() for tensor, array in zip(tensors, fetch_scalars(tensors))}
-    # plain floats: most have one or two elements, too few for arrays to pay
+    # plain floats are faster: most values have one or two elements, too few for arrays
     means = []
     for result, name, values in rows:
         shares = result.shares
@@ -86,15 +87,17 @@ def to_numbers(results: Sequence[StepResult], ranks_see_parts: bool) -> list[dic
     numbers = list(totals.values())
     for (result, name, _), mean in zip(rows, means):
         if result is last:
-            numbers[-1].setdefault(f"train/{name}", mean)  # never over the total, `train/loss`
+            numbers[-1].setdefault(f"train/{name}", mean)  # do not overwrite the total, `train/loss`
     if last.grad_norm is not None:
         numbers[-1]["train/grad_norm"] = host[id(last.grad_norm)][0]
     return numbers
 
 
 def require_same_names(results: Sequence[StepResult]) -> None:
-    """Raise `UserError` on every rank where the ranks' losses and metrics have other names: numbers that do not belong
-    together would be added up, or the process would end in native code. Collective."""
+    """Raise `UserError` on every rank if the names of losses and metrics differ between ranks. Collective.
+
+    Otherwise unrelated numbers would be added up, or the process would abort in native code.
+    """
     by_rank = gather_objects([name for result in results for name in (*result.losses, *result.metrics)])
     if any(names != by_rank[0] for names in by_rank):
         found = ", ".join(f"{sorted(set(names))} on rank {rank}" for rank, names in enumerate(by_rank))
@@ -105,12 +108,18 @@ def require_same_names(results: Sequence[StepResult]) -> None:
 
 
 class NonFiniteLoss(FloatingPointError):
-    """A loss became NaN or infinite; `.iteration` (1 = after the first update) and `.losses` say where and which.
+    """Raised when a loss is NaN or infinite.
 
-    `num_undone`: number of bad updates that were undone; 0: the weights in memory are corrupted.
+    Attributes:
+        iteration: number of the bad iteration (1 = the first update).
+        losses: losses of that iteration by tag.
+        diagnosis: the cause, if it is known.
+
+    The argument `num_undone` is the number of bad updates that were undone. If it is 0, the weights in memory are
+    corrupted.
     """
 
-    #: the tools print its text without a traceback, which would tell nothing more
+    #: the command-line tools print only the message, because a traceback would add nothing
     explains_itself = True
 
     def __init__(self, iteration: int, losses: Mapping[str, float], diagnosis: str = "", num_undone: int = 0):
@@ -133,24 +142,26 @@ class NonFiniteLoss(FloatingPointError):
 
 
 class LossPolicy:
-    """The reaction of a loop to a loss that is not finite. This one ends training."""
+    """Reaction of the loop to a loss that is not finite. This base class ends training."""
 
     def all_good(self) -> None:
-        """Called when all losses up to now have been found finite."""
+        """Called after a check that found all losses up to now finite."""
 
     def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
-        """Called for the first iteration (0-based) whose loss is not finite; raises, or returns the numbers to log
-        for the latest iteration in place of `latest`. Collective."""
+        """Called for the first iteration (0-based) whose loss is not finite. Collective.
+
+        Raises an error, or returns the numbers to log for the latest iteration instead of `latest`.
+        """
         raise NonFiniteLoss(iteration + 1, losses)
 
 
 class PendingMetrics:
-    """Results that wait for a log point, and the numbers of the iteration that was fetched last.
+    """Results that have not been fetched yet, and the numbers of the last fetched iteration.
 
     Attributes:
-        pending: `(0-based iteration, what its update has returned)`.
-        latest: the numbers fetched last, keyed by tag.
-        policy: acts on losses that are not finite.
+        pending: pairs `(0-based iteration, result of its update)`.
+        latest: the numbers fetched last, by tag.
+        policy: handles losses that are not finite.
     """
 
     def __init__(self) -> None:
@@ -160,7 +171,7 @@ class PendingMetrics:
         self._completed = 0
 
     def fetch(self, collect: Callable[[list[Any]], list[dict[str, float]]]) -> None:
-        """Turn all results into numbers with `collect`, and apply the policy to the first whose loss is not finite."""
+        """Convert all results to numbers with `collect`; apply the policy to the first one whose loss is not finite."""
         if not self.pending:
             return
         results, self.pending = self.pending, []
@@ -173,13 +184,13 @@ class PendingMetrics:
         self._completed, self.latest = results[-1][0] + 1, numbers[-1]
 
     def of(self, completed_iters: int) -> dict[str, float]:
-        """Return the numbers fetched last if they are those after `completed_iters` updates; otherwise none."""
+        """Return the numbers fetched last if they belong to update `completed_iters`; otherwise an empty dict."""
         return dict(self.latest) if completed_iters == self._completed else {}
 
     def state_dict(self, completed_iters: int) -> dict[str, str]:
-        """`of`, as text: that can be inf, JSON cannot."""
+        """Return the numbers of `of` as strings, because JSON cannot represent inf."""
         return {tag: repr(value) for tag, value in self.of(completed_iters).items()}
 
     def load_state_dict(self, completed_iters: int, state: Mapping[str, str]) -> None:
-        """Take back `state_dict`."""
+        """Restore `state_dict`."""
         self._completed, self.latest = completed_iters, {tag: float(text) for tag, text in state.items()}

@@ -1,7 +1,7 @@
-"""State of the optimizer in each mode, and the form in which checkpoints and the other mode take it.
+"""Optimizer state in each mode, and its conversion to the form used by checkpoints and by the other mode.
 
-In eager mode the optimizer holds it. So it does in graph mode until the step is compiled; then the graph holds the
-state of the parameters that it updates, and the optimizer the state of all others, such as frozen ones.
+In eager mode, and in graph mode before compilation, the optimizer holds the state. After compilation the graph holds
+the state of the parameters that it updates. The optimizer keeps the state of all others, such as frozen ones.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _LOSS_SCALE = {
 
 
 class OptimizerState:
-    """The state of `optimizer`, whose parameters are those of `model`: OneFlow keeps it in the optimizer.
+    """The state of an `optimizer` over the parameters of `model`, as OneFlow keeps it in the optimizer.
 
-    `updates`: makes its updates in eager mode, once there are any.
+    `updates`: applies the optimizer's updates in eager mode; None before the first one.
     """
 
     updates: JoinedUpdates | None = None
@@ -41,17 +41,17 @@ class OptimizerState:
         self.optimizer = optimizer
 
     def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state in the form both modes share: tensors `<parameter>/<key>`, and JSON-able scalars."""
+        """Return the state in the form shared by both modes: tensors `<parameter>/<key>`, and JSON-able scalars."""
         return export_state(self.optimizer, self._parameters())
 
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        """Take back what `export` gave, in this mode or the other."""
+        """Load the result of `export`, from this mode or the other."""
         import_state(self.optimizer, self._parameters(), tensors, scalars)
         self.updates = None
 
     @contextmanager
     def in_optimizer(self) -> Iterator[None]:
-        """Keep the state in the optimizer inside the block, which may read it or make an update. Collective."""
+        """Hold the state in the optimizer during the block, which may read it or make an update. Collective."""
         yield
 
     def copy(self) -> Any:
@@ -59,13 +59,13 @@ class OptimizerState:
         return {key: _copied(value) for key, value in self.optimizer._state.items()}
 
     def put_back(self, copies: Any) -> None:
-        """Set the state to what `copy` returned; the copy stays usable."""
+        """Restore the state returned by `copy`. The copy can be used again."""
         state = self.optimizer._state
         for key, value in state.items():
             state[key] = _copied(copies.get(key, {} if isinstance(value, dict) else value))
 
     def loss_scale(self) -> dict[str, float]:
-        """Return the state of dynamic loss scaling, as checkpoint scalars; empty before the first update."""
+        """Return the state of dynamic loss scaling as checkpoint scalars. The dict is empty before the first update."""
         state = self.optimizer._state
         return {key: state[key] for key in _LOSS_SCALE if key in state}
 
@@ -74,7 +74,7 @@ class OptimizerState:
 
 
 def _copied(value: Any) -> Any:
-    """Copy the state of one parameter, or a number of the optimizer; a user's own may keep more than tensors."""
+    """Copy the state of one parameter, or a value of the optimizer. Custom optimizers may store more than tensors."""
     if isinstance(value, dict):
         return {key: _copied(entry) for key, entry in value.items()}
     return value.clone() if isinstance(value, flow.Tensor) else copy.deepcopy(value)
@@ -83,7 +83,7 @@ def _copied(value: Any) -> Any:
 class GraphOptimizerState(OptimizerState):
     """The state of an optimizer that may be compiled into a graph.
 
-    `has_loss_scale`: the state of dynamic loss scaling belongs to it. `prefix`: the attribute of the graph that is the
+    `has_loss_scale`: the state includes dynamic loss scaling. `prefix`: name of the graph's attribute that holds the
     module.
     """
 
@@ -95,15 +95,16 @@ class GraphOptimizerState(OptimizerState):
         self.prefix = MODULE_NAME
 
     def give_to(self, graph: nn.Graph) -> None:
-        """Give the state to `graph`, which is not compiled yet."""
+        """Load the state into `graph` before it is compiled."""
         if self.optimizer._state["step"] or "loss_scale" in self.optimizer._state:
             graph.load_state_dict(self._tensors_for(graph))
 
     def keep_in(self, graph: nn.Graph) -> None:
-        """Keep the state in `graph` from now on, which is compiled."""
+        """Use the compiled `graph` as the owner of the state from now on."""
         self._graph = graph
         self._forget_copies()
-        # `optimizer.state_dict` would show no state. Replaced on the object, by a function that keeps no graph alive
+        # `optimizer.state_dict` would return no state, so it is replaced on the object. A weak reference lets the
+        # graph be freed
         owner = weakref.ref(self)
         optimizer = self.optimizer
 
@@ -117,7 +118,7 @@ class GraphOptimizerState(OptimizerState):
         optimizer.state_dict = state_dict
 
     def leave_graph(self) -> None:
-        """Bring the state back to the optimizer, from where the next graph or eager updates continue. Collective."""
+        """Move the state back to the optimizer, for eager updates or the next graph. Collective."""
         if self._graph is None:
             return
         state = self.export()
@@ -129,20 +130,20 @@ class GraphOptimizerState(OptimizerState):
         """See `OptimizerState.export`."""
         if self._graph is None:
             return super().export()
-        # only with loss scaling, which may leave an update out, does the graph count
+        # with loss scaling the graph counts the steps, because it may skip updates; otherwise the optimizer counts
         step = None if self._has_loss_scale else self.optimizer._state["step"]
         parameters = self._parameters()
         state = self._graph.state_dict()
         tensors, scalars = export_graph_state(state, self.prefix, parameters, self.optimizer, step)
         for name, parameter in parameters.items():
-            for key, value in self.optimizer._state.get(parameter, {}).items():  # not in the graph
+            for key, value in self.optimizer._state.get(parameter, {}).items():  # state that is not in the graph
                 tensors[f"{name}/{key}"] = value
         if self._has_loss_scale:
             scalars.update(self.loss_scale())
         return tensors, scalars
 
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        """See `OptimizerState.load`. A compiled graph takes the state in place."""
+        """See `OptimizerState.load`. A compiled graph is updated in place."""
         super().load(tensors, scalars)
         if self._graph is not None:
             self._move_into_graph()
@@ -157,12 +158,12 @@ class GraphOptimizerState(OptimizerState):
         try:
             yield
         except BaseException:
-            self._forget_copies()  # nothing collective: the other ranks may not have failed
+            self._forget_copies()  # not collective, because the other ranks may not have failed
             raise
         self._move_into_graph()
 
     def copy(self) -> Any:
-        """See `OptimizerState.copy`. It can be put back before and after compilation."""
+        """See `OptimizerState.copy`. The copy can be restored before and after compilation."""
         wait_for_device()  # see `variables`
         tensors, scalars = self.export()
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -175,10 +176,11 @@ class GraphOptimizerState(OptimizerState):
 
     @contextmanager
     def variables(self) -> Iterator[dict[str, flow.Tensor]]:
-        """Give live tensors, by name, of what the compiled graph keeps besides the module: optimizer state, step count.
+        """Yield the live tensors that the compiled graph keeps besides the module: optimizer state and step count.
 
-        OneFlow 0.9 orders eager operations on them and launches of the graph in no way, unlike for the module's own:
-        an update under way would write after what is done here, and the next one before.
+        They are keyed by name. OneFlow 0.9 does not order eager operations on them with launches of the graph, as it
+        does for the module's own tensors: a pending update could overwrite a change made here, and the next one could
+        miss it. Therefore the device is idle before and after the block.
         """
         wait_for_device()
         job = self._graph._c_nn_graph
@@ -206,7 +208,7 @@ class GraphOptimizerState(OptimizerState):
         self._forget_copies()
 
     def _forget_copies(self) -> None:
-        """Drop what the optimizer has of the state that is in the graph, where updates would make it stale."""
+        """Delete the optimizer's copies of state that is in the graph, because updates would make them stale."""
         in_graph = set(self._graph._c_nn_graph.additional_var_names)
         suffixes = graph_state_names(self.optimizer).values()
         for name, parameter in self._parameters().items():
@@ -214,7 +216,7 @@ class GraphOptimizerState(OptimizerState):
                 self.optimizer._state[parameter] = {}
 
     def _tensors_for(self, graph: nn.Graph) -> dict[str, Any]:
-        """Return the state that the optimizer has, by the names of `graph`."""
+        """Return the state held by the optimizer, keyed by the names in `graph`."""
         tensors, scalars = super().export()
         state: dict[str, Any] = to_graph_state(tensors, scalars, self.prefix, self.optimizer, self._parameters())
         if self._has_loss_scale:

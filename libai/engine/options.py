@@ -1,4 +1,4 @@
-"""The options of a trainer, whatever the mode: one value that is checked when it is made."""
+"""The options of a trainer in any mode, validated on construction."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.data_parallel import Reduction
 from libai.utils.errors import UserError
 
-#: argument that only one of the two trainers takes → the class of that trainer
+#: argument that only one of the two trainers accepts → class of that trainer
 ARGUMENTS_OF_A_MODE = {
     "zero_grad_before_forward": "EagerTrainer",
     "zero_grad_set_to_none": "EagerTrainer",
     "auto_parallel": "GraphTrainer",
     "train_graph": "GraphTrainer",
 }
-#: the values that an option may have
+#: option → its valid values
 _CHOICES: Mapping[str, Sequence[Any]] = {
     "non_finite": ("raise", "skip", "rollback"),
     "zero_stage": (0, 1, 2, 3),
@@ -31,31 +31,33 @@ _CHOICES: Mapping[str, Sequence[Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The options of both trainers; raises `UserError` for a value that none can take.
+    """The options of both trainers. Raises `UserError` for an invalid value.
 
     Attributes:
         num_accumulation_steps: micro-batches per iteration.
         mesh: the arrangement of ranks; default: all ranks data-parallel.
-        plan: how tensor-parallel ranks and pipeline stages share the model; default: the model's attribute `plan`.
-        zero_stage: 1 to 3 lets data-parallel ranks share optimizer state, gradients and weights
-            (docs/parallelism.md); 0: each has them all.
-        activation_checkpoint: the plan's blocks compute their activations again in the backward pass.
+        plan: how the model is split over tensor-parallel ranks and pipeline stages; default: the model's attribute
+            `plan`.
+        zero_stage: ZeRO stage. 1 to 3 shard optimizer state, gradients and weights over data-parallel ranks
+            (docs/parallelism.md); with 0 each rank holds all of them.
+        activation_checkpoint: recompute the activations of the plan's blocks in the backward pass.
         device: "auto", "cpu" or "cuda".
-        max_grad_norm: clip the gradients to this norm, taken over all parameters together; None: no clipping.
-        max_grad_value: clip every element of the gradients to it; None: no clipping.
-        seed: of the dropout masks (`libai.layers.random`).
-        amp: compute in "bf16" or "fp16", on CUDA; None: in float32.
-        loss_scaling: with fp16.
+        max_grad_norm: clip the norm of the gradients of all parameters together to this value; None: no clipping.
+        max_grad_value: clip every element of the gradients to this absolute value; None: no clipping.
+        seed: random seed of the dropout masks (`libai.layers.random`).
+        amp: "bf16" or "fp16": mixed precision, on CUDA only; None: float32.
+        loss_scaling: settings of loss scaling for "fp16".
         gradient_reduction: how eager data-parallel ranks average their gradients, see `EagerTrainer`.
-        detect_anomalous_params: log the trainable parameters that the first iteration's losses do not reach.
-        non_finite: "raise", "skip" or "rollback", see `libai.engine.hooks.bad_losses`.
-        ema_decay: keep an exponential moving average of the weights with this decay, with which the model is evaluated;
+        detect_anomalous_params: log trainable parameters that get no gradient from the losses of the first iteration.
+        non_finite: reaction to a loss that is not finite: "raise", "skip" or "rollback", see
+            `libai.engine.hooks.bad_losses`.
+        ema_decay: keep an exponential moving average of the weights with this decay and evaluate the model with it;
             None: no average.
-        rehearse: updates that are made eagerly and as the trainer makes them before the first one counts, and compared
-            (`libai.engine.rehearsal`); None: 3 in graph mode and on several ranks, 1 otherwise.
-        deterministic: make the first update twice from the same state and refuse a model for which it differs.
-        batch_scope: what operations over the samples see where data-parallel ranks are several: "global", the batches
-            of all of them, as in one process, or "rank" (`libai.engine.rehearsal.one_process`).
+        rehearse: number of updates to make in a dry run before training, both eagerly and in the trainer's own way, to
+            compare the results (`libai.engine.rehearsal`); None: 3 in graph mode and on several ranks, 1 otherwise.
+        deterministic: make the first update twice from the same state and raise an error if the results differ.
+        batch_scope: samples that operations across a batch see with several data-parallel ranks: "global" for the
+            batches of all ranks, as in one process, or "rank" (`libai.engine.rehearsal.one_process`).
     """
 
     num_accumulation_steps: int = 1
@@ -85,8 +87,11 @@ class TrainOptions:
 
     @classmethod
     def of(cls, owner: str, options: Any, settings: Mapping[str, Any]) -> TrainOptions:
-        """Return `options` with single `settings` in place of its own; raises `UserError` that names what `owner`, a
-        trainer's class, was given in their place."""
+        """Return a copy of `options` in which `settings` replace single fields.
+
+        Raises `UserError` for an unknown setting, or if `options` is not a `TrainOptions`. `owner`: name of the
+        trainer's class, for the message.
+        """
         if options is not None and not isinstance(options, cls):
             raise UserError(
                 f"the fourth argument of {owner} is `options`, a TrainOptions, and {options!r} was given. Pass a "

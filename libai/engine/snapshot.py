@@ -1,4 +1,4 @@
-"""State of a trainer that is kept in memory, to go back to it."""
+"""A copy of a trainer's state in memory that can be restored later."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from libai.scheduler import load_scheduler_state, scheduler_state
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that an update changes, copied on the device: weights, buffers, optimizer, schedule, and the hooks
-    that have tensors, which follow the weights.
+    """A copy, on the device, of everything that an update changes.
 
-    Data position and other hooks are not in it.
+    It contains weights, buffers, optimizer, schedule, and the state of hooks with tensors, because these follow the
+    weights. It does not contain the data position and other hooks.
     """
 
     tensors: list[flow.Tensor]
     optimizer: Any
-    #: those of each parameter group: schedules write momentum and weight decay, too
+    #: settings of each parameter group: schedules may also change momentum and weight decay
     settings: list[dict[str, Any]]
     schedule: dict[str, Any] | None
     rates: dict[str, float]
@@ -46,7 +46,7 @@ class Snapshot:
             )
 
     def restore(self, trainer: Any) -> None:
-        """Bring `trainer`, whose snapshot it is, back to it, bit for bit. It may be restored again."""
+        """Restore the state of `trainer`, the trainer that was copied, bit for bit. May be called several times."""
         optimizer = trainer.optimizer
         with flow.no_grad():
             for tensor, copied in zip(_module_tensors(trainer.model), self.tensors):
@@ -58,7 +58,7 @@ class Snapshot:
         if self.schedule is not None:
             load_scheduler_state(trainer.lr_scheduler, self.schedule, optimizer)
         for group, settings in zip(optimizer.param_groups, self.settings):
-            group._options.clear()  # not by the setters of the group, which the guards of a graph count
+            group._options.clear()  # not through the group's setters, whose calls the guards of a graph count
             group._options.update(settings)
         trainer.loop.rates = self.rates
 

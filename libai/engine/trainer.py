@@ -1,6 +1,6 @@
-"""The common part of both trainers: a model, its optimizer and schedule, evaluation, and the numbers they give.
+"""The common part of both trainers: a model with its optimizer and schedule, evaluation, and logged numbers.
 
-The two trainers differ in `update`, `_eval_batch` and `optimizer_state`, and nowhere else.
+The two trainers differ only in `update`, `_eval_batch` and `optimizer_state`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from libai.utils.rank_notes import note_progress, phase
 from libai.utils.tensors import clear_gradients, detached, digest_of, map_tensors
 
 logger = logging.getLogger("libai.engine")
-#: where OneFlow 0.9 computes in lower precision; tests of what is compiled add the CPU
+#: devices on which OneFlow 0.9 computes in lower precision; compilation tests add the CPU
 AMP_DEVICES = ("cuda",)
 #: fields of `TrainOptions` that `switch_to` may change
 OPTIONS_OF_A_MODE = ("amp", "loss_scaling", "gradient_reduction")
-#: mode -> the trainer of that mode; the modules of the trainers enter themselves
+#: mode -> its trainer class; each trainer module registers its class
 TRAINERS: dict[str, type[ModelTrainer]] = {}
 
 
@@ -54,24 +54,25 @@ class ModelTrainer(TrainerBase):
     """Trains one module with one optimizer; see `EagerTrainer` and `GraphTrainer`.
 
     Args:
-        model: a plain `oneflow.nn.Module` that keeps the model contract (docs/dev/architecture.md).
-        data_loader: micro-batches of this rank, dicts of arrays or tensors whose keys are `model.forward`'s arguments.
-        optimizer: over the parameters of `model`.
-        options: how to train.
-        lr_scheduler: stepped once after each update; any object with `step()`. One whose `step` wants a metric is
-            left to `hooks.LRHook`.
+        model: a plain `oneflow.nn.Module` that follows the model contract (docs/dev/architecture.md).
+        data_loader: micro-batches of this rank, as dicts of arrays or tensors. The keys are arguments of
+            `model.forward`.
+        optimizer: an optimizer over the parameters of `model`.
+        options: training options.
+        lr_scheduler: any object with `step()`, which is called once after each update. If its `step` needs a metric,
+            `hooks.LRHook` calls it instead.
         settings: single fields of `options`.
     """
 
-    #: exports and takes back what the optimizer has, in the form that both modes share
+    #: exports and loads the optimizer's state in the form shared by both modes
     optimizer_state: OptimizerState
-    #: how the model lies on the mesh: as local tensors, or as global ones
+    #: layout of the model on the mesh: local or global tensors
     layout: Layout
-    #: this rank may run a forward that not every rank runs
+    #: true if this rank may run a forward pass without the other ranks
     _runs_alone = True
-    #: the forward that is being evaluated looks up indices that nobody has looked up before
+    #: true while a forward pass in evaluation looks up indices that were not looked up before
     _looks_up = False
-    #: the compiled update, a `TrainGraph` or a graph of the user's own; None in eager mode and before compilation
+    #: the compiled update, a `TrainGraph` or the user's own graph; None in eager mode and before compilation
     graph: Any = None
 
     def __init__(
@@ -111,33 +112,36 @@ class ModelTrainer(TrainerBase):
         self._take_layout()
 
     def _take_layout(self, layout: Layout | None = None) -> None:
-        """Train the model as `layout` says it lies; None: lay it out as this mode needs it."""
+        """Train with the existing `layout` of the model. None: lay it out as this mode requires."""
         self.gradients = Gradients(self, self.loop.device)
         self.layout = layout or self._lay_out()
         refuse_split_statistics(self.model)
-        list(walk_parameters(self.optimizer, self.model.named_parameters()))  # raises for another model's optimizer
+        # raises if the optimizer belongs to another model
+        list(walk_parameters(self.optimizer, self.model.named_parameters()))
         self._warn_of_stock_dropout()
 
     def _begin_mode(self, *args: Any, **settings: Any) -> None:
-        """Set all attributes that only this mode has. `settings`: those of one mode."""
+        """Set all attributes that only this mode has. `settings`: arguments that only this mode accepts."""
         raise NotImplementedError(f"{type(self).__name__} must define _begin_mode")
 
     def _end_mode(self) -> None:
-        """Bring the optimizer's state back to the optimizer, and take back what this mode has done to the model."""
+        """Move the optimizer state back to the optimizer, and undo this mode's changes to the model."""
 
     def _refuse_parts(self, options: TrainOptions, **settings: Any) -> None:
-        """Raise `UserError` for an optimizer, a schedule or settings that this mode cannot honour."""
+        """Raise `UserError` for an optimizer, a schedule or settings that this mode does not support."""
 
     def switch_to(self, mode: str, **settings: Any) -> None:
-        """Continue in `mode` exactly from here, between two iterations.
+        """Continue training in `mode` from the current state, between two iterations. Collective.
 
-        Model, optimizer, schedule, loader and hooks stay. In a job of several processes the parameters become local or
-        global tensors; after training with OneFlow 0.9's DDP they are new `Parameter` objects, because it leaves hooks
-        on the old ones that cannot be taken off: keep no references to single parameters.
+        Model, optimizer, schedule, loader and hooks stay the same. In a job of several processes the parameters become
+        local or global tensors. OneFlow 0.9's DDP leaves hooks on parameters that cannot be removed, so after it they
+        are replaced by new `Parameter` objects. Do not keep references to single parameters.
 
-        `settings`: arguments of the trainer of `mode`; `amp` and `gradient_reduction` are not kept. Collective. Raises
-        `NonFiniteLoss` rather than carry corrupted weights over, `UserError` for an unknown mode, a hook that cannot
-        work in it, or a trainer class of your own, whose methods the other mode would not call.
+        `settings`: arguments of the trainer of `mode`. `amp` and `gradient_reduction` are reset to their defaults.
+
+        Raises `NonFiniteLoss` instead of continuing with corrupted weights. Raises `UserError` for an unknown mode, for
+        a hook that cannot work in it, and for a trainer class of your own, because the other mode would not call its
+        methods.
         """
         if mode not in TRAINERS:
             raise UserError(f"there is no mode {mode!r}: a run trains in {' or '.join(sorted(TRAINERS))} mode.")
@@ -167,7 +171,7 @@ class ModelTrainer(TrainerBase):
         self._is_prepared = False
 
     def _change_to(self, target: type[ModelTrainer], options: TrainOptions, **settings: Any) -> None:
-        """Train as `target` does, with `options`. The state of optimizer and hooks stays, and the facts of forward."""
+        """Change the class to `target` and the options. Optimizer and hook state and the facts of forward are kept."""
         layout, facts = self.layout, self.gradients.facts
         is_global = target._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction)
         state = self.optimizer_state.export()
@@ -196,14 +200,14 @@ class ModelTrainer(TrainerBase):
                 recomputed_blocks=self._recomputed_blocks(),
             )
             parameters = dict(self.model.named_parameters())
-            # Adagrad has state before its first update, which is laid out as the parameters are
+            # Adagrad has state before its first update; it must get the layout of the parameters
             import_state(self.optimizer, parameters, *export_state(self.optimizer, parameters))
             return layout
         recompute_in_backward(self.model, self._recomputed_blocks())
         return LocalLayout(self.mesh)
 
     def _recomputed_blocks(self) -> list[str]:
-        """Names of the modules that activation checkpointing was asked for. Raises `UserError` when no plan has any."""
+        """Return the names of the modules to checkpoint. Raises `UserError` if the plan names no blocks."""
         if not self.options.activation_checkpoint:
             return []
         return self._model_plan.block_names(self.model)
@@ -222,15 +226,17 @@ class ModelTrainer(TrainerBase):
                 ", ".join(names),
             )
 
-    # ------------------------------------------------------------------ what happens once
+    # ------------------------------------------------------------------ setup before the first update
 
     @phase("prepare")
     def prepare(self) -> None:
-        """See `TrainerBase.prepare`: make the next updates eagerly, lay the model out as they demand, compile in graph
-        mode, and refuse a trainer that makes other updates (`libai.engine.rehearsal`). All of it is put back, and the
-        batches stay unread. Collective.
+        """See `TrainerBase.prepare`. Compare the trainer's next updates with eager ones, and compile in graph mode.
 
-        Raises on every rank when any rank cannot train; in graph mode `GraphBuildError` when it cannot compile.
+        The eager updates also determine the layout that the model needs. The comparison raises an error if the
+        trainer's updates differ (`libai.engine.rehearsal`). All updates are undone, and the batches count as unread.
+        Collective.
+
+        Raises an error on every rank if any rank cannot train, and `GraphBuildError` if graph mode cannot compile.
         """
         if self._is_prepared:
             return
@@ -247,11 +253,11 @@ class ModelTrainer(TrainerBase):
         super().prepare()
 
     def _build_step(self, micro_batches: list[Any]) -> None:
-        """Bring the trainer into the form in which it makes updates."""
+        """Make the trainer ready for updates, for example by compiling."""
         raise NotImplementedError(f"{type(self).__name__} must define _build_step")
 
     def _learn(self, facts: Facts) -> None:
-        """Act on the side effects of forward. Collective."""
+        """Store the side effects of forward and handle them. Collective."""
         self.gradients.facts = facts
         note = note_unsaved_buffers(self.model, facts.buffers)
         if note is not None and is_main_process():
@@ -272,7 +278,7 @@ class ModelTrainer(TrainerBase):
             )
 
     def _refuse_equal_batches(self, micro_batches: list[Any]) -> None:
-        """Raise `UserError` on every rank if two data-parallel ranks begin with the same samples. Collective."""
+        """Raise `UserError` on every rank if two data-parallel ranks start with the same samples. Collective."""
         if self.mesh.data == 1:
             return
         loader = self.feed.loader
@@ -288,21 +294,24 @@ class ModelTrainer(TrainerBase):
                 )
 
     def _count_tokens(self, micro_batches: list[Any]) -> int | None:
-        """Tokens of one iteration over all ranks, for the throughput: the elements of the first input of a model that
-        counts loss items, where that is a table of integers; None where samples are all there is to count."""
+        """Return the number of tokens in one iteration over all ranks, for the throughput.
+
+        This is the number of elements of the model's first input, if the model counts loss items and that input is a
+        2-D integer tensor. Otherwise the result is None, and the throughput counts only samples.
+        """
         first = next(iter(as_batch_dict(micro_batches[0], self.model).values()))
         if not self.gradients.counts_items or first.ndim != 2 or "int" not in str(first.dtype):
             return None
         return int(np.prod(first.shape)) * len(micro_batches) * self.mesh.data
 
-    # ------------------------------------------------------------------ what eager and graph give
+    # ------------------------------------------------------------------ overridden by eager and graph mode
 
     def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        """Run the model in eval mode on one micro-batch of this rank; outputs are local tensors of this rank.
+        """Run the model in eval mode on one micro-batch of this rank and return its outputs as local tensors.
 
-        `replicated`: every rank holds the same batch. Collective in graph mode and with global tensors; then the
-        outputs are empty on ranks of other stages than the one that computes them, unless `everywhere` is set. With
-        local tensors ranks need not have equally many batches.
+        `replicated`: every rank holds the same batch. Collective in graph mode and with global tensors. Then the
+        outputs are empty on pipeline stages that do not compute them, unless `everywhere` is set. With local tensors
+        the number of batches may differ between ranks.
         """
         layout = self.layout
         lay_out = layout.lay_out_replicated_batch if replicated else layout.lay_out_batch
@@ -322,10 +331,10 @@ class ModelTrainer(TrainerBase):
         return map_tensors(outputs, lambda tensor: local(tensor, num_samples, replicated, everywhere))
 
     def state_dict(self) -> dict[str, Any]:
-        """See `TrainerBase.state_dict`; also the state of optimizer, loss scale and schedule. Collective.
+        """See `TrainerBase.state_dict`. Adds the state of optimizer, loss scale and schedule. Collective.
 
-        `"optimizer"`: `{"tensors": {"<parameter>/<key>": tensor}, "scalars": {...}}`, the same in both modes; the
-        tensors are the optimizer's own where it has them, not copies. The weights are in `model.state_dict()`.
+        `"optimizer"`: `{"tensors": {"<parameter>/<key>": tensor}, "scalars": {...}}`, the same in both modes. Tensors
+        held by the optimizer are not copied. The weights are not included; use `model.state_dict()`.
         """
         tensors, scalars = self.optimizer_state.export()
         return {
@@ -335,35 +344,37 @@ class ModelTrainer(TrainerBase):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back `state_dict()`, of this mode or the other; what it does not hold stays as it is. Collective."""
+        """Restore `state_dict()` of either mode. Parts that it does not contain stay unchanged. Collective."""
         super().load_state_dict(state)
         if "optimizer" in state:
             self.optimizer_state.load(**state["optimizer"])
-            wait_for_device()  # they may be tensors of another trainer's graph, whose next launch waits for no copy
+            wait_for_device()  # the next launch of another trainer's graph would not wait for copies of its tensors
         schedule = state.get("lr_scheduler")
         if self.lr_scheduler is not None and schedule is not None:
             load_scheduler_state(self.lr_scheduler, schedule, self.optimizer)
         self.loop.generation += 1
 
     def reduce_gradients(self) -> None:
-        """Average the gradients over the data-parallel ranks, if they are not averaged yet. Collective."""
+        """Average the gradients over the data-parallel ranks, unless they already are averages. Collective."""
 
     def clear_gradients(self) -> None:
-        """Forget all gradients, as this mode needs it before its next update."""
+        """Clear all gradients as this mode requires it before its next update."""
         clear_gradients(self.model)
 
     def check_finite(self) -> None:
-        """See `TrainerBase.check_finite`. Whoever reads the weights calls this first, so that it also brings the batch
-        statistics of all ranks together (`libai.parallel.batch_statistics`)."""
+        """See `TrainerBase.check_finite`. Also combines the batch statistics of all ranks.
+
+        All code that reads the weights calls this first (`libai.parallel.batch_statistics`).
+        """
         super().check_finite()
         share_batch_statistics(self._batch_norms)
 
     # ------------------------------------------------------------------ learning rate
 
     def _current_lrs(self) -> dict[str, float]:
-        """Return `train/lr`, the highest rate of all groups, and the highest of each of several optimizers."""
+        """Return the highest learning rate as `train/lr`; with several optimizers each one's as `train/lr/<name>`."""
         groups = self.optimizer.param_groups
-        rates = {"train/lr": float(max([group["lr"] for group in groups]))}  # a list: half the time of a generator
+        rates = {"train/lr": float(max([group["lr"] for group in groups]))}  # a list takes half the time of a generator
         if isinstance(self.optimizer, Optimizers):
             for group in groups:
                 name = f"train/lr/{group['optimizer']}"
@@ -371,9 +382,9 @@ class ModelTrainer(TrainerBase):
         return rates
 
     def finish_update(self) -> None:
-        """Advance the schedule after an update; keeps the rates that the update has used in `self.loop.rates`.
+        """Store the learning rates of the update in `self.loop.rates`, then advance the schedule.
 
-        An `update` of your own calls it at its end.
+        A custom `update` must call this at its end.
         """
         self.loop.rates = self._current_lrs()
         if self.lr_scheduler is not None and not self._schedule_needs_metric:
@@ -382,20 +393,24 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ numbers
 
     def _as_result(self, returned: Any) -> StepResult:
-        """Return the result of a user's own `update`, which may return losses as `forward` does."""
+        """Convert the return value of a custom `update`, which may return losses in any form that `forward` may."""
         losses, metrics = read_losses(returned, self)
         values = [{name: detached(value) for name, value in part.items()} for part in (losses, metrics)]
         ranks = 1 if self.layout.is_global else self.mesh.data
         return StepResult.of(values[:1], values[1:], [1.0 / ranks])
 
     def to_device(self, batch: Any) -> Batch:
-        """Return a micro-batch as keyword arguments for `self.model`, tensors on this rank's device; for an `update` of
-        your own. Collective with global tensors."""
+        """Convert a micro-batch to keyword arguments for `self.model`: tensors on this rank's device.
+
+        Intended for a custom `update`. Collective with global tensors.
+        """
         return self.layout.lay_out_batch(self.gradients.to_device(batch))
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
-        """See `TrainerBase.collect`. The last dict has every loss, metric, the rates and the gradient norm; the earlier
-        ones only `train/loss`, which the finite check needs."""
+        """See `TrainerBase.collect`. The last dict has all losses and metrics, learning rates and the gradient norm.
+
+        The other dicts have only `train/loss`, for the finite check.
+        """
         if self.mesh.size > 1:
             require_same_names(results)
         numbers = to_numbers(results, self.mesh.data > 1 and not self.layout.is_global)
@@ -410,7 +425,7 @@ class ModelTrainer(TrainerBase):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Put the model into eval mode in the block, which runs in whatever hooks want an evaluation to run in."""
+        """Put the model into eval mode for the block, inside the `evaluating` contexts of all hooks."""
         was_training = self.model.training
         with self.loop.not_training(), ExitStack() as stack:
             for hook in self.hooks:
@@ -429,11 +444,13 @@ class ModelTrainer(TrainerBase):
     ) -> dict[str, float]:
         """Run `loader` through the model in eval mode and return `{"eval/<dataset>/<metric>": value}`.
 
-        `loader` yields `(batch, replicated)` as `build_eval_loader` does, or plain batches of this rank (then every
-        rank must give the same number of equally large batches). Exact for any layout: evaluators give additive sums,
-        added over batches and ranks in float64; one called `<dataset>/<name>` judges that dataset alone. Collective.
-        The model is in training mode again afterwards. Raises `Interrupted` between two batches when the ranks have
-        agreed to stop.
+        `loader` yields `(batch, replicated)` as `build_eval_loader` does, or plain batches of this rank. With plain
+        batches the number of batches and their sizes must be the same on all ranks. Results are exact for any layout,
+        because evaluators return sums that are added over batches and ranks in float64. An evaluator called
+        `<dataset>/<name>` is used only for that dataset.
+
+        Afterwards the model returns to its previous train or eval mode. Raises `Interrupted` between two batches if the
+        ranks have agreed to stop. Collective.
         """
         from libai.evaluation import add_sums, evaluators_of, reduce_sums
 
@@ -471,14 +488,14 @@ class ModelTrainer(TrainerBase):
         return metrics
 
     def predict(self, batch: Any) -> Any:
-        """Return the model's outputs for one batch of this rank, in eval mode. Collective with global tensors."""
+        """Return the model's outputs in eval mode for one batch of this rank. Collective with global tensors."""
         with self._evaluating():
             return self._outputs_of(batch, everywhere=True)[1]
 
     def _outputs_of(self, batch: Any, replicated: bool = False, everywhere: bool = False) -> tuple[Batch, Any]:
-        """Return the batch as tensors of this rank, and the model's outputs for it; see `_eval_batch`.
+        """Return the batch as tensors on this rank's device, and the model's outputs for it. See `_eval_batch`.
 
-        Raises `IndexOutOfRange` for an id or a label that the model has no row for.
+        Raises `IndexOutOfRange` if an id or a label is out of range.
         """
         gradients = self.gradients
         batch = gradients.name_inputs(batch)

@@ -1,1 +1,1 @@
-"""Numbers of a run: where they are kept, and where they are written."""
+"""Storage and writers for the numbers of a run."""

@@ -1,4 +1,4 @@
-"""The numbers of a run on the screen and in `log.txt`: one line per log point, and a progress bar on a terminal."""
+"""Show the numbers of a run on screen and in `log.txt`: one line per log point, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ from libai.utils.screen import is_terminal
 
 logger = logging.getLogger("libai.engine")
 
-#: phase of `libai.utils.rank_notes` → the word for it in the bar
+#: phase of `libai.utils.rank_notes` → its label in the progress bar
 _AT = {"compile": "compiling", "evaluate": "evaluating", "save": "saving", "load": "loading", "build": "building"}
-#: a frame of the bar takes about a millisecond of the interpreter
+#: frames of the progress bar per second; each takes about a millisecond of interpreter time
 _FRAMES_PER_SECOND = 3
-#: the remaining time follows from the median of this number of log points
+#: number of log points whose median step time gives the remaining time
 _ETA_WINDOW = 10
-#: tags with a place of their own on the line
+#: tags with a fixed place on the line
 _PLACED = ("train/loss", "train/lr", "train/grad_norm", "train/epoch")
 
 
 class ConsoleWriter(Writer):
-    """One line per log point through the logger (screen and `log.txt`); on a terminal a progress bar below the lines.
+    """Writes one line per log point through the logger (screen and `log.txt`) and shows a progress bar on a terminal.
 
-    The screen shows the fields that fit into its width, at most one line in `min_seconds`, and always the line of the
-    last iteration; `log.txt` gets every line whole. The bar moves by itself between log points and shows when the run
-    compiles, evaluates or saves. `max_iter`: the last iteration, for a bar that is seen before the first record.
+    The screen shows only the fields that fit into its width, and at most one line per `min_seconds`, but always the
+    line of the last iteration. `log.txt` gets every line in full. The bar below the lines also moves between log
+    points, and it shows when the run compiles, evaluates or saves.
+
+    Args:
+        max_iter: the last iteration, which allows a bar before the first record; None: no bar until then.
+        min_seconds: minimum time between two lines on the screen, in seconds.
     """
 
     def __init__(self, max_iter: int | None = None, min_seconds: float = 1.0):
@@ -72,7 +76,7 @@ class ConsoleWriter(Writer):
         line, *others = fields.values()
         for field in others:
             if len(line) + 2 + len(field) > columns:
-                break  # the less important ones must not come and go
+                break  # otherwise less important fields would appear and disappear
             line += f"  {field}"
         return line
 
@@ -91,23 +95,23 @@ def _build_bar(max_iter: int) -> Any:
 
     class Bar(Progress):
         def get_renderables(self) -> Any:
-            """One frame: where the process is now."""
+            """Yield one frame with the current phase and iteration of the process."""
             phase, iteration = own_progress()
-            for task in self.tasks:  # none while it is made
+            for task in self.tasks:  # empty while the bar is being constructed
                 completed = max(iteration, task.fields["logged"])
                 self.update(task.id, completed=completed, description=_AT.get(phase, "train"))
             yield from super().get_renderables()
 
     class CursorStays(Console):
         def show_cursor(self, show: bool = True) -> bool:
-            """Nothing: a process that is killed could not bring the cursor back."""
+            """Do nothing: a killed process could not restore a hidden cursor."""
             return False
 
     bar = Bar(
         TextColumn("{task.description:<10}"),
         BarColumn(bar_width=16),
         TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.fields[numbers]}"),
-        console=CursorStays(soft_wrap=True),  # log lines pass through it
+        console=CursorStays(soft_wrap=True),  # log lines are printed through it
         refresh_per_second=_FRAMES_PER_SECOND,
         transient=True,
     )
@@ -116,10 +120,10 @@ def _build_bar(max_iter: int) -> Any:
 
 
 def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]:
-    """The fields of a record by their kind, the most important first; what the record does not hold is left out.
+    """Return the fields of a record by kind, most important first. Values that the record lacks are left out.
 
     Joined: `iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22  122 ms/step  lr 6.00e-04  grad 0.9  epoch 0.40 …`.
-    `step_ms`: the time that each remaining iteration is expected to take.
+    `step_ms`: expected time of each remaining iteration in ms.
     """
     numbers = record.scalars
     fields = {"iter": f"iter {position(record.iter, record.max_iter)}"}
@@ -134,7 +138,7 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
             fields.setdefault("rate", f"{_short(numbers[tag])} {unit}")
     for tag, value in numbers.items():
         is_own = tag.startswith("train/") and tag not in _PLACED
-        if is_own and value != numbers.get("train/loss"):  # a single loss would be shown twice
+        if is_own and value != numbers.get("train/loss"):  # do not show a single loss twice
             fields[tag] = f"{tag.removeprefix('train/')} {value:.4g}"
     if math.isfinite(step_ms):
         fields["eta"] = f"eta {timedelta(seconds=round((record.max_iter - record.iter) * step_ms / 1e3))}"
@@ -150,9 +154,9 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
 
 
 def position(iteration: int, max_iter: int) -> str:
-    """`  20/400`: lines of iterations, evaluations and checkpoints begin alike."""
+    """Return text such as `  20/400`, with which lines of iterations, evaluations and checkpoints begin."""
     if iteration > max_iter:
-        return str(iteration)  # saved without a run
+        return str(iteration)  # saved outside of a run
     return f"{iteration:>{len(str(max_iter))}}/{max_iter}"
 
 
@@ -161,7 +165,10 @@ def _short(number: float) -> str:
 
 
 def format_eval_lines(record: LogRecord) -> list[str]:
-    """One line per dataset: `eval 200/400  val  loss 2.351 (best)  ppl 10.5  1.2 s`. Empty without `eval/` tags."""
+    """Return one line per dataset: `eval 200/400  val  loss 2.351 (best)  ppl 10.5  1.2 s`.
+
+    The list is empty if the record has no `eval/` tags.
+    """
     datasets: dict[str, list[str]] = {}
     for tag, value in record.scalars.items():
         if tag.startswith("eval/"):

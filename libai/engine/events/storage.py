@@ -1,6 +1,6 @@
-"""The scalars of each iteration, kept until a writer asks, also those still on the device.
+"""Storage for the scalars of an iteration, including those still on the device, until a writer reads them.
 
-Putting never waits for the device; asking does, once for everything that is pending. Nothing here writes files: see
+Putting a scalar never waits for the device. Reading waits once for all pending scalars. Nothing here writes files: see
 `libai.engine.events.writers`.
 """
 
@@ -21,9 +21,10 @@ _current: ContextVar[EventStorage | None] = ContextVar("libai_event_storage", de
 
 
 def get_event_storage() -> EventStorage:
-    """The innermost `EventStorage` whose `with` block is running in this thread.
+    """Return the `EventStorage` of the innermost `with` block in this thread.
 
-    Models, data and hooks that hold no trainer record through it: `get_event_storage().put_scalar("aux", value)`.
+    Models, data and hooks without a trainer record scalars with `get_event_storage().put_scalar("aux", value)`.
+    Raises `RuntimeError` outside of such a block.
     """
     storage = _current.get()
     if storage is None:
@@ -35,12 +36,12 @@ def get_event_storage() -> EventStorage:
 
 
 class EventStorage:
-    """The newest value of every scalar with its iteration.
+    """Stores the newest value of every scalar with its iteration.
 
-    As a context manager it becomes what `get_event_storage()` returns; blocks may be nested.
+    Inside its `with` block, `get_event_storage()` returns this object. Blocks may be nested.
 
     Attributes:
-        iter: the 0-based iteration that values put now belong to; the trainer sets it.
+        iter: 0-based iteration of the values that are put now; the trainer sets it.
     """
 
     def __init__(self, start_iter: int = 0):
@@ -58,14 +59,14 @@ class EventStorage:
     # ------------------------------------------------------------------ putting
 
     def put_scalar(self, name: str, value: Any, cur_iter: int | None = None) -> None:
-        """Record `value` under `name`: a number, or a tensor with one element.
+        """Record `value`, a number or a tensor with one element, under `name`.
 
-        `cur_iter`: the 0-based iteration that it belongs to; default: the present one. A tensor is kept (detached) and
-        fetched only when somebody asks; do not change it in place later.
+        `cur_iter`: 0-based iteration of the value; default: the current one. A tensor is detached and fetched only when
+        the scalar is read, so do not change it in place later.
         """
         if isinstance(value, flow.Tensor):
             _check_tensor(name, value)
-            value = detached(value)  # a kept loss must not keep the activations of its whole graph
+            value = detached(value)  # a stored loss must not keep the activations of its graph alive
         elif isinstance(value, (int, float, np.number, np.bool_)):
             value = float(value)
         else:
@@ -76,26 +77,26 @@ class EventStorage:
         self._latest[name] = (value, self.iter if cur_iter is None else cur_iter)
 
     def put_scalars(self, *, cur_iter: Any = None, **scalars: Any) -> None:
-        """Call `put_scalar` for each keyword; `put_scalars(**{"eval/val/loss": 2.3})` for tags."""
+        """Call `put_scalar` for each keyword argument. Pass tags as `put_scalars(**{"eval/val/loss": 2.3})`."""
         for name, value in scalars.items():
             self.put_scalar(name, value, cur_iter)
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ reading
 
     def latest(self) -> dict[str, tuple[float, int]]:
-        """Every scalar's newest value and its iteration. Waits for the device, once, when tensors are pending.
+        """Return the newest value and the iteration of every scalar. Waits once for the device if tensors are pending.
 
-        Collective when one of them is a global tensor. To look at one scalar use `get`, which fetches only that.
+        Collective if one of them is a global tensor. To read one scalar, use `get`, which fetches only that scalar.
         """
         self._fetch([name for name, (value, _) in self._latest.items() if type(value) is not float])
         return dict(self._latest)
 
     def names(self, prefix: str = "") -> list[str]:
-        """The scalars put so far whose names begin with `prefix`. Waits for nothing."""
+        """Return the names of the scalars put so far that begin with `prefix`. Does not wait for the device."""
         return [name for name in self._latest if name.startswith(prefix)]
 
     def get(self, name: str) -> tuple[float, int] | None:
-        """The newest value of `name` and its iteration, or None; waits for the device only if this one is there."""
+        """Return the newest value of `name` and its iteration, or None. Waits only if this scalar is on the device."""
         found = self._latest.get(name)
         if found is not None and type(found[0]) is not float:
             self._fetch([name])
@@ -110,12 +111,12 @@ class EventStorage:
     # ------------------------------------------------------------------ resume
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state: iteration and newest finite values. Waits for the device as `latest` does."""
+        """Return JSON-serializable state: iteration and newest finite values. Waits for the device as `latest` does."""
         latest = {name: list(found) for name, found in self.latest().items() if math.isfinite(found[0])}
         return {"iter": self.iter, "latest": latest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back `state_dict()`."""
+        """Restore `state_dict()`."""
         self.iter = int(state["iter"])
         self._latest = {name: (float(value), int(at)) for name, (value, at) in state["latest"].items()}
 

@@ -1,6 +1,7 @@
-"""Rates from durations: samples, items (tokens) and FLOP per second, and how iteration times are spread.
+"""Compute samples, items (tokens) and FLOP per second from durations, and percentiles of iteration times.
 
-No clock and no tensors inside: whoever measures calls `update` with seconds, so the arithmetic can be tested exactly.
+This module contains no clock and no tensors. The caller measures the seconds and passes them to `update`, so the
+arithmetic can be tested exactly.
 """
 
 from __future__ import annotations
@@ -11,31 +12,31 @@ from collections.abc import Iterable
 
 import numpy as np
 
-#: updates kept for `Throughput.summary`
+#: number of updates kept for `Throughput.summary`
 KEPT_UPDATES = 10_000
 
 
 class Throughput:
-    """Rates over the latest iterations (`rates`) and over the run (`summary`).
+    """Computes rates over the latest iterations (`rates`) and over the run (`summary`).
 
     Args:
-        window: `rates` looks at the newest updates that together cover this many iterations (the last one at least).
+        window: `rates` covers the newest updates that together contain at least this number of iterations.
     """
 
     def __init__(self, window: int = 20):
         self.window = window
-        #: rows of seconds, samples, items, flops, seconds of waiting for data, iterations
+        #: one row per update: seconds, samples, items, flops, seconds spent waiting for data, iterations
         self._updates: deque[np.ndarray] = deque(maxlen=KEPT_UPDATES)
         self._totals = np.zeros(6)
 
     @property
     def total_iters(self) -> int:
-        """Iterations added so far."""
+        """Number of iterations added so far."""
         return int(self._totals[5])
 
     @property
     def total_seconds(self) -> float:
-        """Seconds added so far."""
+        """Total seconds added so far."""
         return float(self._totals[0])
 
     def update(
@@ -47,26 +48,26 @@ class Throughput:
         data_seconds: float = 0.0,
         iters: int = 1,
     ) -> None:
-        """Add `iters` iterations that took `seconds` in all, and what all ranks processed in them.
+        """Add `iters` iterations that took `seconds` in total. Counts are totals over these iterations and all ranks.
 
-        `data_seconds`: the part of `seconds` spent waiting for data. `items`: tokens, where samples hold several.
-        `flops`: operations, forward and backward.
+        `samples`: number of samples. `items`: number of tokens, if samples contain several. `flops`: floating-point
+        operations of forward and backward. `data_seconds`: the part of `seconds` spent waiting for data.
         """
         row = np.array([seconds, samples, items or 0.0, flops or 0.0, data_seconds, iters])
         self._updates.append(row)
         self._totals += row
 
     def prolong(self, seconds: float) -> None:
-        """Add time to the newest update: what its iterations still took after it was made. Nothing without one."""
+        """Add time that its iterations took later to the newest update. Does nothing if there is no update."""
         if self._updates:
             self._updates[-1][0] += seconds
             self._totals[0] += seconds
 
     def rates(self) -> dict[str, float]:
-        """Over the window; empty before the first update.
+        """Return the rates over the window; empty before the first update.
 
-        `samples_per_s`, `tokens_per_s`, `tflops` (the last two where given), `step_ms` and `data_ms`, all of them sums
-        divided by summed time or iterations, so that they agree with each other.
+        The keys are `samples_per_s`, `step_ms` and `data_ms`, and `tokens_per_s` and `tflops` if items and flops were
+        given. All values are sums divided by total time or by iterations, so they are consistent with each other.
         """
         covered = 0
         newest = []
@@ -78,9 +79,11 @@ class Throughput:
         return _rates(_timed(newest).sum(axis=0))
 
     def summary(self) -> dict[str, float]:
-        """As `rates`, over the whole run (its latest `KEPT_UPDATES` updates), and how iterations differed: `_p10`,
-        `_median` and `_p90` of `step_ms`, `samples_per_s` and `tokens_per_s`. Totals: `iters`, `seconds`, `samples`,
-        `items`. An iteration counts with the mean of its update.
+        """Return the rates over the latest `KEPT_UPDATES` updates of the run, their percentiles, and totals.
+
+        Percentiles over iterations have the suffixes `_p10`, `_median` and `_p90`, for `step_ms`, `samples_per_s` and
+        `tokens_per_s`. Each iteration counts with the mean of its update. The totals over the whole run are `iters`,
+        `seconds`, `samples` and `items`.
         """
         rows = _timed(self._updates)
         rates = _rates(rows.sum(axis=0))
@@ -93,7 +96,7 @@ class Throughput:
 
 
 def _timed(rows: Iterable[np.ndarray]) -> np.ndarray:
-    """The rows that took some time, as one array: a clock too coarse for the work gives no rate."""
+    """Return the rows with a duration above 0 as one `(rows, 6)` array. A coarse clock may measure 0 seconds."""
     return np.array([row for row in rows if row[0] > 0]).reshape(-1, 6)
 
 
@@ -114,10 +117,10 @@ def _rates(row: np.ndarray) -> dict[str, float]:
 
 
 def memory_gb(device: str = "cpu") -> dict[str, float]:
-    """Memory of this process in GiB: `mem_gb`, the peak on the host, and with "cuda" `device_mem_gb`.
+    """Return the memory of this process in GiB: `mem_gb`, the peak on the host, and with "cuda" also `device_mem_gb`.
 
-    oneflow 0.9.0 counts no device peak; the figure is what is in use on this GPU now, by its caching allocator, which
-    keeps what it has once taken.
+    oneflow 0.9.0 does not record a device peak. `device_mem_gb` is the memory that is now in use on this GPU by the
+    caching allocator, which keeps all memory that it has ever allocated.
     """
     memory = {"mem_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     if device == "cuda":

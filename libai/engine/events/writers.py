@@ -1,7 +1,8 @@
-"""Writers of a run's numbers: the protocol, a thread for slow ones, `metrics.jsonl`, TensorBoard and the W&B interface.
+"""Writers for the numbers of a run: the protocol, `metrics.jsonl`, TensorBoard, W&B, and a thread for slow writers.
 
-Writers are objects of rank 0 only. They get finished `LogRecord`s: they know no trainer, fetch nothing from a device
-and call no collective, so any of them may run in a thread (`AsyncWriter`). The screen: libai/engine/events/console.py.
+Writers exist on rank 0 only. They receive finished `LogRecord`s. They do not use the trainer, read from a device or
+call collectives, so any of them may run in a thread (`AsyncWriter`). The writer for the screen is in
+libai/engine/events/console.py.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class LogRecord:
     """The numbers of one log point.
 
     Attributes:
-        iter: updates made so far (1 = after the first), the number that the user sees.
-        max_iter: the last one of this run.
-        scalars: by tag, as in TensorBoard: `train/loss`, `perf/step_ms`, `eval/<dataset>/<metric>`.
-        kind: "train" for a log point of training (which may carry evaluation results of the same iteration), "eval"
-            for results alone.
-        seconds: how long the evaluation took, when there was one.
-        best: tag of the deciding metric, when its value is the best so far.
+        iter: number of updates made so far (1 = after the first update), as shown to the user.
+        max_iter: number of the run's last iteration.
+        scalars: values by tag, as in TensorBoard: `train/loss`, `perf/step_ms`, `eval/<dataset>/<metric>`.
+        kind: "train" for a log point of training, which may include evaluation results of the same iteration; "eval"
+            for evaluation results only.
+        seconds: duration of the evaluation; None if there was none.
+        best: tag of the deciding metric if its value is the best so far, else None.
     """
 
     iter: int
@@ -54,14 +55,14 @@ class LogRecord:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The facts that a writer may know of its run: the argument `run_info` of a writer that takes one.
+    """Facts about the run for a writer. Passed to writers that have an argument `run_info`.
 
     Attributes:
         output_dir: folder of the run; it exists when the writer begins.
-        run_id: of the run; one that is resumed keeps it.
-        name: shown for the run.
-        config: all settings, by their dotted names.
-        max_iter: its last iteration.
+        run_id: ID of the run; a resumed run keeps its ID.
+        name: display name of the run.
+        config: all settings by dotted name.
+        max_iter: last iteration of the run.
     """
 
     output_dir: Path
@@ -72,13 +73,13 @@ class RunInfo:
 
 
 class Writer:
-    """Takes records between `begin` and `close`, which may follow each other several times.
+    """Receives records between `begin` and `close`. Both may be called several times, in turn.
 
-    A subclass overrides what it can show. Constructing a writer touches no file.
+    A subclass overrides the methods for the content it can show. The constructor must not create or change files.
     """
 
     def begin(self, start_iter: int = 0) -> None:
-        """Get ready for the records of iterations after `start_iter`: 0 for a new run, else the one resumed from."""
+        """Prepare for records of iterations after `start_iter`: 0 for a new run, else the iteration resumed from."""
 
     def write(self, record: LogRecord) -> None:
         """Show or store the numbers of one log point."""
@@ -87,13 +88,13 @@ class Writer:
         """Show or store a text, such as the config."""
 
     def close(self) -> None:
-        """Finish; nothing is written afterwards. May be called twice."""
+        """Finish writing; no records follow. May be called twice."""
 
 
 class AsyncWriter(Writer):
-    """Runs another writer in a thread, so that a slow disk or tracker does not hold training up.
+    """Runs another writer in a thread, so a slow disk or tracker does not delay training.
 
-    Records are written in order, `close` waits for the last one, and an error in the thread is raised by the next call.
+    Records are written in order, and `close` waits for the last one. An error in the thread is raised by the next call.
     """
 
     def __init__(self, writer: Writer):
@@ -102,7 +103,7 @@ class AsyncWriter(Writer):
         self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, start_iter: int = 0) -> None:
-        """See `Writer.begin`; the inner writer begins in the calling thread, so its errors show at once."""
+        """See `Writer.begin`. The inner writer begins in the calling thread, so its errors are raised immediately."""
         self._writer.begin(start_iter)
         self._thread = ThreadPoolExecutor(max_workers=1)
 
@@ -113,7 +114,7 @@ class AsyncWriter(Writer):
         self._submit(self._writer.write_text, name, text, iter)
 
     def close(self) -> None:
-        """Wait for the thread, close the inner writer, raise what the thread raised."""
+        """Wait for the thread and close the inner writer. Raises any error of the thread."""
         if self._thread is None:
             return
         self._thread.shutdown()
@@ -135,22 +136,22 @@ class AsyncWriter(Writer):
 
 
 class JSONLinesWriter(Writer):
-    """`metrics.jsonl`: one JSON object per logged iteration, `"iter"` first, then tags, in full float precision.
+    """Writes `metrics.jsonl`: one JSON object per logged iteration with `"iter"`, then tags in full float precision.
 
-    JSON has no NaN or infinity: such a value is null, and its tag is in the list `"non_finite"`. Records of one
-    iteration share its line, which is in the file when `write` returns.
+    JSON has no NaN or infinity: such a value is written as null, and its tag is added to the list `"non_finite"`.
+    Records of one iteration share a line. The line is in the file when `write` returns.
 
-    A resumed run drops the lines after `start_iter`, atomically, so that no iteration is there twice; a run from the
-    start moves a file that it finds to `metrics.1.jsonl` (2, 3, ...).
+    A resumed run atomically removes the lines after `start_iter`, so no iteration appears twice. A new run moves an
+    existing file to `metrics.1.jsonl` (2, 3, ...).
 
     Args:
-        path: of the file; its folder must exist.
+        path: path of the file; its folder must exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
         self._last: dict[str, Any] = {}
-        #: where the line of the last iteration begins
+        #: byte offset of the last iteration's line
         self._offset = 0
 
     def begin(self, start_iter: int = 0) -> None:
@@ -168,7 +169,7 @@ class JSONLinesWriter(Writer):
         self._offset = sum(map(len, kept[:-1]))
 
     def write(self, record: LogRecord) -> None:
-        """See `Writer.write`. Raises `OutputLostError` when the file is no longer there."""
+        """See `Writer.write`. Raises `OutputLostError` if the file no longer exists."""
         is_new = self._last.get("iter") != record.iter
         if is_new:
             self._last = {"iter": record.iter}
@@ -185,21 +186,21 @@ class JSONLinesWriter(Writer):
             with open(self._path, "r+b") as file:
                 self._offset = file.seek(0, os.SEEK_END) if is_new else file.seek(self._offset)
                 file.write(line)
-                file.truncate()  # a line written again may have become shorter
+                file.truncate()  # a rewritten line may be shorter than before
         except FileNotFoundError:
             raise OutputLostError(
                 f"{self._path} was removed or renamed while the run wrote into it, so its metrics would be lost. The "
                 "run ends here. Leave the folder of a run in place until it is over."
             ) from None
         except OSError as error:
-            with suppress(OSError):  # half a line would swallow the next one
+            with suppress(OSError):  # remove a partial line, which would merge with the next one
                 os.truncate(self._path, self._offset)
             text = f"{os.strerror(error.errno or 0)}: the metrics cannot be written"
             raise OSError(error.errno, text, str(self._path)) from None
 
 
 def _is_kept(line: bytes, last_iter: int) -> bool:
-    """Return True for a whole line of an iteration up to `last_iter`; a power cut may have damaged the last line."""
+    """Return True for a complete line of an iteration up to `last_iter`. A power cut may damage the last line."""
     try:
         return line.endswith(b"\n") and json.loads(line)["iter"] <= last_iter
     except (ValueError, TypeError, KeyError):
@@ -207,14 +208,17 @@ def _is_kept(line: bytes, last_iter: int) -> bool:
 
 
 class TensorBoardWriter(Writer):
-    """TensorBoard event files in `directory`, under the tags of the records; texts too.
+    """Writes TensorBoard event files to `directory`, with the tags and texts of the records.
 
-    A resumed or repeated run in the same folder makes TensorBoard hide what earlier files hold beyond its start. Uses
-    tensorboardX's file format without its `SummaryWriter`, whose background thread dies silently on a full disk, after
-    which training waits forever on its queue; one event per record is also eight times cheaper.
+    For a resumed or repeated run in the same folder, TensorBoard hides the values of earlier files after its start. The
+    writer uses tensorboardX's file format but not its `SummaryWriter`. On a full disk the background thread of
+    `SummaryWriter` dies silently, and training then waits forever on its queue. Writing one event per record is also
+    eight times cheaper.
 
     Args:
-        flush_seconds: numbers are on disk at the latest this long after the next record, and when the run ends.
+        directory: folder of the event files; it is created if necessary.
+        flush_seconds: a record flushes the files to disk if the last flush was at least this long ago; so does the end
+            of the run.
     """
 
     def __init__(self, directory: str | os.PathLike[str], flush_seconds: float = 10.0):
@@ -227,7 +231,7 @@ class TensorBoardWriter(Writer):
         from tensorboardX.event_file_writer import EventsWriter
 
         self._directory.mkdir(parents=True, exist_ok=True)
-        # names hold the second only: two sessions within one must not share a file
+        # file names contain only the second, and two sessions within one second must not share a file
         self._events = EventsWriter(str(self._directory / "events"), f".{os.getpid()}.{secrets.token_hex(2)}")
         self._add(start_iter + 1 if start_iter else 0, session_log={"status": "START"})
 
@@ -238,7 +242,7 @@ class TensorBoardWriter(Writer):
             self._flush()
 
     def write_text(self, name: str, text: str, iter: int = 0) -> None:
-        """See `Writer.write_text`; shown in a fixed-width font."""
+        """See `Writer.write_text`. The text is shown in a fixed-width font."""
         from tensorboardX.summary import text as text_summary
 
         self._add(iter, summary=text_summary(name, "    " + text.replace("\n", "\n    ")))
@@ -263,14 +267,14 @@ class TensorBoardWriter(Writer):
 
 
 class WandbWriter(Writer):
-    """A run of a tracker that has `init`, `Html`, `run.log` and `run.finish` of Weights & Biases.
+    """Writes to a tracker with the interface of Weights & Biases: `init`, `Html`, `run.log` and `run.finish`.
 
-    The package is imported when training begins; an error of the tracker ends the run, as with any other writer. A
-    tracker keeps every row that it was sent: `<package>.json` in the output folder notes the last iteration sent, and
-    a resumed run continues the tracker's run, without the iterations that it makes again.
+    The package is imported when training begins. An error of the tracker ends the run, as with any other writer. A
+    resumed run continues the tracker's run. The tracker cannot delete rows, so `<package>.json` in the output folder
+    stores the last iteration sent, and repeated iterations are not sent again.
 
     Args:
-        run_info: the run; a note of another run does not count.
+        run_info: facts about the run. A `<package>.json` of another run is ignored.
         package: `wandb` or `trackio`.
         project: name of the tracker's project.
         options: further arguments of `init`, such as `entity`, `group`, `tags` or `mode` of W&B.
@@ -297,9 +301,9 @@ class WandbWriter(Writer):
                 "id": run_info.run_id,
                 "dir": str(run_info.output_dir),
                 "allow_val_change": True,
-                "settings": {"console": "off"},  # lines and progress bar go through the terminal that is there
+                "settings": {"console": "off"},  # do not capture the terminal, which has log lines and a progress bar
             }
-        else:  # trackio has no ids: it finds a run by its name
+        else:  # trackio has no IDs and finds a run by its name
             self._options["name"] = f"{run_info.name} {run_info.run_id}"
         self._options |= options or {}
         self._note = run_info.output_dir / f"{package}.json"
@@ -308,7 +312,7 @@ class WandbWriter(Writer):
         self._run: Any = None
 
     def begin(self, start_iter: int = 0) -> None:
-        """See `Writer.begin`. Opens the tracker's run, or opens it again."""
+        """See `Writer.begin`. Starts or resumes the tracker's run."""
         note = read_json(self._note)
         self._start = start_iter
         self._sent = note.get("last_iter", 0) if note.get("run_id") == self._info.run_id else 0

@@ -1,4 +1,4 @@
-"""The hooks that ship with libai, by subject."""
+"""The hooks that ship with libai."""
 
 from libai.engine.hook_base import HookBase
 from libai.engine.hooks.bad_losses import BadLossHook

@@ -1,8 +1,8 @@
-"""Leave out, or roll back, updates whose loss or weights are not finite, and name the first bad module. In both modes.
+"""Skip or roll back updates whose loss or weights are not finite, and name the first bad module. Works in both modes.
 
-Nothing is checked between log points. Instead a copy of the state and the batches since are kept; when a log point
-finds a bad loss, the state is put back and the updates are made again, bit for bit, each of them checked. The batch of
-an update that is not finite is then run op by op to name the first module whose output or gradient is not finite.
+Nothing is checked between log points. Instead, a copy of the state and all batches since then are kept. If a log point
+finds a bad loss, the state is restored and the updates are repeated, bit for bit, with a check after each one. The
+batch of an update that is not finite is then run eagerly to find the first module with a non-finite output or gradient.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ from libai.utils.tensors import part_here, tensors_in
 
 logger = logging.getLogger("libai.engine")
 
-#: a new copy of the state is made at the first log point after this number of iterations, or bytes of batches
+#: the state is copied again at the first log point after this number of iterations, or of bytes of batches
 MIN_ITERS_BETWEEN_COPIES = 50
 MAX_BATCH_BYTES = 64 * 2**20
-#: this number of bad iterations between two log points without any is not bad luck
+#: more consecutive bad iterations, without a good log point in between, are not bad luck
 MAX_BAD_IN_A_ROW = 10
 _DONE = {"skip": "its update was left out", "rollback": "the run went back to the last good state"}
 
 
 class BadLossHook(HookBase, LossPolicy):
-    """Keeps what is needed to undo and repeat the latest updates of its trainer, and acts on a bad loss.
+    """Handles a bad loss: undoes and repeats the latest updates of its trainer.
 
-    Memory: one copy of weights and optimizer state on the device, and the batches since it was made.
+    Memory: one copy of weights and optimizer state on the device, and all batches since the copy was made.
 
     Args:
-        policy: "skip" leaves a bad update out; "rollback" goes back to the last good copy and drops the updates since,
-            the data continues. Either raises `NonFiniteLoss` after `MAX_BAD_IN_A_ROW`.
-        schedule: the trainer's; its state is part of the copy.
+        policy: "skip" leaves a bad update out. "rollback" returns to the last good copy and drops the updates since
+            then, while the data continues. Both raise `NonFiniteLoss` after more than `MAX_BAD_IN_A_ROW` bad
+            iterations.
+        schedule: the trainer's schedule; its state is part of the copy.
     """
 
-    #: before the hooks that fetch losses
+    #: runs before the hooks that fetch losses
     priority = 1
 
     def __init__(self, policy: str, schedule: Any = None):
@@ -70,7 +71,7 @@ class BadLossHook(HookBase, LossPolicy):
         self.trainer.loop.metrics.policy = self
 
     def before_update(self) -> None:
-        """Remember the batch of an iteration; makes the first copy of the state."""
+        """Keep the batch of the iteration, and copy the state if there is no copy yet."""
         trainer = self.trainer
         if self._generation != trainer.loop.generation:
             self.forget()
@@ -85,31 +86,31 @@ class BadLossHook(HookBase, LossPolicy):
             self._bytes += num_bytes(batch)
 
     def after_save(self) -> None:
-        """A rollback goes back no further than it would in a resumed run."""
+        """Delete the copy: a rollback must not go back further than in a run that is resumed from this checkpoint."""
         self.forget()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Forget the copy: a plateau schedule follows the evaluation, which a repetition would leave out."""
+        """Delete the copy: a plateau schedule depends on the evaluation, which repeated updates would leave out."""
         try:
             yield
         finally:
             self.forget()
 
     def all_good(self) -> None:
-        """See `LossPolicy.all_good`: a later copy of the state may take the place of this one."""
+        """See `LossPolicy.all_good`. Deletes an old copy of the state, which the next update replaces by a new one."""
         self._bad_in_a_row = 0
         if len(self._batches) >= MIN_ITERS_BETWEEN_COPIES or self._bytes > MAX_BATCH_BYTES:
             self.forget()
 
     def forget(self) -> None:
-        """Begin again at the next update."""
+        """Delete the copy and the batches; the next update makes a new copy."""
         self._snapshot = None
         self._batches = []
         self._bytes = 0
 
     def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
-        """See `LossPolicy.on_bad_loss`: put the state back and make the updates since again, without the bad ones."""
+        """See `LossPolicy.on_bad_loss`. Restores the state and repeats the updates since, without the bad ones."""
         trainer = self.trainer
         present = trainer.iter
         batches = self._batches
@@ -123,7 +124,7 @@ class BadLossHook(HookBase, LossPolicy):
             if math.isfinite(found["train/loss"]) and _are_finite(trainer.model):
                 numbers = found
                 for hook in trainer.hooks:
-                    if hook.overrides("tensors"):  # it follows the weights
+                    if hook.overrides("tensors"):  # such a hook follows the weights
                         hook.after_step()
                 continue
             is_found = True
@@ -151,10 +152,10 @@ class BadLossHook(HookBase, LossPolicy):
 
 
 def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
-    """Run one iteration's batches op by op, without an update, and say what is not finite first.
+    """Run one iteration's batches eagerly without an update; return a description of the first non-finite value.
 
-    Looks at the weights, the inputs, the output of each module in order of execution, the losses and the gradients.
-    The model is left as it was. Collective; every rank looks at the parts that it holds.
+    Checks the weights, the inputs, the output of each module in order of execution, the losses and the gradients, in
+    this order. The model stays unchanged. Collective: each rank checks the parts of tensors that it holds.
     """
     model = trainer.model
     places = itertools.count()
@@ -175,7 +176,7 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
         for name, tensor in batch.items():
             look(f"the input {name} of the batch is not finite: look at the data", tensor)
     trainer.clear_gradients()
-    # batch statistics would take the bad numbers in
+    # roll back, because batch statistics would absorb the bad values
     with forward_rolled_back(model), forward_hooks(model.named_modules(), look_at_output):
         result = trainer.gradients.accumulate_gradients(model, batches)
     for name, values in result.losses.items():
@@ -195,12 +196,12 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
 
 
 def _are_finite(model: flow.nn.Module) -> bool:
-    """Return whether every parameter and buffer is finite on all ranks. Waits for the device; collective."""
+    """Return whether all parameters and buffers are finite on all ranks. Waits for the device. Collective."""
     tensors: Iterable[flow.Tensor] = itertools.chain(model.parameters(), model.buffers())
     return not any_rank(not all(map(_is_finite_here, tensors)))
 
 
 def _is_finite_here(tensor: flow.Tensor) -> bool:
-    """Return whether the part of a tensor that this rank holds is finite. Not collective."""
+    """Return whether this rank's part of a tensor is finite. Not collective."""
     part = part_here(tensor)
     return part is None or not part.dtype.is_floating_point or bool(np.isfinite(part.numpy()).all())

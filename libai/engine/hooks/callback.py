@@ -14,13 +14,13 @@ class CallbackHook(HookBase):
     """Calls the given functions with the trainer: `CallbackHook(after_step=lambda trainer: print(trainer.iter))`.
 
     Args:
-        every: call the step functions in every n-th iteration only.
-        once: call each function one time only, counted over resumes.
-        filter: called with the trainer before a function, which is left out where it returns false.
+        every: call the functions of step points only in every n-th iteration.
+        once: call each function only once, also across resumes.
+        filter: predicate of the trainer; a function is called only if it returns true.
         priority: see `HookBase`.
-        functions: point of `HookBase` → function of the trainer and of what the point gives, which is nothing but at
-            `before_save(trainer, extra)`; None is as good as leaving it out.
-            `after_backward` makes the hook refuse graph mode.
+        functions: point of `HookBase` → function to call with the trainer. `before_save` is called with
+            `(trainer, extra)`. None is the same as leaving the point out. A hook with `after_backward` does not work in
+            graph mode.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A checkpoint every n iterations, at the end, and when a run ends before its time."""
+"""Save a checkpoint every n iterations, at the end, and when a run ends early."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ logger = logging.getLogger("libai.engine")
 
 
 class CheckpointHook(HookBase):
-    """Saves through a `TrainerCheckpointer`. Losses are checked first: corrupted weights are not written.
+    """Saves checkpoints with a `TrainerCheckpointer`. Losses are checked first, so corrupted weights are not saved.
 
-    It also saves when the run is interrupted from outside, and when it fails between two iterations (in a hook, an
-    evaluation or the loader) in a job of one process. A failure inside an update leaves nothing that belongs together,
-    and of several ranks one cannot save alone.
+    The hook also saves if the run is interrupted from outside. In a job of one process it saves if the run fails
+    between two iterations, in a hook, an evaluation or the loader. It does not save after a failure inside an update,
+    because the state is then inconsistent. In a job of several processes it does not save after a failure, because one
+    rank cannot save without the others.
 
-    The last hook of an iteration, so that what the others did in it, metrics written included, is part of the state.
+    It is the last hook of an iteration: the saved state includes the effects of all other hooks, such as written
+    metrics.
 
     Args:
-        checkpointer: where to; the hook also closes it.
-        period: iterations between two saves, or every epoch; 0: none.
-        at_end: save after the last iteration, and when a hook has stopped the run.
+        checkpointer: saves the checkpoints; the hook closes it at the end.
+        period: iterations between two saves, or every epoch; 0: no periodic saves.
+        at_end: save after the last iteration, and if a hook has stopped the run.
     """
 
     priority = 96
@@ -37,11 +39,11 @@ class CheckpointHook(HookBase):
         self._at_end = at_end
 
     def before_train(self) -> None:
-        """Raises what would make the first save fail."""
+        """Raises any error that would make the first save fail."""
         self._checkpointer.check_can_save()
 
     def after_step(self) -> None:
-        """Saves when a period says so, and after the last iteration. Raises the failure of an earlier save."""
+        """Saves if a save is due, and after the last iteration. Raises the error of an earlier save that failed."""
         if self._checkpointer.background is not None:
             self._checkpointer.background.check()
         completed = self.trainer.iter + 1
@@ -50,7 +52,7 @@ class CheckpointHook(HookBase):
             self._checkpointer.save()
 
     def after_train(self) -> None:
-        """Saves what a run that ended early has reached, and waits for the save under way."""
+        """Saves the state of a run that ended early, and waits for a pending save."""
         status = self.trainer.status
         if status == "failed":
             self._after_failure()
@@ -74,6 +76,6 @@ class CheckpointHook(HookBase):
             get_world_size() == 1
             and not trainer.feed.is_ahead
             and trainer.completed_iters > 0
-            and isinstance(trainer.loop.failure, Exception)  # not Ctrl-C, which wants an end at once
+            and isinstance(trainer.loop.failure, Exception)  # not Ctrl-C, which should end the run at once
             and not isinstance(trainer.loop.failure, (NonFiniteLoss, CheckpointError, OutputLostError))
         )

@@ -1,4 +1,4 @@
-"""The average of the weights as a hook: it follows every update, and evaluations use it."""
+"""A hook that averages the weights after every update and uses the average in evaluations."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from libai.optim import WeightAverage
 
 
 class EMAHook(HookBase):
-    """Keeps an exponential moving average of the weights, with which the model is evaluated.
+    """Keeps an exponential moving average of the weights and evaluates the model with it.
 
-    A trainer with `ema_decay` has one. `decay`: see `libai.optim.WeightAverage`. `average`: what it keeps; with
-    `average.swapped_in():` gives the model the averages for a block. Checkpoints hold it as the group "ema".
+    A trainer with `ema_decay` registers this hook. `decay`: see `libai.optim.WeightAverage`. `average`: the averaged
+    weights. The context manager `average.swapped_in()` puts them into the model for a block. Checkpoints store them as
+    the tensor group "ema".
     """
 
-    #: before the hooks that look at losses, which may undo updates, evaluate or save
+    #: runs before hooks that check losses, because these may undo updates, evaluate or save
     priority = 2
     state_key = "ema"
 
@@ -27,11 +28,11 @@ class EMAHook(HookBase):
         self.average = WeightAverage(decay)
 
     def before_step(self) -> None:
-        """Begins with the weights before the first update."""
+        """Initializes the average with the weights before the first update."""
         self.average.begin(self.trainer.model)
 
     def after_step(self) -> None:
-        """Takes in the weights of the iteration."""
+        """Adds the weights of the iteration to the average."""
         self.average.update()
 
     def evaluating(self) -> AbstractContextManager[None]:
@@ -47,7 +48,7 @@ class EMAHook(HookBase):
         return self.average.tensors
 
     def load_tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Takes `tensors` for the parameters that the model has now; with none the average begins again."""
+        """Loads `tensors` for the current parameters of the model. Without tensors the average starts again."""
         if tensors:
             self.average.load(self.trainer.model, tensors)
         else:

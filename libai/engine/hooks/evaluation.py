@@ -1,8 +1,9 @@
-"""Evaluation during a run, and what its deciding metric does: keep the best checkpoint,
-stop the run early, or lower the learning rate.
+"""Evaluation during a run, and hooks that act on its deciding metric.
 
-A metric that no evaluation measures, and one whose better direction nobody says, are refused: they would switch all of
-that off, or turn it round, silently.
+These hooks keep the best checkpoint, stop the run early, or lower the learning rate.
+
+A metric that no evaluation measures would silently disable these hooks, and a metric without a known better direction
+could silently reverse them. Both raise an error.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The deciding metric without its sign, and "min" or "max", its better direction.
+    """Return the deciding metric without its sign, and its better direction, "min" or "max".
 
-    The sign of `eval_metric` gives the direction, else `eval_mode`, else an evaluator that knows the metric. Raises
-    `UserError` when none of them does.
+    The direction is given by the sign of `eval_metric`, or else by `eval_mode`, or else by an evaluator that lists the
+    metric. Raises `UserError` if none of them gives it.
     """
     signed = evaluation.eval_metric
     if not signed or not evaluation.enabled:
@@ -50,9 +51,10 @@ def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tupl
 def look_for(
     metric: str, trainer: ModelTrainer, loaders: Mapping[str, Iterable[Any]], evaluators: Mapping[str, Any]
 ) -> None:
-    """Refuse `metric` (`<dataset>/<name>`) before training when these evaluators do not give it.
+    """Raise `UserError` before training if these evaluators do not return `metric` (`<dataset>/<name>`). Collective.
 
-    Evaluates one batch to learn the names, which nothing else tells, except for the total loss. Collective.
+    Evaluates one batch to find the names of the metrics, because there is no other source for them. The total loss
+    needs no such check.
     """
     dataset, _, name = metric.partition("/")
     if dataset in loaders and name == "loss" and isinstance(evaluators.get("loss"), MeanLossEvaluator):
@@ -64,7 +66,7 @@ def look_for(
 
 
 def _refuse_unknown(metric: str, measured: Iterable[str]) -> None:
-    """Raise `UserError` when there are tags `measured` and `metric` is none of them."""
+    """Raise `UserError` if `measured` contains tags, but not `metric`."""
     names = [tag.removeprefix("eval/") for tag in measured]
     name = metric.removeprefix("eval/")
     if not names or name in names:
@@ -76,10 +78,11 @@ def _refuse_unknown(metric: str, measured: Iterable[str]) -> None:
 
 
 class EvalHook(HookBase):
-    """Runs `function() -> {tag: value}` every `period` iterations (or epoch) and after the last, never twice in one.
+    """Runs `function() -> {tag: value}` every `period` iterations or every epoch, and after the last iteration.
 
-    `period=0`: only at the end. The values go to the event storage, where writers and the best-checkpoint hook find
-    them. All ranks must run it: evaluation is collective.
+    It runs at most once per iteration. `period=0`: only at the end. The values are put into the event storage, from
+    which writers and the best-checkpoint hook read them. All ranks must have this hook, because evaluation is
+    collective.
     """
 
     priority = 40
@@ -90,7 +93,7 @@ class EvalHook(HookBase):
         self._last_evaluated = -1
 
     def after_step(self) -> None:
-        """Evaluates when the period says so, and after the last iteration."""
+        """Evaluates if an evaluation is due, and after the last iteration."""
         completed = self.trainer.iter + 1
         if completed == self.trainer.max_iter or is_due(self._period, completed):
             self._evaluate(completed)
@@ -103,7 +106,7 @@ class EvalHook(HookBase):
     def _evaluate(self, completed: int) -> None:
         if completed == self._last_evaluated:
             return
-        self.trainer.check_finite()  # so that corrupted weights are reported as that, and not as a strange metric
+        self.trainer.check_finite()  # report corrupted weights as such, not as a strange metric
         self.trainer.loop.call_hooks("before_eval")
         with self.trainer.loop.not_training():
             start = time.perf_counter()
@@ -115,9 +118,9 @@ class EvalHook(HookBase):
 
 
 class MetricHook(HookBase):
-    """Does something with each new value of `metric` (`eval/<dataset>/<name>`), the same on all ranks.
+    """Base class of hooks that act on each new value of `metric` (`eval/<dataset>/<name>`), alike on all ranks.
 
-    `saved`: names of the attributes that a checkpoint keeps.
+    `saved`: names of the attributes to save in a checkpoint.
     """
 
     saved: tuple[str, ...] = ("last_iter",)
@@ -128,16 +131,16 @@ class MetricHook(HookBase):
         self.last_iter: int | None = None
 
     def judge(self, value: float) -> None:
-        """Called after the iteration whose evaluation gave `value`."""
+        """Act on a new `value`. Called after the iteration in which it was evaluated."""
         raise NotImplementedError
 
     def after_eval(self) -> None:
-        """Raises `UserError` when the evaluation does not give the metric."""
+        """Raises `UserError` if the evaluation does not return the metric."""
         if self._is_needed and self.trainer.storage.get(self.metric) is None:
             _refuse_unknown(self.metric, self.trainer.storage.names("eval/"))
 
     def after_step(self) -> None:
-        """Looks at the metric when it is new."""
+        """Calls `judge` if there is a new value."""
         found = self.trainer.storage.get(self.metric)
         if found is not None and found[1] != self.last_iter and self._is_needed:
             value, self.last_iter = found
@@ -152,7 +155,7 @@ class MetricHook(HookBase):
 
 
 class _BestHook(MetricHook):
-    """Remembers the best finite value. `mode`: "min" or "max", the better direction."""
+    """Stores the best finite value. `mode`: the better direction, "min" or "max"."""
 
     def __init__(self, metric: str, mode: str):
         super().__init__(metric)
@@ -160,11 +163,11 @@ class _BestHook(MetricHook):
         self.best: float | None = None
 
     def is_better(self, value: float) -> bool:
-        """Return whether `value` is finite and better than the best one."""
+        """Return whether `value` is finite and better than the best value so far."""
         return math.isfinite(value) and (self.best is None or self._sign * (self.best - value) > 0)
 
     def improve(self, value: float) -> bool:
-        """Take `value` if it is better."""
+        """Store `value` if it is better. Returns whether it was."""
         if not self.is_better(value):
             return False
         self.best = value
@@ -172,17 +175,20 @@ class _BestHook(MetricHook):
 
 
 class BestCheckpointHook(_BestHook):
-    """After an evaluation with the best value of `metric` (`eval/<dataset>/<name>`) so far, saves a checkpoint.
+    """Saves a checkpoint after each evaluation with a new best value of `metric` (`eval/<dataset>/<name>`).
 
-    The metric is named, never guessed: a test set cannot choose the model by accident. A value that is not finite is
-    never the best.
+    The metric is always given, never guessed, so a test set cannot select the model by accident. A value that is not
+    finite is never the best.
 
     Args:
-        checkpointer: where to; None only remembers the best value.
-        mode: "min" or "max", the better direction of the metric.
+        checkpointer: saves the checkpoint; None: only record the best value.
+        mode: the better direction of the metric, "min" or "max".
 
-    Attributes: `metric`, `best`, its value, and `best_iter`, the updates made until then; None before there is one.
-    `best_metrics`: every finite metric of that evaluation, keyed `<dataset>/<name>`.
+    Attributes:
+        metric: tag of the metric.
+        best: its best value; None before there is one.
+        best_iter: number of updates made at that evaluation; None before there is one.
+        best_metrics: all finite metrics of that evaluation, keyed `<dataset>/<name>`.
     """
 
     priority = 94
@@ -215,8 +221,8 @@ class BestCheckpointHook(_BestHook):
 class EarlyStopHook(_BestHook):
     """Ends training cleanly after `patience` evaluations without a better `metric` (`eval/<dataset>/<name>`).
 
-    `mode`: "min" or "max", the better direction. Every rank sees
-    the same metric, so all ranks stop in the same iteration. A value that is not finite is not an improvement.
+    `mode`: the better direction, "min" or "max". All ranks see the same metric and stop in the same iteration. A value
+    that is not finite is not an improvement.
     """
 
     priority = 70
@@ -238,11 +244,11 @@ class EarlyStopHook(_BestHook):
 
 
 class LRHook(MetricHook):
-    """Steps the trainer's schedule, if it is one that wants a metric (`ReduceLROnPlateau`), once per evaluation.
+    """Steps a schedule that needs a metric (`ReduceLROnPlateau`), once per evaluation.
 
-    `metric` names it: `eval/<dataset>/<name>`. Does nothing for other schedules. Raises `UserError` before training
-    when the schedule wants a metric and none is named, and after the first evaluation that does not give the one that
-    is.
+    `metric`: tag of the metric, `eval/<dataset>/<name>`. The hook does nothing for other schedules. If the schedule
+    needs a metric, it raises `UserError` before training if `metric` is empty, and after the first evaluation that does
+    not return `metric`.
     """
 
     priority = 45
@@ -251,7 +257,7 @@ class LRHook(MetricHook):
         super().__init__(metric)
 
     def before_train(self) -> None:
-        """Refuses a schedule that would never be stepped."""
+        """Raises `UserError` for a schedule that would never be stepped."""
         scheduler = self.trainer.lr_scheduler
         self._is_needed = needs_metric(scheduler)
         if self._is_needed and not self.metric:

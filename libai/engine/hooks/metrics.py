@@ -1,4 +1,4 @@
-"""The time that iterations take, and the numbers of a run on their way from the event storage to the writers."""
+"""Hooks that measure iteration times, and that pass the numbers of a run from the event storage to the writers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from libai.utils.distributed import all_reduce, is_main_process
 
 
 class IterationTimer(HookBase):
-    """Measures training time, window by window, and feeds a `Throughput`.
+    """Measures training time in windows and adds them to a `Throughput`.
 
-    The host runs ahead of the device, and whoever reads a tensor waits for it: a log point, a hook, the loader. So no
-    part of an iteration tells its time, and a window is all the time from one log point to the next by the trainer's
-    clock: data, updates, hooks, waiting. Evaluation, saving and a change of mode stop that clock. The first iteration
-    after each start (compilation, first allocations) is kept apart in `first_seconds`; all windows and
-    `first_seconds` together are the time of training.
+    The host runs ahead of the device, and any code that reads a tensor waits for it: a log point, a hook or the loader.
+    Parts of an iteration therefore cannot be timed on their own. A window is all the time from one log point to the
+    next on the trainer's clock: data, updates, hooks and waiting. Evaluation, saving and a change of mode stop that
+    clock. The first iteration after each start (compilation, first allocations) is counted separately in
+    `first_seconds`. All windows and `first_seconds` together are the training time.
 
     Args:
-        samples_per_iter: of all ranks.
+        samples_per_iter: samples per iteration over all ranks.
     """
 
     priority = 10
@@ -45,12 +45,12 @@ class IterationTimer(HookBase):
         self._begin_window()
 
     def before_step(self) -> None:
-        """Closes the window of a first iteration, which includes its hooks, and opens the next window."""
+        """Ends the window of a first iteration, which includes its hooks, and opens the next window."""
         if self._is_first:
             self._end_first()
         trainer = self.trainer
         if trainer.iter == trainer.start_iter:
-            self.close_window()  # which holds the iterations before a change of mode
+            self.close_window()  # the window of the iterations before a change of mode
             self._is_first = True
 
     def after_step(self) -> None:
@@ -58,16 +58,16 @@ class IterationTimer(HookBase):
         self._data_seconds += trainer.feed.seconds
         self._iters += 1
         if self._is_first:
-            trainer.fetch_metrics()  # the only extra synchronisation: the next window begins with an idle device
+            trainer.fetch_metrics()  # the only extra synchronisation: the next window must start with an idle device
 
     def after_train(self) -> None:
-        """Ends the last window, of a run that was stopped between two log points for instance."""
+        """Ends the last window, for example of a run that was stopped between two log points."""
         if self.trainer.status != "failed":
             wait_for_device()
             self._end()
 
     def close_window(self) -> None:
-        """Hand the time since the last call to the `Throughput`. Call it after the metrics have been fetched."""
+        """Add the time since the last call to the `Throughput`. Call it after the metrics have been fetched."""
         if self._is_first or not self._iters:
             return
         items, flops = self.trainer.feed.items_per_iter, self.trainer.loop.flops_per_sample
@@ -85,7 +85,7 @@ class IterationTimer(HookBase):
         if self._is_first:
             self._end_first()
         self.close_window()
-        self.throughput.prolong(self._window_seconds())  # by the hooks that ran after the last log point
+        self.throughput.prolong(self._window_seconds())  # add the time of hooks that ran after the last log point
         self._begin_window()
 
     def _end_first(self) -> None:
@@ -101,23 +101,24 @@ class IterationTimer(HookBase):
 
     @property
     def total_seconds(self) -> float:
-        """Since `before_train`, everything included."""
+        """Seconds since `before_train`, including everything."""
         return time.perf_counter() - self._train_start
 
 
 class WriterHook(HookBase):
     """Fetches the metrics at log points (the only regular synchronisation of the loop) and writes them.
 
-    Registered on all ranks, because metrics are reduced over ranks; only rank 0 has writers. The slowest rank's data
-    time counts. Runs after every hook that produces numbers; before an evaluation it writes the iteration's.
+    The hook must be registered on all ranks, because metrics are reduced over ranks, but only rank 0 has writers. The
+    logged data time is the slowest rank's. The hook runs after all hooks that produce numbers. Before an evaluation it
+    writes the numbers of the iteration.
 
     Args:
-        writers: used on rank 0 only; they begin when training starts and are closed when it ends.
+        writers: used on rank 0 only. They are opened when training starts and closed when it ends.
         period: iterations between log points, or every epoch.
-        timer: source of the rates, if any.
-        texts: name → text that the writers get at the start, such as the config.
-        iters_per_epoch: what `train/epoch` is counted with; None leaves it out.
-        best: hook that keeps the best value of a metric; a better one is marked.
+        timer: source of the throughput numbers; None: log none.
+        texts: name → text to pass to the writers at the start, such as the config.
+        iters_per_epoch: iterations per epoch, to compute `train/epoch`; None leaves it out.
+        best: hook that stores the best value of a metric; a record with a better value is marked.
     """
 
     priority = 80
@@ -132,7 +133,7 @@ class WriterHook(HookBase):
         best: Any = None,
     ):
         self._writers = list(writers) if is_main_process() else []
-        self._texts: Mapping[str, str] = {} if texts is None else texts  # filled by the time training starts
+        self._texts: Mapping[str, str] = {} if texts is None else texts  # the caller fills it before training starts
         self.period, self._timer, self._iters_per_epoch = period, timer, iters_per_epoch
         self._best = best
         self._written: dict[str, int] = {}
@@ -140,28 +141,28 @@ class WriterHook(HookBase):
         self._has_evaluated = False
 
     def before_train(self) -> None:
-        """Opens the writers and shows an evaluation made before the first iteration."""
+        """Opens the writers and writes the results of an evaluation made before the first iteration."""
         start = self.trainer.start_iter
         self._logged_at = 0
         for writer in self._writers:
             writer.begin(start)
             for name, text in self._texts.items():
                 writer.write_text(name, text, start)
-        # a resumed storage holds what the run before has written
+        # a resumed storage contains values that the earlier session has already written
         self._written.update({tag: at for tag, (_, at) in self.trainer.storage.latest().items() if at < start})
         self._write(start)
 
     def before_eval(self) -> None:
-        """Writes the numbers of the iteration, if they are due, so that its evaluation follows them."""
+        """Writes the numbers of the iteration, if they are due, before its evaluation results."""
         self._has_evaluated = True
         completed = self.trainer.completed_iters
         if completed == self.trainer.max_iter or is_due(self.period, completed):
             self._log(completed)
 
     def after_step(self) -> None:
-        """Writes when the period says so, after the last iteration, and when there is a new evaluation."""
+        """Writes if a log point is due, after the last iteration, and after a new evaluation."""
         trainer = self.trainer
-        completed, period = trainer.iter + 1, self.period  # no call: this is done in every iteration
+        completed, period = trainer.iter + 1, self.period  # inlined below, because this runs in every iteration
         if completed == trainer.max_iter or (
             completed % period == 0 if isinstance(period, int) else is_due(period, completed)
         ):
@@ -177,7 +178,7 @@ class WriterHook(HookBase):
             self._write(completed, self._record_training())
 
     def after_train(self) -> None:
-        """Writes the evaluation of a run that was stopped early, and closes the writers, also when one fails."""
+        """Writes the evaluation of a run that was stopped early, and closes all writers even if one fails."""
         with ExitStack() as stack:
             for writer in self._writers:
                 stack.callback(writer.close)
@@ -185,7 +186,7 @@ class WriterHook(HookBase):
                 self._write(self.trainer.iter)
 
     def _record_training(self) -> dict[str, float]:
-        """Put the numbers of the iteration, and how fast it was, into the event storage, and return them."""
+        """Put the numbers and the throughput of the iteration into the event storage, and return them."""
         trainer = self.trainer
         scalars = trainer.fetch_metrics()
         if self._timer is not None:
@@ -201,7 +202,7 @@ class WriterHook(HookBase):
         return scalars
 
     def _write(self, completed: int, training: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Give the writers the numbers of training, and all that is new in the event storage."""
+        """Pass the training numbers, and all new values of the event storage, to the writers."""
         scalars = {**training}
         for tag, (value, iteration) in self.trainer.storage.latest().items():
             if self._written.get(tag) != iteration:

@@ -15,10 +15,11 @@ logger = logging.getLogger("libai.engine")
 
 
 class ProfilerHook(HookBase):
-    """Profiles the iterations after `start` updates, until `stop` are made, and writes to `output_dir`.
+    """Profiles iterations `start + 1` to `stop` (counted from 1) and writes the results to `output_dir`.
 
-    On CPU the host is profiled (`profile_rank<r>.prof` for snakeviz and friends, and a `.txt` table): OneFlow 0.9's own
-    profiler ends the process on a machine without a GPU. On CUDA OneFlow's profiler gives the time per operation.
+    On CPU it profiles the host with cProfile, because OneFlow 0.9's own profiler ends the process on a machine without
+    a GPU. The results are `profile_rank<r>.prof`, for viewers such as snakeviz, and a table in a `.txt` file. On CUDA
+    it uses OneFlow's profiler, which measures the time per operation.
     """
 
     priority = 90
@@ -31,7 +32,7 @@ class ProfilerHook(HookBase):
         self._profile: Any = None
 
     def before_step(self) -> None:
-        """Starts at the first iteration of the window."""
+        """Starts the profiler at the first iteration of the window."""
         if self.trainer.iter != self._start:
             return
         if self._device == "cuda":
@@ -46,7 +47,7 @@ class ProfilerHook(HookBase):
             self._profile.enable()
 
     def after_step(self) -> None:
-        """Writes after the last iteration of the window."""
+        """Writes the profile after the last iteration of the window."""
         if self._profile is not None and self.trainer.iter + 1 >= min(self._stop, self.trainer.max_iter):
             self._write()
 

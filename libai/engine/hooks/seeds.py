@@ -1,4 +1,4 @@
-"""The global random generators, so that what draws from them continues after a resume as without one."""
+"""Save and restore the global random generators, so that random numbers continue after a resume as without one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from libai.utils.distributed import any_rank, gather_objects, get_rank
 
 
 class RandomStateHook(HookBase):
-    """Saves and restores the generators of Python, numpy and oneflow, those of every rank.
+    """Saves and restores the generators of Python, numpy and oneflow on every rank.
 
-    libai's own dropout needs none of them; models, data sets and hooks of the user may. The state of oneflow 0.9.0's
-    generator cannot be read (docs/dev/oneflow.md#rng-state), only whether somebody has drawn: from then on it is seeded
-    again in every iteration, from (seed, iteration), which costs 30 µs that runs without such draws need not pay.
-    Graph mode has no such draws: a compiled random operation ignores every seed. `offset`: of `seed_everything`.
+    libai's own dropout uses none of them, but the user's models, datasets and hooks may. The state of oneflow 0.9.0's
+    generator cannot be restored (docs/dev/oneflow.md#rng-state); it only shows whether a random number was sampled.
+    After the first sample, the generator is seeded from (seed, iteration) in every iteration. This costs 30 µs per
+    iteration, which runs without such samples do not pay. Graph mode does not sample from it, because a compiled random
+    operation ignores every seed. `offset`: see `seed_everything`.
     """
 
     priority = 5
@@ -33,28 +34,28 @@ class RandomStateHook(HookBase):
         self._restored: dict[str, Any] | None = None
 
     def before_train(self) -> None:
-        """Puts the generators where the saved run had them."""
+        """Restores the generators to their state in the saved run."""
         if self._restored is not None:
             _restore_python_and_numpy(self._restored)
             self._restored = None
         self._seed_oneflow(self.trainer.start_iter if self._seeded_at is None else self._seeded_at)
 
     def after_train(self) -> None:
-        """Remembers where the generators are: training may continue in this process."""
+        """Stores the state of the generators, because training may continue in this process."""
         self._restored = _python_and_numpy()
 
     def before_step(self) -> None:
-        """Seeds oneflow's generator when this run draws from it."""
+        """Seeds oneflow's generator if this run samples from it."""
         if self._seeds_every_iteration:
             self._seed_oneflow(self.trainer.iter)
 
     def after_step(self) -> None:
-        """Looks, after the first iteration, whether the run draws from oneflow's generator."""
+        """Checks after the first iteration if the run samples from oneflow's generator."""
         if self.trainer.iter == self.trainer.start_iter:
             self._look_for_draws()
 
     def forget(self) -> None:
-        """Start as if nothing had been saved (what a resume without random states would do)."""
+        """Drop the saved state and start as a resume without random states would."""
         self._restored, self._seeded_at, self._seeds_every_iteration = None, None, False
 
     def _look_for_draws(self) -> None:
@@ -79,7 +80,7 @@ class RandomStateHook(HookBase):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `HookBase.load_state_dict`. A rank that the saved run did not have keeps its own generators."""
+        """See `HookBase.load_state_dict`. A rank that the saved run did not have keeps its own state."""
         self._seeds_every_iteration, self._seeded_at = state["seeds_every_iteration"], state["seeded_at"]
         if get_rank() < len(state["ranks"]):
             self._restored = state["ranks"][get_rank()]
@@ -90,7 +91,7 @@ def _oneflow_state() -> bytes:
 
 
 def _python_and_numpy() -> dict[str, Any]:
-    """Both states as JSON values."""
+    """Return the states of both generators as JSON-serializable values."""
     version, words, gauss = random.getstate()
     name, keys, *rest = np.random.get_state(legacy=True)
     return {"python": [version, list(words), gauss], "numpy": [name, np.asarray(keys).tolist(), *rest]}

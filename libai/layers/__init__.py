@@ -1,4 +1,4 @@
-"""Layers that OneFlow 0.9.0 lacks, or does wrongly (dropout ignores seeds), and adapters for its own."""
+"""Layers that OneFlow 0.9.0 lacks or gets wrong (its dropout ignores seeds), and adapters for OneFlow's own layers."""
 
 from libai.layers.attention import causal_mask, rotary_frequencies, rotate, rotation_at, scaled_dot_product_attention
 from libai.layers.dropout import Dropout, DropPath

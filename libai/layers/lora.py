@@ -1,7 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al. 2021) for the linear layers of any module.
 
-An adapted layer computes `layer(x) + scale * lora_B(lora_A(dropout(x)))`. It keeps its class, its parameters and their
-names, so that plans, weights to load and optimizers fit as before; the adapter's names are those of PEFT.
+An adapted layer computes `layer(x) + scale * lora_B(lora_A(dropout(x)))`. The layer keeps its class, its parameters and
+their names. So parallel plans, checkpoints and optimizers work as before. The adapter parameters have the same names as
+in PEFT.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from libai.layers.dropout import Dropout
 from libai.patches.wrapping import unwrap_forward, wrap_forward
 from libai.utils.errors import UserError
 
-#: the parameters of adapters, by name
+#: matches the names of adapter parameters
 ADAPTER = re.compile(r"(^|\.)lora_[AB]\.weight$")
 
 
@@ -31,17 +32,17 @@ def add_lora(
     dropout: float = 0.0,
     also_train: Sequence[str] = (),
 ) -> list[str]:
-    """Give layers of `model` adapters, in place, and freeze everything else; returns the names of these layers.
+    """Add adapters to layers of `model` in place, freeze everything else, and return the names of these layers.
+
+    Layers that already have an adapter keep it. Raises `UserError` for a pattern without a match, and for a layer that
+    shares its weight with another layer.
 
     Args:
         patterns: regular expressions, searched in the names of linear layers.
-        rank: width of the adapters. The second matrix begins at zero, so that the model computes what it did.
-        alpha: adapters count `alpha / rank` times; default: once.
-        dropout: rate on what the adapters read.
-        also_train: regular expressions of parameters that are trained in full, such as a new head.
-
-    Layers that have an adapter keep it. Raises `UserError` for a pattern without a match and for layers whose weight
-    cannot be changed without another's.
+        rank: width of the adapters. The second matrix starts at zero, so the model's outputs do not change at first.
+        alpha: scales the adapter output by `alpha / rank` (default: no scaling).
+        dropout: dropout probability on the adapter input.
+        also_train: regular expressions of parameters to train fully, such as a new head.
     """
     modules = dict(model.named_modules())
     adaptable = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
@@ -59,14 +60,14 @@ def add_lora(
 
 
 def lora_scale(rank: int, alpha: float | None) -> float:
-    """The factor of what an adapter computes."""
+    """Return the factor that scales an adapter's output."""
     return 1.0 if alpha is None else alpha / rank
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Add the adapters to the weights and remove them, in place; returns `model`, which computes what it did.
+    """Merge the adapters into the weights in place, remove them, and return `model`. The outputs do not change.
 
-    For local tensors. Parameters that were frozen stay so.
+    Tensors must be local. Frozen parameters stay frozen.
     """
     for module in model.modules():
         if _has_adapter(module):
@@ -79,14 +80,18 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def lora_delta(a: Any, b: Any, scale: float) -> Any:
-    """The matrix that an adapter adds to the weight of its layer; tensors or arrays (rank, in) and (out, rank)."""
+    """Return the matrix that an adapter adds to its layer's weight.
+
+    `a` (rank, in) and `b` (out, rank) are tensors or arrays.
+    """
     return (b @ a) * scale
 
 
 def refuse_unused_adapters(model: nn.Module, reached: Collection[str]) -> None:
-    """Raise `UserError` where no loss depends on an adapter, because the model reads the weight of its layer.
+    """Raise `UserError` if no loss depends on an adapter.
 
-    `reached`: names of the parameters that got a gradient.
+    This happens if the model does not call the adapted layer, or reads its weight directly. `reached`: names of the
+    parameters with a gradient.
     """
     adapted = [name for name, layer in model.named_modules() if _has_adapter(layer)]
     if unused := [name for name in adapted if f"{name}.lora_B.weight".lstrip(".") not in reached]:
@@ -98,7 +103,7 @@ def refuse_unused_adapters(model: nn.Module, reached: Collection[str]) -> None:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Return whether layers of `model` have adapters."""
+    """Return whether any layer of `model` has an adapter."""
     return any(_has_adapter(module) for module in model.modules())
 
 

@@ -1,8 +1,8 @@
-"""Normalizations that OneFlow 0.9.0 lacks, made of plain operations: root-mean-square, which it has for CUDA only, and
-batch normalization over the samples of all data-parallel ranks.
+"""Normalizations that OneFlow 0.9.0 lacks, built from plain operations.
 
-OneFlow's kernel of the latter computes with the samples of its rank, also on global tensors, and its own
-`SyncBatchNorm` is for CUDA and DDP. Plain operations on global tensors see the global batch, in both modes
+OneFlow has root-mean-square normalization on CUDA only. It has no batch normalization over the samples of all
+data-parallel ranks: its kernel uses only the samples of its own rank, even on global tensors, and its `SyncBatchNorm`
+is for CUDA and DDP. Plain operations on global tensors see the global batch, in both modes
 (docs/dev/decisions/0003-batchnorm.md).
 """
 
@@ -19,9 +19,11 @@ from libai.utils.errors import UserError
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the trailing axes `normalized_shape` (Zhang & Sennrich 2019).
+    """Root-mean-square normalization (Zhang & Sennrich 2019).
 
-    `weight` is absent without `elementwise_affine`.
+    Computes `x / sqrt(mean(x^2) + eps) * weight` over the trailing axes `normalized_shape`.
+
+    Without `elementwise_affine` there is no `weight`.
     """
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-6, elementwise_affine: bool = True):
@@ -31,22 +33,23 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(flow.ones(*self.normalized_shape)) if elementwise_affine else None
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """Normalise `x`, of shape (..., *normalized_shape)."""
+        """Normalize `x`, of shape (..., *normalized_shape)."""
         axes = list(range(x.ndim - len(self.normalized_shape), x.ndim))
         unit = x * flow.rsqrt(flow.square(x).mean(axes, keepdim=True) + self.eps)
         return unit if self.weight is None else unit * self.weight
 
     def extra_repr(self) -> str:
-        """The arguments, for `print(model)`."""
+        """Return the arguments, for `print(model)`."""
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
 
 
 class SyncBatchNorm(_BatchNorm):
-    """`oneflow.nn.BatchNorm1d`, `2d` and `3d` (same arguments, names and values) with statistics of the global batch.
+    """Batch normalization with statistics of the global batch (Ioffe & Szegedy 2015).
 
-    Ioffe & Szegedy 2015: (x - mean) / sqrt(variance + eps) * weight + bias for each channel, with mean and biased
-    variance over the samples that one forward sees on all data-parallel ranks together; the running variance is the
-    unbiased one. The trainers compute a model that has it with global tensors; local tensors are one rank's batch.
+    Arguments, names and values are the same as in `oneflow.nn.BatchNorm1d`, `2d` and `3d`. Each channel becomes
+    `(x - mean) / sqrt(variance + eps) * weight + bias`. Mean and biased variance are taken over all samples of one
+    forward pass on all data-parallel ranks. The running variance is the unbiased one. Trainers run a model with this
+    layer on global tensors. With local tensors, the statistics are those of one rank's batch.
     """
 
     running_mean: Any
@@ -74,15 +77,15 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def is_batch_norm_of_rank(module: nn.Module) -> bool:
-    """True for a batch normalization whose statistics are those of one rank: all but `SyncBatchNorm`."""
+    """Return whether the statistics of a batch normalization are local to one rank. False only for `SyncBatchNorm`."""
     return isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
 
 
 def synchronize_batch_norms(model: nn.Module) -> int:
-    """Make every `nn.BatchNorm1d`, `2d`, `3d` of `model` a `SyncBatchNorm`, in place; returns how many there are now.
+    """Convert every `nn.BatchNorm1d`, `2d`, `3d` of `model` to `SyncBatchNorm` in place, and return their total number.
 
-    Parameters, buffers and their names stay, so that optimizers and checkpoints fit. Raises `UserError` for a batch
-    normalization of another class, whose forward is not known.
+    Parameters, buffers and their names do not change, so optimizers and checkpoints still fit. Raises `UserError` for
+    another batch normalization class, whose forward is unknown.
     """
     for name, module in model.named_modules():
         if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm):
@@ -98,7 +101,7 @@ def synchronize_batch_norms(model: nn.Module) -> int:
 def _normalize(
     x: flow.Tensor, weight: flow.Tensor | None, bias: flow.Tensor | None, eps: float
 ) -> tuple[flow.Tensor, flow.Tensor, flow.Tensor, int]:
-    """`(normalized x, mean (C,), biased variance (C,), values per channel)`."""
+    """Return `(normalized x, mean (C,), biased variance (C,), values per channel)`."""
     channels = x.shape[1]
     count = x.numel() // max(1, channels)
     axes = [0, *range(2, x.ndim)]

@@ -1,12 +1,12 @@
-"""Random bits that the trainer owns: a pure function of (seed, iteration, micro-batch, layer, element).
+"""Random bits controlled by the trainer: a pure function of (seed, iteration, micro-batch, layer, element).
 
-OneFlow 0.9.0's own dropout ignores seeds and repeats one mask in every layer and rank. Here nothing is stateful: the
+OneFlow 0.9.0's own dropout ignores seeds and repeats one mask in every layer and rank. Here nothing is stateful. The
 trainer opens `random_context(key)` around a forward pass, and each layer hashes the key, its own id and the *global*
-index of every element. So a mask is the same in eager and graph mode, for one process or many, and after a resume.
-The generator uses only what OneFlow 0.9.0 computes alike everywhere: int32 multiplication and addition that wrap, and
-casts. docs/dev/decisions/0002-seeded-dropout.md has the reasons, the measurements and the limits.
+index of every element. So a mask is the same in eager and graph mode, for any number of processes, and after a resume.
+The generator uses only operations that OneFlow 0.9.0 computes identically everywhere: wrapping int32 multiplication and
+addition, and casts. docs/dev/decisions/0002-seeded-dropout.md explains the reasons, measurements and limits.
 
-Not for data order or weight initialisation: those happen on the host, with NumPy generators.
+Data order and weight initialization do not use this module. They run on the host with NumPy generators.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from libai.utils.errors import UserError
 from libai.utils.tensors import is_on_cpu
 
 STOCK_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_WEYL = 0x9E3779B9  # 2^32 / golden ratio: neighbouring elements start far apart
-_ROUNDS = 2  # of `_mix`; with 1 the tests of tests/layers/test_random.py pass too
+_WEYL = 0x9E3779B9  # 2^32 / golden ratio, so neighboring elements start far apart
+_ROUNDS = 2  # rounds of `_mix`; the tests in tests/layers/test_random.py also pass with 1
 _SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # Steele et al. 2014, SplitMix64
 
 
 def fold(*numbers: int) -> int:
     """Hash integers, in order, into one key: a signed 64-bit integer.
 
-    The trainers call `fold(seed, iteration, micro_batch)`; any difference in any number gives an unrelated key.
+    The trainers call `fold(seed, iteration, micro_batch)`. A change in any number gives an unrelated key.
     """
     state = 0
     for number in (len(numbers), *numbers):
@@ -46,26 +46,32 @@ def fold(*numbers: int) -> int:
 
 
 class SeededLayer(nn.Module):
-    """Base of the layers that draw from the context. `layer_id` tells the layer's bits from all other layers'."""
+    """Base of the layers that take random bits from the context.
+
+    Layers with different `layer_id` get different bits.
+    """
 
     _created = itertools.count()
 
     def __init__(self) -> None:
         super().__init__()
-        # until `assign_layer_ids` names it, a layer is told from others by its order of construction
+        # until `assign_layer_ids` is called, the order of construction identifies a layer
         self.layer_id = fold(next(SeededLayer._created))
 
     @property
     def draws(self) -> bool:
-        """True if a forward pass in training draws bits as the layer is set now. A graph is compiled for that."""
+        """True if a forward pass in training uses random bits with the current settings.
+
+        A graph is compiled for this value.
+        """
         return True
 
 
 def assign_layer_ids(model: nn.Module) -> list[str]:
     """Derive each seeded layer's id from its qualified name in `model`, and return those names.
 
-    By name, so that adding or removing a layer elsewhere leaves the masks of the others unchanged. Every rank and both
-    modes must do this on the same module tree, before the first forward pass.
+    Because ids depend on names, adding or removing a layer elsewhere does not change the masks of other layers. Every
+    rank and both modes must call this on the same module tree, before the first forward pass.
     """
     names = []
     for name, module in model.named_modules():
@@ -77,13 +83,15 @@ def assign_layer_ids(model: nn.Module) -> list[str]:
 
 
 def draws_randomness(model: nn.Module) -> bool:
-    """True if a forward pass of `model` in training draws from the context."""
+    """Return whether a forward pass of `model` in training uses random bits from the context."""
     return any(isinstance(module, SeededLayer) and module.draws for module in model.modules())
 
 
 def find_unseeded_dropouts(model: nn.Module) -> list[str]:
-    """Names of OneFlow's own dropout layers in `model` that drop something: their masks ignore seeds and repeat in each
-    layer and rank."""
+    """Return the names of OneFlow's own active dropout layers in `model`.
+
+    Their masks ignore seeds and repeat in each layer and rank.
+    """
     found = []
     for name, module in model.named_modules():
         if isinstance(module, STOCK_DROPOUTS) and getattr(module, "p", 0) > 0:
@@ -92,16 +100,16 @@ def find_unseeded_dropouts(model: nn.Module) -> list[str]:
 
 
 def random_context(key: int | flow.Tensor, data_rank: int = 0) -> AbstractContextManager[None]:
-    """Give the seeded layers inside their key; opened by a trainer around the forward pass of one micro-batch.
+    """Set the key of the seeded layers that run inside. A trainer opens it around the forward pass of one micro-batch.
+
+    Contexts can be nested; the innermost one applies. `current_random_scope` reopens a context to repeat a pass.
 
     Args:
-        key: `fold(seed, iteration, micro_batch)`, as an integer, or as an int64 tensor of shape (1,), which a graph
-            must take as an input (an integer would be compiled in). Both forms give the same bits. Global, with sbp
-            broadcast, if the activations are global.
-        data_rank: place of this process among the data-parallel ranks, for *local* tensors only: their elements
-            are numbered as if the micro-batches of all ranks were joined on axis 0. Global tensors know their place.
-
-    Contexts nest; the innermost counts. `current_random_scope` opens it again for a pass that is repeated.
+        key: `fold(seed, iteration, micro_batch)`, as an integer or as an int64 tensor of shape (1,). Both give the same
+            bits. A graph must take the tensor as an input, because an integer would be compiled in. The tensor must be
+            global, with sbp broadcast, if the activations are global.
+        data_rank: data-parallel rank of this process, only used for *local* tensors. Their elements are numbered as if
+            the micro-batches of all ranks were concatenated on axis 0. Global tensors need no rank.
     """
     return _opened(_Context(key, data_rank))
 
@@ -116,25 +124,27 @@ def _opened(context: _Context) -> Iterator[None]:
 
 
 def current_random_scope() -> Callable[[], AbstractContextManager[None]]:
-    """A function that opens the present context, now or later, so that a pass can be repeated with the same masks.
+    """Return a function that reopens the current context later, to repeat a pass with the same masks.
 
-    Outside of any context: a fresh one, as every layer in plain eager use draws it.
+    Outside of any context it opens a new one, as each layer does in plain eager use.
     """
     return partial(_opened, _contexts[-1] if _contexts else _next_plain_context())
 
 
 def random_int32(like: flow.Tensor, shape: Sequence[int], layer_id: int) -> flow.Tensor:
-    """Uniform int32 bits of `shape`, where `like` is: on its device, or with its placement and layout.
+    """Return uniform int32 bits of `shape` on the device of `like`, or with its placement and layout.
 
-    `shape` has the axes of `like`, each as long or 1; axis 0 counts the samples. The high bits are the good
-    ones. Raises `UserError` in a graph outside of `random_context`, where a key could only be a constant.
+    Each axis of `shape` is either 1 or as long as in `like`. Axis 0 counts the samples. The high bits have the best
+    quality. Raises `UserError` in a graph outside of `random_context`, where a key could only be a constant.
     """
     return _current_context().draw(like, tuple(shape), layer_id)
 
 
 def dropout_mask(like: flow.Tensor, layer_id: int, threshold: float, kept: float) -> flow.Tensor:
-    """0 where the bits of `random_int32(like, like.shape, layer_id)` are at most `threshold`, else `kept`, by one
-    operation of libai/native. For local float32 tensors on CPU."""
+    """Return a dropout mask, computed by one operation of libai/native. For local float32 tensors on CPU.
+
+    It is 0 where the bits of `random_int32(like, like.shape, layer_id)` are at most `threshold`, else `kept`.
+    """
     first, words = _current_context().words(like, tuple(like.shape))
     numbers = f"{' '.join(map(str, _column_factors(layer_id)))} {threshold!r} {kept!r}"
     inputs = (("in", 1), ("scale", 1), ("zero_point", 1))
@@ -143,16 +153,19 @@ def dropout_mask(like: flow.Tensor, layer_id: int, threshold: float, kept: float
 
 
 def _column_factors(layer_id: int) -> tuple[int, int]:
-    """The factors of a layer's own column words. Even * odd + odd is odd."""
+    """Return the factors (m, b) of a layer's own column words m * w + b.
+
+    Both are odd, so even words w give odd results.
+    """
     return _signed(fold(layer_id, 1) | 1, 32), _signed(fold(layer_id, 2) | 1, 32)
 
 
 class _Context:
-    """One key, and the per-shape words that the layers under it share.
+    """A key, and the random words per shape that all layers with this key share.
 
-    The bits of element (row, column) are `row word * column word` modulo 2^32, both odd and both well mixed; rows are
-    all axes but the last. So the expensive mixing is done for rows + columns numbers, and one multiplication per
-    element remains. A layer derives its own column words from the shared ones.
+    The bits of element (row, column) are `row word * column word` modulo 2^32. Both words are odd and well mixed. All
+    axes but the last count as rows. So the expensive mixing is only needed for rows + columns numbers, plus one
+    multiplication per element. A layer derives its own column words from the shared ones.
     """
 
     def __init__(self, key: int | flow.Tensor, data_rank: int):
@@ -171,7 +184,10 @@ class _Context:
             return rows * (columns * multiplier).add_(increment)
 
     def words(self, like: flow.Tensor, shape: tuple[int, ...]) -> tuple[flow.Tensor, flow.Tensor]:
-        """Odd row words followed by even column words, (rows + columns,), for a local tensor; first the first."""
+        """Return (first word, all words) for a local tensor.
+
+        The words are odd row words followed by even column words, (rows + columns,).
+        """
         with flow.no_grad():
             if (shape, like.device) not in self._words:
                 rows = self._row_words(like, shape).reshape(-1)
@@ -180,7 +196,7 @@ class _Context:
             return self._words[shape, like.device]
 
     def _make_rows(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
-        """Odd row words, repeated over the columns where OneFlow broadcasts a column slowly."""
+        """Return odd row words, repeated over the columns where OneFlow is slow at broadcasting a column."""
         words, width = self._row_words(like, shape), 1 if len(shape) == 1 else shape[-1]
         if is_on_cpu(like) and width > 1:
             words = _widened(words, width)
@@ -197,7 +213,7 @@ class _Context:
         return self._mixed(like, num_rows, first_row, stream=1, layout=made).mul_(2).add_(1).reshape(num_rows, 1)
 
     def _make_columns(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
-        """Even column words, of shape (columns,)."""
+        """Return even column words, (columns,)."""
         width, last = (1, -1) if len(shape) == 1 else (shape[-1], len(shape) - 1)
         words = self._mixed(like, width, 0, stream=2, layout=_broadcast(like)).mul_(2)
         if like.is_global and width == like.shape[last]:
@@ -207,18 +223,18 @@ class _Context:
         return words
 
     def _mixed(self, like: flow.Tensor, count: int, first: int, stream: int, layout: tuple) -> flow.Tensor:
-        """`count` int32 words, well mixed from the key, the stream and the indices `first ... first + count - 1`."""
+        """Return `count` int32 words, mixed from the key, the stream and the indices `first ... first + count - 1`."""
         low, high = self._key_words(like, stream)
         offset = _signed(first * _WEYL, 32)
         if isinstance(low, int) and not like.is_global:
-            # the same arithmetic in NumPy: a few hundred numbers are not worth thirty operations of the framework
+            # The same arithmetic in NumPy: a few hundred numbers are not worth thirty OneFlow operations.
             words = _mix(np.arange(count, dtype=np.int32), offset, low, high, _shift_array_right)
             return flow.from_numpy(words).to(like.device)
         place = {"placement": like.placement, "sbp": layout} if like.is_global else {"device": like.device}
         return _mix(flow.arange(count, dtype=flow.int32, **place), offset, low, high, _shift_tensor_right)
 
     def _key_words(self, like: flow.Tensor, stream: int) -> tuple[int | flow.Tensor, int | flow.Tensor]:
-        """Two int32 words that depend on the key and the stream; with an integer key, computed on the host."""
+        """Return two int32 words that depend on the key and the stream. An integer key is processed on the host."""
         multiplier, increment = _signed(fold(stream, 1) | 1, 64), fold(stream, 2)
         if isinstance(self._key, int):
             word = _signed(self._key * multiplier + increment, 64)
@@ -247,7 +263,7 @@ def _current_context() -> _Context:
 
 
 def _next_plain_context() -> _Context:
-    """A fresh key for a layer used outside of a trainer: follows `flow.manual_seed`, and never repeats."""
+    """Return a new key for a layer used without a trainer. Keys follow `flow.manual_seed` and never repeat."""
     seed = flow.initial_seed()
     if seed not in _plain_draws:
         _plain_draws.clear()
@@ -256,7 +272,7 @@ def _next_plain_context() -> _Context:
 
 
 def _layout_of_rows(like: flow.Tensor, shape: tuple[int, ...]) -> tuple[flow.sbp.sbp, ...]:
-    """The layout of the flat row numbers: split as axis 0 of `like` where that cuts them evenly, else in full."""
+    """Return the layout of the flat row numbers: split like axis 0 of `like` if that is even, else broadcast."""
     if not like.is_global:
         return ()
     split = flow.sbp.split(0)
@@ -266,7 +282,7 @@ def _layout_of_rows(like: flow.Tensor, shape: tuple[int, ...]) -> tuple[flow.sbp
 
 
 def _layout_for(sbp: flow.sbp.sbp, shape: tuple[int, ...], like_shape: Sequence[int]) -> flow.sbp.sbp:
-    """The layout of bits for a tensor laid out as `sbp`: split alike where the bits have that axis in full."""
+    """Return the layout of bits for a tensor with layout `sbp`: the same split if the bits have that axis in full."""
     for axis, size in enumerate(shape):
         if sbp == flow.sbp.split(axis) and size == like_shape[axis]:
             return sbp
@@ -274,8 +290,11 @@ def _layout_for(sbp: flow.sbp.sbp, shape: tuple[int, ...], like_shape: Sequence[
 
 
 def _widened(column: flow.Tensor, width: int) -> flow.Tensor:
-    """(N, 1) -> (N, width) int32, each number repeated along its row: by a product with ones, since OneFlow repeats a
-    column of int32 three to nine times slower. float64 holds the numbers exactly."""
+    """Repeat each number of an int32 column along its row: (N, 1) -> (N, width).
+
+    This uses a matmul with ones, because OneFlow repeats an int32 column three to nine times slower. float64 represents
+    the numbers exactly.
+    """
     shape, kind = (1, width), {"dtype": flow.float64}
     if column.is_global:
         ones = flow._C.global_constant(shape, 1.0, placement=column.placement, sbp=_broadcast(column), **kind)
@@ -289,11 +308,11 @@ def _broadcast(like: flow.Tensor) -> tuple[flow.sbp.sbp, ...]:
 
 
 def _mix(words: Any, offset: int, low: Any, high: Any, shift_right: Callable[[Any, int], Any]) -> Any:
-    """Hash the int32 indices `words`: rounds of w (2 w + 1), a permutation that carries bits upwards without being
-    linear (RC6, Rivest et al. 1998), and of moving the high bits down.
+    """Hash the int32 indices `words`.
 
-    Tensors are subtracted, never added: OneFlow 0.9.0 adds int32 tensors of equal shape on CPU in float32, and
-    saturates.
+    Each round applies w (2 w + 1), a permutation that carries bits upwards without being linear (RC6, Rivest et al.
+    1998), and then moves the high bits down. Tensors are subtracted and never added: on CPU, OneFlow 0.9.0 adds int32
+    tensors of equal shape in float32, and saturates.
     """
     words *= _signed(_WEYL, 32)
     words += offset
@@ -307,7 +326,10 @@ def _mix(words: Any, offset: int, low: Any, high: Any, shift_right: Callable[[An
 
 
 def _shift_tensor_right(bits: flow.Tensor, count: int) -> flow.Tensor:
-    """`bits / 2^count` truncated: the high bits moved down. Rounds through float32, alike on every device."""
+    """Return `bits / 2^count` truncated, which moves the high bits down.
+
+    Rounds through float32, identically on every device.
+    """
     return bits.to(flow.float32).mul_(2.0**-count).to(flow.int32)
 
 
@@ -323,6 +345,6 @@ def _splitmix64(state: int) -> int:
 
 
 def _signed(number: int, bits: int) -> int:
-    """`number` modulo 2^bits, as the signed integer with those bits."""
+    """Return `number` modulo 2^bits as a signed integer."""
     half = 1 << (bits - 1)
     return ((number + half) & ((1 << bits) - 1)) - half

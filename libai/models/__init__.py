@@ -1,4 +1,4 @@
-"""Model families as plain modules: no parallel code and no config object inside; a mesh reads their `plan`."""
+"""Model families as plain modules, without parallel code or config objects. A mesh reads their `plan`."""
 
 from libai.models.bert import BERT, BERTClassifier, BERTEmbedder
 from libai.models.custom_graph import CustomGraph

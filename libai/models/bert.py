@@ -1,6 +1,6 @@
-"""BERT: a bidirectional encoder (Devlin et al. 2019) trained to restore masked tokens, to classify and to embed texts.
+"""BERT: a bidirectional encoder (Devlin et al. 2019) for masked-token pre-training, classification and text embedding.
 
-RoBERTa and XLM-R are the same model with other positions (`padding_token`).
+RoBERTa and XLM-R are the same model with different positions (`padding_token`).
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from libai.utils.sizes import check_sizes
 
 
 class BERTEncoder(nn.Module):
-    """The embeddings and blocks that BERT's models share.
+    """The embeddings and blocks shared by all BERT models.
 
-    The blocks are pre-norm unless `is_post_norm` asks for the paper's: they train without a delicate warm-up.
+    The blocks are pre-norm by default, because these train without a sensitive warm-up. `is_post_norm` selects the
+    paper's post-norm blocks.
 
     Args:
-        vocab_size: number of token ids, the mask token among them.
-        max_seq_length: longest sequence, the number of learned positions.
-        hidden_size, num_layers, num_heads, mlp_ratio: the size of the blocks.
-        dropout: rate on the embeddings and on both branches of each block.
-        is_post_norm: a norm after the embeddings and after each branch, as published weights have it.
-        num_token_types: kinds of segments that `token_type_ids` tells apart; 0 for none.
-        padding_token: with an id, positions count the tokens that are not padding, and begin behind that id: RoBERTa's
-            (Liu et al. 2019), whose table is that much longer.
-        activation, norm_eps: of the blocks; published weights have `norm_eps=1e-12`.
-        has_pooler: a dense layer over the first token, which `pooled` reads.
+        vocab_size: number of token ids, including the mask token.
+        max_seq_length: maximum sequence length, which is the number of learned positions.
+        hidden_size, num_layers, num_heads, mlp_ratio: size of the blocks.
+        dropout: dropout probability on the embeddings and on both branches of each block.
+        is_post_norm: apply a norm after the embeddings and after each branch, as published weights need.
+        num_token_types: number of segment types in `token_type_ids`; 0 for none.
+        padding_token: id of the padding token, or None. With an id, positions count only non-padding tokens and begin
+            after that id, as in RoBERTa (Liu et al. 2019). The position table is longer accordingly.
+        activation, norm_eps: settings of the blocks; published weights use `norm_eps=1e-12`.
+        has_pooler: add a dense layer over the first token, for `pooled`.
     """
 
     #: see `libai.models.GPT.plan`
@@ -92,7 +93,7 @@ class BERTEncoder(nn.Module):
         self.pooler = nn.Linear(hidden_size, hidden_size) if has_pooler else None
 
     def init_weights(self) -> None:
-        """Fill all parameters; called by each model when it is complete."""
+        """Initialize all parameters. Each model calls this when it is complete."""
         std = transformer_std(self.token_embedding.weight.shape[1], len(self.blocks), RESIDUAL_PROJECTIONS)
         init_weights(self, std)
 
@@ -102,10 +103,10 @@ class BERTEncoder(nn.Module):
         attention_mask: flow.Tensor | None = None,
         token_type_ids: flow.Tensor | None = None,
     ) -> flow.Tensor:
-        """The output of the last block, normalised, (batch, length, hidden_size).
+        """Return the normalized output of the last block, (batch, length, hidden_size).
 
-        `input_ids`, `attention_mask`, `token_type_ids` (batch, length) int64; the mask is 0 on padding, 1 elsewhere.
-        Without `token_type_ids` every token is of type 0.
+        `input_ids`, `attention_mask` and `token_type_ids` are (batch, length) int64. The mask is 0 on padding, 1
+        elsewhere. Without `token_type_ids` every token has type 0.
         """
         mask = None if attention_mask is None else padding_mask(attention_mask)
         positions = None
@@ -125,7 +126,7 @@ class BERTEncoder(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def pooled(self, features: flow.Tensor) -> flow.Tensor:
-        """The pooler's output for the first token, (batch, hidden_size)."""
+        """Return the pooler's output for the first token, (batch, hidden_size)."""
         assert self.pooler is not None
         return flow.tanh(self.pooler(features[:, 0]))
 
@@ -134,9 +135,9 @@ class BERT(BERTEncoder):
     """The encoder with a masked-language-model head tied to the token embedding, for pre-training.
 
     Args:
-        ignore_index: label of the positions that were not masked.
-        predicts_next_sentence: a second head over the pooled first token, which predicts if segment 1 follows
-            segment 0; needs `has_pooler`.
+        ignore_index: label of positions that were not masked.
+        predicts_next_sentence: add a second head over the pooled first token, which predicts if segment 1 follows
+            segment 0. Requires `has_pooler`.
         encoder: arguments of `BERTEncoder`.
     """
 
@@ -172,9 +173,10 @@ class BERT(BERTEncoder):
         token_type_ids: flow.Tensor | None = None,
         next_sentence_labels: flow.Tensor | None = None,
     ) -> dict[str, Any]:
-        """`labels` (batch, length) int64, `next_sentence_labels` (batch,) int64, the others as in `features`.
+        """Run the model with `labels` (batch, length) int64 and `next_sentence_labels` (batch,) int64.
 
-        Returns the loss `mlm` in nats per counted label and, with its labels, `nsp` per sample; without labels
+        The other arguments are the inputs of `features`. With labels, returns the loss `mlm` in nats per counted label.
+        With next-sentence labels, also the loss `nsp` per sample. Without labels, returns
         `{"logits": (batch, length, vocab_size)}` and, with that head, `next_sentence_logits` (batch, 2).
         """
         features = self.features(input_ids, attention_mask, token_type_ids)
@@ -190,8 +192,10 @@ class BERT(BERTEncoder):
         return {"losses": losses}
 
     def num_loss_items(self, input_ids: Any, labels: Any = None, **others: Any) -> Any:
-        """The number of labels that the loss is the mean of (tensors or arrays in, a scalar of the same kind out); for
-        each loss, if there are two."""
+        """Return the number of labels that the loss averages over, per loss if there are two.
+
+        Takes tensors or arrays, and returns a scalar of the same kind.
+        """
         counted = (labels != self.ignore_index).sum()
         if self.next_sentence is None or others.get("next_sentence_labels") is None:
             return counted
@@ -202,8 +206,8 @@ class BERTClassifier(BERTEncoder):
     """The encoder with a classifier over the pooled first token.
 
     Args:
-        num_classes: of the labels.
-        encoder: arguments of `BERTEncoder`; there is always a pooler.
+        num_classes: number of classes.
+        encoder: arguments of `BERTEncoder`. The pooler is always present.
     """
 
     def __init__(self, vocab_size: int, max_seq_length: int, num_classes: int, **encoder: Any):
@@ -220,7 +224,10 @@ class BERTClassifier(BERTEncoder):
         attention_mask: flow.Tensor | None = None,
         token_type_ids: flow.Tensor | None = None,
     ) -> dict[str, Any]:
-        """`labels` (batch,) int64, the others as in `features`. Returns what `classification_outputs` describes."""
+        """Classify texts with `labels` (batch,) int64 and the inputs of `features`.
+
+        Returns the outputs described in `classification_outputs`.
+        """
         pooled = self.pooled(self.features(input_ids, attention_mask, token_type_ids))
         return classification_outputs(self.head(self.head_dropout(pooled)), labels, self.training)
 
@@ -228,7 +235,7 @@ class BERTClassifier(BERTEncoder):
 class BERTEmbedder(BERTEncoder):
     """The encoder as a sentence embedding: the mean over a text's tokens, scaled to length 1 (Reimers et al. 2019).
 
-    It has no loss of its own. Arguments: those of `BERTEncoder`.
+    It has no loss. The arguments are the same as for `BERTEncoder`.
     """
 
     def __init__(self, vocab_size: int, max_seq_length: int, **encoder: Any):
@@ -241,7 +248,7 @@ class BERTEmbedder(BERTEncoder):
         attention_mask: flow.Tensor | None = None,
         token_type_ids: flow.Tensor | None = None,
     ) -> dict[str, flow.Tensor]:
-        """`{"embeddings": (batch, hidden_size), "features": …}` and, with a pooler, `pooled`; see `features`."""
+        """Return `{"embeddings": (batch, hidden_size), "features": …}` and, with a pooler, `pooled`; see `features`."""
         features = self.features(input_ids, attention_mask, token_type_ids)
         if attention_mask is None:
             mean = features.mean(dim=1)

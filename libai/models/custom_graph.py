@@ -1,9 +1,9 @@
-"""An `nn.Graph` of your own, in the smallest form: a model, its optimizer, and a `build` that traces one update.
+"""A minimal `nn.Graph` of your own: a model, its optimizer, and a `build` method that traces one update.
 
-`GraphTrainer` wraps any module, so that most users need no graph of their own. Write one to decide what a compiled step
-does, and let the trainer do the rest (hooks, metrics, evaluation, checkpoints, switching to eager mode):
-`GraphTrainer(model, loader, optimizer, train_graph=CustomGraph)`, see docs/model_and_data.md.
-It also runs without a trainer:
+`GraphTrainer` can wrap any module, so most users need no graph of their own. Write one to control what a compiled step
+does. The trainer still handles hooks, metrics, evaluation, checkpoints and switching to eager mode. Pass the class with
+`GraphTrainer(model, loader, optimizer, train_graph=CustomGraph)`, see docs/model_and_data.md. It also runs without a
+trainer:
 
 >>> import oneflow as flow
 >>> from libai.models import MLP, CustomGraph
@@ -27,7 +27,7 @@ from oneflow import nn
 def eager_step(
     model: nn.Module, optimizer: flow.optim.Optimizer, images: flow.Tensor, labels: flow.Tensor
 ) -> flow.Tensor:
-    """One update of a classifier, operation by operation; returns the loss before it, a 0-dim tensor."""
+    """Run one eager update of a classifier, and return the loss before the update, a 0-dim tensor."""
     loss = model(images, labels)["losses"]["cls"]
     loss.backward()
     optimizer.step()
@@ -36,12 +36,12 @@ def eager_step(
 
 
 class CustomGraph(nn.Graph):
-    """The same update, compiled at the first call and replayed afterwards.
+    """The same update, compiled at the first call and reused afterwards.
 
     Args:
-        model: in the mode (`train()` or `eval()`) that is compiled in.
-        optimizer: over the parameters of `model`, which hold no gradient yet: with one, even of zeros, OneFlow 0.9.0
-            compiles no update and the model never learns. The constructor sees to that.
+        model: model in the mode (`train()` or `eval()`) to compile.
+        optimizer: optimizer of the parameters of `model`. The constructor sets their gradients to None: if a parameter
+            has a gradient, even of zeros, OneFlow 0.9.0 compiles no update and the model never learns.
     """
 
     def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer):
@@ -51,7 +51,7 @@ class CustomGraph(nn.Graph):
         self.add_optimizer(optimizer)
 
     def build(self, images: flow.Tensor, labels: flow.Tensor) -> flow.Tensor:
-        """Trace forward and backward; the optimizer's update is added after them. Shapes are fixed from here on."""
+        """Trace forward and backward. OneFlow adds the optimizer's update. The input shapes are fixed from then on."""
         loss = self.model(images, labels)["losses"]["cls"]
         loss.backward()
         return loss

@@ -1,4 +1,4 @@
-"""GPT: a decoder-only language model with learned positions and a head tied to the token embedding (GPT-2's design)."""
+"""GPT: a decoder-only language model with learned positions and a head tied to the token embedding, like GPT-2."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ class GPT(LanguageModel):
 
     Args:
         vocab_size: number of token ids.
-        max_seq_length: longest sequence, the number of learned positions.
-        hidden_size, num_layers, num_heads, mlp_ratio: the size of the blocks.
-        dropout: rate on the embeddings and on both branches of each block.
-        activation: of the inner units: "gelu", or the approximation "gelu_tanh" that GPT-2 was trained with.
-        tie_head: the output layer is the token embedding itself, one parameter.
-        ignore_index: label of the positions that do not count.
+        max_seq_length: maximum sequence length, which is the number of learned positions.
+        hidden_size, num_layers, num_heads, mlp_ratio: size of the blocks.
+        dropout: dropout probability on the embeddings and on both branches of each block.
+        activation: activation of the hidden units: "gelu", or the approximation "gelu_tanh", which GPT-2 was trained
+            with.
+        tie_head: use the token embedding as the output layer, as one shared parameter.
+        ignore_index: label of positions that are not counted.
         norm_eps: added to the variance in every norm.
     """
 
-    #: how a mesh lays this model out, see `libai.parallel.ParallelPlan`
+    #: parallel layout of the model for a mesh, see `libai.parallel.ParallelPlan`
     plan = plan_of_blocks("blocks")
 
     def __init__(
@@ -71,7 +72,9 @@ class GPT(LanguageModel):
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 
     def forward(self, input_ids: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """`input_ids`, `labels` (batch, length) int64; `labels[:, i]` is the token that follows `input_ids[:, i]`.
+        """Run the model on `input_ids` and `labels`, (batch, length) int64.
+
+        `labels[:, i]` is the token after `input_ids[:, i]`.
 
         Returns the loss `lm` in nats per counted label, or `{"logits": (batch, length, vocab_size)}` without labels.
         """
@@ -84,10 +87,10 @@ class GPT(LanguageModel):
         mask: flow.Tensor | None = None,
         caches: Sequence[Any] | None = None,
     ) -> flow.Tensor:
-        """The normalised output of the last block, (batch, length, hidden_size).
+        """Return the normalized output of the last block, (batch, length, hidden_size).
 
-        For generation: `positions` (batch, length) int64 of the tokens, `mask` and one of `caches` for each block as
-        `libai.models.blocks.transformer.Attention` takes them.
+        For generation: `positions` (batch, length) int64 of the tokens, and `mask` and one of `caches` per block as in
+        `libai.models.blocks.transformer.Attention`.
         """
         x = embed_tokens(input_ids, self.token_embedding, self.position_embedding, positions)
         x = self.embedding_dropout(x)

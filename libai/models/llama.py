@@ -1,6 +1,6 @@
 """Llama: a decoder-only language model with rotary positions, RMS norms, gated units and grouped queries.
 
-Touvron et al. 2023. Qwen2 and Mistral are the same model with other sizes and biases.
+See Touvron et al. 2023. Qwen2 and Mistral are the same model with different sizes and biases.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class Llama(LanguageModel):
 
     Args:
         vocab_size: number of token ids.
-        max_seq_length: longest sequence; costs no memory by itself.
-        hidden_size, num_layers, num_heads: the size of the blocks.
-        inner_size: gated units of each block.
-        num_kv_heads: heads of keys and values, a divisor of `num_heads`; default: `num_heads`.
-        head_size: width of a head; default: `hidden_size / num_heads`.
+        max_seq_length: maximum sequence length, which does not affect memory by itself.
+        hidden_size, num_layers, num_heads: size of the blocks.
+        inner_size: number of gated units in each block.
+        num_kv_heads: number of key and value heads, a divisor of `num_heads` (default: `num_heads`).
+        head_size: width of a head (default: `hidden_size / num_heads`).
         rotary_base, rotary_scaling: see `libai.layers.rotary_frequencies`.
         norm_eps: added to the mean square in every norm.
-        qkv_bias, out_bias, mlp_bias: which linear layers of a block have a bias (Qwen2: the first).
-        tie_head: the output layer is the token embedding itself, one parameter.
-        ignore_index: label of the positions that do not count.
-        activation: of the gates.
+        qkv_bias, out_bias, mlp_bias: whether the linear layers of a block have a bias (in Qwen2 only `qkv_bias`).
+        tie_head: use the token embedding as the output layer, as one shared parameter.
+        ignore_index: label of positions that are not counted.
+        activation: activation of the gates.
     """
 
-    #: see `libai.models.GPT.plan`; a model with biases splits these too
+    #: see `libai.models.GPT.plan`; biases are split too if the model has them
     plan = plan_of_blocks("blocks", _SPLIT)
 
     def __init__(
@@ -105,7 +105,9 @@ class Llama(LanguageModel):
     def forward(
         self, input_ids: flow.Tensor, labels: flow.Tensor | None = None, attention_mask: flow.Tensor | None = None
     ) -> dict[str, Any]:
-        """`input_ids`, `labels` (batch, length) int64; `labels[:, i]` is the token that follows `input_ids[:, i]`.
+        """Run the model on `input_ids` and `labels`, (batch, length) int64.
+
+        `labels[:, i]` is the token after `input_ids[:, i]`.
 
         `attention_mask` (batch, length) int64 is 0 on padding, 1 elsewhere. Returns the loss `lm` in nats per counted
         label, or `{"logits": (batch, length, vocab_size)}` without labels.
@@ -120,7 +122,10 @@ class Llama(LanguageModel):
         mask: flow.Tensor | None = None,
         caches: Sequence[Any] | None = None,
     ) -> flow.Tensor:
-        """The normalised output of the last block, (batch, length, hidden_size). For generation see `GPT.features`."""
+        """Return the normalized output of the last block, (batch, length, hidden_size).
+
+        For generation see `GPT.features`.
+        """
         length = input_ids.shape[1]
         check_length(length, self.max_seq_length)
         order = self.positions if length == self.max_seq_length else self.positions[:length]

@@ -1,4 +1,4 @@
-"""MLP: a stack of linear layers with ReLU, the smallest classifier here and the model contract at a glance."""
+"""MLP: a stack of linear layers with ReLU, the smallest classifier here and a short example of the model contract."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from libai.utils.sizes import check_sizes
 
 
 class MLP(nn.Module):
-    """A classifier of anything that flattens to `input_size` numbers.
+    """A classifier for inputs that flatten to `input_size` numbers.
 
     Args:
-        input_size: numbers per sample.
+        input_size: number of values per sample.
         hidden_sizes: width of each hidden layer, in order.
-        num_classes: of the labels.
-        dropout: rate after each hidden layer.
+        num_classes: number of classes.
+        dropout: dropout probability after each hidden layer.
     """
 
-    #: see `libai.models.GPT.plan`; pairs of layers would have to alternate axes, which two layers need not
+    #: see `libai.models.GPT.plan`; no split, which would have to alternate axes between pairs of layers
     plan: dict[str, Any] = {"split": {}, "blocks": "layers"}
 
     def __init__(
@@ -42,7 +42,7 @@ class MLP(nn.Module):
         init_weights(self, he_std)
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """`images` (batch, …) float32 with `input_size` numbers per sample, `labels` (batch,) int64."""
+        """Classify `images` (batch, …) float32 with `input_size` values per sample and `labels` (batch,) int64."""
         x = images.flatten(1)
         if x.shape[1] != self.input_size:
             raise UserError(

@@ -1,4 +1,4 @@
-"""ResMLP: linear layers over the patches and over the channels in turn, without attention (Touvron et al. 2021)."""
+"""ResMLP: alternating linear layers over the patches and over the channels, without attention (Touvron et al. 2021)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from libai.utils.sizes import check_rate, check_sizes
 
 
 class Affine(nn.Module):
-    """`x * weight + bias` for each channel: what stands in for a norm."""
+    """A scale and shift per channel, `x * weight + bias`, used in place of a norm."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -24,12 +24,12 @@ class Affine(nn.Module):
         self.bias = nn.Parameter(flow.zeros(width))
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """`x` (…, width) to the same shape."""
+        """Scale and shift `x` (…, width). The shape does not change."""
         return x * self.weight + self.bias
 
 
 class LayerScale(nn.Module):
-    """A learned factor for each channel of a branch (Touvron et al. 2021); `ResMLP` sets them to `start`."""
+    """A learned factor per channel of a branch (Touvron et al. 2021). `ResMLP` initializes it to `start`."""
 
     def __init__(self, width: int, start: float):
         super().__init__()
@@ -37,12 +37,12 @@ class LayerScale(nn.Module):
         self.weight = nn.Parameter(flow.ones(width))
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """`x` (…, width) to the same shape."""
+        """Scale `x` (…, width). The shape does not change."""
         return x * self.weight
 
 
 class ResMLPBlock(nn.Module):
-    """A layer over the patches of each channel, then a network over the channels of each patch."""
+    """A linear layer over the patches of each channel, then a network over the channels of each patch."""
 
     def __init__(self, num_patches: int, width: int, inner_size: int, layer_scale: float, drop_path: float):
         super().__init__()
@@ -55,21 +55,21 @@ class ResMLPBlock(nn.Module):
         self.patch_drop_path, self.mlp_drop_path = DropPath(drop_path), DropPath(drop_path)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """`x` (batch, patches, width) to the same shape."""
+        """Apply the block to `x` (batch, patches, width). The shape does not change."""
         mixed = self.patches(self.patch_norm(x).transpose(1, 2)).transpose(1, 2)
         x = x + self.patch_drop_path(self.patch_scale(mixed))
         return x + self.mlp_drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
 
 
 class ResMLP(ImageClassifier):
-    """A classifier of square images.
+    """A classifier for square images.
 
     Args:
-        image_size, patch_size: pixels on a side; patches tile the image exactly.
-        num_channels, num_classes: of the images and of the labels.
-        hidden_size, num_layers, mlp_ratio: the size of the blocks.
-        layer_scale: where the learned factors of the branches begin.
-        drop_path: rate of skipping a branch, the same in all blocks.
+        image_size, patch_size: side length in pixels. Patches must tile the image exactly.
+        num_channels, num_classes: number of image channels and of classes.
+        hidden_size, num_layers, mlp_ratio: size of the blocks.
+        layer_scale: initial value of the learned factors of the branches.
+        drop_path: probability of skipping a branch, the same in all blocks.
     """
 
     #: see `libai.models.GPT.plan`
@@ -105,10 +105,10 @@ class ResMLP(ImageClassifier):
         init_weights(self, fan_in_std(num_layers, RESIDUAL_PROJECTIONS))
         for module in self.modules():
             if isinstance(module, LayerScale):
-                module.weight.data.fill_(module.start)  # after `init_weights`, which takes them for scales of norms
+                module.weight.data.fill_(module.start)  # after `init_weights`, which treats them as norm scales
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The average over the patches, (batch, hidden_size)."""
+        """Return the average over the patches, (batch, hidden_size)."""
         check_image(images, self.image_size, "ResMLP")
         x = self.patch_embedding(patches_of(images, self.patch_size))
         for block in self.blocks:

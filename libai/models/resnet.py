@@ -1,4 +1,4 @@
-"""ResNet, ResNet-18 by default (He et al. 2016), with batch normalisation."""
+"""ResNet, by default ResNet-18, with batch normalization (He et al. 2016)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from libai.utils.sizes import check_sizes
 
 
 def _shortcut(num_in: int, num_out: int, stride: int) -> nn.Module:
-    """A projection where the shape changes."""
+    """Return the identity, or a projection if the shape changes."""
     if stride == 1 and num_in == num_out:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(num_in, num_out, 1, stride, bias=False), nn.BatchNorm2d(num_out))
@@ -34,7 +34,7 @@ class BasicBlock(nn.Module):
         self.shortcut = _shortcut(num_in, num_out, stride)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """`x` (batch, num_in, height, width) to (batch, num_out, height / stride, width / stride)."""
+        """Convert `x` (batch, num_in, height, width) to (batch, num_out, height / stride, width / stride)."""
         y = self.relu(self.norm1(self.conv1(x)))
         return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
@@ -43,14 +43,15 @@ class ResNet(nn.Module):
     """An image classifier.
 
     Args:
-        num_channels: channels of the images.
-        num_classes: number of labels.
-        width: channels of the first stage; each later stage doubles them and halves the side.
+        num_channels: number of image channels.
+        num_classes: number of classes.
+        width: channels of the first stage. Each later stage doubles the channels and halves the side length.
         blocks_per_stage: `(2, 2, 2, 2)` is ResNet-18, `(3, 4, 6, 3)` ResNet-34.
-        stem: `"imagenet"` (7x7 stride 2, then pooling) or `"cifar"` (3x3 stride 1), which keeps small images whole.
+        stem: `"imagenet"` (7x7 stride 2, then pooling) or `"cifar"` (3x3 stride 1), which keeps the resolution of small
+            images.
     """
 
-    #: see `libai.models.GPT.plan`; convolutions are not split: data parallelism suits this family
+    #: see `libai.models.GPT.plan`; convolutions are not split, because data parallelism suits this family
     plan: dict[str, Any] = {"split": {}, "blocks": "blocks"}
 
     def __init__(
@@ -88,7 +89,7 @@ class ResNet(nn.Module):
         init_weights(self, he_std)
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """`images` (batch, channels, height, width) float32, `labels` (batch,) int64."""
+        """Classify `images` (batch, channels, height, width) float32 with `labels` (batch,) int64."""
         x = self.stem(images)
         for block in self.blocks:
             x = block(x)

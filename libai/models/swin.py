@@ -1,4 +1,4 @@
-"""Swin and Swin V2: attention within windows, which every second block shifts (Liu et al. 2021 and 2022)."""
+"""Swin and Swin V2: attention within windows, which are shifted in every second block (Liu et al. 2021 and 2022)."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class WindowAttention(Attention):
 
     Args:
         hidden_size, num_heads: as in `Attention`.
-        side: of the map, in positions; a multiple of `window`.
-        window: positions on a side of a window.
-        shift: by how many positions the windows are moved down and to the right; those that would leave the map go on
-            at its other side, and a mask keeps what is not neighbouring there apart.
+        side: side length of the map in positions, a multiple of `window`.
+        window: side length of a window in positions.
+        shift: number of positions by which the windows are shifted down and to the right. Windows wrap around the edges
+            of the map, and a mask separates positions that are not neighbors on the map.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, side: int, window: int, shift: int):
@@ -54,7 +54,10 @@ class WindowAttention(Attention):
         self.position_bias = nn.Parameter(flow.zeros((2 * self.window - 1) ** 2, self.num_heads))
 
     def forward(self, x: flow.Tensor, *_: Any, **__: Any) -> flow.Tensor:
-        """`x` (batch, side^2, hidden_size) to the same shape; the other arguments are those of other attentions."""
+        """Apply attention to `x` (batch, side^2, hidden_size). The shape does not change.
+
+        Other arguments are ignored.
+        """
         windows = self._cut(x)
         q, k, v = (self._heads_of(layer(windows)) for layer in (self.q, self.k, self.v))
         bias = F.embedding(self.position_index, self._bias_table())
@@ -65,14 +68,14 @@ class WindowAttention(Attention):
         return self._joined(self.out(heads.transpose(2, 3).reshape(*windows.shape[:3], -1)))
 
     def _bias_table(self) -> flow.Tensor:
-        """(relative positions, heads)."""
+        """Return the bias of each relative position, (relative positions, heads)."""
         return self.position_bias
 
     def _scaled(self, q: flow.Tensor, k: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
         return q, k
 
     def _cut(self, x: flow.Tensor) -> flow.Tensor:
-        """(batch, side^2, hidden_size) to (batch, windows, window^2, hidden_size)."""
+        """Convert (batch, side^2, hidden_size) to (batch, windows, window^2, hidden_size)."""
         count = self.side // self.window
         x = _rolled(x.reshape(x.shape[0], self.side, self.side, -1), self.shift)
         x = x.reshape(x.shape[0], count, self.window, count, self.window, x.shape[-1])
@@ -86,12 +89,15 @@ class WindowAttention(Attention):
         return _rolled(x, self.side - self.shift if self.shift else 0).reshape(x.shape[0], self.side**2, -1)
 
     def _heads_of(self, x: flow.Tensor) -> flow.Tensor:
-        """(batch, windows, positions, hidden_size) to (batch, windows, heads, positions, head size)."""
+        """Convert (batch, windows, positions, hidden_size) to (batch, windows, heads, positions, head size)."""
         return x.reshape(*x.shape[:3], x.shape[3] // self.head_size, self.head_size).transpose(2, 3)
 
 
 class CosineWindowAttention(WindowAttention):
-    """Scores are cosines times a learned scale, biases a small network of the logarithmic distance (Swin V2)."""
+    """Window attention of Swin V2.
+
+    Scores are scaled cosines, and a small network maps logarithmic distances to biases.
+    """
 
     _INNER_SIZE = 512
 
@@ -115,7 +121,7 @@ class CosineWindowAttention(WindowAttention):
 
 
 class PatchMerging(nn.Module):
-    """Four neighbours side by side, as one position of twice the channels."""
+    """Merges each 2x2 group of neighbors into one position with twice the channels."""
 
     def __init__(self, hidden_size: int, side: int):
         super().__init__()
@@ -124,7 +130,7 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * hidden_size, 2 * hidden_size, bias=False)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """(batch, side^2, hidden_size) to (batch, side^2 / 4, 2 * hidden_size)."""
+        """Convert (batch, side^2, hidden_size) to (batch, side^2 / 4, 2 * hidden_size)."""
         return self.reduction(self.norm(self._neighbours(x)))
 
     def _neighbours(self, x: flow.Tensor) -> flow.Tensor:
@@ -134,29 +140,30 @@ class PatchMerging(nn.Module):
 
 
 class PatchMergingV2(PatchMerging):
-    """The norm follows the reduction."""
+    """Patch merging with the norm after the reduction."""
 
     def __init__(self, hidden_size: int, side: int):
         super().__init__(hidden_size, side)
         self.norm = nn.LayerNorm(2 * hidden_size)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """As `PatchMerging`."""
+        """Convert the shape like `PatchMerging`."""
         return self.norm(self.reduction(self._neighbours(x)))
 
 
 class Swin(ImageClassifier):
-    """A classifier of square images.
+    """A classifier for square images.
 
     Args:
-        image_size, patch_size: pixels on a side; patches tile the image exactly.
-        num_channels, num_classes: of the images and of the labels.
-        hidden_size: of the first stage; each later stage doubles it and halves the side of the map.
-        blocks_per_stage, num_heads: of each stage.
-        window_size: patches on a side of a window; where the map is no larger, it is one window. Windows tile each map.
-        mlp_ratio, activation, norm_eps: of the blocks.
-        dropout: rate on the embeddings and on both branches of each block.
-        drop_path: rate of skipping a branch in the last block; it rises linearly from 0 in the first.
+        image_size, patch_size: side length in pixels. Patches must tile the image exactly.
+        num_channels, num_classes: number of image channels and of classes.
+        hidden_size: width of the first stage. Each later stage doubles the width and halves the side length of the map.
+        blocks_per_stage, num_heads: number of blocks and of heads for each stage.
+        window_size: side length of a window in patches. Windows must tile each map. A map that is not larger is a
+            single window.
+        mlp_ratio, activation, norm_eps: settings of the blocks.
+        dropout: dropout probability on the embeddings and on both branches of each block.
+        drop_path: probability of skipping a branch in the last block. It increases linearly from 0 in the first block.
     """
 
     #: see `libai.models.GPT.plan`
@@ -222,7 +229,7 @@ class Swin(ImageClassifier):
         init_weights(self, fan_in_std(sum(blocks_per_stage), self._residual_projections))
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The average over the last map, (batch, channels of the last stage)."""
+        """Return the average over the last map, (batch, channels of the last stage)."""
         check_image(images, self.image_size, type(self).__name__)
         x = self.embedding_norm(self.patch_embedding(patches_of(images, self.patch_size)))
         x = self.embedding_dropout(x)
@@ -232,16 +239,16 @@ class Swin(ImageClassifier):
 
 
 class SwinV2(Swin):
-    """Swin with norms after the branches, scores by cosine and continuous biases of positions."""
+    """Swin with norms after the branches, cosine scores and continuous position biases."""
 
     plan = {
         **plan_of_blocks("blocks", {name: axis for name, axis in BLOCK_SPLIT.items() if name != "attention.k.bias"}),
         "last": ["norm", "head", "labels"],
-    }  # its keys have no bias
+    }  # keys have no bias
     _attention = CosineWindowAttention
     _block = ResPostNormBlock
     _merging = PatchMergingV2
-    _residual_projections = ()  # a norm follows them
+    _residual_projections = ()  # none, because a norm follows each branch
 
     def __init__(self, *args: Any, **sizes: Any):
         super().__init__(*args, **sizes)
@@ -259,22 +266,27 @@ def _check_tiling(side: int, window_size: int, is_last: bool) -> None:
 
 
 def _relative_index(window: int) -> flow.Tensor:
-    """Which row of the table of biases each pair of positions of a window uses, (window^4,) int64."""
+    """Return the row of the bias table for each pair of positions in a window, (window^4,) int64."""
     rows, columns = (places.reshape(-1) for places in np.indices((window, window)))
     down, right = (places[:, None] - places[None] + window - 1 for places in (rows, columns))
     return flow.tensor((down * (2 * window - 1) + right).reshape(-1), dtype=flow.int64)
 
 
 def _log_distances(window: int) -> flow.Tensor:
-    """Signed logarithmic distances of the rows of that table, (relative positions, 2) (Liu et al. 2022, eq. 4)."""
+    """Return the signed logarithmic distances of the bias table's rows, (relative positions, 2).
+
+    See Liu et al. 2022, eq. 4.
+    """
     places = np.indices((2 * window - 1, 2 * window - 1)).reshape(2, -1).T - (window - 1.0)
     places *= 8.0 / max(1, window - 1)
     return flow.tensor((np.sign(places) * np.log2(np.abs(places) + 1) / 3).astype(np.float32))
 
 
 def _shift_mask(side: int, window: int, shift: int) -> flow.Tensor:
-    """The mask to add to the scores of each window, (windows, 1, window^2, window^2): -100 between positions that are
-    no neighbours on the map."""
+    """Return the additive mask of each window, (windows, 1, window^2, window^2).
+
+    It is -100 between positions that are not neighbors on the map.
+    """
     places = np.arange(side)
     region = (places >= side - window).astype(int) + (places >= side - shift)
     count = side // window
@@ -285,7 +297,7 @@ def _shift_mask(side: int, window: int, shift: int) -> flow.Tensor:
 
 
 def _rolled(x: flow.Tensor, shift: int) -> flow.Tensor:
-    """(batch, side, side, channels) moved up and to the left by `shift` positions, around the edges."""
+    """Roll (batch, side, side, channels) up and to the left by `shift` positions, wrapping around the edges."""
     if not shift:
         return x
     x = flow.cat([x[:, shift:], x[:, :shift]], dim=1)
@@ -293,5 +305,5 @@ def _rolled(x: flow.Tensor, shift: int) -> flow.Tensor:
 
 
 def _unit(x: flow.Tensor) -> flow.Tensor:
-    """`x` over its length, along the last axis."""
+    """Normalize `x` to unit length along the last axis."""
     return x * flow.rsqrt(flow.square(x).sum(-1, keepdim=True).clamp(min=1e-24))

@@ -1,6 +1,6 @@
 """T5: an encoder and a decoder with relative positions, RMS norms and no biases (Raffel et al. 2020).
 
-T5 1.1 and mT5 (Xue et al. 2021) are the same model with gated units and an output layer of their own.
+T5 1.1 and mT5 (Xue et al. 2021) are the same model with gated units and a separate output layer.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _CROSS_SPLIT = {f"cross_{name}": axis for name, axis in ATTENTION_SPLIT.items()}
 
 
 class RelativeBias(nn.Module):
-    """Biases of the scores by the distance from query to key: a learned number for each bucket of distances.
+    """Attention biases that depend on the distance from query to key, with a learned value per bucket of distances.
 
     Args:
-        num_heads: each has its own numbers.
-        max_length: longest sequence.
+        num_heads: number of heads, each with its own biases.
+        max_length: maximum sequence length.
         num_buckets, max_distance: see `relative_buckets`.
-        is_causal: keys behind a query are never seen: all buckets are for those before it.
+        is_causal: use all buckets for keys before the query, because later keys are never visible.
     """
 
     def __init__(self, num_heads: int, max_length: int, num_buckets: int, max_distance: int, is_causal: bool):
@@ -52,17 +52,21 @@ class RelativeBias(nn.Module):
         self.register_buffer("buckets", flow.from_numpy(buckets), persistent=False)
 
     def forward(self, num_keys: int, positions: flow.Tensor | None = None) -> flow.Tensor:
-        """(1, heads, queries, keys): keys are at 0, 1, 2, …, queries too or at `positions` (queries,) int64."""
+        """Return the biases (1, heads, queries, keys).
+
+        Keys are at positions 0, 1, 2, …. Queries are at the same positions, or at `positions` (queries,) int64.
+        """
         check_length(num_keys, self.buckets.shape[0])
         buckets = self.buckets[:num_keys] if positions is None else flow.index_select(self.buckets, 0, positions)
         return self.table(buckets[:, :num_keys]).permute(2, 0, 1).unsqueeze(0)
 
 
 def relative_buckets(length: int, num_buckets: int, max_distance: int, is_causal: bool) -> np.ndarray:
-    """The bucket of every pair of query and key, (length, length) int64.
+    """Return the bucket of every pair of query and key, (length, length) int64.
 
-    Half of the buckets (of each direction, unless `is_causal`) are for one distance each, the others for ranges that
-    grow by a factor up to `max_distance`, from where on all distances share the last one.
+    The buckets are divided between the two directions unless `is_causal`. Half of the buckets of a direction represent
+    a single distance each. The others represent ranges that grow exponentially up to `max_distance`. All larger
+    distances share the last bucket.
     """
     order = np.arange(length)
     distance = order[:, None] - order[None, :]
@@ -80,22 +84,22 @@ def relative_buckets(length: int, num_buckets: int, max_distance: int, is_causal
 
 
 class T5Encoder(nn.Module):
-    """The encoder alone: the features of a text.
+    """The encoder only, which computes the features of a text.
 
     Args:
         vocab_size: number of token ids.
-        max_seq_length: longest sequence.
-        hidden_size, num_layers, num_heads: the size of the blocks.
-        inner_size: units of the network in each block.
-        head_size: width of a head; default: `hidden_size / num_heads`.
-        dropout: rate on the embeddings and on the branches of each block.
-        activation, is_gated: of these units: "relu", or "gelu_tanh" with gates in T5 1.1 and mT5.
-        num_buckets, max_distance: of the relative positions, see `relative_buckets`.
+        max_seq_length: maximum sequence length.
+        hidden_size, num_layers, num_heads: size of the blocks.
+        inner_size: number of hidden units in the network of each block.
+        head_size: width of a head (default: `hidden_size / num_heads`).
+        dropout: dropout probability on the embeddings and on the branches of each block.
+        activation, is_gated: settings of the hidden units: "relu", or "gelu_tanh" with gates in T5 1.1 and mT5.
+        num_buckets, max_distance: settings of the relative positions, see `relative_buckets`.
         norm_eps: added to the mean square in every norm.
-        num_decoder_layers: blocks of a decoder, which follow in `blocks`; `T5` has them.
+        num_decoder_layers: number of decoder blocks, which `T5` appends to `blocks`.
     """
 
-    #: see `libai.models.GPT.plan`; a model with gated units splits the gates too
+    #: see `libai.models.GPT.plan`; gates are split too if the model has them
     plan = plan_of_blocks("blocks", _ENCODER_SPLIT)
 
     def __init__(
@@ -125,7 +129,7 @@ class T5Encoder(nn.Module):
         self.encoder_bias = RelativeBias(num_heads, max_seq_length, num_buckets, max_distance, is_causal=False)
         self.encoder_norm = RMSNorm(hidden_size, norm_eps)
         mlp = partial(GatedMLP if is_gated else MLPBlock, hidden_size, inner_size, bias=False, activation=activation)
-        # the initial weights of the queries make up for the scale that scores do not have
+        # scores are not scaled; the initial query weights compensate for it
         attention = partial(Attention, hidden_size, num_heads, None, None, head_size, False, False, scale=1.0)
         norm = partial(RMSNorm, hidden_size, norm_eps)
         self.blocks = nn.ModuleList(
@@ -140,7 +144,7 @@ class T5Encoder(nn.Module):
             self.init_weights()
 
     def init_weights(self) -> None:
-        """Fill all parameters; called when the model is complete."""
+        """Initialize all parameters. Called when the model is complete."""
         hidden_size, head_size = self.token_embedding.weight.shape[1], self.blocks[0].attention.head_size
         plain = transformer_std(hidden_size, len(self.blocks), RESIDUAL_PROJECTIONS)
 
@@ -148,13 +152,16 @@ class T5Encoder(nn.Module):
             if name.endswith("attention.q.weight"):
                 return plain(name, parameter) / math.sqrt(head_size)
             if name == "token_embedding.weight" and getattr(self, "scales_head", False):
-                return 0.5  # the head divides by sqrt(hidden_size): logits as small as those of other models
+                return 0.5  # the head divides by sqrt(hidden_size), so logits are as small as in other models
             return plain(name, parameter)
 
         init_weights(self, std)
 
     def encode(self, input_ids: flow.Tensor, attention_mask: flow.Tensor | None = None) -> flow.Tensor:
-        """The encoder's output, normalised, (batch, length, hidden_size). See `T5.forward` for the arguments."""
+        """Return the normalized output of the encoder, (batch, length, hidden_size).
+
+        See `T5.forward` for the arguments.
+        """
         mask = self.encoder_bias(input_ids.shape[1])
         if attention_mask is not None:
             mask = mask + padding_mask(attention_mask)
@@ -164,21 +171,21 @@ class T5Encoder(nn.Module):
         return self.encoder_norm(x)
 
     def forward(self, input_ids: flow.Tensor, attention_mask: flow.Tensor | None = None) -> dict[str, Any]:
-        """`{"features": (batch, length, hidden_size)}` of a text."""
+        """Return `{"features": (batch, length, hidden_size)}` for a text."""
         return {"features": self.encode(input_ids, attention_mask)}
 
 
 class T5(T5Encoder, LanguageModel):
-    """The encoder, and a decoder that continues a target and attends to the encoded text.
+    """The encoder, with a decoder that continues a target and attends to the encoded text.
 
     Args:
-        vocab_size, max_seq_length: as for `T5Encoder`.
-        num_decoder_layers: default: the encoder's number.
-        max_target_length: longest target; default: `max_seq_length`.
-        tie_head: the output layer is the token embedding itself, one parameter.
-        scales_head: divide the features by `sqrt(hidden_size)` before the output layer; default: where it is tied.
-        start_token: every target follows it.
-        ignore_index: label of the positions that do not count.
+        vocab_size, max_seq_length: see `T5Encoder`.
+        num_decoder_layers: number of decoder blocks (default: the same as in the encoder).
+        max_target_length: maximum target length (default: `max_seq_length`).
+        tie_head: use the token embedding as the output layer, as one shared parameter.
+        scales_head: divide the features by `sqrt(hidden_size)` before the output layer (default: only if it is tied).
+        start_token: token that precedes every target.
+        ignore_index: label of positions that are not counted.
         encoder: other arguments of `T5Encoder`.
     """
 
@@ -219,11 +226,11 @@ class T5(T5Encoder, LanguageModel):
         attention_mask: flow.Tensor | None = None,
         decoder_input_ids: flow.Tensor | None = None,
     ) -> dict[str, Any]:
-        """`input_ids` (batch, length), `labels` (batch, target length) int64: a text, and what to make of it.
+        """Run the model on a text and its target: `input_ids` (batch, length), `labels` (batch, target length), int64.
 
-        `attention_mask` (batch, length) int64 is 0 on padding, 1 elsewhere. The decoder reads `decoder_input_ids`, the
-        labels behind `start_token` by default. Returns the loss `lm` in nats per counted label, or
-        `{"logits": (batch, target length, vocab_size)}` without labels.
+        `attention_mask` (batch, length) int64 is 0 on padding, 1 elsewhere. The decoder reads `decoder_input_ids`, by
+        default `start_token` followed by the labels without the last one. Returns the loss `lm` in nats per counted
+        label, or `{"logits": (batch, target length, vocab_size)}` without labels.
         """
         if decoder_input_ids is None:
             if labels is None:
@@ -248,10 +255,10 @@ class T5(T5Encoder, LanguageModel):
         context: flow.Tensor,
         context_mask: flow.Tensor | None = None,
     ) -> flow.Tensor:
-        """The decoder's output as the output layer takes it, (batch, target length, hidden_size).
+        """Return the decoder's output as the output layer reads it, (batch, target length, hidden_size).
 
-        `input_ids` belong to the target; the other arguments as in `GPT.features` and `Block`. Targets have equal
-        positions in all rows; `context` may be what `keys_values` returns.
+        `input_ids` are the tokens of the target. All rows have the same positions. `context` can be the encoder's
+        output or the result of `keys_values`. The other arguments are the same as in `GPT.features` and `Block`.
         """
         mask = mask + self.decoder_bias(mask.shape[-1], None if positions is None else positions[0])
         x = self.embedding_dropout(self.token_embedding(input_ids))
@@ -264,8 +271,11 @@ class T5(T5Encoder, LanguageModel):
         return features * features.shape[-1] ** -0.5 if self.scales_head else features
 
     def keys_values(self, input_ids: flow.Tensor, attention_mask: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
-        """For generation, what `features` takes as `context` and `context_mask` of a text: the keys and values of all
-        blocks, (2 * layers, batch, heads, length, head size), and what is added to the scores."""
+        """Encode a text for generation, and return the arguments `context` and `context_mask` of `features`.
+
+        `context` contains the keys and values of all decoder blocks, (2 * layers, batch, heads, length, head size).
+        `context_mask` is added to the scores.
+        """
         features = self.encode(input_ids, attention_mask)
         decoder = list(self.blocks)[self.num_encoder_layers :]
         pairs = [tensor for block in decoder for tensor in block.cross_attention.keys_values(features)]

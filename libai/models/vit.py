@@ -1,4 +1,4 @@
-"""ViT: an image classifier made of transformer blocks over patches (Dosovitskiy et al. 2021)."""
+"""ViT: an image classifier with transformer blocks over patches (Dosovitskiy et al. 2021)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from libai.utils.sizes import check_sizes
 
 
 class ViT(ImageClassifier):
-    """A classifier of square images.
+    """A classifier for square images.
 
     Args:
-        image_size, patch_size: pixels on a side; patches tile the image exactly.
-        num_channels, num_classes: of the images and of the labels.
-        hidden_size, num_layers, num_heads, mlp_ratio: the size of the blocks.
-        dropout: rate on the embeddings and on both branches of each block.
-        drop_path: rate of skipping a branch in the last block; it rises linearly from 0 in the first.
-        activation, norm_eps: of the blocks; weights of Hugging Face have `norm_eps=1e-12`.
+        image_size, patch_size: side length in pixels. Patches must tile the image exactly.
+        num_channels, num_classes: number of image channels and of classes.
+        hidden_size, num_layers, num_heads, mlp_ratio: size of the blocks.
+        dropout: dropout probability on the embeddings and on both branches of each block.
+        drop_path: probability of skipping a branch in the last block. It increases linearly from 0 in the first block.
+        activation, norm_eps: settings of the blocks; Hugging Face weights use `norm_eps=1e-12`.
     """
 
     #: see `libai.models.GPT.plan`
@@ -71,7 +71,7 @@ class ViT(ImageClassifier):
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The class token after the last block, (batch, hidden_size)."""
+        """Return the class token after the last block, (batch, hidden_size)."""
         check_image(images, self.image_size, "ViT")
         x = self.patch_embedding(patches_of(images, self.patch_size))
         x = flow.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)

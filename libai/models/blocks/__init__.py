@@ -1,1 +1,1 @@
-"""Parts that models share: layers of transformers, initial weights, names of outputs."""
+"""Parts shared by several models: transformer layers, weight initialization and model outputs."""

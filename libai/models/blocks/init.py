@@ -1,8 +1,8 @@
-"""Initial weights that depend on OneFlow's seed and on the parameter's name, and on nothing else.
+"""Weight initialization that depends only on OneFlow's seed and on the parameter's name.
 
-OneFlow's own initialisers draw from one running generator, so the weights of a layer change when another layer is added
-before it. Here each parameter has its own stream: the same `flow.manual_seed` gives the same weights in both modes, in
-every process and on every device.
+OneFlow's own initializers use one shared generator, so adding a layer changes the weights of all layers after it. Here
+each parameter has its own random stream. The same `flow.manual_seed` gives the same weights in both modes, in every
+process and on every device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _is_skipped = False
 
 @contextmanager
 def without_initial_values() -> Iterator[None]:
-    """`init_weights` leaves parameters as they are inside: for a model of which only names and shapes are wanted."""
+    """Disable `init_weights` inside this context, for models that are only built for their names and shapes."""
     global _is_skipped
     before, _is_skipped = _is_skipped, True
     try:
@@ -30,14 +30,15 @@ def without_initial_values() -> Iterator[None]:
 
 
 def init_weights(model: nn.Module, std: Callable[[str, nn.Parameter], float]) -> None:
-    """Fill every parameter of `model` in place.
+    """Initialize every parameter of `model` in place.
 
     Args:
-        model: local, on any device; a parameter shared by several layers is filled once.
-        std: maps (qualified name, parameter) to the standard deviation of a centred normal; asked for parameters of two
-            or more axes only. Biases become 0; other one-axis parameters (norm scales) become 1.
+        model: a local model on any device. A parameter shared by several layers is initialized once.
+        std: maps (qualified name, parameter) to the standard deviation of a zero-mean normal distribution. It is called
+            only for parameters with two or more axes. Biases become 0, and other one-axis parameters (norm scales)
+            become 1.
 
-    Two models built under one `flow.manual_seed` get equal weights: seed again to get another draw.
+    Two models built with the same `flow.manual_seed` get equal weights. Set a new seed to get different weights.
     """
     if _is_skipped:
         return
@@ -52,9 +53,10 @@ def init_weights(model: nn.Module, std: Callable[[str, nn.Parameter], float]) ->
 
 
 def he_std(name: str, parameter: nn.Parameter) -> float:
-    """The rule sqrt(2 / fan_in) for weights that feed a ReLU (He et al. 2015, eq. 10); shapes are (out, in, ...).
+    """Return sqrt(2 / fan_in), for weights followed by a ReLU (He et al. 2015, eq. 10). Shapes are (out, in, ...).
 
-    A layer called `head` feeds the softmax instead: 0.01 there, so that training starts near the loss of a guess.
+    A layer called `head` is followed by a softmax instead. It gets 0.01, so training starts near the loss of random
+    guessing.
     """
     if name.startswith("head."):
         return 0.01
@@ -65,15 +67,16 @@ def he_std(name: str, parameter: nn.Parameter) -> float:
 def transformer_std(
     hidden_size: int, num_layers: int, projections: tuple[str, ...]
 ) -> Callable[[str, nn.Parameter], float]:
-    """The rule sqrt(2 / (5 * hidden_size)), embeddings included, with two exceptions.
+    """Return a rule that gives sqrt(2 / (5 * hidden_size)), embeddings included, with two exceptions.
 
-    It is "SmallInit" (Nguyen and Salazar 2019, eq. 4): GPT-2's 0.02 at a width of 1000, and more for narrow models.
-    On the sizes of `configs/gpt_stdlib.py` (width 96), 300 iterations, one run each: 2.14 nats per byte against 2.35
-    with 0.02.
+    The rule is "SmallInit" (Nguyen and Salazar 2019, eq. 4). It equals GPT-2's 0.02 at a width of 1000 and is larger
+    for narrow models. With the sizes of `configs/gpt_stdlib.py` (width 96) and 300 iterations, one run each, it reaches
+    2.14 nats per byte, compared with 2.35 for 0.02.
 
-    Weights whose name ends with one of `projections` write into the residual stream; they are divided by
-    sqrt(2 * num_layers), their number, so that the stream's variance does not grow with the depth (GPT-2, section 2.3).
-    An output layer of its own (`head.weight`) gets 0.02, so that training starts near the loss of a guess.
+    Weights whose name ends with one of `projections` write into the residual stream. They are divided by
+    `sqrt(2 * num_layers)`, which is the square root of their number, so the variance of the stream does not grow with
+    the depth (GPT-2, section 2.3). A separate output layer (`head.weight`) gets 0.02, so training starts near the loss
+    of random guessing.
     """
     plain = float(np.sqrt(2.0 / (5.0 * hidden_size)))
 
@@ -86,7 +89,7 @@ def transformer_std(
 
 
 def fan_in_std(num_layers: int, projections: tuple[str, ...]) -> Callable[[str, nn.Parameter], float]:
-    """`transformer_std` for models whose width changes: what a weight reads takes the place of `hidden_size`."""
+    """Return a `transformer_std` for models with varying width: each weight's fan-in replaces `hidden_size`."""
 
     def std(name: str, parameter: nn.Parameter) -> float:
         width = int(np.prod(parameter.shape[1:]))

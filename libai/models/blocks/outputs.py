@@ -1,4 +1,4 @@
-"""Outputs, losses and metrics that several model families share, in the form of the model contract."""
+"""Outputs, losses and metrics shared by several model families, in the form of the model contract."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from oneflow.nn import functional as F
 
 
 def token_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, ignore_index: int) -> flow.Tensor:
-    """The mean cross entropy in nats over the labels that are not `ignore_index`, a 0-dim tensor.
+    """Return the mean cross entropy in nats over the labels that are not `ignore_index`, a 0-dim tensor.
 
-    `logits` (batch, length, vocabulary), `labels` (batch, length) int64. A batch without any counted label gives 0 with
-    zero gradients, where OneFlow's own mean gives NaN.
+    `logits` (batch, length, vocabulary), `labels` (batch, length) int64. A batch without counted labels gives 0 with
+    zero gradients, whereas OneFlow's own mean gives NaN.
     """
     flat = labels.reshape(-1)
     summed = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), flat, ignore_index=ignore_index, reduction="sum")
@@ -21,10 +21,10 @@ def token_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, ignore_index: 
 
 
 def classification_outputs(logits: flow.Tensor, labels: flow.Tensor | None, training: bool) -> dict[str, Any]:
-    """The outputs of a classifier's forward.
+    """Return the outputs of a classifier's forward.
 
-    `logits` (batch, classes), `labels` (batch,) int64, or None for prediction. Training: losses `cls` and metrics
-    `accuracy` (a fraction). Evaluation: `logits` and, when there are labels, the losses.
+    `logits` (batch, classes); `labels` (batch,) int64, or None for prediction. In training mode, returns the losses
+    `cls` and the metrics `accuracy` (a fraction). In eval mode, returns `logits` and, if there are labels, the losses.
     """
     if labels is None:
         return {"logits": logits}
@@ -36,38 +36,44 @@ def classification_outputs(logits: flow.Tensor, labels: flow.Tensor | None, trai
 
 
 class LanguageModel(nn.Module):
-    """Base of models with a `token_embedding`, an `ignore_index`, and a `head` that is None where it is tied."""
+    """Base of models with a `token_embedding`, an `ignore_index`, and a `head`, which is None if it is tied."""
 
     token_embedding: nn.Embedding
     head: nn.Linear | None
     ignore_index: int
 
     def logits(self, features: flow.Tensor) -> flow.Tensor:
-        """Scores of the next token, (batch, length, vocab_size)."""
+        """Return the scores of the next token, (batch, length, vocab_size)."""
         if self.head is not None:
             return self.head(features)
         return flow._C.matmul(features, self.token_embedding.weight, transpose_b=True)
 
     def outputs(self, logits: flow.Tensor, labels: flow.Tensor | None) -> dict[str, Any]:
-        """The loss `lm` in nats per counted label, or without labels `{"logits": (batch, length, vocab_size)}`."""
+        """Return the loss `lm` in nats per counted label.
+
+        Without labels, returns `{"logits": (batch, length, vocab_size)}`.
+        """
         if labels is None:
             return {"logits": logits}
         return {"losses": {"lm": token_cross_entropy(logits, labels, self.ignore_index)}}
 
     def num_loss_items(self, input_ids: Any, labels: Any = None, **others: Any) -> Any:
-        """The number of labels that the loss is the mean of (tensors or arrays in, a scalar of the same kind out)."""
+        """Return the number of labels that the loss averages over.
+
+        Takes tensors or arrays, and returns a scalar of the same kind.
+        """
         return (labels != self.ignore_index).sum()
 
 
 class ImageClassifier(nn.Module):
-    """Base of models with `features(images)`, (batch, width), and a `head` over them."""
+    """Base of models with `features(images)`, (batch, width), and a `head` that reads them."""
 
     features: Any
     head: nn.Linear
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """`images` (batch, channels, height, width) float32, `labels` (batch,) int64.
+        """Classify `images` (batch, channels, height, width) float32 with `labels` (batch,) int64.
 
-        Returns what `classification_outputs` describes; logits are (batch, num_classes).
+        Returns the outputs described in `classification_outputs`. Logits are (batch, num_classes).
         """
         return classification_outputs(self.head(self.features(images)), labels, self.training)

@@ -1,4 +1,4 @@
-"""Images cut into square patches, for models that read each patch as one vector."""
+"""Split images into square patches, for models that read each patch as one vector."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from libai.utils.errors import UserError
 
 
 def patches_of(images: flow.Tensor, size: int) -> flow.Tensor:
-    """(batch, channels, height, width) to (batch, patches, channels * size^2), row by row.
+    """Convert (batch, channels, height, width) to (batch, patches, channels * size^2), in row-major order.
 
-    Followed by a linear layer this is a strided convolution as one matrix product, which OneFlow's CPU kernels do
+    Together with a linear layer this is a strided convolution as one matmul, which OneFlow's CPU kernels compute
     several times faster.
     """
     batch, channels, height, width = images.shape
@@ -19,7 +19,7 @@ def patches_of(images: flow.Tensor, size: int) -> flow.Tensor:
 
 
 def check_patches(image_size: int, patch_size: int) -> None:
-    """Raise `UserError` where patches do not tile the image."""
+    """Raise `UserError` if patches do not tile the image."""
     if image_size % patch_size:
         raise UserError(
             f"image_size={image_size} is not a multiple of patch_size={patch_size}, so patches cannot tile it. "
@@ -28,7 +28,7 @@ def check_patches(image_size: int, patch_size: int) -> None:
 
 
 def check_image(images: flow.Tensor, image_size: int, model: str) -> None:
-    """Raise `UserError` for images of another size than a model was built for."""
+    """Raise `UserError` if the images do not have the size that the model was built for."""
     height, width = images.shape[2:]
     if (height, width) != (image_size, image_size):
         raise UserError(

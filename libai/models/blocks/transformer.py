@@ -1,7 +1,7 @@
-"""The transformer block that GPT, Llama, BERT, T5 and ViT are made of.
+"""The transformer block of GPT, Llama, BERT, T5 and ViT.
 
-Query, key and value are three layers and not one fused one: so tensor parallelism is a split of each weight on an axis
-(`BLOCK_SPLIT`), and nothing in this file knows about it.
+Query, key and value are three separate layers instead of a fused one. So tensor parallelism splits each weight on an
+axis (`BLOCK_SPLIT`), and this file contains no parallel code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from libai.utils.errors import UserError
 from libai.utils.sizes import check_rate, check_sizes
 
 #: weight -> axis that tensor parallelism splits, relative to a block. Column-parallel layers split the outputs (axis 0
-#: of (out, in) weights and of biases), the row-parallel layer after them the inputs, and keeps its bias on every
+#: of (out, in) weights and of biases). The row-parallel layer after them splits the inputs and keeps its bias on every
 #: rank.
 ATTENTION_SPLIT = {
     "attention.q.weight": 0,
@@ -32,12 +32,12 @@ ATTENTION_BIAS_SPLIT = {"attention.q.bias": 0, "attention.k.bias": 0, "attention
 MLP_SPLIT = {"mlp.up.weight": 0, "mlp.up.bias": 0, "mlp.down.weight": 1}
 BLOCK_SPLIT = {**ATTENTION_SPLIT, **ATTENTION_BIAS_SPLIT, **MLP_SPLIT}
 
-#: the weights that write into the residual stream, for `transformer_std`
+#: weights that write into the residual stream, for `transformer_std`
 RESIDUAL_PROJECTIONS = ("attention.out.weight", "mlp.down.weight")
 
 
 def plan_of_blocks(blocks: str, split: Mapping[str, int] = BLOCK_SPLIT) -> dict[str, Any]:
-    """A plan for a model whose list of blocks is the attribute `blocks`; `split` is relative to a block."""
+    """Return a plan for a model with the list of blocks `blocks`. The names in `split` are relative to a block."""
     return {
         "split": {f"{blocks}.*.{name}": axis for name, axis in split.items()},
         "blocks": blocks,
@@ -46,7 +46,7 @@ def plan_of_blocks(blocks: str, split: Mapping[str, int] = BLOCK_SPLIT) -> dict[
 
 
 def check_transformer(hidden_size: int, num_layers: int, num_heads: int, mlp_ratio: float) -> None:
-    """Raise `UserError` for sizes of blocks that no transformer can have."""
+    """Raise `UserError` for block sizes that are impossible for a transformer."""
     check_sizes(hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads)
     check_rate(mlp_ratio=mlp_ratio)
     if int(hidden_size * mlp_ratio) < 1:
@@ -54,17 +54,18 @@ def check_transformer(hidden_size: int, num_layers: int, num_heads: int, mlp_rat
 
 
 class Attention(nn.Module):
-    """Multi-head attention, of grouped queries where there are fewer heads of keys than of queries.
+    """Multi-head attention, or grouped-query attention if there are fewer key heads than query heads.
 
     Args:
         hidden_size: width of the residual stream, a multiple of `num_heads` unless `head_size` is given.
-        causal_length: with a number, position i sees positions up to i only, in sequences up to this length. Without,
-            the caller's `mask` says what is seen.
-        num_kv_heads: heads of keys and values, each shared by `num_heads / num_kv_heads` heads of queries; default: as
-            many as there are heads (Ainslie et al. 2023).
-        head_size: width of a head; default: `hidden_size / num_heads`.
-        qkv_bias, out_bias: whether the projections into the heads, and the one out of them, have a bias.
-        scale: of the scores; default: `1 / sqrt(head_size)`.
+        num_heads: number of query heads.
+        causal_length: maximum sequence length of causal attention, in which position i attends only to positions up to
+            i. None leaves the choice of visible positions to the caller's `mask`.
+        num_kv_heads: number of key and value heads, each shared by `num_heads / num_kv_heads` query heads (Ainslie et
+            al. 2023). Default: `num_heads`.
+        head_size: width of a head (default: `hidden_size / num_heads`).
+        qkv_bias, out_bias: whether the input projections and the output projection have a bias.
+        scale: factor of the scores (default: `1 / sqrt(head_size)`).
     """
 
     def __init__(
@@ -105,7 +106,8 @@ class Attention(nn.Module):
         self.scale = scale
         self.is_causal = causal_length is not None
         if causal_length is not None:
-            # A buffer of each block and not a source operation in forward: it follows its block to any mesh and stage.
+            # A buffer of each block and not a source operation in forward, so it moves with its block to any mesh and
+            # stage.
             self.register_buffer("causal_mask", causal_mask(causal_length), persistent=False)
 
     def forward(
@@ -116,14 +118,14 @@ class Attention(nn.Module):
         cache: Any = None,
         context: Any = None,
     ) -> flow.Tensor:
-        """`x` (batch, length, hidden_size) to the same shape.
+        """Apply attention to `x` (batch, length, hidden_size). The output has the same shape.
 
         Args:
-            mask: added to the scores, (…, length, length of the keys).
-            rotation: what `rotate` turns queries and keys by.
-            cache: its `append(k, v)`, each (batch, key heads, length, head size), returns the keys and values to attend
-                to. `mask` then says all of what is seen, the causal order too.
-            context: the sequence to attend to instead of `x`, (batch, length, hidden_size), or its `keys_values`.
+            mask: added to the scores, (…, length, number of keys).
+            rotation: rotary positions for `rotate`, applied to queries and keys.
+            cache: object with a method `append(k, v)`, each (batch, key heads, length, head size), which returns the
+                keys and values to attend to. `mask` must then define all visible positions, including the causal order.
+            context: sequence to attend to instead of `x`, (batch, length, hidden_size), or its `keys_values`.
         """
         length = x.shape[1]
         if self.is_causal and cache is None:
@@ -141,36 +143,36 @@ class Attention(nn.Module):
         return self.out(heads.transpose(1, 2).reshape(x.shape[0], length, -1))
 
     def keys_values(self, x: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
-        """Keys and values of `x`, each (batch, key heads, length, head size)."""
+        """Return the keys and values of `x`, each (batch, key heads, length, head size)."""
         return self._split_heads(self.k(x)), self._split_heads(self.v(x))
 
     def _split_heads(self, x: flow.Tensor) -> flow.Tensor:
-        """(batch, length, width) to (batch, heads, length, head size)."""
+        """Convert (batch, length, width) to (batch, heads, length, head size)."""
         batch, length, width = x.shape
         return x.reshape(batch, length, width // self.head_size, self.head_size).transpose(1, 2)
 
 
 class GELUTanh(nn.Module):
-    """GELU by a hyperbolic tangent, the approximation that GPT-2 was trained with (Hendrycks & Gimpel 2016)."""
+    """The tanh approximation of GELU, which GPT-2 was trained with (Hendrycks & Gimpel 2016)."""
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """Element by element, of the same shape."""
+        """Apply the activation to each element. The shape does not change."""
         return flow._C.fast_gelu(x)
 
 
-#: name -> what the inner units of `MLPBlock` compute
+#: name -> activation module of the inner units of `MLPBlock`
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "gelu_tanh": GELUTanh, "relu": nn.ReLU, "silu": nn.SiLU}
 
 
 def activation_module(name: str) -> nn.Module:
-    """The module in `ACTIVATIONS`. Raises `UserError` for a name that is not there."""
+    """Return a new module of `ACTIVATIONS` by name. Raises `UserError` for an unknown name."""
     if name not in ACTIVATIONS:
         raise UserError(f'activation="{name}" is not known. It is one of {", ".join(ACTIVATIONS)}.')
     return ACTIVATIONS[name]()
 
 
 class MLPBlock(nn.Module):
-    """The position-wise two-layer network of a block, with `inner_size` units in between."""
+    """The position-wise two-layer network of a block, with `inner_size` hidden units."""
 
     def __init__(self, hidden_size: int, inner_size: int, activation: str = "gelu", bias: bool = True):
         super().__init__()
@@ -179,12 +181,12 @@ class MLPBlock(nn.Module):
         self.down = nn.Linear(inner_size, hidden_size, bias=bias)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """`x` (…, hidden_size) to the same shape."""
+        """Apply the network to `x` (…, hidden_size). The shape does not change."""
         return self.down(self.activation(self.up(x)))
 
 
 class GatedMLP(nn.Module):
-    """`down(activation(gate(x)) * up(x))`, with `inner_size` units in between (SwiGLU and others, Shazeer 2020)."""
+    """The network `down(activation(gate(x)) * up(x))`, with `inner_size` hidden units (SwiGLU etc., Shazeer 2020)."""
 
     def __init__(self, hidden_size: int, inner_size: int, bias: bool = False, activation: str = "silu"):
         super().__init__()
@@ -194,19 +196,21 @@ class GatedMLP(nn.Module):
         self.down = nn.Linear(inner_size, hidden_size, bias=bias)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """`x` (…, hidden_size) to the same shape."""
+        """Apply the network to `x` (…, hidden_size). The shape does not change."""
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`, with dropout on both branches.
+    """A pre-norm block: `x + attention(norm(x))`, then `x + mlp(norm(x))`, with dropout on both branches.
 
     Args:
-        norm: makes one of the two norms.
-        dropout: rate on the elements of each branch.
-        drop_path: rate at which a sample skips a branch altogether (stochastic depth).
-        is_post_norm: `norm(x + attention(x))` and `norm(x + mlp(x))` instead (Vaswani et al. 2017).
-        cross_attention: between the two, `x + cross_attention(norm(x))` to a context; not with `is_post_norm`.
+        attention, mlp: modules of the two branches.
+        norm: function that builds a norm for one branch.
+        dropout: dropout probability of the elements of each branch.
+        drop_path: probability that a sample skips a branch entirely (stochastic depth).
+        is_post_norm: use `norm(x + attention(x))` and `norm(x + mlp(x))` instead (Vaswani et al. 2017).
+        cross_attention: adds `x + cross_attention(norm(x))` between the two branches, to attend to a context. Not
+            supported with `is_post_norm`.
     """
 
     def __init__(
@@ -243,9 +247,10 @@ class Block(nn.Module):
         context: Any = None,
         context_mask: flow.Tensor | None = None,
     ) -> flow.Tensor:
-        """`x` (batch, length, hidden_size) to the same shape; the other arguments as in `Attention`.
+        """Apply the block to `x` (batch, length, hidden_size). The shape does not change.
 
-        `context`, and `context_mask`, which is added to its scores, go to the cross-attention.
+        `context` and its additive `context_mask` go to the cross-attention. The other arguments are the same as in
+        `Attention`.
         """
         read = x if self.is_post_norm else self.attention_norm(x)
         branch = self.attention(read, mask, rotation, cache)
@@ -260,10 +265,10 @@ class Block(nn.Module):
 
 
 class ResPostNormBlock(Block):
-    """`x + norm(attention(x))`, then `x + norm(mlp(x))`: a norm behind each branch (Liu et al. 2022)."""
+    """A block with a norm after each branch: `x + norm(attention(x))`, then `x + norm(mlp(x))` (Liu et al. 2022)."""
 
     def forward(self, x: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
-        """As `Block`, without cross-attention."""
+        """Apply the block like `Block`, without cross-attention."""
         branch = self.attention_norm(self.attention_dropout(self.attention(x, *args, **kwargs)))
         x = x + self.attention_drop_path(branch)
         return x + self.mlp_drop_path(self.mlp_norm(self.mlp_dropout(self.mlp(x))))
@@ -280,7 +285,10 @@ def layer_norm_block(
     norm_eps: float = 1e-5,
     is_post_norm: bool = False,
 ) -> Block:
-    """The block of GPT-2, BERT and ViT: layer norms, biases everywhere, `hidden_size * mlp_ratio` inner units."""
+    """Return the block of GPT-2, BERT and ViT, with layer norms and biases in all layers.
+
+    The MLP has `hidden_size * mlp_ratio` hidden units.
+    """
     return Block(
         Attention(hidden_size, num_heads, causal_length),
         MLPBlock(hidden_size, int(hidden_size * mlp_ratio), activation),
@@ -292,17 +300,17 @@ def layer_norm_block(
 
 
 def linear_rates(last: float, count: int) -> list[float]:
-    """`count` rates that rise from 0 to `last`, for stochastic depth."""
+    """Return `count` probabilities that increase linearly from 0 to `last`, for stochastic depth."""
     return [last * i / max(1, count - 1) for i in range(count)]
 
 
 def embed_tokens(
     input_ids: flow.Tensor, tokens: nn.Embedding, table: flow.Tensor, positions: flow.Tensor | None = None
 ) -> flow.Tensor:
-    """The token embeddings plus the learned positions, (batch, length, hidden_size).
+    """Return the token embeddings plus the learned positions, (batch, length, hidden_size).
 
-    `input_ids` (batch, length) int64, `table` of positions (longest length, hidden_size). `positions` (batch, length)
-    int64 where they are not 0, 1, 2, ….
+    `input_ids` (batch, length) int64; `table` of positions (maximum length, hidden_size); `positions` (batch, length)
+    int64 if they are not 0, 1, 2, ….
     """
     length, max_length = input_ids.shape[1], table.shape[0]
     check_length(length, max_length)
@@ -312,7 +320,7 @@ def embed_tokens(
 
 
 def check_length(length: int, max_length: int) -> None:
-    """Raise `UserError` for a sequence that is longer than the model has positions."""
+    """Raise `UserError` if a sequence is longer than the number of the model's positions."""
     if length > max_length:
         raise UserError(
             f"the batch holds sequences of {length} tokens, but the model has {max_length} positions "
@@ -321,5 +329,5 @@ def check_length(length: int, max_length: int) -> None:
 
 
 def padding_mask(attention_mask: flow.Tensor) -> flow.Tensor:
-    """The mask to add to attention scores for `attention_mask` (batch, length), 0 on padding: (batch, 1, 1, length)."""
+    """Convert `attention_mask` (batch, length), 0 on padding, to an additive mask (batch, 1, 1, length)."""
     return ((attention_mask.to(flow.float32) - 1.0) * 1e9).reshape(attention_mask.shape[0], 1, 1, -1)

@@ -27,6 +27,6 @@ DefaultTrainer = Run
 def __getattr__(name: str) -> Any:
     hint = member_meant(name)
     if hint.startswith((" Use libai.", " Use tools/")):
-        # `from libai.engine import ...` would replace the text of an AttributeError by its own
+        # `from libai.engine import ...` would replace the text of an AttributeError with its own
         raise ImportError(f"libai.engine has no {name}.{hint}")
     raise AttributeError(f"module 'libai.engine' has no attribute {name!r}")

@@ -48,7 +48,7 @@ class TrainerCheckpointer:
         max_to_keep: number of newest checkpoints to keep, in addition to the best one.
         async_save: write in a background thread. Rank 0 then keeps one copy of all tensors in host memory.
         weights_only: save only the weights and the facts. No run can be resumed from such a checkpoint.
-        facts: JSON-able facts of the run to store with the state (run id, seed, layout, ...).
+        facts: JSON-serializable facts of the run to store with the state (run id, seed, layout, ...).
         among: predicate that selects the checkpoints in `root` that retention counts, such as this run's; default: all.
         before_save: called on rank 0 before each save. An error that it raises ends the save on every rank.
         links: folder for the links `last` and `best` to those checkpoints, for people and other programs.

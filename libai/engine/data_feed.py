@@ -52,7 +52,7 @@ class DataFeed:
 
     @property
     def loader(self) -> Any:
-        """The loader. If a function was given, it is called at first use."""
+        """The loader. If a function was given, the function is called at first use."""
         if self._loader is None and self._builder is not None:
             self._loader = self._builder()
         return self._loader
@@ -173,7 +173,10 @@ class DataFeed:
 
 
 def num_bytes(batch: Any) -> int:
-    """Return the bytes of the arrays and tensors at the top level of a batch."""
+    """Return the size in bytes of the arrays and tensors at the top level of a batch.
+
+    Every tensor element counts as 8 bytes.
+    """
     values: Iterable[Any]
     if type(batch) is dict or isinstance(batch, Mapping):  # isinstance(batch, Mapping) runs Python code and is slower
         values = batch.values()

@@ -191,7 +191,7 @@ class GraphTrainer(ModelTrainer):
     def _check_indices(self, batches: Sequence[dict[str, Any]]) -> None:
         """Raise `IndexOutOfRange` if the compiled step would look up an id or a label that is out of range.
 
-        Values that have not been looked up before are looked up once in an eager forward pass, which is then undone.
+        An eager forward pass checks the values that no earlier check has covered. Its side effects are undone.
         """
         gradients = self.gradients
         watching = gradients.index_check.watch(batches, gradients.describe_batch, self._runs_alone)

@@ -84,7 +84,7 @@ class HookBase:
     modes: ClassVar[tuple[str, ...]] = ("eager", "graph")
     #: "all" or "main". With "main" only rank 0 registers the hook, and it must not call collectives
     only_on: ClassVar[str] = "all"
-    #: hooks with smaller numbers run first; the shipped hooks use 10 ... 90
+    #: hooks with smaller numbers run first; the shipped hooks use 1 ... 96
     priority: int = 50
 
     def before_train(self) -> None:

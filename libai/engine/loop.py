@@ -90,7 +90,7 @@ class LoopState:
         self.is_pausing = True
 
     def clock(self) -> float:
-        """Return seconds of a clock with an arbitrary zero. It stops outside of `train` and inside `not_training`."""
+        """Return the training clock in seconds. It stops outside of `train` and inside `not_training`."""
         return self.now() - self._seconds_apart
 
     @contextmanager
@@ -217,7 +217,7 @@ class TrainerBase:
     if not TYPE_CHECKING:  # with `__getattr__` a type checker would accept every attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Raise `AttributeError` for an unknown attribute, with the name it has here if another library has it."""
+            """Raise `AttributeError` for an unknown attribute, with a hint for names known from other trainers."""
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}")
 
     # ------------------------------------------------------------------ the loop

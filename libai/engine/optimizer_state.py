@@ -41,7 +41,7 @@ class OptimizerState:
         self.optimizer = optimizer
 
     def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state in the form shared by both modes: tensors `<parameter>/<key>`, and JSON-able scalars."""
+        """Return tensors `<parameter>/<key>` and JSON-serializable scalars, in the form shared by both modes."""
         return export_state(self.optimizer, self._parameters())
 
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:

@@ -358,7 +358,7 @@ class ModelTrainer(TrainerBase):
         """Average the gradients over the data-parallel ranks, unless they already are averages. Collective."""
 
     def clear_gradients(self) -> None:
-        """Clear all gradients as this mode requires it before its next update."""
+        """Clear all gradients, as this mode requires before its next update."""
         clear_gradients(self.model)
 
     def check_finite(self) -> None:

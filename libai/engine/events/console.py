@@ -38,7 +38,7 @@ class ConsoleWriter(Writer):
 
     Args:
         max_iter: the last iteration, which allows a bar before the first record; None: no bar until then.
-        min_seconds: minimum time between two lines on the screen, in seconds.
+        min_seconds: minimum number of seconds between two lines on the screen.
     """
 
     def __init__(self, max_iter: int | None = None, min_seconds: float = 1.0):
@@ -154,7 +154,7 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
 
 
 def position(iteration: int, max_iter: int) -> str:
-    """Return text such as `  20/400`, with which lines of iterations, evaluations and checkpoints begin."""
+    """Return text such as `  20/400` for the beginning of log lines about iterations, evaluations and checkpoints."""
     if iteration > max_iter:
         return str(iteration)  # saved outside of a run
     return f"{iteration:>{len(str(max_iter))}}/{max_iter}"

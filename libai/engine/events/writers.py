@@ -73,7 +73,7 @@ class RunInfo:
 
 
 class Writer:
-    """Receives records between `begin` and `close`. Both may be called several times, in turn.
+    """Receives records between `begin` and `close`. This cycle may repeat several times.
 
     A subclass overrides the methods for the content it can show. The constructor must not create or change files.
     """
@@ -270,8 +270,8 @@ class WandbWriter(Writer):
     """Writes to a tracker with the interface of Weights & Biases: `init`, `Html`, `run.log` and `run.finish`.
 
     The package is imported when training begins. An error of the tracker ends the run, as with any other writer. A
-    resumed run continues the tracker's run. The tracker cannot delete rows, so `<package>.json` in the output folder
-    stores the last iteration sent, and repeated iterations are not sent again.
+    resumed run continues the tracker's run. A tracker keeps every row that it has received, so `<package>.json` in the
+    output folder stores the last iteration sent, and repeated iterations are not sent again.
 
     Args:
         run_info: facts about the run. A `<package>.json` of another run is ignored.

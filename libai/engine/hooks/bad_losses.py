@@ -33,7 +33,7 @@ logger = logging.getLogger("libai.engine")
 #: the state is copied again at the first log point after this number of iterations, or of bytes of batches
 MIN_ITERS_BETWEEN_COPIES = 50
 MAX_BATCH_BYTES = 64 * 2**20
-#: more consecutive bad iterations, without a good log point in between, are not bad luck
+#: more bad iterations than this, without a good log point in between, raise `NonFiniteLoss`
 MAX_BAD_IN_A_ROW = 10
 _DONE = {"skip": "its update was left out", "rollback": "the run went back to the last good state"}
 

@@ -16,7 +16,7 @@ class CallbackHook(HookBase):
     Args:
         every: call the functions of step points only in every n-th iteration.
         once: call each function only once, also across resumes.
-        filter: predicate of the trainer; a function is called only if it returns true.
+        filter: called with the trainer before each function, which is skipped if the filter returns false.
         priority: see `HookBase`.
         functions: point of `HookBase` → function to call with the trainer. `before_save` is called with
             `(trainer, extra)`. None is the same as leaving the point out. A hook with `after_backward` does not work in

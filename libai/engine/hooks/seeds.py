@@ -19,9 +19,9 @@ class RandomStateHook(HookBase):
 
     libai's own dropout uses none of them, but the user's models, datasets and hooks may. The state of oneflow 0.9.0's
     generator cannot be restored (docs/dev/oneflow.md#rng-state); it only shows whether a random number was sampled.
-    After the first sample, the generator is seeded from (seed, iteration) in every iteration. This costs 30 µs per
-    iteration, which runs without such samples do not pay. Graph mode does not sample from it, because a compiled random
-    operation ignores every seed. `offset`: see `seed_everything`.
+    After the first sample, the generator is seeded from (seed, iteration, rank) in every iteration. This costs 30 µs
+    per iteration, but only in runs that sample from the generator. Graph mode does not sample from it, because a
+    compiled random operation ignores every seed. `offset`: see `seed_everything`.
     """
 
     priority = 5

@@ -1,4 +1,4 @@
-"""The first updates of a run made twice, eagerly as a plain loop would and as the run makes them, and compared.
+"""Compare the first updates of a run with the same updates made by a plain eager loop.
 
-The trainers import this folder, so that a `trainer` in it, always a `ModelTrainer`, has no type.
+The trainers import this folder. A parameter called `trainer` in it is always a `ModelTrainer`, but is typed as `Any`.
 """

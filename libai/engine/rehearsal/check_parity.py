@@ -1,6 +1,7 @@
-"""Prove that eager and graph mode are the same training for a model of the user's, or name where they diverge.
+"""Prove that eager and graph mode train a user's model identically, or name the module where they diverge.
 
-A long rehearsal (`libai.engine.rehearsal`): the updates made eagerly, and the same ones compiled, with a report.
+The check is a long rehearsal (see `libai.engine.rehearsal`). It makes the same updates eagerly and compiled, and
+returns a report.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from libai.utils.seeding import seed_everything
 
 @dataclass(frozen=True)
 class ParityReport:
-    """The result of `check_parity`; `str()` is a table for people, `to_json()` the same for programs.
+    """The result of `check_parity`. `str()` returns a readable table, `to_json()` the same data as JSON.
 
     Attributes:
-        ok: whether the modes are the same training.
+        ok: whether both modes train identically.
         reason: the verdict in one sentence.
-        first_broken: first iteration (1 = the first) in which the modes differ beyond the bound, or None.
+        bound: largest relative loss difference at which the modes still count as identical.
+        num_iters: number of updates.
+        first_broken: first iteration (counted from 1) in which the modes differ by more than the bound, or None.
         module: qualified name of the module that diverges first (the model's class name for its own forward), or None.
         stage: where it diverges: "build", "forward", "backward" or "update".
         losses: mode -> total loss of every iteration.
@@ -54,11 +57,11 @@ class ParityReport:
 
     @property
     def verdict(self) -> str:
-        """The words "same" or "broken"."""
+        """The string "same" or "broken"."""
         return "same" if self.ok else "broken"
 
     def to_json(self) -> str:
-        """Return all attributes and the verdict as one JSON object; losses that are not finite become strings."""
+        """Return all attributes and the verdict as one JSON object. Losses that are not finite become strings."""
         losses = {}
         for mode, values in self.losses.items():
             losses[mode] = [value if math.isfinite(value) else str(value) for value in values]
@@ -90,20 +93,21 @@ def check_parity(
     device: str = "auto",
     **settings: Any,
 ) -> ParityReport:
-    """Make the same updates of a model eagerly and compiled, from the same bytes on the same data, and compare.
+    """Make the same updates eagerly and compiled, from the same weights and the same data, and compare them.
 
     Args:
-        build_model: returns the model.
-        batches: micro-batches, as a data loader gives them; the first of `num_iters` iterations are used, fewer are
-            repeated in turn.
-        build_optimizer: makes the optimizer of a model.
-        num_iters: updates; at least 2, because what a graph freezes shows in the second.
-        bound: largest relative difference of a loss of two modes that are the same training.
-        build_lr_scheduler: makes the schedule of an optimizer, or returns None.
-        settings: single fields of `TrainOptions`, such as `num_accumulation_steps`.
+        build_model: function that returns the model.
+        batches: micro-batches, as a data loader yields them. The batches of the first `num_iters` iterations are used.
+            If there are fewer, they are repeated in order.
+        build_optimizer: function that returns the optimizer of a model.
+        num_iters: number of updates. At least 2, because a value frozen into a graph first shows in the second update.
+        bound: largest relative loss difference at which the modes still count as identical.
+        build_lr_scheduler: function that returns the schedule of an optimizer, or None.
+        settings: individual fields of `TrainOptions`, such as `num_accumulation_steps`.
 
-    Returns a `ParityReport`; `assert report.ok, report` makes a test of it. A forward that cannot be compiled is a
-    verdict and not an error. Raises `UserError` in a job of several processes, and what an eager forward raises.
+    Returns a `ParityReport`. In a test, write `assert report.ok, report`. A forward that cannot be compiled gives the
+    verdict "broken" and not an error. Raises `UserError` in a job of several processes. Errors of an eager forward are
+    raised unchanged.
     """
     if get_world_size() > 1:
         raise UserError(
@@ -139,8 +143,8 @@ def check_parity(
 
 
 def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: float) -> ParityReport:
-    """Return the report of `check_parity` on a config's model, data, optimizer and schedule, built as a run does."""
-    # neither how a graph is debugged nor what follows a failed build belongs to the comparison
+    """Run `check_parity` on a config's model, data, optimizer and schedule, built as in a run. Return its report."""
+    # `check_parity` reports a failed build, so the config's fallback to eager mode does not apply
     run: Any = load_config(config, [*overrides, "graph.on_build_error=raise"])
     device = default_device(run.train.device)
     check_supported(run, "graph", device)
@@ -206,5 +210,5 @@ def _totals(updates: Updates) -> list[float]:
 
 
 def _apart(one: float, other: float) -> float:
-    """Return the relative difference of two losses; NaN where one is not finite."""
+    """Return the relative difference of two losses: 0 if they are equal, NaN if they differ and one is not finite."""
     return abs(one - other) / max(abs(one), abs(other)) if one != other else 0.0

@@ -1,4 +1,4 @@
-"""Results of updates, and the first difference between two runs of the same ones."""
+"""Store the results of updates, and find the first difference between two runs of the same updates."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from libai.optim.state import state_keys, walk_parameters
 from libai.parallel import full_tensor
 
 Arrays = dict[str, np.ndarray]
-#: largest relative difference of two losses; on GPUs other kernels may be chosen
+#: largest relative difference allowed between two losses; it is wider on GPUs, which may choose different kernels
 LOSS_BOUND = {"cpu": 1e-5, "cuda": 1e-2}
-#: below which a loss is compared with this
+#: a difference of smaller losses is relative to this value instead
 _SMALL_LOSS = 1e-3
-#: by which other bounds are wider at most than on CPU; more would hide a gradient that is another one
+#: the other bounds are at most this many times wider than on CPU; wider ones would hide a wrong gradient
 _WIDEST = 10
-#: attribute of a state → what it holds; largest difference as a part of the movement, or of the value of a buffer; what
-#: the movement or value counts at least
+#: attribute of a state → (label, bound, smallest scale). The bound is the largest difference relative to the scale.
+#: The scale is how far the tensor has moved, or the value of a buffer, and at least the smallest scale.
 _KINDS = {
     "gradients": ("gradient of", 1e-3, 0.0),
     "weights": ("step of", 1e-3, 0.0),
     "buffers": ("buffer", 1e-4, 1e-3),
 }
-#: the bound of weights of an optimizer with state: Adam turns the last bits of a small gradient into a whole step
+#: the bound for weights if the optimizer has state: Adam turns the last bits of a small gradient into a whole step
 _WEIGHT_BOUND = 1e-2
-#: below this part of all movements together, or of the largest gradient of a parameter, there is only rounding
+#: values below this fraction of all movements together, or of the largest gradient, are only rounding noise
 _NOISE = 1e-3
-#: relative rounding error of a float32
+#: relative rounding error of float32
 _ROUNDING = 1.2e-7
 
 
 @dataclass(frozen=True)
 class State:
-    """Copies on the host, by name. `gradients`: the first optimizer state of each parameter, which shows its gradients
-    (none for an optimizer without state); `weights`: of all parameters; `buffers`: except those of batch norms of a
-    rank.
+    """Copies of a trainer's state on the host, by name.
+
+    `weights`: all parameters. `gradients`: the first optimizer state of each parameter, which shows its gradients
+    (empty for an optimizer without state). `buffers`: all buffers except those of rank-local batch norms.
     """
 
     weights: Arrays
@@ -64,8 +65,11 @@ class State:
 
 @dataclass
 class Updates:
-    """The results of a number of updates. `losses` and `metrics`: by tag, of every update; `states`: number of updates
-    made to the state after them, for 0, 1 and all."""
+    """The results of several updates.
+
+    `losses` and `metrics`: one dict by tag for every update. `states`: number of updates → the state after them, for 0,
+    1 and all updates.
+    """
 
     losses: list[dict[str, float]] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
@@ -74,13 +78,14 @@ class Updates:
 
 @dataclass
 class Reference(Updates):
-    """Updates made eagerly. `facts`: what the model's forward does apart from its losses.
+    """Updates made eagerly, and the properties of the model that they show.
 
-    `changing`: plain attributes that still change after the second update and that other lines read, with their lines;
-    `remembered`: those that are others after all updates, and are read; `functions`: the user's functions that the
-    backward pass calls; `overwrites`: whether it finds other values than operations read; `draws`: whether forward
-    draws from OneFlow's generator; `failure`: what a forward of a later update has raised;
-    `is_of_one_process`: made by every rank as one process would, with the samples of all ranks.
+    `facts`: side effects of the model's forward. `changing`: plain attributes, with their classes, that still change
+    after the second update and that other lines read. `remembered`: plain attributes that differ after all updates and
+    that are read. `functions`: the user's functions that the backward pass calls. `overwrites`: whether the backward
+    pass finds values that have changed since operations read them. `draws`: whether forward draws from OneFlow's
+    generator. `failure`: the error of a forward in a later update. `is_of_one_process`: whether every rank made the
+    updates as one process would, with the samples of all ranks.
     """
 
     facts: Facts = Facts()
@@ -95,7 +100,7 @@ class Reference(Updates):
 
 @dataclass(frozen=True)
 class Difference:
-    """`update`: its number, from 1; `text`: what differs there, and by how much."""
+    """The first difference of two runs. `update`: its number, from 1; `text`: what differs, and by how much."""
 
     update: int
     text: str
@@ -105,20 +110,20 @@ class Difference:
 
 
 def array_of(tensor: Any) -> np.ndarray:
-    """Return the whole of a tensor on the host. Collective for a global one."""
+    """Return a whole tensor as an array on the host. Collective for a global tensor."""
     return full_tensor(tensor).numpy() if isinstance(tensor, flow.Tensor) else np.array(tensor)
 
 
 def is_same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two arrays hold the same; NaN equals NaN."""
+    """Return whether two arrays are equal; NaN equals NaN."""
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
 def first_difference(expected: Updates, found: Updates, bound: float) -> Difference | None:
-    """Return the first thing in which the updates `found` are others than `expected`; None when they are the same.
+    """Return the first difference between the updates `expected` and `found`, or None if they are the same.
 
-    `bound`: largest relative difference of a loss; those of what updates move and of buffers are as much wider than on
-    CPU as it is, but at most ten times. 0: every bit counts.
+    `bound`: largest relative difference of a loss. The bounds for weights, gradients and buffers are wider than on CPU
+    by the same factor, but at most ten times as wide. With `bound=0` every bit counts.
     """
     factor = min(bound / LOSS_BOUND["cpu"], _WIDEST)
     for number, (one, other) in enumerate(zip(expected.losses, found.losses), 1):
@@ -144,7 +149,10 @@ def _differing_loss(expected: Mapping[str, float], found: Mapping[str, float], b
 
 
 def _differing_state(before: State, expected: State, found: State, factor: float) -> str | None:
-    """`factor`: by which bounds are wider on this device; 0 for equal bits."""
+    """Return a description of the first tensor that differs, or None.
+
+    `factor`: how much wider the bounds are than on CPU; 0 requires equal bits.
+    """
     largest = max((float(np.abs(one).max(initial=0)) for one in expected.gradients.values()), default=0.0)
     for kind, (label, bound, smallest) in _KINDS.items():
         start = getattr(before, kind) if kind != "buffers" else {}
@@ -165,7 +173,7 @@ def _differing_state(before: State, expected: State, found: State, factor: float
             scale = max(scale, noise, smallest)
             apart = _norm(other, now)
             allowed = allowed * scale + (_ROUNDING * _norm(now) if factor else 0)
-            # where what is expected is not finite, the check of losses reports it
+            # if expected values are not finite, the check of losses reports it
             if math.isfinite(allowed) and not apart <= allowed:
                 by = f"about {100 * apart / scale:.3g} %" if scale else f"{apart:.3g}"
                 return f"the {label} {name} differs by {by}"

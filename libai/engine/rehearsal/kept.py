@@ -1,7 +1,7 @@
-"""Everything that updates of a trainer change, put back at the end of a block.
+"""Save everything that updates of a trainer change, and put it back at the end of a block.
 
-Not here: the position of the data (`DataFeed.read_ahead`). Not put back: what closures of gradient hooks hold, and
-iterators without a copy (`PythonKept.iterators`).
+The position of the data is saved elsewhere (`DataFeed.read_ahead`). Two things are not put back: values in closures of
+gradient hooks, and iterators that cannot be copied (`PythonKept.iterators`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from libai.utils.seeding import generators_kept
 from libai.utils.tensors import local_part
 
 logger = logging.getLogger("libai.engine")
-#: containers in objects in containers: deeper than this nothing is kept
+#: largest nesting depth of containers and objects that are kept
 _MAX_DEPTH = 6
-#: attributes of an optimizer that `Snapshot` holds
+#: optimizer attributes that `Snapshot` already holds
 _IN_SNAPSHOT = ("param_groups", "_state")
 
 
@@ -50,18 +50,18 @@ class PythonKept:
     """Keeps what Python code can change: attributes, class attributes, closures, globals, contents of containers.
 
     Args:
-        roots: modules, optimizers, schedules and functions. Of them, and of what they hold, `restore` puts back the
-            names and what they refer to, in place.
+        roots: modules, optimizers, schedules and functions. `restore` puts back, in place, their names and the objects
+            that these names refer to. It does the same for everything they hold.
 
     Attributes:
-        iterators: names that hold iterators without a copy, which nothing can put back.
+        iterators: names of iterators that cannot be copied and therefore cannot be put back.
     """
 
     def __init__(self, roots: Iterable[Any]):
         self.iterators: list[str] = []
         self._put_back: list[Callable[[], None]] = []
         self._functions: set[Any] = set()
-        self._seen: dict[int, Any] = {}  # holds the objects, whose ids would be given to others
+        self._seen: dict[int, Any] = {}  # keeps the objects alive: the id of a freed one could be reused
         for root in roots:
             if isinstance(root, types.FunctionType):
                 self._keep_function(root)
@@ -70,7 +70,7 @@ class PythonKept:
 
     @classmethod
     def of_trainer(cls, trainer: Any) -> PythonKept:
-        """Keep what the modules, optimizers and schedule of a trainer hold, and what their code and hooks can reach."""
+        """Keep what a trainer's modules, optimizers and schedule hold, and what their code and hooks can reach."""
         optimizers = [trainer.optimizer, *getattr(trainer.optimizer, "optimizers", {}).values()]
         owners = [one for one in (*optimizers, trainer.lr_scheduler) if hasattr(one, "__dict__")]
         return cls([*trainer.model.modules(), *owners])
@@ -81,7 +81,7 @@ class PythonKept:
             restore()
 
     def _keep_root(self, root: Any) -> None:
-        """Keep the attributes of `root`, and what the methods of the user's classes in it can reach."""
+        """Keep the attributes of `root`, and everything that the methods of its user-defined classes can reach."""
         label = type(root).__name__
         if isinstance(root, nn.Module):
             self._keep_entries(vars(root), lambda: plain_attributes(root), label)
@@ -105,7 +105,7 @@ class PythonKept:
                 self._keep_variable(value, functools.partial(setattr, cls, name), where)
 
     def _keep_function(self, function: Any) -> None:
-        """Keep the globals, closure and defaults of a function of the user's, and those of functions in them."""
+        """Keep the globals, closure and defaults of a user's function, and do the same for functions in them."""
         known = set(self._functions)
         for name, read, assign in variables_of([function], self._functions):
             if not isinstance(read(), types.FunctionType | type):
@@ -116,7 +116,10 @@ class PythonKept:
     def _keep_entries(
         self, owner: dict[str, Any], read: Callable[[], Mapping[str, Any]], label: str, is_deep: bool = True
     ) -> None:
-        """Keep the entries of `owner` that `read` returns; new ones of these go when they are put back."""
+        """Keep the entries of `owner` that `read` returns.
+
+        Restoring also deletes entries that `read` returns by then and did not return before.
+        """
         before = set(read())
 
         def drop_new() -> None:
@@ -124,7 +127,7 @@ class PythonKept:
                 del owner[name]
 
         self._put_back.append(drop_new)
-        for name, value in read().items():  # not by `setattr`, which the guards of a graph count
+        for name, value in read().items():  # not `setattr`: the guards of a graph count such writes
             self._keep_variable(value, functools.partial(owner.__setitem__, name), f"{label}.{name}", is_deep)
 
     def _keep_variable(self, value: Any, assign: Callable[[Any], None], name: str, is_deep: bool = True) -> None:
@@ -184,9 +187,10 @@ def _refill(value: Any, contents: Any) -> None:
 
 
 class CalledFunctions:
-    """The user's functions that run while `watching` is on, such as hooks of gradients, of which OneFlow has no list.
+    """Records the user's functions that run between `watch` and `stop`.
 
-    `restore()` puts back what they had in closures and globals before their first call.
+    Gradient hooks, for example, are found this way, because OneFlow has no list of them. `restore()` puts back what
+    these functions had in closures and globals before their first call.
     """
 
     def __init__(self) -> None:
@@ -195,12 +199,12 @@ class CalledFunctions:
         self._known: set[types.CodeType] = set()
 
     def watch(self) -> None:
-        """Begin to watch, unless somebody else does; ends with `stop`."""
+        """Start watching, unless another profiler is active. Call `stop` to end it."""
         if sys.getprofile() is None:
             sys.setprofile(self._note)
 
     def stop(self) -> None:
-        """Stop watching; free when nobody watches."""
+        """Stop watching. Costs nothing if this object is not watching."""
         if sys.getprofile() == self._note:
             sys.setprofile(None)
 
@@ -221,19 +225,19 @@ class CalledFunctions:
 
 @contextmanager
 def rolled_back(trainer: Any) -> Iterator[None]:
-    """Put the state of `trainer`, its iteration, and the generators of Python and NumPy, back at the end of the block;
-    also what the code of its model, optimizer and schedule keeps in Python.
+    """Put the state of `trainer` back at the end of the block.
 
-    Within it the schedule is a copy, which may be replaced. Collective.
+    This includes its iteration, the generators of Python and NumPy, and the Python values that the code of its model,
+    optimizer and schedule keeps. Inside the block the schedule is a copy, which may be replaced. Collective.
     """
     iteration = trainer.iter
     schedule = trainer.lr_scheduler
     python = PythonKept.of_trainer(trainer)
-    trainer.lr_scheduler = None  # it is copied below, also one that has no state to save
+    trainer.lr_scheduler = None  # copied below, because it may have no state to save
     before = Snapshot.of(trainer)
     try:
         trainer.lr_scheduler = copy.deepcopy(schedule, {id(trainer.optimizer): trainer.optimizer})
-    except Exception:  # whatever deepcopy raises for a schedule of the user's: rates stay as they are in the block
+    except Exception:  # deepcopy of a user's schedule may raise anything; learning rates then stay constant
         logger.debug("the schedule cannot be copied, so it does not advance", exc_info=True)
     with generators_kept():
         try:
@@ -249,11 +253,11 @@ def rolled_back(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def updates_undone(trainer: Any, restore: Callable[[], None], seed: int | None = None) -> Iterator[None]:
-    """Put back, bit for bit, what the updates made in the block change; hooks do not see these updates.
+    """Undo the updates made in the block, bit for bit. Hooks do not see these updates.
 
-    Puts back what `rolled_back` does and what `restore` does, and OneFlow's generator to where it was seeded; `seed`
-    seeds it for the block. OneFlow's own dropout draws nothing: its masks ignore seeds and cannot be repeated.
-    Collective.
+    Puts back what `rolled_back` and `restore` put back, and sets OneFlow's generator back to where it was seeded.
+    `seed` seeds that generator for the block. OneFlow's own dropout is off in the block, because its masks ignore seeds
+    and cannot be repeated. Collective.
     """
     calls = trainer.loop.calls_at
     trainer.loop.calls_at = {point: [] for point in calls}
@@ -281,8 +285,11 @@ def updates_undone(trainer: Any, restore: Callable[[], None], seed: int | None =
 
 @contextmanager
 def python_kept(model: nn.Module) -> Iterator[None]:
-    """Put back what forwards of `model` in the block change in Python: attributes, shared variables, and the generators
-    of Python and NumPy; for a trace, which runs the Python code of forward and changes no tensor."""
+    """Put back the Python values that forwards of `model` change in the block.
+
+    These are attributes, shared variables, and the generators of Python and NumPy. It is meant for a trace, which runs
+    the Python code of forward and changes no tensor.
+    """
     kept = PythonKept(model.modules())
     with generators_kept():
         try:
@@ -293,7 +300,7 @@ def python_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def forward_rolled_back(model: nn.Module) -> Iterator[None]:
-    """`python_kept`, and the values of buffers."""
+    """Put back what `python_kept` puts back, and the values of buffers."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with python_kept(model):
@@ -305,5 +312,5 @@ def forward_rolled_back(model: nn.Module) -> Iterator[None]:
 
 
 def has_drawn_since(state: flow.Tensor) -> bool:
-    """Return whether anybody has drawn from OneFlow's generator since its `state` was read."""
+    """Return whether any code has drawn from OneFlow's generator since its `state` was read."""
     return flow.get_rng_state().numpy().tobytes() != state.numpy().tobytes()

@@ -1,4 +1,7 @@
-"""Name the module with which an update begins to differ, on the model itself, with what all its modules see."""
+"""Find the module in which an update begins to differ.
+
+The updates run on the model itself, and the inputs and outputs of all its modules are recorded.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,20 @@ from libai.engine.rehearsal.reference import Iterations, copied, keeping_copies,
 from libai.forward.state import Facts
 from libai.utils.distributed import gather_arrays, gather_objects
 
-#: largest difference of two recorded values, relative to the largest number in them
+#: largest difference allowed between two recorded values, relative to the largest number in them
 _VALUE_BOUND = 1e-5
 _GRADIENT_BOUND = 1e-4
-#: a gradient is measured against its own largest number, but not against less than this part of the largest of all
+#: a gradient is compared relative to its own largest number, or to this fraction of the largest gradient if larger
 _SMALLEST = 1e-3
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """`module`: the qualified name of the module whose code makes the difference, "" for the model itself; `stage`:
-    "forward" or "backward"; `text`: what differs there."""
+    """The module that causes a difference.
+
+    `module`: qualified name of the module that computes something else, "" for the model itself. `stage`: "forward" or
+    "backward". `text`: what differs there.
+    """
 
     module: str
     stage: str
@@ -39,11 +45,11 @@ class Culprit:
 def find_culprit(
     trainer: Any, iterations: Iterations, number: int, reference: Reference, is_compiled: bool
 ) -> Culprit | None:
-    """Return the module with which update `number` (1 is the first) begins to differ, or the update before it where all
-    that modules compute is the same from the same weights; None when no module shows.
+    """Return the module in which update `number` (counted from 1) begins to differ, or None if no module shows.
 
-    Makes the updates again, from the same state, and puts everything back. `is_compiled`: it is the compiled update
-    that differs. It is compiled again with what its modules see among its results, and is gone afterwards. Collective.
+    If all modules compute the same from the same weights, the update before it is searched too. The updates are made
+    again from the same state, and everything is put back. `is_compiled`: the compiled update is the one that differs.
+    It is compiled again to return the recorded values too, and the graph is dropped afterwards. Collective.
     """
     recorder = Recorder(trainer.model)
     numbers = range(number, max(number - 2, 0), -1)
@@ -69,7 +75,7 @@ def find_culprit(
 def begins_in(
     trainer: Any, iterations: Iterations, number: int, reference: Reference, is_compiled: bool = False
 ) -> str:
-    """Return a sentence, after a space, on the module that `find_culprit` finds; "" for none. Collective."""
+    """Return a sentence on the module that `find_culprit` finds, after a space; "" if there is none. Collective."""
     culprit = find_culprit(trainer, iterations, number, reference, is_compiled)
     if culprit is None:
         return ""
@@ -86,7 +92,7 @@ def _watch(
     is_own: bool = False,
     is_compiled: bool = False,
 ) -> Record:
-    """Record the last of `updates`; `is_own`: as the trainer makes it, and not as a plain loop would."""
+    """Record the last of `updates`. `is_own`: make it as the trainer does, not as a plain loop would."""
     facts, start = trainer.gradients.facts, trainer.iter
     with ExitStack() as stack:
         if not is_own and reference.is_of_one_process:
@@ -95,7 +101,7 @@ def _watch(
         try:
             trainer.gradients.facts = Facts()
             before = python_kept(trainer.model) if is_compiled else nullcontext()
-            with before, same_buffers(trainer.model):  # what is compiled reads Python as it was then
+            with before, same_buffers(trainer.model):  # restore the Python values that were compiled in
                 for number, micro_batches in enumerate(updates[:-1]):
                     trainer.iter = start + number
                     update_op_by_op(trainer, copied(trainer, micro_batches), keeping_copies(trainer))
@@ -115,9 +121,9 @@ def _watch(
 
 
 def _of_all_ranks(record: Record) -> Record:
-    """Return the values that replicas have recorded, each micro-batch of one rank after that of another. Collective.
+    """Return the values that replicas have recorded: for each micro-batch, one row per rank. Collective.
 
-    Gradients are left out: a rank has them for its own part of the batch.
+    Gradients are left out, because a rank only has them for its own part of the batch.
     """
     mine = {name: list(rows.shape) for name, rows in record.arrays.items() if name.startswith(VALUE)}
     others = gather_objects(mine)
@@ -132,7 +138,7 @@ def _of_all_ranks(record: Record) -> Record:
 def _in_forward(expected: Record, found: Record) -> Culprit | None:
     for name, other in zip_longest(expected.tensors, found.tensors):
         tensor = expected.tensors.get(name) or found.tensors[other]
-        if name != other:  # Python took another way
+        if name != other:  # Python took a different path
             text = f"it continues with {other or 'nothing'} and should with {name or 'nothing'}"
             return Culprit(tensor.coder, "forward", text)
         if tensor.is_attached != found.tensors[name].is_attached:
@@ -144,10 +150,10 @@ def _in_forward(expected: Record, found: Record) -> Culprit | None:
 
 
 def _in_backward(expected: Record, found: Record) -> Culprit | None:
-    """Go back through the forward: what follows the last value with another gradient computes it wrong."""
+    """Search backward through the forward: the code after the last value with a different gradient is wrong."""
     gradients = {name: rows for name, rows in expected.arrays.items() if name.startswith(GRADIENT)}
     smallest = _SMALLEST * max((float(np.abs(rows).max(initial=0)) for rows in gradients.values()), default=0.0)
-    after = current = ("", "")  # the event that follows, and its coder
+    after = current = ("", "")  # the following event and its coder
     for name, tensor in reversed(expected.tensors.items()):
         if tensor.event != current[0]:
             after, current = current, (tensor.event, tensor.coder)
@@ -158,10 +164,10 @@ def _in_backward(expected: Record, found: Record) -> Culprit | None:
 
 
 def _distance(one: np.ndarray | None, other: np.ndarray | None, smallest: float = 0.0) -> float:
-    """Return the largest difference relative to the largest number; 0 where one is missing.
+    """Return the largest difference relative to the largest number; 0 if an array is missing or empty.
 
-    The arrays are (micro-batches, elements). The batch may be cut into other micro-batches in one of them: a value that
-    is not per sample, such as a loss, is compared by its mean.
+    The arrays have shape (micro-batches, elements). The batch may be split into different micro-batches in the two
+    arrays. A value that is not per sample, such as a loss, is then compared by its mean.
     """
     if one is None or other is None or not one.size:
         return 0.0

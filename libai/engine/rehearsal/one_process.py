@@ -1,6 +1,6 @@
-"""Updates of the ranks of a job, made by one process with the samples of all data-parallel ranks.
+"""Make the updates of a multi-rank job as one process would, with the samples of all data-parallel ranks.
 
-Every rank makes the same ones, with local tensors, so that nothing is sent but the batches.
+Every rank makes the same updates with local tensors, so only the batches are communicated.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from libai.utils.sizes import available_bytes
 logger = logging.getLogger("libai.engine")
 
 Batches = list[list[dict[str, Any]]]
-#: how far the loss of a batch may be from the mean over its samples, relative
+#: largest relative difference between the loss of a batch and the mean over its samples
 _MEAN_BOUND = 1e-5
-#: weights, their gradients, two states of Adam, and weights and states kept in order to put them back
+#: copies of the weights in memory: weights, gradients, two Adam states, and saved copies of weights and Adam states
 _COPIES = 7
 
 
 def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches | None:
     """Return the micro-batches of `iterations` with the samples of all data ranks. Collective.
 
-    With `batch_scope=rank` the batches of the ranks stay apart and follow each other. None on one process, for ranks
-    whose batches have different shapes, for a model that is compiled into a graph as global tensors, and for one that
-    does not fit into the memory of a rank as a whole.
+    With `batch_scope=rank` the batches of the ranks stay separate and follow each other. Returns None on one process
+    and in these cases: the batches of the ranks have different shapes, the model is compiled into a graph with global
+    tensors, or the whole model does not fit into the memory of a rank.
     """
     mesh = trainer.mesh
     if mesh.is_single or (trainer.layout.is_global and trainer.graph is not None):
@@ -56,7 +56,7 @@ def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches
                 "state of its optimizer, does not fit into the memory of each rank."
             )
         return None
-    # ranks count first over tensor, then over data, then over pipeline peers
+    # rank numbers run over tensor peers first, then over data peers, then over pipeline peers
     data_ranks = slice(0, mesh.data * mesh.tensor, mesh.tensor)
     stays_apart = trainer.options.batch_scope == "rank"
     whole: list[dict[str, Any]] = []
@@ -71,7 +71,11 @@ def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches
 
 
 def _fits_on_a_rank(trainer: Any) -> bool:
-    """Return whether a rank has memory for the whole model, if this machine tells (on CPU)."""
+    """Return whether a rank has memory for the whole model.
+
+    This is checked only if ranks hold parts of it, on CPU, on a machine that reports its free memory. Otherwise the
+    result is True.
+    """
     mesh = trainer.mesh
     available = available_bytes()
     if not trainer.layout.cuts_parameters or mesh.device != "cpu" or available is None:
@@ -83,8 +87,10 @@ def _fits_on_a_rank(trainer: Any) -> bool:
 
 @contextmanager
 def by_one_process(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Iterator[tuple[Sequence[Sequence[Any]], bool]]:
-    """Give the micro-batches of all ranks and True, and let the block make the updates of one process with them; those
-    of this rank and False where that is not possible. Collective."""
+    """Yield the micro-batches of all ranks and True, and make the updates in the block as one process would.
+
+    If that is not possible, yield the micro-batches of this rank and False. Collective.
+    """
     whole = _whole_batches(trainer, iterations)
     if whole is None:
         yield iterations, False
@@ -95,10 +101,11 @@ def by_one_process(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Iterato
 
 @contextmanager
 def _as_one_process(trainer: Any) -> Iterator[None]:
-    """In the block updates of `trainer` are those of one process with local tensors: gradients are not averaged, losses
-    are not gathered. Afterwards the tensors of the model and the optimizer are those of before. Collective.
+    """Make updates of `trainer` in the block as one process with local tensors would.
 
-    Batch norms of a rank take their statistics from the samples of one rank after the other (docs/dev/decisions/0003).
+    Gradients are not averaged, and losses are not gathered. Afterwards the model and the optimizer have their previous
+    tensors again. Rank-local batch norms take their statistics from the samples of one rank after another
+    (docs/dev/decisions/0003). Collective.
     """
     mesh, gradients = trainer.mesh, trainer.gradients
     data_rank = gradients._data_rank
@@ -145,7 +152,7 @@ def _with_local_tensors(trainer: Any) -> Iterator[None]:
 
 
 def _scope_of_a_rank(trainer: Any, ranks: int, number: int) -> Any:
-    """Return the random scope of forward `number` of an iteration, in which the ranks follow each other."""
+    """Return the random scope of forward `number` of an iteration in which the forwards of the ranks alternate."""
     if not trainer.gradients.draws_randomness:
         return nullcontext()
     return random_context(fold(trainer.options.seed, trainer.iter, number // ranks), number % ranks)

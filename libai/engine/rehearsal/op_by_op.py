@@ -1,4 +1,4 @@
-"""One update made eagerly, whatever the mode: for batches of another shape than compiled, and for comparisons."""
+"""Make one update eagerly in any mode: for batches with a shape that was not compiled, and for comparisons."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def update_op_by_op(
     forward: Callable[..., Any] | None = None,
     after_backward: Callable[[], None] | None = None,
 ) -> StepResult:
-    """Make the update of `trainer.update` eagerly, one operation after the other, without hooks. Collective.
+    """Make the same update as `trainer.update`, but eagerly and without hooks. Collective.
 
-    `forward`: called in place of `trainer.gradients.forward`. `after_backward`: called before gradients are averaged
+    `forward`: called instead of `trainer.gradients.forward`. `after_backward`: called before gradients are averaged
     over ranks.
     """
     gradients, optimizer, options = trainer.gradients, trainer.optimizer, trainer.options
@@ -29,7 +29,7 @@ def update_op_by_op(
         result = gradients.accumulate_gradients(forward or gradients.forward, batches)
     if after_backward is not None:
         after_backward()
-    is_wrapped = gradients.forward is not trainer.model  # DDP's hooks act also where one process makes the update
+    is_wrapped = gradients.forward is not trainer.model  # DDP's hooks run even if one process makes the update
     if trainer.mesh.data > 1 or is_wrapped:
         trainer.reduce_gradients()
     if options.max_grad_value is not None:

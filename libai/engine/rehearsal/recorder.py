@@ -1,7 +1,7 @@
-"""Records what goes in and out of every module of a model, alike in eager mode and inside a compiled graph.
+"""Record the inputs and outputs of every module of a model, in eager mode and inside a compiled graph.
 
-`nn.Graph` ignores hooks of modules and calls the `forward` of their class, so every module's class is swapped for a
-generated subclass that calls the recorder. A step that is compiled inside `recording_trace` returns what it recorded.
+`nn.Graph` ignores module hooks and calls the `forward` of a module's class. So each module gets a generated subclass
+that calls the recorder. A step compiled inside `recording_trace` returns the recorded values.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from libai.patches.internals import is_tracing
 from libai.patches.wrapping import unwrap_forward, wrap_forward
 from libai.utils.tensors import named_tensors_in
 
-#: prefixes of the names of recorded tensors, also among the metrics that a compiled step returns
+#: name prefixes of recorded tensors; also used among the metrics that a compiled step returns
 VALUE, GRADIENT = "recorded value:", "recorded gradient:"
 
 
 class Tensor(NamedTuple):
-    """A recorded tensor: `event`, the call or return that it belongs to, the module `coder` whose code made it, and
-    whether a gradient can reach it."""
+    """A recorded tensor.
+
+    `event`: the call or return that it belongs to. `coder`: the module with the code that made it. `is_attached`:
+    whether a gradient can reach it.
+    """
 
     event: str
     coder: str
@@ -37,48 +40,54 @@ class Tensor(NamedTuple):
 
 @dataclass
 class Record:
-    """The inputs and outputs of modules in one update. `tensors`: of its first forward, by name and in the order of
-    execution; `arrays`: (micro-batches, elements) by `VALUE` or `GRADIENT` + name."""
+    """The inputs and outputs of modules in one update.
+
+    `tensors`: tensors of the first forward, by name and in the order of execution. `arrays`: arrays of shape
+    (micro-batches, elements), by `VALUE` or `GRADIENT` + name.
+    """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Recorder:
-    """Swaps the classes of `model`'s modules until `remove`; records traced forwards, and eager ones after `start`."""
+    """Records what the modules of `model` receive and return, by swapping their classes until `remove`.
+
+    Traced forwards are always recorded, eager forwards only after `start`.
+    """
 
     def __init__(self, model: nn.Module):
         self._wrapped: list[nn.Module] = []
         for name, module in list(model.named_modules()):
-            # containers have no forward, and the graph tells them apart by their classes
+            # containers have no forward, and the graph recognizes them by their classes
             if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
                 wrap_forward(module, partial(self._run, name))
                 self._wrapped.append(module)
         self.start(is_on=False)
 
     def remove(self) -> None:
-        """Give the modules their classes back."""
+        """Give the modules their original classes back."""
         for module in self._wrapped:
             unwrap_forward(module)
         self._wrapped.clear()
 
     def start(self, is_on: bool = True) -> None:
-        """Forget what was recorded. `is_on`: record eager forwards from here on, and not only traced ones."""
+        """Discard what was recorded. `is_on`: also record eager forwards from now on, not only traced ones."""
         self._is_on = is_on
         self._tensors: dict[str, Tensor] = {}
         self._calls: dict[str, int] = {}
         self._callers: list[str] = []
-        #: of each forward: the recorded tensors by prefixed name
+        #: one dict per forward: prefixed name → recorded tensor
         self.forwards: list[dict[str, flow.Tensor]] = []
 
     def eager_record(self) -> Record:
-        """Return what was recorded since `start`, and stop."""
+        """Return what was recorded since `start`, and stop recording."""
         self._is_on = False
         found = {name: [one[name] for one in self.forwards if name in one] for name in self.forwards[0]}
         return self._record(found, 1)
 
     def graph_record(self, metrics: dict[str, list[flow.Tensor]], num_micro_batches: int) -> Record:
-        """Take what a compiled step has recorded out of the `metrics` that it returns (see `StepResult`)."""
+        """Remove the values that a compiled step recorded from its `metrics` (see `StepResult`), and return them."""
         names = [name for name in metrics if name.startswith((VALUE, GRADIENT))]
         return self._record({name: metrics.pop(name) for name in names}, num_micro_batches)
 
@@ -89,11 +98,11 @@ class Recorder:
             if len({row.size for row in rows}) == 1:
                 record.arrays[name] = np.stack(rows)
                 if name.startswith(GRADIENT) and len(rows) == 1:
-                    record.arrays[name] /= num_micro_batches  # OneFlow takes the mean after the backward pass
+                    record.arrays[name] /= num_micro_batches  # OneFlow averages after the backward pass
         return record
 
     def _run(self, name: str, module: Any, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run the forward of one module: `module` is the module, or the graph's proxy of it."""
+        """Run the forward of one module. `module` is the module itself, or the graph's proxy of it."""
         if not (is_tracing() or self._is_on):
             return forward(module, *args, **kwargs)
         if not name:
@@ -114,7 +123,7 @@ class Recorder:
 
     def _keep(self, kind: str, call: str, coder: str, values: Any, has_gradient: bool) -> None:
         forward = self.forwards[-1]
-        # a copy: operations in place may change the tensor afterwards
+        # a copy, because in-place operations may change the tensor later
         copied = flow._C.identity if is_tracing() else flow.Tensor.clone
 
         def keep(name: str, tensor: flow.Tensor) -> None:
@@ -131,7 +140,7 @@ class Recorder:
 
 @contextmanager
 def recording_trace(trainer: Any, recorder: Recorder) -> Iterator[None]:
-    """A step that `trainer` compiles in this block returns what `recorder` saw, as further metrics of its result."""
+    """Make a step that `trainer` compiles in this block return the values that `recorder` saw, as extra metrics."""
     trace = trainer._trace
 
     class RecordingGraph(TrainGraph):

@@ -1,7 +1,7 @@
-"""The reference of a rehearsal: the next updates of a trainer made eagerly on its own model, and put back.
+"""The reference of a rehearsal: make the next updates of a trainer eagerly on its own model, and undo them.
 
-Where a value is changed in place that the backward pass reads, operations keep copies, so that it gives the gradient of
-the value that was read (PyTorch's version counters would refuse it).
+If a value that the backward pass reads is changed in place, operations keep copies. The gradient then uses the value
+that was read in forward (PyTorch's version counters would raise an error).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from libai.utils.errors import UserError, first_line
 from libai.utils.tensors import local_part, saved_tensor_hooks
 
 Iterations = Sequence[Sequence[Any]]
-#: seeds OneFlow's generator for models that draw from it; any number would do
+#: seed of OneFlow's generator for models that draw from it; the value is arbitrary
 _SEED = 20_211
 _NOTHING_KNOWN = Facts()
 
 
 def reference_of(trainer: Any, iterations: Iterations) -> Reference:
-    """Make the updates of `iterations`, of the micro-batches of this rank, and put everything back. Collective.
+    """Make the updates of `iterations`, with the micro-batches of this rank, and undo them. Collective.
 
-    An iteration after the first whose forward raises ends it. Raises what the first one raises.
+    Stops early if forward raises in an iteration after the first. An error in the first iteration is raised.
     """
     reference = _make(trainer, iterations)
-    # its generator can only be seeded, not put back
+    # OneFlow's generator can only be seeded, not restored
     seed = _SEED if reference.draws else None
-    # a forward that is computed again in the backward pass reads buffers that have to keep their values
+    # a forward that is recomputed in the backward pass must read the buffer values of the first time
     keeps = bool(reference.facts.written) and trainer.options.activation_checkpoint
     if reference.overwrites or reference.draws or keeps:
         facts = reference.facts if keeps else _NOTHING_KNOWN
@@ -53,7 +53,10 @@ def reference_of(trainer: Any, iterations: Iterations) -> Reference:
 
 
 def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[None]:
-    """Make updates in this block that are put back; OneFlow's generator is seeded if `reference` drew from it."""
+    """Return a context that undoes the updates made in it.
+
+    OneFlow's generator is seeded if `reference` drew from it.
+    """
     return updates_undone(trainer, PythonKept(reference.functions).restore, _SEED if reference.draws else None)
 
 
@@ -64,7 +67,10 @@ def _make(
     seed: int | None = None,
     facts: Facts = _NOTHING_KNOWN,
 ) -> Reference:
-    """`copies`: let operations keep copies for their backward pass; takes the memory of what they keep again."""
+    """Make the updates of a reference.
+
+    `copies`: operations keep copies for their backward pass, which takes the memory of saved tensors a second time.
+    """
     reference, start = Reference(), trainer.iter
     reference.states[0] = State.of(trainer)
     known, trainer.gradients.facts = trainer.gradients.facts, facts
@@ -120,7 +126,7 @@ def _make(
 
 
 def _num_samples(trainer: Any, micro_batches: Sequence[Any], reference: Reference) -> int:
-    """Return the number of samples that an operation on this rank has seen in `micro_batches`."""
+    """Return the number of samples of `micro_batches` that an operation on this rank has seen."""
     own = sum(len(next(iter(trainer.gradients.name_inputs(batch).values()))) for batch in micro_batches)
     return own * trainer.mesh.data if trainer.layout.is_global and not reference.is_of_one_process else own
 
@@ -128,7 +134,7 @@ def _num_samples(trainer: Any, micro_batches: Sequence[Any], reference: Referenc
 def _first_update(
     trainer: Any, micro_batches: Sequence[Any], reference: Reference, calls: CalledFunctions, copies: bool
 ) -> StepResult:
-    """Make the first update, and fill the facts of `reference`. Collective."""
+    """Make the first update, and fill in the facts of `reference`. Collective."""
     model = trainer.model
     weights = reference.states[0].weights
     kinds = ("errors", "program", "reached", "changed", "counting", "flags")
@@ -192,7 +198,7 @@ def _first_update(
 
 
 def _later_update(trainer: Any, micro_batches: Sequence[Any], reference: Reference, copies: bool) -> StepResult | None:
-    """Make an update after the first; None if the forward of any rank raises. Collective."""
+    """Make an update after the first. Return None if forward raises on any rank. Collective."""
     result = failure = None
     try:
         result = update_op_by_op(trainer, copied(trainer, micro_batches), keeping_copies(trainer) if copies else None)
@@ -210,7 +216,7 @@ def _of_all_ranks(mine: dict[str, list[str]]) -> tuple[list[dict[str, list[str]]
 
 
 def _refuse_other_programs(trainer: Any, of_ranks: list[dict[str, list[str]]], failure: Exception | None) -> None:
-    """Raise `UserError` on every rank if the same samples lead to something else on rank 0 than on another rank."""
+    """Raise `UserError` on every rank if forward behaves differently on some rank for the same samples."""
     raising = [rank for rank, one in enumerate(of_ranks) if one["errors"]]
     if raising:
         if len(raising) < len(of_ranks):
@@ -219,7 +225,7 @@ def _refuse_other_programs(trainer: Any, of_ranks: list[dict[str, list[str]]], f
         return
     programs = [{*one["program"], *(f"the gradient of {name}" for name in one["reached"])} for one in of_ranks]
     for rank, theirs in enumerate(programs):
-        here = sorted(programs[0] - theirs, reverse=True)  # operations last
+        here = sorted(programs[0] - theirs, reverse=True)  # puts operations last
         there = sorted(theirs - programs[0], reverse=True)
         if here or there:
             raise _differs_by_rank(
@@ -230,7 +236,7 @@ def _refuse_other_programs(trainer: Any, of_ranks: list[dict[str, list[str]]], f
 
 
 def _refuse_other_losses(trainer: Any, reference: Reference) -> None:
-    """Raise `UserError` on every rank if ranks have found other losses for the same samples. Collective."""
+    """Raise `UserError` on every rank if ranks computed different losses for the same samples. Collective."""
     of_rank_0 = Updates(losses=broadcast_object(reference.losses))
     difference = first_difference(of_rank_0, reference, LOSS_BOUND["cpu"])
     for rank, text in enumerate(gather_objects(difference and str(difference))):
@@ -248,7 +254,7 @@ def _differs_by_rank(trainer: Any, difference: str) -> UserError:
 
 
 def keeping_copies(trainer: Any) -> Callable[..., Any]:
-    """Return the forward of the model of `trainer` with copies of what its backward pass reads."""
+    """Return the forward of the trainer's model, with copies of the tensors that its backward pass reads."""
 
     def forward(**batch: Any) -> Any:
         with saved_tensor_hooks(_copy, _same):
@@ -258,7 +264,7 @@ def keeping_copies(trainer: Any) -> Callable[..., Any]:
 
 
 def copied(trainer: Any, micro_batches: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return copies of micro-batches: a forward may change its inputs in place, and the run still needs them."""
+    """Return copies of micro-batches. A forward may change its inputs in place, and the run still needs them."""
     copies = []
     for batch in micro_batches:
         named = trainer.gradients.name_inputs(batch)
@@ -271,7 +277,7 @@ def _copy_of_input(value: Any) -> Any:
 
 
 def numbers_of(trainer: Any, result: Any) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the losses of one update by tag, and its metrics, over all ranks. Collective."""
+    """Return the losses of one update, by tag, and its metrics, over all ranks. Collective."""
     numbers = trainer.collect([result])[0]
     tags = {"train/loss", *(f"train/{name}" for name in result.losses)}
     losses = {tag: value for tag, value in numbers.items() if tag in tags}
@@ -300,7 +306,7 @@ def _with_checksum(tensor: flow.Tensor) -> tuple[flow.Tensor, Any]:
 
 
 def _checksum(tensor: flow.Tensor) -> tuple[float, float]:
-    """Return two sums over the part of a tensor on this rank, which leave it on its device."""
+    """Return two sums over this rank's part of a tensor, computed on its device."""
     with flow.no_grad():
         values = local_part(tensor).to(flow.float64)
         return values.sum().item(), values.abs().sum().item()

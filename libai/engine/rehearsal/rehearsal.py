@@ -1,7 +1,7 @@
-"""Make the next updates of a trainer twice before they count, and refuse a trainer that makes other ones.
+"""Make the next updates of a trainer twice before they count, and refuse a trainer that makes them differently.
 
-The reference (`libai.engine.rehearsal.reference`) makes them eagerly, with the values that a plain loop would read; the
-trainer makes them its own way: with fused updates, averaged over ranks, compiled. Both are put back.
+The reference (`libai.engine.rehearsal.reference`) makes them eagerly, with the values that a plain loop would read. The
+trainer makes them in its own way: with fused updates, averaged over ranks, or compiled. Both are undone.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from libai.utils.distributed import gather_objects, is_main_process
 from libai.utils.errors import UserError, last_line
 
 logger = logging.getLogger("libai.engine")
-#: largest relative difference between a metric of the ranks and of one process
+#: largest relative difference between a metric over several ranks and over one process
 _METRIC_BOUND = 1e-4
 
 
 class NotTheSame(UserError):
-    """The trainer would make other updates than a plain eager loop."""
+    """The trainer would not make the same updates as a plain eager loop."""
 
 
 def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
     """Return the batches of the next iterations, and the reference made with them. Collective.
 
-    There is no reference if nobody needs one, or if the updates could not be put back, which a line in the log says.
+    The reference is None if nothing needs it, or if the updates could not be undone. The latter is logged.
     """
     options = trainer.options
     is_graph = trainer.mode == "graph"
@@ -53,7 +53,7 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
         raise NotTheSame(f"graph mode cannot be compared with eager mode: {obstacle}. Run with graph.enabled=false.")
     if obstacle is None and wanted:
         reason = _why_incomparable(trainer)
-        if reason is not None:  # ranks still compare an eager update on the mesh with that of one process
+        if reason is not None:  # ranks still compare an eager update on the mesh with the same update of one process
             wanted = min(wanted, 0 if trainer.mesh.is_single else 1)
     if reason is not None and is_own_update(trainer) and is_main_process():
         logger.warning("the first updates are not rehearsed: %s.", reason)
@@ -76,12 +76,12 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
 
 
 def compare_on_mesh(trainer: Any, iterations: Iterations, reference: Reference) -> None:
-    """Make the first update of `reference` eagerly on the ranks of `trainer`, put it back, and compare.
+    """Make the first update of `reference` eagerly on the ranks of `trainer`, undo it, and compare.
 
-    Before the update is compiled, because some kernels of OneFlow 0.9 end the process then; also with AMP, where
-    nothing else is compared. Raises `NotTheSame`. Collective.
+    This runs before the update is compiled, because some kernels of OneFlow 0.9 would end the process in the compiled
+    update. It also runs with AMP, for which nothing else is compared. Raises `NotTheSame`. Collective.
     """
-    is_eager = trainer.mode == "eager" and _why_incomparable(trainer) is None  # `require_same` does it
+    is_eager = trainer.mode == "eager" and _why_incomparable(trainer) is None  # `require_same` compares it
     if not iterations or not reference.is_of_one_process or is_eager:
         return
     make = partial(update_op_by_op, trainer)
@@ -91,11 +91,11 @@ def compare_on_mesh(trainer: Any, iterations: Iterations, reference: Reference) 
 
 
 def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> None:
-    """Make the updates of `reference` as `trainer` makes them, put them back, and raise `NotTheSame` for a difference.
+    """Make the updates of `reference` as `trainer` makes them, undo them, and raise `NotTheSame` if they differ.
 
-    Does nothing if they are meant to differ, or if nothing is compiled yet. Replicas whose model mixes the samples of a
-    batch become global tensors. A model that is different every time differs from itself: eager training warns, graph
-    mode refuses. Collective.
+    Does nothing if they are meant to differ, or if graph mode has not compiled yet. Replicas of a model that mixes the
+    samples of a batch become global tensors. A model may differ every time, even from itself: eager mode then warns,
+    and graph mode refuses it. Collective.
     """
     is_ready = trainer.mode == "eager" or trainer.graph is not None
     if not iterations or not is_ready or _why_incomparable(trainer) is not None:
@@ -110,14 +110,14 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
     is_graph = trainer.mode == "graph"
     gradients = trainer.gradients
     if not is_graph and gradients.facts.written:
-        # memory of their own for changed buffers is wrong if a view of one is read after the change
+        # giving changed buffers new memory is wrong if a view of one is read after the change
         written, gradients.facts = gradients.facts, replace(gradients.facts, written=())
         if _agreed_difference(trainer, reference, own_updates(trainer, updates, reference)) is None:
             return
         gradients.facts = written
     text = refusal(trainer, difference, reference)
     if reference.is_of_one_process and is_graph:
-        trainer._forget_graph()  # the same updates can be made on one process again
+        trainer._forget_graph()  # without a graph, one process can make the same updates
     itself = _agreed_difference(trainer, reference, reference_of(trainer, iterations))
     if itself is not None:
         unstable = (
@@ -145,7 +145,7 @@ def _use_global_tensors(
     difference: Difference,
     make: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Lay replicas, with which ranks make other updates than one process, out as global tensors, and compare again.
+    """Switch replicas to global tensors if their updates differ from one process, and compare again.
 
     Raises `NotTheSame` if that is not allowed or does not help. `make`: as for `own_updates`.
     """
@@ -167,7 +167,7 @@ def _use_global_tensors(
     trainer._use_global_tensors()
     try:
         found = own_updates(trainer, iterations, reference, make)
-    except Exception as error:  # whatever OneFlow raises for an operation on global tensors, on all ranks
+    except Exception as error:  # any error that OneFlow raises for an operation on global tensors, on all ranks
         raise NotTheSame(f"{text} Its forward fails with global tensors: {last_line(error)[:200]}") from error
     still = _agreed_difference(trainer, reference, found)
     if still is not None:
@@ -177,7 +177,10 @@ def _use_global_tensors(
 def own_updates(
     trainer: Any, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
 ) -> Updates:
-    """Make updates as `trainer` makes them, and put them back. `make`: makes them instead. Collective."""
+    """Make updates as `trainer` makes them, undo them, and return their results. Collective.
+
+    `make`: called instead of `trainer.update`.
+    """
     found, start = Updates(), trainer.iter
     with rehearsing(trainer, reference):
         for number, micro_batches in enumerate(iterations, 1):
@@ -192,18 +195,18 @@ def own_updates(
 
 
 def facts_of(trainer: Any, micro_batches: Sequence[Any]) -> Facts:
-    """Return what a forward does apart from its losses, by one update that is put back. Collective."""
+    """Return the side effects of a forward, found by one update that is undone. Collective."""
     return reference_of(trainer, [micro_batches]).facts
 
 
 def is_own_update(trainer: Any) -> bool:
-    """Return whether the trainer makes updates as this project defines them, and not in a way of the user's."""
-    is_plain = (trainer.update.__module__ or "").startswith("libai.")  # also for a proxy that a hook makes
+    """Return whether the trainer makes updates as this project defines them, and not in a user-defined way."""
+    is_plain = (trainer.update.__module__ or "").startswith("libai.")  # also true for a proxy that a hook makes
     return is_plain and getattr(trainer, "_own_graph", None) is None
 
 
 def _obstacle(trainer: Any) -> str | None:
-    """Return why updates of `trainer` cannot be made and put back on some rank; None when they can. Collective."""
+    """Return why some rank cannot make and undo updates of `trainer`, or None if all ranks can. Collective."""
     if not is_own_update(trainer):
         return f"{type(trainer).__name__} makes updates of its own"
     names = [name for of_rank in gather_objects(PythonKept.of_trainer(trainer).iterators) for name in of_rank]
@@ -211,7 +214,7 @@ def _obstacle(trainer: Any) -> str | None:
 
 
 def _why_incomparable(trainer: Any) -> str | None:
-    """Return why updates of `trainer` may differ from the reference; None when they must not."""
+    """Return why updates of `trainer` may differ from the reference, or None if they must not differ."""
     if trainer.options.amp is not None:
         return f"amp={trainer.options.amp} rounds them differently"
     if trainer.mode == "graph" and find_unseeded_dropouts(trainer.model):
@@ -220,15 +223,18 @@ def _why_incomparable(trainer: Any) -> str | None:
 
 
 def _needs_facts(trainer: Any) -> bool:
-    """Return whether a trainer that rehearses nothing must know what its forward does apart from its losses."""
+    """Return whether a trainer that rehearses nothing still needs the side effects of its forward."""
     model, options = trainer.model, trainer.options
     is_asked = options.deterministic or options.detect_anomalous_params
     return is_asked or bool(own_buffers(model)) or bool(frozen_parameters(model)) or has_adapters(model)
 
 
 def refuse_untraceable(trainer: Any, reference: Reference) -> None:
-    """Raise `NotTheSame` for a forward that a compiled step, which runs its Python code once, would not repeat: one
-    whose attributes still change, or that raises in a later update."""
+    """Raise `NotTheSame` for a forward that a compiled step would not repeat.
+
+    A compiled step runs the Python code of forward once. So an attribute must not keep changing, and forward must not
+    raise in a later update.
+    """
     name = f"{type(trainer.model).__name__}.forward"
     if reference.failure is not None:
         raise NotTheSame(
@@ -245,7 +251,7 @@ def refuse_untraceable(trainer: Any, reference: Reference) -> None:
 
 
 def _require_deterministic(trainer: Any, iterations: Iterations, reference: Reference) -> None:
-    """Raise `UserError` if the updates of `reference`, made again, differ in a single bit. Collective."""
+    """Raise `UserError` if a single bit differs when the updates of `reference` are repeated. Collective."""
     difference = _agreed_difference(trainer, reference, reference_of(trainer, iterations), bound=0)
     if difference is not None:
         raise UserError(
@@ -258,7 +264,7 @@ def _require_deterministic(trainer: Any, iterations: Iterations, reference: Refe
 def _agreed_difference(
     trainer: Any, reference: Reference, found: Updates, bound: float | None = None
 ) -> Difference | None:
-    """Return the difference that the first rank with one has found, on every rank. Collective."""
+    """Return, on every rank, the difference that the first rank with a difference has found. Collective."""
     if bound is None:
         bound = LOSS_BOUND[trainer.gradients.device]
     difference = first_difference(reference, found, bound)
@@ -267,7 +273,7 @@ def _agreed_difference(
 
 
 def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> None:
-    """Name the metrics that ranks with replicas log differently from one process."""
+    """Warn about metrics that replicas log with different values than one process."""
     other = found.metrics[0]
     odd = []
     for name, value in reference.metrics[0].items():
@@ -285,7 +291,7 @@ def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> 
 
 
 def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
-    """Say what differs in the words of the mode of `trainer`, and what to do about it."""
+    """Return an error message: what differs in the mode of `trainer`, and what to do about it."""
     name = type(trainer.model).__name__
     options, facts = trainer.options, reference.facts
     lines = [with_class(trainer.model, one) for one in (*facts.parameters, *facts.buffers)]
@@ -330,28 +336,29 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
 
 
 class RehearsalHook(HookBase):
-    """Before every `every`th iteration make its update eagerly and as the trainer makes it, put both back, and raise
-    `NotTheSame` if a loss, a weight, an optimizer state or a buffer differs.
+    """Rehearses the update of every `every`th iteration.
 
-    Training itself is the same to the last bit. Costs two updates, and copies of weights and optimizer state. Raises
-    `UserError` if updates are meant to differ, as with AMP. Collective.
+    The update is first made eagerly, then as the trainer makes it, and both are undone. Raises `NotTheSame` if a loss,
+    a weight, an optimizer state or a buffer differs. Training itself stays the same to the last bit. Costs two updates,
+    and copies of weights and optimizer state. Raises `UserError` if updates are meant to differ, as with AMP.
+    Collective.
     """
 
-    priority = 6  # after RandomStateHook, which seeds what eager operations draw
+    priority = 6  # after RandomStateHook, which seeds the generators of eager operations
 
     def __init__(self, every: int):
         self._every = every
 
     def before_train(self) -> None:
-        """Refuse a trainer whose updates cannot be compared."""
+        """Refuse a trainer if its updates cannot be compared."""
         reason = _obstacle(self.trainer) or _why_incomparable(self.trainer)
         if reason is not None:
             raise UserError(f"train.rehearse_every={self._every} cannot compare updates: {reason}. Remove the setting.")
 
     def before_step(self) -> None:
-        """Rehearse the update of this iteration, if it is its turn."""
+        """Rehearse the update of this iteration if it is due."""
         trainer: Any = self.trainer
-        is_first = trainer.iter == trainer.start_iter  # the trainer prepares itself for that one
+        is_first = trainer.iter == trainer.start_iter  # `trainer.prepare` covers that one
         if is_first or (trainer.iter + 1) % self._every:
             return
         with trainer.loop.not_training():

@@ -1,1 +1,1 @@
-"""The compiled step: `nn.Graph`s of a model, how it is traced, and errors of that in the user's terms."""
+"""The compiled step: `nn.Graph`s of a model, how they are traced, and errors in the user's terms."""

@@ -1,8 +1,8 @@
-"""Buffers that forward changes, as outputs of a compiled step that are written back.
+"""Return buffers that forward changes as outputs of a compiled step, and write them back.
 
 A compiled job of OneFlow 0.9.0 writes only the variables that its optimizer updates, so a change of a buffer in forward
-would be lost. The trace has it: the traced tensor of the buffer is the new value. It becomes an output of the step, and
-the buffer takes it before anybody reads it (docs/dev/decisions/0009-state-in-forward.md).
+would be lost. The trace has the new value: it is the traced tensor of the buffer. This tensor becomes an output of the
+step, and is copied into the buffer before anything reads it (docs/dev/decisions/0009-state-in-forward.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from libai.optim.state import like_parameter
 
 
 def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
-    """Return the values that the traced forward has given to the buffers `names` of a graph's `proxy` of the model."""
+    """Return the values that the traced forward has given to the buffers `names`.
+
+    `proxy`: the graph's proxy of the model.
+    """
     stand_ins = dict(proxy.named_modules())
     values = {}
     for name in names:
@@ -29,12 +32,12 @@ def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
         value = stand_ins[path]._get_from_states(attribute, "_buffers").detach()
         if real.is_global:
             value = value.to_global(placement=real.placement, sbp=real.sbp)
-        values[name] = flow._C.identity(value)  # an output of a graph must not be another one, or an input
+        values[name] = flow._C.identity(value)  # a graph output must not also be an input or another output
     return values
 
 
 def write_buffers(model: nn.Module, values: Mapping[str, flow.Tensor]) -> None:
-    """Give the buffers of `model` the values that a compiled step has returned, in place."""
+    """Copy the values that a compiled step has returned into the buffers of `model`, in place."""
     buffers = dict(model.named_buffers())
     with flow.no_grad():
         for name, value in values.items():
@@ -45,13 +48,16 @@ Buffers = list[tuple[nn.Module, str, flow.Tensor]]
 
 
 def buffers_of(model: nn.Module) -> Buffers:
-    """Return the buffers of `model` with their places."""
+    """Return `(module, name, buffer)` for every buffer of `model`."""
     named = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
     return [place for place in named if place[2] is not None]
 
 
 def keep_buffers(before: Buffers) -> None:
-    """Give a buffer that was replaced by another tensor its value instead: a graph knows the one of `before`."""
+    """Copy the value of a replaced buffer into the tensor in `before`, and register that tensor again.
+
+    A graph only uses the tensors in `before`. A buffer with a new shape stays as it is.
+    """
     for module, name, buffer in before:
         now = module._buffers.get(name)
         if now is buffer or now is None or tuple(now.shape) != tuple(buffer.shape):
@@ -63,7 +69,7 @@ def keep_buffers(before: Buffers) -> None:
 
 @contextlib.contextmanager
 def same_buffers(model: nn.Module) -> Iterator[None]:
-    """Keep the tensors of buffers in an eager forward of a model that is also compiled, see `keep_buffers`."""
+    """Keep the buffer tensors of a compiled model during an eager forward, see `keep_buffers`."""
     before = buffers_of(model)
     try:
         yield
@@ -72,7 +78,7 @@ def same_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def refuse_changed_parameters(model: nn.Module, names: Sequence[str]) -> None:
-    """Raise `GraphBuildError` naming the first of the parameters `names`, which forward itself changes."""
+    """Raise `GraphBuildError` for the first of `names`, the parameters that forward itself changes."""
     if names:
         raise GraphBuildError(
             f"{type(model).__name__}.forward changes the parameter {with_class(model, names[0])} itself, which only "

@@ -1,4 +1,7 @@
-"""Errors of models that cannot be compiled or run, in the user's terms: their line, what it did, the usual remedy."""
+"""Explain errors of models that cannot be compiled or run, in the user's terms.
+
+An error names the user's line, what it did and the usual remedy.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +61,17 @@ _OWN_FOLDERS = (
 
 
 class GraphBuildError(UserError):
-    """A model could not be compiled; the text names the user's line, the operation and the usual remedy."""
+    """A model could not be compiled. The message names the user's line, the operation and the usual remedy."""
 
-    #: whether it only says that another rank has failed
+    #: whether it only reports that another rank has failed
     is_consequence = False
 
 
 def explain_build_error(error: Exception, model: Any) -> UserError:
-    """Return what to raise in place of what OneFlow raised while `model` was traced; a `UserError` stays what it is."""
+    """Return the error to raise for an `error` of OneFlow while `model` was traced.
+
+    A `UserError` is returned unchanged.
+    """
     if isinstance(error, UserError):
         return error
     return GraphBuildError(
@@ -76,10 +82,11 @@ def explain_build_error(error: Exception, model: Any) -> UserError:
 
 
 def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool) -> None:
-    """Raise a `UserError` when an eager forward of `model` on `batch`, a dict of tensors, failed; return to leave it.
+    """Raise a `UserError` that explains why an eager forward of `model` failed, or return if `error` needs none.
 
-    In the first forward, what OneFlow refuses means that model and data do not fit each other. What the user's own code
-    raises, and everything later except a meeting of pipeline stages, keeps its traceback.
+    `batch`: a dict of tensors. `is_first`: whether this was the first forward. If OneFlow raises in the first forward,
+    model and data do not fit each other. Errors of the user's own code and later errors keep their traceback, except
+    when tensors of two pipeline stages meet.
     """
     is_explained = is_first and _is_from_oneflow(error) or re.search(_PLACEMENTS, str(error))
     if isinstance(error, UserError) or not is_explained:
@@ -105,7 +112,7 @@ def _remedy(error: Exception) -> str:
 
 
 def _is_from_oneflow(error: Exception) -> bool:
-    """Return whether OneFlow raised `error`, in C++ or in its Python code, and not the user's own code."""
+    """Return whether OneFlow raised `error`, in C++ or in Python, rather than the user's own code."""
     if "\x1b[" in str(error) or "oneflow.ErrorProto" in str(error):
         return True
     frames = traceback.extract_tb(error.__traceback__)
@@ -113,7 +120,7 @@ def _is_from_oneflow(error: Exception) -> bool:
 
 
 def _where(error: Exception) -> str:
-    """Return the innermost line outside of oneflow and the engine, which the user can change, or an empty text."""
+    """Return the innermost line that the user can change, outside oneflow and the engine, or an empty string."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         is_own = any(folder in Path(frame.filename).parents for folder in _OWN_FOLDERS)
         if not is_own and not frame.filename.startswith("<"):

@@ -1,9 +1,9 @@
-"""The compiled training step and the compiled evaluation forward, for any module that keeps the model contract.
+"""The compiled training step and the compiled evaluation forward, for any module that follows the model contract.
 
-`TrainGraph` departs from a textbook `nn.Graph` in one way: what changes from iteration to iteration (each group's
-learning rate, Adam's bias corrections) is not baked into the compiled job or recomputed there in float32, but given to
-every call as small inputs. So every scheduler works, a changed rate takes effect, and a step equals the eager one to
-the last bits. docs/dev/decisions/0001-graph-reads-rates-from-inputs.md has the reasons.
+`TrainGraph` differs from a textbook `nn.Graph` in one way. Values that change with every iteration (each group's
+learning rate, Adam's bias corrections) are not baked into the compiled job or recomputed there in float32. They are
+passed to every call as small inputs. So every scheduler works, a changed learning rate takes effect, and a step equals
+the eager one to the last bit. docs/dev/decisions/0001-graph-reads-rates-from-inputs.md has the reasons.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from libai.patches.job.passes import JobFacts, repair_job, simplify_job
 from libai.patches.job.variables import first_of_equal, is_update, read_copies_of_variables
 from libai.utils.errors import UserError
 
-#: name of the user's module inside both graphs, and so the prefix of its variables' names in a compiled job
+#: name of the user's module inside both graphs, and thus the name prefix of its variables in a compiled job
 MODULE_NAME = "model"
-#: the op that reads the norm in a clipping job, whatever the p of the norm
+#: the op that reads the norm in a clipping job, for any p of the norm
 _CLIP_NORM_READER = "System-ClipGradient-GlobalNorm-AddEps"
-#: options that decide which inputs an update op has, so that one compiled update has one value of each
+#: options that decide which inputs an update op has; one compiled update supports only one value of each
 _STRUCTURAL = ("amsgrad", "centered")
-#: the inputs of a job that hold the scalars of a step: `<scalar>_<group>_<stage>`
+#: names of the job inputs that hold the scalars of a step: `<scalar>_<group>_<stage>`
 _STEP_INPUT = re.compile(r"_((?:lr|bias1|bias2)_\d+_\d+)$")
 
 
@@ -44,23 +44,23 @@ class TrainGraph(CompiledGraph):
     """One optimizer update as a compiled graph: forward, backward, clip over all groups, update.
 
     Args:
-        model: the user's module, its parameters already laid out (local, or global in a multi-process job).
-        optimizer: over the parameters of `model`.
-        layout: of `model`.
-        options: of the trainer. The inputs hold `num_accumulation_steps` micro-batches, joined on axis 0; gradients are
-            clipped after accumulation.
-        recomputed_blocks: names of the modules whose activations the backward pass computes again.
+        model: the user's module, with its parameters already laid out (local, or global in a multi-process job).
+        optimizer: the optimizer of the parameters of `model`.
+        layout: the layout of `model`.
+        options: the trainer's options. The inputs hold `num_accumulation_steps` micro-batches, concatenated on axis 0.
+            Gradients are clipped after accumulation.
+        recomputed_blocks: names of the modules with activations that the backward pass computes again.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
-        auto_parallel: let OneFlow choose the layout of every operation's output by its own cost model.
-        buffers: names of those that forward changes; without accumulation, in which a micro-batch would not read what
-            the one before has written.
+        auto_parallel: let OneFlow choose the layout of every operation's output with its own cost model.
+        buffers: names of the buffers that forward changes. They cannot be used with accumulation, in which a
+            micro-batch would not read what the previous one has written.
 
-    A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`; with accumulation the
-    scalars have one element per micro-batch. `buffers`: name → new value, which the caller writes. Raises what OneFlow
-    raises when the model cannot be compiled.
+    A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`. With accumulation the
+    scalars have one element per micro-batch. `buffers` maps a name to its new value, which the caller writes. If the
+    model cannot be compiled, OneFlow's error is raised unchanged.
     """
 
-    #: how long it took to compile; set by who compiles it
+    #: compile time; set by the code that compiles the graph
     build_seconds: float | None = None
 
     def __init__(
@@ -108,9 +108,12 @@ class TrainGraph(CompiledGraph):
             self.set_grad_scaler(options.loss_scaling.for_graph())
 
     def build(self, batch: dict[str, Any], step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
-        """Trace one micro-batch. `batch`: forward's arguments; `step`: scalars of the step, which only the completed
-        job reads; `share`: the micro-batch's weight in the mean over counted items, or the weights of its losses;
-        `key`: its random key."""
+        """Trace one micro-batch.
+
+        `batch`: forward's arguments. `step`: scalars of the step, which only the completed job reads. `share`: the
+        micro-batch's weight in the mean over counted items, or the weights of its losses. `key`: the random key of the
+        micro-batch.
+        """
         with tracing(self.model, self.reads):
             with self._random_scope(key), self._layout.source_ops():
                 outputs = self.model(**batch)
@@ -118,18 +121,21 @@ class TrainGraph(CompiledGraph):
             if share is None:
                 total = total_loss(losses)
             else:
-                count = float(self._accumulation)  # OneFlow takes the mean over micro-batches
+                count = float(self._accumulation)  # OneFlow averages over micro-batches
                 total = weighted_total(losses, map_shares(share, lambda one: one.sum() * count))
             buffers = traced_buffers(self.model, self._changing)
         total.backward()
-        # replaced by the norm that clipping computes once the job is complete
+        # a placeholder: once the job is complete, the norm that clipping computes replaces it
         norm = total.detach() * 1.0 if self._clips else None
         return losses, {name: value.detach() for name, value in metrics.items()}, norm, buffers
 
     # ------------------------------------------------------------------ OneFlow 0.9.0 internals
 
     def _generate_config_proto(self) -> None:
-        """One optimizer configuration for all groups with the same kind of update: their values are set later."""
+        """Write one optimizer configuration for all groups with the same kind of update.
+
+        The values of the groups are set later.
+        """
         super()._generate_config_proto()
         confs = self.config.proto.train_conf.optimizer_conf
         _make_mixable(confs)
@@ -137,7 +143,7 @@ class TrainGraph(CompiledGraph):
         self._group_of = {name: i for i, conf in enumerate(confs) for name in conf.variable_op_names}
         kinds: dict[str, Any] = {}
         for conf in self._group_confs:
-            if not conf.variable_op_names:  # all of the group is frozen
+            if not conf.variable_op_names:  # the whole group is frozen
                 continue
             first = kinds.setdefault(_structure(conf), copied(conf))
             if first.variable_op_names != conf.variable_op_names:
@@ -153,12 +159,12 @@ class TrainGraph(CompiledGraph):
         confs.extend(kinds.values())
 
     def edit_job(self, out2name: Any) -> None:
-        """Connect each parameter's update to its group's inputs and values."""
+        """Connect each parameter's update to the inputs and values of its group."""
         with JobEdit(self._full_job_proto) as job:
             self._connect(job, out2name)
 
     def _connect(self, job: JobEdit, out2name: Any) -> None:
-        # otherwise reading the variables themselves is not safe (docs/dev/decisions/0005-graph-variables.md)
+        # in these cases reading the variables directly is not safe (docs/dev/decisions/0005-graph-variables.md)
         needs_copies = self._accumulation > 1 or self._layout.cuts_parameters
         facts = JobFacts(
             copied_variables=_variable_names(self.model) if needs_copies else set(),
@@ -183,10 +189,10 @@ class TrainGraph(CompiledGraph):
         simplify_job(job, facts)
 
     def _step_values(self, job: JobEdit) -> dict[str, str]:
-        """Return the operations' outputs in the completed job that are the step's inputs, `(1,)` values, by name."""
+        """Return the step's inputs in the completed job: name of the input → operation output of shape `(1,)`."""
         found = {}
         for op in list(job.ops.values()):
-            # nn.Graph calls an input `_<graph>_input.<path>_<name>`, and no name of ours has a dot
+            # nn.Graph names an input `_<graph>_input.<path>_<name>`, and our own names contain no dots
             name = _STEP_INPUT.search(op.name) if op.HasField("input_conf") else None
             if name is not None:
                 found[name[1]] = first_of_equal(job, op) if self._accumulation > 1 else f"{op.name}/out"
@@ -200,13 +206,13 @@ class TrainGraph(CompiledGraph):
         place = f"{group}_{self._layout.stage_of(variable.removeprefix(f'{MODULE_NAME}.'))}"
         inputs = {"learning_rate": f"lr_{place}"}
         if not self._may_skip:
-            # with dynamic loss scaling the graph may leave updates out, and it alone counts those that it has made
+            # with dynamic loss scaling the graph may skip updates, and only the graph counts the updates that it makes
             inputs.update(bias_correction1=f"bias1_{place}", bias_correction2=f"bias2_{place}")
         for argument, name in inputs.items():
             if argument in update.input:
                 job.set_source(op, argument, 0, step_values[name])
         update.attr["learning_rate_scale"].at_float = 1.0
-        # AdamW and LAMB decay in the update op; for the others OneFlow makes an op for each variable
+        # AdamW and LAMB apply weight decay in the update op; for other optimizers OneFlow adds an op for each variable
         update.attr["weight_decay"].at_float = conf.weight_decay_conf.weight_decay_rate
         for field, value in _kind_conf(conf).ListFields():
             if field.name in update.attr and field.name not in _STRUCTURAL:
@@ -214,7 +220,7 @@ class TrainGraph(CompiledGraph):
                 setattr(attribute, attribute.WhichOneof("value"), value)
 
     def _return_norm(self, job: JobEdit, norm_source: str, out2name: Any) -> None:
-        """Return the norm that clipping computed as the last output of the graph, in place of its placeholder."""
+        """Make the norm that clipping computed the last output of the graph, in place of its placeholder."""
         output_name = out2name[self._eager_outputs[0][2]]
         unused = job.redirect_output(job.ops[output_name], norm_source)
         del job.ops[output_name].output_conf.blob_conf.shape.dim[:]
@@ -223,9 +229,9 @@ class TrainGraph(CompiledGraph):
 
 
 class EvalGraph(CompiledGraph):
-    """The model's forward in eval mode, compiled; shares the weights with whatever trains them.
+    """The model's forward in eval mode, compiled. It shares the weights that are being trained.
 
-    Compile (call the first time) while the module is in eval mode: the mode is frozen then.
+    Compile it (call it the first time) while the module is in eval mode, because the mode is compiled in.
     """
 
     def __init__(self, model: nn.Module, layout: Layout):
@@ -241,19 +247,19 @@ class EvalGraph(CompiledGraph):
             return self.model(**batch)
 
     def edit_job(self, out2name: Any) -> None:
-        """Make the forward read copies of parameters that ranks hold in parts."""
+        """Make the forward read copies of parameters if ranks hold parts of them."""
         if self._layout.cuts_parameters:
             with JobEdit(self._full_job_proto) as job:
                 read_copies_of_variables(job, _variable_names(self.model))
 
 
 def _variable_names(proxy: Any) -> set[str]:
-    """The names that the parameters and buffers of a graph's module have as variables of its job."""
+    """Return the names that parameters and buffers of a graph's module have as variables of its job."""
     return {f"{MODULE_NAME}.{name}" for name, _ in named_tensors(proxy.to(nn.Module))}
 
 
 def _set_stages(proxy: Any, layout: Layout) -> None:
-    """Tell the compiler which pipeline stage every module under a graph's `proxy` of the model belongs to."""
+    """Set the pipeline stage of every module under a graph's `proxy` of the model."""
     if not isinstance(layout, GlobalLayout) or layout.mesh.pipeline == 1:
         return
     for name, module in proxy.named_modules(prefix=""):
@@ -263,19 +269,22 @@ def _set_stages(proxy: Any, layout: Layout) -> None:
 
 
 def _kind_conf(conf: Any) -> Any:
-    """The sub-message with the hyperparameters of one kind of optimizer (`adam_conf`, `momentum_conf`, ...)."""
+    """Return the sub-message with the hyperparameters of one kind of optimizer (`adam_conf`, `momentum_conf`, ...)."""
     return getattr(conf, conf.WhichOneof("normal_mdupdt"))
 
 
 def _structure(conf: Any) -> str:
-    """Return the kind of update with the options that one compiled update cannot mix."""
+    """Return the kind of update, with the options that one compiled update cannot mix."""
     kind = _kind_conf(conf)
     flags = [f"{name}={getattr(kind, name)}" for name in _STRUCTURAL if hasattr(kind, name)]
     return " ".join([conf.WhichOneof("normal_mdupdt"), *flags])
 
 
 def _make_mixable(confs: Any) -> None:
-    """Write options in which groups may differ so that all groups have one kind of update op, with the same result."""
+    """Rewrite options that may differ between groups, to give all groups one kind of update op.
+
+    The result of the update stays the same.
+    """
     has_momentum = any(conf.HasField("momentum_conf") for conf in confs)
     corrects_bias = any(getattr(_kind_conf(conf), "do_bias_correction", False) for conf in confs)
     for conf in confs:
@@ -283,4 +292,4 @@ def _make_mixable(confs: Any) -> None:
             conf.momentum_conf.beta = 0.0  # the velocity is then the gradient itself
         kind = _kind_conf(conf)
         if corrects_bias and hasattr(kind, "do_bias_correction"):
-            kind.do_bias_correction = True  # by the group's own buffers, which hold 1 where nothing is corrected
+            kind.do_bias_correction = True  # uses the group's own buffers, which hold 1 if nothing is corrected

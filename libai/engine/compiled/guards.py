@@ -1,13 +1,14 @@
-"""Guards of a compiled graph: what was compiled in as a constant, and what to do when it changes.
+"""Guards of a compiled graph: detect that a compiled-in constant has changed, and decide what to do.
 
-A graph is fixed to more than shapes: to the Python values that forward reads (attributes of modules, `self.training`
-among them, globals, closures, and what lists, dicts and objects contain), to the settings of parameter groups except
-the rate, and to which parameters there are and which need a gradient.
+A graph depends on more than shapes. It is compiled for the Python values that forward reads: attributes of modules
+(`self.training` is one), globals, closures, and the contents of lists, dicts and objects. It is also compiled for the
+settings of parameter groups except the learning rate, for the set of parameters, and for which of them need a gradient.
 
-Writes to attributes of modules and settings of groups are counted (`libai.patches.writes`); only after one are
-the values compared with those compiled. What has no setter is compared before every step, in some microseconds.
+Writes to attributes of modules and to settings of groups are counted (`libai.patches.writes`). The values are compared
+with the compiled ones only after such a write. Values without a setter are compared before every step, which takes some
+microseconds.
 
-Attributes that forward reads come from the trace; globals and closures are those that the user's code names.
+Attributes that forward reads come from the trace. Globals and closures are the ones that the user's code names.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ Decision = Literal["compiled", "recompile", "eager"]
 
 
 class Guards:
-    """Compares what was compiled into a graph with what holds now.
+    """Compares the values that were compiled into a graph with the current ones.
 
     Args:
         model: the module of the graph.
         reads: the attributes that its forward read.
-        optimizer: for a graph that trains: its settings are guarded, and which parameters need a gradient.
+        optimizer: the optimizer of a training graph. Its settings are guarded, and so is which parameters need a
+            gradient.
         inputs: settings of parameter groups that are not compiled in.
-        before: the guards of the graph before this one, whose changes are remembered.
+        before: the guards of the previous graph. Their record of changes is kept.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Guards:
         self._buffers = buffers_of(model)
         self._changed_at: dict[str, int] = {} if before is None else before._changed_at
         self._differs: list[str] = []
-        #: whether none of the values of the last change had changed before
+        #: whether the values of the last change had never changed before
         self._is_first = True
         self._compiled = self._last_seen = self._now()
         self._count = count_writes()
@@ -69,7 +71,7 @@ class Guards:
     def decide(self, iteration: int) -> Decision:
         """Return how to run iteration `iteration`: as compiled, compiled again, or eagerly.
 
-        `differences` describes what made a decision other than "compiled".
+        `differences` describes the reason for a decision other than "compiled".
         """
         count = count_writes()
         if count != self._count or self._has_unseen_change():
@@ -81,7 +83,7 @@ class Guards:
         return "recompile" if self._is_first or is_steady else "eager"
 
     def differences(self) -> str:
-        """Describe what differs from the compiled values: `scale (1.0, now 0.9)`."""
+        """Describe how values differ from the compiled ones: `scale (1.0, now 0.9)`."""
         shown = []
         for name in self._differs[:3]:
             before, now = self._compiled.get(name, ""), self._last_seen.get(name, "")
@@ -91,13 +93,13 @@ class Guards:
         return ", ".join(shown) + (f" and {more} more" if more else "")
 
     def _has_unseen_change(self) -> bool:
-        """Return whether something has changed whose writes are not counted."""
+        """Return whether a value has changed without a counted write."""
         for read, value in self._unseen:
             if read() is not value:
                 return True
         try:
             return any(read() != contents for read, contents in self._watched)
-        except Exception:  # values that cannot be compared, such as tensors, are not those of before
+        except Exception:  # values that cannot be compared, such as tensors, count as changed
             return True
 
     def _compare(self, iteration: int) -> None:
@@ -111,10 +113,10 @@ class Guards:
         self._last_seen = now
 
     def _now(self) -> dict[str, Any]:
-        """Return the fingerprints of all guarded values; collect what must be compared before every step."""
+        """Return the fingerprints of all guarded values, and collect the values to compare before every step."""
         self._watched: Watched = []
         self._unseen: list[tuple[Callable[[], Any], Any]] = []
-        self._held = []  # the identity of an object that is gone would be given to another one
+        self._held = []  # keeps the objects alive: the id of a freed one could be reused
         values: dict[str, Any] = {}
         for path, module, name in self._attributes:
             value = getattr(module, name, None)
@@ -157,7 +159,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_own_update(optimizer: flow.optim.Optimizer) -> None:
-    """Raise `UserError` for an optimizer whose class replaces `step` or `zero_grad`.
+    """Raise `UserError` for an optimizer with a class that replaces `step` or `zero_grad`.
 
     A compiled step makes OneFlow's own update and calls neither.
     """

@@ -1,6 +1,6 @@
-"""Training with an `nn.Graph` of the user's own: `GraphTrainer(model, loader, optimizer, train_graph=MyGraph)`.
+"""Train with a user-defined `nn.Graph`: `GraphTrainer(model, loader, optimizer, train_graph=MyGraph)`.
 
-The graph makes the whole update; the trainer gives it the batches and does everything else, as for its own graph:
+The graph makes the whole update. The trainer passes it the batches and does everything else as for its own graph:
 hooks, metrics, evaluation, checkpoints, switching. docs/model_and_data.md has an example.
 """
 
@@ -24,7 +24,7 @@ from libai.patches.launch_race import close_launch_race
 from libai.patches.wrapping import replaced
 from libai.utils.errors import UserError
 
-#: options that only the trainer's own graph can honour
+#: options that only the trainer's own graph supports
 _REFUSED = (
     "num_accumulation_steps",
     "max_grad_norm",
@@ -38,7 +38,7 @@ MakeGraph = Callable[[nn.Module, flow.optim.Optimizer], nn.Graph]
 
 
 def refuse_options(trainer: Any, options: TrainOptions) -> None:
-    """Raise `UserError` for options that only the trainer's own graph can honour."""
+    """Raise `UserError` for options that only the trainer's own graph supports."""
     default = TrainOptions()
     names = [name for name in _REFUSED if getattr(options, name) != getattr(default, name)]
     if trainer.mesh.pipeline > 1:
@@ -55,14 +55,14 @@ def refuse_options(trainer: Any, options: TrainOptions) -> None:
 
 
 class OwnGraph:
-    """The compiled step of a `GraphTrainer` with a graph of the user's own, made by `make` (see `MakeGraph`)."""
+    """The compiled step of a `GraphTrainer` with a user-defined graph, made by `make` (see `MakeGraph`)."""
 
     def __init__(self, make: MakeGraph):
         self._make = make
         self._guards: Guards | None = None
 
     def update(self, trainer: Any, micro_batches: Sequence[Any]) -> StepResult:
-        """Make one update. OneFlow raises for a batch of another shape than the compiled one."""
+        """Make one update. OneFlow raises an error if the shape of the batch is not the compiled one."""
         batch = trainer.to_device(micro_batches[0])
         if trainer.graph is not None:
             self._follow_changes(trainer)
@@ -70,12 +70,12 @@ class OwnGraph:
             self.compile(trainer, batch)
         result = trainer._as_result(trainer.graph(**batch))
         count_batches(trainer._batch_norms, 1)
-        trainer.optimizer._state["step"] += 1  # the graph counts for itself; this is the count the host sees
+        trainer.optimizer._state["step"] += 1  # the graph has a counter of its own; this one is for the host
         trainer.finish_update()
         return result
 
     def compile(self, trainer: Any, batch: dict[str, flow.Tensor]) -> None:
-        """Make the graph and compile it for the shapes of `batch`, without an update."""
+        """Create the graph and compile it for the shapes of `batch`, without making an update."""
         start = time.perf_counter()
         close_launch_race()
         graph = self._make(trainer.model, trainer.optimizer)
@@ -108,7 +108,7 @@ class OwnGraph:
         graph.__dict__["build_seconds"] = time.perf_counter() - start
 
     def _follow_changes(self, trainer: Any) -> None:
-        """Forget the graph if what was compiled in has changed."""
+        """Drop the graph if a compiled-in value has changed."""
         assert self._guards is not None
         decision = self._guards.decide(trainer.iter)
         if decision == "eager":

@@ -1,14 +1,14 @@
-"""Tracing of the forward of a module of the user, with what OneFlow 0.9.0's tracing leaves out or gets wrong.
+"""Trace the forward of a user's module, and correct what OneFlow 0.9.0's tracing leaves out or gets wrong.
 
-While a graph is traced, OneFlow calls the `forward` of each module with a stand-in for `self`, and tensors record
-operations instead of running them. `tracing(model)` adds, for that time and in this process only:
+While a graph is traced, OneFlow calls the `forward` of each module with a proxy as `self`, and tensors record
+operations instead of running them. During that time, and in this process only, `tracing(model)` adds the following:
 
-* forward hooks and pre-hooks of modules run, with the stand-in as their module;
+* forward hooks and pre-hooks of modules run, with the proxy as their module;
 * a parameter that is first read under `no_grad` keeps its gradient;
-* `isinstance(self.layer, nn.Linear)` and `super()` work, and `parameters()`, `ParameterList` and `ParameterDict` give
+* `isinstance(self.layer, nn.Linear)` and `super()` work, and `parameters()`, `ParameterList` and `ParameterDict` return
   tensors;
-* `copy_`, `zero_`, and changes made through `.data` and `.detach()` change the tensor that is traced;
-* an operation may read one tensor twice.
+* `copy_`, `zero_`, and changes made through `.data` and `.detach()` change the traced tensor;
+* an operation may read the same tensor twice.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict,
 from libai.forward.python_state import hooks_of
 from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
 
-#: attributes that a forward has read while it was traced: `(id of the module, name)` → the module
+#: attributes that a forward has read during the trace: `(id of the module, name)` → the module
 Reads = dict[tuple[int, str], nn.Module]
 
 
 @contextlib.contextmanager
 def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
-    """Trace the forward of a graph's `proxy` of the model in this context; `reads` receives the attributes that it
-    reads."""
+    """Trace the forward of a graph's `proxy` of the model in this context.
+
+    The attributes that forward reads are added to `reads`.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        # flow.ones and its kin are modules inside of OneFlow 0.9, and a graph warns of each
+        # flow.ones and similar functions are modules inside OneFlow 0.9, and a graph warns about each of them
         warnings.filterwarnings("ignore", ".*is called in a nn.Graph, but not registered")
         for module in proxy.to(nn.Module).modules():
             if hooks_of(module):
@@ -51,10 +53,10 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
 
 
 def _run_with_hooks(self: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the forward of a stand-in with its module's hooks, as `nn.Module.__call__` does outside of graphs.
+    """Run the forward of a proxy with its module's hooks, as `nn.Module.__call__` does outside graphs.
 
-    A hook that holds a parameter or module in a closure uses the original, which has no gradient in a trace; the
-    rehearsal refuses such a run.
+    If the closure of a hook holds a parameter or module, the hook uses the original, which has no gradient in a trace.
+    The rehearsal refuses such a run.
     """
     module = self.to(nn.Module)
     for hook in module._forward_pre_hooks.values():
@@ -68,11 +70,11 @@ def _run_with_hooks(self: Any, forward: Callable[..., Any], args: tuple[Any, ...
     return result
 
 
-# ------------------------------------------------------------------------------------------------- stand-ins
+# ------------------------------------------------------------------------------------------------- proxies
 
 
 def _get_attribute(self: Any, name: str) -> Any:
-    """Return the class of the module that it stands for when asked for it: `isinstance` and `super()` ask."""
+    """Return the class of the original module as `__class__`, which `isinstance` and `super()` read."""
     if name == "__class__":
         origin = object.__getattribute__(self, "__dict__").get("_oneflow_internal_origin__")
         return type(self) if origin is None else type(origin)
@@ -83,7 +85,10 @@ _get_plainly, _set_plainly = ProxyModule.__getattr__, ProxyModule.__setattr__
 
 
 def _get_missing(self: Any, reads: Reads, name: str) -> Any:
-    """Return and note an attribute of the module that `self` stands for; a property reads `self`."""
+    """Return an attribute of the original module, and record in `reads` that it was read.
+
+    A property is evaluated on the proxy.
+    """
     module = self.to(nn.Module)
     described = getattr(type(module), name, None)
     if isinstance(described, property):
@@ -94,7 +99,7 @@ def _get_missing(self: Any, reads: Reads, name: str) -> Any:
 
 
 def _set_attribute(self: Any, name: str, value: Any) -> None:
-    """Give a buffer that is assigned another tensor this value for the rest of the trace."""
+    """Set an attribute. A tensor that is assigned to a buffer is its value for the rest of the trace."""
     if not isinstance(value, flow.Tensor) or name not in self.__dict__.get("_buffers", ()):
         _set_plainly(self, name, value)
         return
@@ -108,13 +113,16 @@ _try_build = ProxyTensor.try_build
 
 
 def _build_with_gradient(self: Any) -> None:
-    """Keep the gradient of a parameter that is first read under `no_grad`; it would have none anywhere."""
+    """Build the traced tensor with gradients enabled.
+
+    A parameter that is first read under `no_grad` would otherwise have no gradient anywhere.
+    """
     with flow.enable_grad():
         _try_build(self)
 
 
 def _lazy(owner: Any, kind: str, name: str) -> flow.Tensor:
-    """Return the traced value of a parameter or buffer of the module that `owner` stands for."""
+    """Return the traced value of a parameter or buffer. `owner`: the proxy of its module."""
     return owner._get_from_states(name, kind)
 
 
@@ -146,7 +154,7 @@ _copy, _zero, _data, _detach = (vars(flow.Tensor)[name] for name in ("copy_", "z
 
 
 def _copy_lazily(self: flow.Tensor, other: Any) -> flow.Tensor:
-    """Change the traced value; OneFlow would write the variable after the step and continue with its old value."""
+    """Change the traced value. OneFlow would write the variable after the step and continue with its old value."""
     if not self.is_lazy or not isinstance(other, flow.Tensor):
         return _copy(self, other)
     value = other.detach().to(self.dtype)
@@ -159,7 +167,7 @@ def _zero_lazily(self: flow.Tensor) -> flow.Tensor:
 
 
 def _get_data(self: flow.Tensor) -> flow.Tensor:
-    """Return the tensor itself if it has no gradient: what is done to one is done to the other."""
+    """Return the tensor itself if it needs no gradient. A change of `.data` then changes the tensor."""
     return self if self.is_lazy and not self.requires_grad else _data.__get__(self)
 
 
@@ -167,17 +175,17 @@ def _detach_lazily(self: flow.Tensor) -> flow.Tensor:
     if not self.is_lazy:
         return _detach(self)
     if not self.requires_grad:
-        return self  # what is done to one is done to the other
+        return self  # a change of the detached tensor must change this one
     detached = _detach(self)
-    # an operation must not read a tensor and the same one detached: see `_reading_twice`
+    # an operation must not read a tensor together with its detached alias: see `_reading_twice`
     return flow._C.identity(detached) if self.is_global else detached
 
 
-@functools.cache  # one for all names of an operation, by which those who replace it too find them all
+@functools.cache  # one wrapper for all names of an operation: other replacements then find every name
 def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `operation` with a copy in place of a second argument that is the first one.
+    """Return `operation` with a copy of the second argument if it is the same tensor as the first.
 
-    OneFlow 0.9.0 may choose two layouts for the arguments, and ends the process when both are of the same tensor
+    OneFlow 0.9.0 may choose two layouts for the arguments. It ends the process if both arguments are the same tensor
     (`op_graph.cpp:150] Check failed`).
     """
 

@@ -1,1 +1,1 @@
-"""Side effects of a model's forward: found, then made right or refused."""
+"""Find the side effects of a model's forward, and handle or refuse them."""

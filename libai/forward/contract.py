@@ -1,8 +1,8 @@
 """The contract between trainers and a model's forward, and the errors that explain it.
 
-`forward(**batch)` returns, in training, `{"losses": {name: scalar}, "metrics": {name: scalar}}`; or, without metrics, a
-dict of scalar losses or one scalar loss. The sum of the losses is differentiated; nothing is recognised by a substring
-of its name.
+In training, `forward(**batch)` returns `{"losses": {name: scalar}, "metrics": {name: scalar}}`. Without metrics it may
+also return a dict of scalar losses or one scalar loss. The sum of the losses is differentiated. Nothing is recognized
+by a substring of its name.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ _RIGHT_CODE = (
     "(the losses are scalar tensors, their sum is differentiated; metrics may be left out), or one scalar loss, or a "
     "dict of scalar losses"
 )
-#: the name of a loss that is returned without one
+#: the name given to a loss that is returned without a name
 BARE_LOSS = "loss"
 
 
 class ModelContractError(UserError):
-    """The model's forward does not return, or does not take, what the trainers need."""
+    """The model's forward does not return or accept what the trainers need."""
 
 
 def structured(outputs: Any) -> Any:
-    """Return outputs of a forward that are one scalar, or a dict of scalars, as `{"losses": {name: scalar}}`; others
-    unchanged."""
+    """Return the outputs of a forward as `{"losses": {name: scalar}}` if they are a scalar or a dict of scalars.
+
+    Other outputs are returned unchanged.
+    """
     if type(outputs) is flow.Tensor:
         return {"losses": {BARE_LOSS: outputs}} if outputs.ndim == 0 else outputs
     if isinstance(outputs, dict) and "losses" not in outputs:
@@ -43,11 +45,11 @@ def structured(outputs: Any) -> Any:
 
 
 def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[str, flow.Tensor]]:
-    """Split one training forward's `outputs` into `(losses, metrics)`, dicts of 0-dim tensors.
+    """Split the `outputs` of one training forward into `(losses, metrics)`, dicts of 0-dim tensors.
 
-    Raises `ModelContractError` naming the model, what it returned and the right code.
+    Raises `ModelContractError` with the model's name, what it returned and the correct code.
     """
-    # its type is asked first: indexing a bare tensor with a name ends the process in OneFlow 0.9.0 (SIGSEGV)
+    # check the type first: indexing a tensor with a string crashes the process in OneFlow 0.9.0 (SIGSEGV)
     is_usual = type(outputs) is dict and type(outputs.get("losses")) is dict
     named = outputs if is_usual else structured(outputs)
     losses = named.get("losses") if isinstance(named, dict) else None
@@ -69,7 +71,7 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
 
 
 def total_loss(losses: dict[str, flow.Tensor]) -> flow.Tensor:
-    """The sum of the losses, the tensor that is differentiated."""
+    """Return the sum of the losses, the tensor that is differentiated."""
     values = iter(losses.values())
     total = next(values)
     for value in values:
@@ -78,7 +80,10 @@ def total_loss(losses: dict[str, flow.Tensor]) -> flow.Tensor:
 
 
 def weighted_total(losses: Mapping[str, flow.Tensor], weights: Any) -> flow.Tensor:
-    """`total_loss` with every loss times `weights`, or times its own one of a dict; the first one where it has none."""
+    """Return the sum of the losses, each multiplied by its weight.
+
+    `weights`: one weight for all losses, or a dict by name. A loss without an entry gets the first weight of the dict.
+    """
     if not isinstance(weights, Mapping):
         return total_loss(dict(losses)) * weights
     first = next(iter(weights.values()))
@@ -103,13 +108,13 @@ def _described(value: Any) -> str:
 
 
 def as_tensor(value: Any) -> flow.Tensor:
-    """One entry of a batch (an array, a number or a list of them) as a local CPU tensor.
+    """Return one entry of a batch (an array, a number or a list of numbers) as a local CPU tensor.
 
-    Raises `ModelContractError` for what no tensor can hold, such as text.
+    Raises `ModelContractError` for a value that no tensor can hold, such as text.
     """
     try:
         array = value if type(value) is np.ndarray and value.flags.c_contiguous else np.ascontiguousarray(value)
-        if array.dtype.char == "H":  # uint16, a type that oneflow 0.9.0 has not
+        if array.dtype.char == "H":  # uint16, which oneflow 0.9.0 does not support
             array = array.astype(np.int32)
         return flow.from_numpy(array) if array.ndim else flow.tensor(array)
     except Exception as error:
@@ -121,9 +126,10 @@ def as_tensor(value: Any) -> flow.Tensor:
 
 
 def as_batch_dict(batch: Any, model: Any) -> dict[str, Any]:
-    """A batch as keyword arguments of `model.forward`: dicts as they are, tuples and lists by position.
+    """Return a batch as keyword arguments of `model.forward`.
 
-    Raises `ModelContractError` when forward does not take it.
+    A dict is returned as it is. The items of a tuple or list are matched by position. Raises `ModelContractError` if
+    forward does not accept the batch.
     """
     signature = inspect.signature(model.forward)
     items: Sequence[Any] = ()

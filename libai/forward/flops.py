@@ -1,7 +1,7 @@
-"""Floating-point operations of an update, from the shapes that its operations see.
+"""Count the floating-point operations of an update, from the shapes that its operations see.
 
-Products of matrices and convolutions are counted, a multiplication and an addition as 2, and nothing else: what
-`fvcore` and published figures call twice the multiply-adds (MACs).
+Only matmuls and convolutions are counted. A multiplication and an addition count as 2: the result is twice the
+multiply-adds (MACs) of `fvcore` and of published figures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from libai.patches.wrapping import replaced_operations
 
-#: forward and backward together cost as much as this number of forwards: two products for the gradients of each
+#: cost of forward and backward together, in forwards: the backward pass of a matmul takes two more
 _FORWARDS_OF_AN_UPDATE = 3
 _PRODUCTS = ("matmul", "batch_matmul", "bmm", "mm", "fused_matmul_bias", "dot", "mv")
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
@@ -22,7 +22,10 @@ _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
 @contextmanager
 def counted_flops() -> Iterator[list[int]]:
-    """Append the FLOPs of each operation that this process runs in the block, of its backward pass too."""
+    """Yield a list that receives the FLOPs of each operation that this process runs in the block.
+
+    The backward pass of the operation is included.
+    """
     found: list[int] = []
     running: list[str] = []
 
@@ -37,7 +40,7 @@ def counted_flops() -> Iterator[list[int]]:
                 result = operation(*args, **kwargs)
             finally:
                 running.pop()
-            if not running:  # one that is made of others counts once
+            if not running:  # an operation that calls others counts only once
                 first, second = [*args, *kwargs.values()][:2]
                 is_transposed = kwargs.get("transpose_a") or (len(args) > 2 and args[2] is True)
                 length = first.shape[-2 if is_transposed else -1]

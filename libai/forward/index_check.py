@@ -1,15 +1,17 @@
-"""Indices that are out of range: token ids for an embedding, labels for a cross entropy. Found before they are used.
+"""Find indices that are out of range before they are used: token ids of an embedding, labels of a cross entropy.
 
-OneFlow 0.9 gives zeros for an id that is too large, ends the process for a negative one, and reads whatever follows
-the logits for a label. So the integer inputs of every batch are compared on the host: an input that forward
-looks up as it is with the size of its table, any other with the values of earlier batches. A batch with a value that
-does not fit runs eagerly with the lookup functions replaced by ones that compare their indices with the table, as the
-first batch does; where batches run compiled, that run comes before them, without gradients.
+OneFlow 0.9 returns zeros for an id that is too large, ends the process for a negative one, and for a bad label reads
+whatever follows the logits. So the integer inputs of every batch are checked on the host. An input that forward looks
+up unchanged is compared with the size of its table, and any other input with the values of earlier batches.
 
-A compiled step on several ranks cannot run one rank's batch alone. There a value that does not fit the table of its
-input is refused at once.
+A batch with a value that does not fit runs eagerly. In that run the lookup functions are replaced by functions that
+compare their indices with the table. The first batch always runs this way. If batches run compiled, that run comes
+before the compiled one and has no gradients.
 
-Nothing waits for the device, except for the batches of a loader that gives tensors instead of arrays.
+A compiled step on several ranks cannot run one rank's batch separately. There, a value that does not fit the table of
+its input is refused at once.
+
+Nothing waits for the device, except for the batches of a loader that returns tensors instead of arrays.
 """
 
 from __future__ import annotations
@@ -31,26 +33,29 @@ from libai.utils.tensors import part_here
 _NEVER = 2**63 - 1
 _smallest, _largest = np.minimum.reduce, np.maximum.reduce
 _INTEGERS = (flow.int64, flow.int32, flow.uint8, flow.int8)
-#: what a forward runs in whose values all fit
+#: context of a forward if all its values fit
 NOTHING: AbstractContextManager[None] = nullcontext()
 
 Batch = Mapping[str, Any]
 
 
 class IndexOutOfRange(UserError):
-    """An id or a label of a batch has no row in the table or no class among the logits."""
+    """An id of a batch has no row in the table, or a label has no class among the logits."""
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A table, or the classes of a loss: the number of its rows, and the label that a loss ignores."""
+    """A table, or the classes of a loss.
+
+    `what`: its name in errors. `size`: the number of its rows or classes. `ignored`: the label that a loss ignores.
+    """
 
     what: str
     size: int
     ignored: int | None = None
 
     def bad_in(self, values: np.ndarray) -> np.ndarray:
-        """Return those of `values` that are out of range."""
+        """Return the elements of `values` that are out of range."""
         if not values.size or (values.min() >= 0 and values.max() < self.size):
             return values[:0]
         return values[((values < 0) | (values >= self.size)) & (values != self.ignored)]
@@ -58,14 +63,14 @@ class Lookup:
 
 @dataclass
 class _Input:
-    """The values between which an input fits, and the smallest table that it is looked up in as it is."""
+    """The range in which values of an input fit, and the smallest table that the input is looked up in unchanged."""
 
     low: int = _NEVER
     high: int = -_NEVER
     lookup: Lookup | None = None
 
     def add(self, lookup: Lookup, array: np.ndarray, values: np.ndarray) -> None:
-        """Remember `lookup` if the looked-up `values` are `array`, or all but its first or last columns."""
+        """Remember `lookup` if the looked-up `values` equal `array`, or all but its first or last columns."""
         if self.lookup is not None and self.lookup.size <= lookup.size:
             return
         columns = values.size // len(array) if array.ndim == 2 else 0
@@ -76,7 +81,7 @@ class _Input:
             self.lookup = lookup
 
     def take(self, array: np.ndarray, counted: np.ndarray) -> None:
-        """Take the values of `array` as ones that fit. `counted`: those that no loss ignores."""
+        """Record the values of `array` as values that fit. `counted`: the values that no loss ignores."""
         if self.lookup is not None and self.lookup.bad_in(array).size:
             self.lookup = None  # forward changes values before it looks them up
         if self.lookup is not None:
@@ -84,7 +89,7 @@ class _Input:
             self.high = self.lookup.size - 1
         elif counted.size:
             low, high = int(counted.min()), int(counted.max())
-            if self.low <= self.high and (low > self.high or high < self.low):  # all are new: it counts something
+            if self.low <= self.high and (low > self.high or high < self.low):  # all are new: the input is a counter
                 low -= abs(low)
                 high += abs(high)
             self.low = min(low, self.low)
@@ -101,20 +106,20 @@ class IndexCheck:
     def __init__(self, model: nn.Module):
         self._model = model
         self._ignored: set[int] = set()
-        # evaluation looks other inputs up than training, so each has its own
+        # evaluation looks up different inputs than training, so each has its own
         self._inputs: dict[bool, dict[str, _Input]] = {True: {}, False: {}}
 
     def watch(
         self, batches: Sequence[Batch], place: Callable[[], str], runs_alone: bool = True
     ) -> AbstractContextManager[None]:
-        """Return what an eager forward over `batches` runs in; raises `IndexOutOfRange` before a lookup that is wrong.
+        """Return a context for an eager forward over `batches`. It raises `IndexOutOfRange` before a wrong lookup.
 
-        `place()` names the batches in the error. `runs_alone`: whether this rank may run a forward that not every rank
-        runs; otherwise the first forward is watched, which every rank runs, and later batches only compared. `NOTHING`
-        when no forward needs to run.
+        `place()` names the batches in the error. `runs_alone`: whether this rank may run a forward that other ranks do
+        not run. Otherwise only the first forward, which every rank runs, is watched, and later batches are only
+        compared. Returns `NOTHING` if no forward needs to run.
         """
         inputs = self._inputs[self._model.training]
-        for batch in batches:  # it runs in every iteration: few calls
+        for batch in batches:  # runs in every iteration, so it makes few calls
             for name, value in batch.items():
                 known = inputs.get(name)
                 if known is None:
@@ -172,8 +177,10 @@ class IndexCheck:
 
 
 def _refuse_bad(place: Callable[[], str], batches: Sequence[Batch], values: np.ndarray, lookup: Lookup) -> None:
-    """Raise `IndexOutOfRange` if one of `values` is out of range: in the input that equals them, or else the first that
-    holds it."""
+    """Raise `IndexOutOfRange` if one of `values` is out of range.
+
+    The error names the input that equals `values`, or else the first input that contains the bad value.
+    """
     bad = lookup.bad_in(values)
     if not bad.size:
         return
@@ -195,8 +202,10 @@ def _refuse_bad(place: Callable[[], str], batches: Sequence[Batch], values: np.n
 
 
 def integers(value: Any) -> np.ndarray | None:
-    """Return integers of a batch, or an index tensor's part on this rank, as an array; None for anything else and in a
-    trace. Waits for the device for a tensor."""
+    """Return the integers of a batch entry or an index tensor as an array; None for anything else and in a trace.
+
+    A tensor gives its part on this rank, and reading it waits for the device.
+    """
     if isinstance(value, flow.Tensor):
         part = None if value.is_lazy or value.dtype not in _INTEGERS else part_here(value)
         return None if part is None else part.numpy()
@@ -205,7 +214,7 @@ def integers(value: Any) -> np.ndarray | None:
     return value if isinstance(value, np.ndarray) and value.dtype.kind in "iu" else None
 
 
-#: name in `oneflow._C` → its first parameters
+#: name in `oneflow._C` → names of its first parameters
 _LOOKUPS = {
     "gather": "table indices axis",
     "embedding": "table indices",
@@ -220,7 +229,7 @@ _LOOKUPS = {
 
 
 def _lookup_of(name: str, given: Mapping[str, Any], model: nn.Module) -> tuple[Lookup, Any]:
-    """Return what a call of the operation `name` looks up, and the tensor of its indices."""
+    """Return the table that a call of the operation `name` looks up, and the tensor of its indices."""
     if name == "one_hot":
         return Lookup("one_hot", given["num_classes"]), given["input"]
     if name == "dim_gather":
@@ -236,19 +245,22 @@ def _lookup_of(name: str, given: Mapping[str, Any], model: nn.Module) -> tuple[L
 
 
 def _lookups_replaced(model: nn.Module, look: Callable[[Lookup, Any], None]) -> AbstractContextManager[None]:
-    """Make the lookup functions call `look` first, under every name that any module or the model has for them."""
+    """Make the lookup functions call `look` first.
+
+    They are replaced under every name that they have in a Python module or in a module of the model.
+    """
 
     def replace(operation: Callable[..., Any], name: str) -> Callable[..., Any] | None:
-        if name not in _LOOKUPS or operation is not getattr(flow._C, name):  # a method of tensors of that name
+        if name not in _LOOKUPS or operation is not getattr(flow._C, name):  # a tensor method of the same name
             return None
 
         @functools.wraps(operation)
         def looking(*args: Any, **kwargs: Any) -> Any:
             found = None
-            # of wrong arguments the operation itself tells
+            # the operation itself raises an error for wrong arguments
             with suppress(KeyError, AttributeError, TypeError, IndexError):
                 found = _lookup_of(name, {**dict(zip(_LOOKUPS[name].split(), args)), **kwargs}, model)
-            if found is not None and found[0].size > 0:  # one_hot counts its classes itself otherwise
+            if found is not None and found[0].size > 0:  # otherwise one_hot counts its classes itself
                 look(*found)
             return operation(*args, **kwargs)
 

@@ -1,7 +1,8 @@
 """Python values that a forward reads and changes: attributes of modules, closures, globals and random states.
 
-A graph runs the Python code of a forward once, when it is traced, and a checkpoint contains none of these values. So a
-value that changes from call to call must be known before the first update, and one that a hook changes before the next.
+A graph runs the Python code of a forward only once, when it is traced, and a checkpoint contains none of these values.
+So a value that changes from call to call must be known before the first update. A value that a hook changes must be
+known before the next update.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _MAX_DEPTH = 5
 #: attributes that `nn.Module` itself keeps
 _OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
-#: parameters and modules have readers of their own;
-# reading the `__dict__` of a context corrupts the memory of OneFlow 0.9.0
+#: types that are not compared. Parameters and modules are compared elsewhere. Reading the `__dict__` of a function
+#: context corrupts the memory of OneFlow 0.9.0.
 NOT_COMPARED = (
     nn.Parameter,
     nn.Module,
@@ -40,7 +41,7 @@ NOT_COMPARED = (
     types.ModuleType,
     FunctionContext,
 )
-#: class of generators → how their state is read, and set
+#: generator class → (function that reads its state, function that sets it)
 RANDOM_STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
     random.Random: (random.Random.getstate, random.Random.setstate),
     np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
@@ -53,10 +54,11 @@ RANDOM_STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]
 _CHANGING_METHODS = ("append", "extend", "add", "update", "pop", "clear")
 PACKAGES = ("oneflow", "libai")
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-#: packages whose objects contain settings of the user
+#: packages with objects that contain the user's settings
 _SETTINGS = ("types", "argparse", "omegaconf")
-#: guards look into containers, arrays and tensors with up to this many entries, and into up to this many of them
+#: guards inspect containers, arrays and tensors with up to this many entries
 _MAX_ENTRIES = 256
+#: guards inspect up to this many containers, arrays and tensors
 _MAX_WATCHED = 50
 #: `(function that returns a copy, copy)` of the contents of a container, array or tensor
 Watched = list[tuple[Callable[[], Any], Any]]
@@ -71,10 +73,10 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> Any:
-    """Return a value that equals another one's when `value` contains the same.
+    """Return a fingerprint of `value`. Two values with the same contents have equal fingerprints.
 
-    `watched`, for a guard: receives the containers, arrays and tensors that were looked into, none of them large.
-    Whatever is not looked into then counts by its identity; otherwise by its type.
+    `watched`: for a guard, receives the containers, arrays and tensors that were inspected, none of them large. A value
+    that is not inspected is then identified by its `id`, and without `watched` only by its type.
     """
     kind = type(value).__name__
     unknown = kind if watched is None else (kind, id(value))
@@ -87,7 +89,7 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
     if isinstance(value, types.FunctionType | types.MethodType):
         return (value.__qualname__, value.__code__)
     if _is_iterator(value) and not cannot_go_back(value):
-        return (kind, fingerprint(value.__reduce__()[1:], watched, depth + 1))  # the position
+        return (kind, fingerprint(value.__reduce__()[1:], watched, depth + 1))  # its position
     size, read = _contents_of(value, watched is not None)
     if read is None:
         return unknown
@@ -105,10 +107,10 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
 
 
 def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | None]:
-    """Return the size of a container, array, tensor or object, and a function that copies its contents; else None.
+    """Return the size of a container, array, tensor or object, and a function that copies its contents.
 
-    A guard looks into objects of the user's classes and of libraries for settings, and into no tensor that another
-    device or rank has a part of.
+    The function is None if `value` cannot be inspected. A guard inspects objects of the user's classes and settings
+    objects of libraries. It does not inspect a tensor if another device or rank has a part of it.
     """
     if isinstance(value, flow.Tensor):
         is_elsewhere = value.is_lazy or is_guard and (value.is_global or value.is_cuda)
@@ -130,16 +132,16 @@ def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | N
 
 
 class PythonState:
-    """The plain attributes of the modules of `model`, as they were when this was made."""
+    """A snapshot of the plain attributes of the modules of `model`."""
 
     def __init__(self, model: nn.Module):
         self._model = model
         self._before = self._now()
 
     def changed(self) -> list[str]:
-        """Return the attributes, with their classes, that have changed since and that a later call may read.
+        """Return the attributes (with their classes) that have changed since, and that a later call may read.
 
-        A number that is counted up and read nowhere does no harm, nor does a new tensor of every call.
+        A counter that nothing reads does no harm, and neither does a tensor that every call creates again.
         """
         modules = dict(self._model.named_modules())
         found = []
@@ -161,12 +163,12 @@ class PythonState:
         return values
 
 
-#: `(operation, its name, name in the operation before)` of the bytecode of a line
+#: bytecode of a line: `(operation, its name, name in the previous operation)`
 _Line = list[tuple[str, Any, Any]]
 
 
 def _lines_of(cls: type) -> Iterator[_Line]:
-    """Yield the lines of the user's methods of a class, constructors left out."""
+    """Yield the bytecode lines of the user's methods of a class, except its constructors."""
     for base in cls.__mro__:
         for function in vars(base).values():
             is_method = isinstance(function, types.FunctionType) and base.__module__.split(".")[0] not in PACKAGES
@@ -185,7 +187,7 @@ def _lines_of(cls: type) -> Iterator[_Line]:
 
 
 def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield `code`, and the code of functions inside it."""
+    """Yield `code`, and the code of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -193,7 +195,10 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _reads(line: _Line, attribute: str, of_self: bool = True) -> bool:
-    """Return whether a line reads `<something>.<attribute>`; of another object than `self` unless `of_self`."""
+    """Return whether a line reads `<something>.<attribute>`.
+
+    Without `of_self`, reads of `self.<attribute>` do not count.
+    """
     return any(
         kind in ("LOAD_ATTR", "LOAD_METHOD") and name == attribute and (of_self or before != "self")
         for kind, name, before in line
@@ -201,7 +206,7 @@ def _reads(line: _Line, attribute: str, of_self: bool = True) -> bool:
 
 
 def _writes(line: _Line, attribute: str) -> bool:
-    """Return whether a line assigns the attribute or an item of it, or calls a method of it that changes it."""
+    """Return whether a line assigns the attribute or an item of it, or calls one of its methods that change it."""
     for kind, name, before in line:
         is_changing = kind == "LOAD_METHOD" and (name.endswith("_") or name in _CHANGING_METHODS)
         if (kind == "STORE_ATTR" and name == attribute) or (is_changing and before == attribute):
@@ -210,7 +215,7 @@ def _writes(line: _Line, attribute: str) -> bool:
 
 
 def _is_read(model: nn.Module, module: nn.Module, attribute: str) -> bool:
-    """Return whether code of `model` reads this `attribute` of `module` in lines that do not write it."""
+    """Return whether code of `model` reads `attribute` of `module` in a line that does not write it."""
     for cls in {type(one) for one in model.modules()}:
         is_own = issubclass(type(module), cls) or issubclass(cls, type(module))
         if any(_reads(line, attribute, is_own) and not _writes(line, attribute) for line in _lines_of(cls)):
@@ -219,7 +224,7 @@ def _is_read(model: nn.Module, module: nn.Module, attribute: str) -> bool:
 
 
 def _is_made_of_itself(module: nn.Module, attribute: str) -> bool:
-    """Return whether a line of `module` computes its `attribute` from the value of an earlier call."""
+    """Return whether a line of `module` computes `attribute` from its value in an earlier call."""
     return any(_reads(line, attribute) and _writes(line, attribute) for line in _lines_of(type(module)))
 
 
@@ -227,7 +232,7 @@ def _is_made_of_itself(module: nn.Module, attribute: str) -> bool:
 
 
 def functions_of(model: nn.Module) -> list[Any]:
-    """Return what a call of `model` may run: methods, hooks and functions in attributes of its modules."""
+    """Return what a call of `model` may run: methods, hooks, and functions in attributes of its modules."""
     found: list[Any] = []
     classes: dict[type, None] = {}
     for module in model.modules():
@@ -241,13 +246,13 @@ def functions_of(model: nn.Module) -> list[Any]:
 def variables_of(
     functions: Iterable[Any], seen: set[Any] | None = None
 ) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], None]]]:
-    """Yield `(description, read, assign)` of the globals and variables of closures that the user's functions use.
+    """Yield `(description, read, assign)` of the globals and closure variables that the user's functions use.
 
-    Looks through the functions that these name, too, except those that are `seen`.
+    Functions that these functions name are searched too, except the functions in `seen`.
     """
     seen = set() if seen is None else seen
     waiting = [*functions]
-    for value in waiting:  # which grows
+    for value in waiting:  # the list grows in the loop
         function = _function_in(value)
         if function is None or function in seen or not is_users(function.__module__ or ""):
             continue
@@ -260,7 +265,7 @@ def variables_of(
                     where = f"the global {name} of {code.co_filename}"
                     yield where, functools.partial(variables.get, name), functools.partial(variables.__setitem__, name)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            if name != "__class__" and cell != types.CellType():  # nothing has been assigned to an empty one
+            if name != "__class__" and cell != types.CellType():  # an empty cell has no value yet
                 waiting.append(cell.cell_contents)
                 where = f"the variable {name} around {function.__qualname__}"
                 yield where, functools.partial(_contents, cell), functools.partial(setattr, cell, "cell_contents")
@@ -271,7 +276,7 @@ def _contents(cell: types.CellType) -> Any:
 
 
 def _function_in(value: Any) -> types.FunctionType | None:
-    """Return the Python function that `value` is, wraps (a partial, property or method), or runs when it is called."""
+    """Return the Python function that `value` is, wraps (partial, property or method), or runs when it is called."""
     for name in ("func", "fget", "__func__"):
         value = getattr(value, name, value)
     if not isinstance(value, types.FunctionType | type):
@@ -281,7 +286,7 @@ def _function_in(value: Any) -> types.FunctionType | None:
 
 @functools.cache
 def is_users(module: str) -> bool:
-    """Return whether the module of this name is neither Python's, OneFlow's, libai's nor an installed package's."""
+    """Return whether a module belongs to the user: not to Python, OneFlow, libai or an installed package."""
     top = module.split(".")[0]
     if top in PACKAGES or (top in sys.stdlib_module_names and top != "__main__"):
         return False
@@ -290,7 +295,7 @@ def is_users(module: str) -> bool:
 
 
 def is_users_frame(frame: types.FrameType) -> bool:
-    """Return whether a frame runs code of the user's."""
+    """Return whether a frame runs the user's code."""
     return is_users(frame.f_globals.get("__name__", ""))
 
 
@@ -298,15 +303,15 @@ def is_users_frame(frame: types.FrameType) -> bool:
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """Return the forward hooks of one module, those before its forward first."""
+    """Return the forward hooks of one module, pre-hooks first."""
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
 
 
 @contextmanager
 def forward_hooks(modules: Iterable[tuple[str, nn.Module]], call: Callable[..., None]) -> Iterator[None]:
-    """Inside, `call(name, module, inputs, outputs)` follows each forward of the named `modules`.
+    """Call `call(name, module, inputs, outputs)` after each forward of the named `modules` in the block.
 
-    OneFlow 0.9 returns no handle to take a hook off by.
+    The hooks are removed by hand, because OneFlow 0.9 returns no handle for that.
     """
     before = []
     for name, module in modules:
@@ -321,17 +326,20 @@ def forward_hooks(modules: Iterable[tuple[str, nn.Module]], call: Callable[..., 
 
 
 def cannot_go_back(value: Any) -> bool:
-    """Return whether `value` is an iterator without a copy, such as a generator or an open file."""
+    """Return whether `value` is an iterator that cannot be copied, such as a generator or an open file."""
     return _is_iterator(value) and copy_of_iterator(value) is value
 
 
 def copy_of_iterator(value: Any) -> Any:
-    """Return a copy of an iterator, which keeps its position when `value` advances; other values as they are."""
+    """Return a copy of an iterator, which keeps its position when `value` advances.
+
+    Other values, and iterators that cannot be copied, are returned as they are.
+    """
     if not _is_iterator(value):
         return value
     try:
         return copy.deepcopy(value)
-    except Exception:  # whatever deepcopy raises for a value
+    except Exception:  # deepcopy may raise anything
         return value
 
 

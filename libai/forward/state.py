@@ -1,10 +1,11 @@
 """Side effects of a model's forward, as the reference of a rehearsal finds them.
 
-Graph mode writes the buffers that it names after every compiled step (docs/dev/decisions/0009-state-in-forward.md).
+After every compiled step, graph mode writes the buffers that `Facts` names
+(docs/dev/decisions/0009-state-in-forward.md).
 
-A backward pass must not see changes in place. OneFlow 0.9.0 counts no versions of tensors: where `h / self.scale` is
-followed by `self.scale.mul_(0.9)`, the eager backward pass silently divides by the changed value. A graph does right.
-`values_kept` makes eager mode do the same: each change of a buffer gets memory of its own.
+A backward pass must not see in-place changes. OneFlow 0.9.0 does not count versions of tensors: if `h / self.scale` is
+followed by `self.scale.mul_(0.9)`, the eager backward pass silently divides by the changed value. A graph is correct.
+`values_kept` corrects eager mode: each change of a buffer gets new memory.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ _data, _detach = flow.Tensor.data, flow.Tensor.detach
 
 @dataclass(frozen=True)
 class Facts:
-    """Side effects of training forwards; names are dotted, equal on all ranks.
+    """Side effects of training forwards. Names are dotted and equal on all ranks.
 
-    `buffers`: except those of batch normalization. `written`: these and frozen parameters that forward changes.
-    `reached`: parameters that get a gradient from the losses; None when nobody has looked. `parameters`: those that
-    forward itself changes. `counting`: batch norms that run in training mode; None when nobody has looked.
+    `buffers`: buffers that change, except those of batch normalization. `written`: these buffers, and frozen parameters
+    that forward changes. `reached`: parameters that get a gradient from the losses; None if this was not checked.
+    `parameters`: parameters that forward itself changes. `counting`: batch norms that run in training mode; None if
+    this was not checked.
     """
 
     buffers: Sequence[str] = ()
@@ -44,7 +46,7 @@ class Facts:
 
 
 def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:
-    """Return the buffers of `model` that its forward may change by itself, without batch norms of a rank (0003)."""
+    """Return the buffers that forward of `model` may change itself, without rank-local batch norms (decision 0003)."""
     statistics = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -60,7 +62,7 @@ def frozen_parameters(model: nn.Module) -> dict[str, flow.Tensor]:
 
 
 def note_unsaved_buffers(model: nn.Module, changed: Sequence[str]) -> str | None:
-    """Return a warning about `changed` buffers that no checkpoint holds; None when there are none."""
+    """Return a warning about `changed` buffers that no checkpoint holds, or None if there are none."""
     unsaved = set(own_buffers(model)) - set(model.state_dict())
     names = [with_class(model, name) for name in changed if name in unsaved]
     if not names:
@@ -73,17 +75,18 @@ def note_unsaved_buffers(model: nn.Module, changed: Sequence[str]) -> str | None
 
 
 def with_class(model: nn.Module, name: str) -> str:
-    """Return the dotted name of a tensor or attribute with its module's class: `layer.count (Counter)`."""
+    """Return the dotted name of a tensor or attribute with the class of its module: `layer.count (Counter)`."""
     module = dict(model.named_modules()).get(name.rpartition(".")[0])
     return name if module is None else f"{name} ({type(module).__name__})"
 
 
 @contextmanager
 def values_kept(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Around a forward and its backward pass: operations keep the values of the buffers `names` that they have read.
+    """Let operations keep the values that they read from the buffers `names`, in a forward and its backward pass.
 
-    `names`: of buffers and frozen parameters. Afterwards each has its last value in the memory that it had before.
-    Inside, `.data` and `.detach()` of such a tensor are the tensor itself: what is done to one is done to the other.
+    `names`: names of buffers and frozen parameters. Afterwards each has its last value in its original memory. Inside
+    the block, `.data` and `.detach()` of such a tensor return the tensor itself: a change to one is a change to the
+    other.
     """
     modules = dict(model.named_modules())
     places = []
@@ -94,7 +97,7 @@ def values_kept(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     memory = []
 
     def is_kept(tensor: flow.Tensor) -> bool:
-        # the data of a buffer that was computed with a gradient cannot be set, and nothing changes it in place
+        # the data of a buffer that was computed with a gradient cannot be set, and it is never changed in place
         return tensor.is_leaf and any(tensors.get(key) is tensor for tensors, key in places)
 
     for tensors, key in places:

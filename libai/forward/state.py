@@ -82,7 +82,7 @@ def with_class(model: nn.Module, name: str) -> str:
 
 @contextmanager
 def values_kept(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Let operations keep the values that they read from the buffers `names`, in a forward and its backward pass.
+    """Make operations keep the values that they read from the buffers `names`, in a forward and its backward pass.
 
     `names`: names of buffers and frozen parameters. Afterwards each has its last value in its original memory. Inside
     the block, `.data` and `.detach()` of such a tensor return the tensor itself: a change to one is a change to the

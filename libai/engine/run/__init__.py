@@ -1,1 +1,1 @@
-"""The standard run: its folder, its start and end, and what happens between."""
+"""The standard run: its folder, its start and end, and everything in between."""

@@ -1,4 +1,4 @@
-"""All batch and length arithmetic of a run, done once and frozen."""
+"""Compute all batch sizes and lengths of a run once, and freeze them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Sizes of the batches and length of a run.
+    """Batch sizes and length of a run.
 
     micro_batch_size: samples of one rank in one forward pass. num_accumulation_steps: micro-batches per iteration.
-    data_parallel_size: ranks that read different data. global_batch_size: their product, samples per iteration.
-    train_iter: iterations of the run. warmup_iter: those in which the rate rises.
-    samples_per_epoch: of the training set, when it is known.
+    data_parallel_size: number of ranks that read different data. global_batch_size: the product of these three, samples
+    per iteration. train_iter: iterations of the run. warmup_iter: iterations in which the learning rate rises.
+    samples_per_epoch: samples in the training set, or None if unknown.
     """
 
     micro_batch_size: int
@@ -31,9 +31,10 @@ class BatchPlan:
 
     @classmethod
     def of(cls, train: Any, sizes: BatchSizes, data_parallel_size: int, loader: Any) -> BatchPlan:
-        """The plan of a run by the section `train` of its config.
+        """Return the plan of a run for the section `train` of its config.
 
-        `train_epoch > 0` sets the length, rounded up. Raises `UserError` for a loader without `samples_per_epoch` then.
+        `train_epoch > 0` sets the length, rounded up. Raises `UserError` if it is set and the loader has no
+        `samples_per_epoch`.
         """
         samples = getattr(loader, "samples_per_epoch", None)
         train_iter = train.train_iter
@@ -56,16 +57,20 @@ class BatchPlan:
 
     @property
     def iters_per_epoch(self) -> float | None:
-        """Iterations in one pass over the training set, not rounded; None when its size is unknown."""
+        """Iterations in one pass over the training set, not rounded; None if its size is unknown."""
         return self.samples_per_epoch / self.global_batch_size if self.samples_per_epoch else None
 
     @property
     def epoch(self) -> EveryEpoch | None:
-        """The iterations in which a pass ends; None when the size of the training set is unknown."""
+        """The iterations in which a pass ends; None if the size of the training set is unknown."""
         return EveryEpoch(self.samples_per_epoch, self.global_batch_size) if self.samples_per_epoch else None
 
     def period(self, value: int | Literal["epoch"], setting: str) -> Period:
-        """The period that `setting` asks for: a number of iterations, or "epoch"."""
+        """Return `value`, a number of iterations or "epoch", as a period.
+
+        `setting`: its name in the config, for the error. Raises `UserError` for "epoch" if the size of the training set
+        is unknown.
+        """
         if isinstance(value, int):
             return value
         if self.epoch is None:
@@ -76,7 +81,7 @@ class BatchPlan:
         return self.epoch
 
     def describe(self) -> str:
-        """`64 samples = 8 micro-batch x 2 data ranks x 4 accumulation`."""
+        """Return a text such as `64 samples = 8 micro-batch x 2 data ranks x 4 accumulation`."""
         ranks = f"{self.data_parallel_size} data rank{'s' if self.data_parallel_size > 1 else ''}"
         return (
             f"{self.global_batch_size} samples = {self.micro_batch_size} micro-batch x {ranks} x "

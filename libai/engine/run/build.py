@@ -1,6 +1,6 @@
-"""From the checked config to objects.
+"""Build the objects of a run from the checked config.
 
-Every builder takes the `RunConfig` and what was built before it; none writes into the config.
+Every builder takes the `RunConfig` and the objects that were built before it. No builder changes the config.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ logger = logging.getLogger("libai.engine")
 
 
 def _instantiate_with(section: Any, **facts: Any) -> Any:
-    """Build a lazy section, adding those run-time facts that its target takes and the config leaves unset."""
+    """Build a lazy section. Add the run-time `facts` that its target accepts and the config leaves unset."""
     return instantiate(section, **fill_unset(section, **facts))
 
 
 def build_mesh(run: Any, device: str) -> Mesh:
-    """The mesh of this job's ranks that `train.dist` asks for."""
+    """Return the mesh of this job's ranks according to `train.dist`."""
     dist = run.train.dist
     return Mesh.of_this_job(device, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size)
 
 
 def build_model(run: Any) -> flow.nn.Module:
-    """The user's module, in training mode, after its own `init_weights()` where it has that.
+    """Return the user's module in training mode, after calling its `init_weights()` if it has that method.
 
-    Raises `UserError` when the target does not give a module.
+    Raises `UserError` if the target does not return a module.
     """
     with checked_sizes():
         model = instantiate(run.model)
@@ -67,7 +67,10 @@ def build_model(run: Any) -> flow.nn.Module:
 
 
 def adapt_model(run: Any, model: flow.nn.Module) -> None:
-    """Do what `train.dist.sync_batch_norm`, `train.lora` and `train.freeze` say, in place; again is no harm."""
+    """Apply `train.dist.sync_batch_norm`, `train.lora` and `train.freeze` in place.
+
+    It does no harm to call it again.
+    """
     if run.train.dist.sync_batch_norm and not synchronize_batch_norms(model) and is_main_process():
         logger.warning("train.dist.sync_batch_norm=true finds no batch normalization in %s", type(model).__name__)
     lora = run.train.lora
@@ -85,9 +88,9 @@ def adapt_model(run: Any, model: flow.nn.Module) -> None:
 
 
 def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
-    """The optimizer over `model`'s parameters: `optim.params` is a lazy call that takes `model`, or is left out.
+    """Return the optimizer of `model`. `optim.params` is a lazy call that takes `model`, or is left out.
 
-    Several, by name, become one: each has the parameters that its `params` chooses and none before it has.
+    Several named optimizers become one. Each has the parameters that its `params` selects and no earlier one has.
     """
     if not isinstance(run.optim, DictConfig) or TARGET in run.optim:
         return _build_optimizer(run.optim, "optim", model, None)
@@ -108,7 +111,10 @@ def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
 def _build_optimizer(
     section: Any, place: str, model: flow.nn.Module, taken: Sequence[str] | None
 ) -> flow.optim.Optimizer:
-    """One optimizer of the config. `taken`: the parameters of the ones before it; None when it is the only one."""
+    """Return one optimizer of the config.
+
+    `taken`: names of the parameters of earlier optimizers; None if this is the only one.
+    """
     target = target_of(section)
     if target is None or not accepts(target, "params"):
         raise UserError(
@@ -126,7 +132,10 @@ def _build_optimizer(
 
 
 def scale_lr(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> None:
-    """Apply `train.auto_scale_lr`: learning rates grow with the global batch size. Before the schedule is built."""
+    """Apply `train.auto_scale_lr`: scale the learning rates with the global batch size.
+
+    Call it before the schedule is built.
+    """
     base_batch_size = run.train.auto_scale_lr.base_batch_size
     if base_batch_size is None:
         return
@@ -141,7 +150,7 @@ def scale_lr(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> None
 
 
 def build_lr_scheduler(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
-    """The schedule of rates and momentum, or None; see `_build_schedule`."""
+    """Return the schedule of learning rates and momentum, or None; see `_build_schedule`."""
     section = run.lr_scheduler
     if isinstance(section, DictConfig) and TARGET not in section:
         schedule = _build_schedules(section, optimizer, plan)
@@ -154,7 +163,7 @@ def build_lr_scheduler(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPla
 
 
 def _build_schedules(section: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
-    """The schedules of several optimizers, as one."""
+    """Return the schedules of several optimizers, combined into one."""
     parts = optimizer.optimizers if isinstance(optimizer, Optimizers) else {}
     for name in map(str, section):
         if name not in parts:
@@ -174,8 +183,11 @@ def _build_schedules(section: Any, optimizer: flow.optim.Optimizer, plan: BatchP
 
 
 def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, plan: BatchPlan, warmup_iter: int) -> Any:
-    """The schedule of a section, which is given `optimizer` and the lengths of run, warm-up and epoch where it takes
-    them. A list of schedules becomes one; the last part has what the others leave of the run."""
+    """Return the schedule of a section.
+
+    It is given `optimizer` and the lengths of run, warm-up and epoch if it accepts them. A list of schedules becomes
+    one schedule. Its last part gets the iterations that the other parts leave.
+    """
     if section is None:
         return None
     parts, start = [], 0
@@ -200,7 +212,7 @@ def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, pl
 
 
 def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:
-    """The training loader of this rank; see docs/dev/architecture.md, Data."""
+    """Return the training loader of this rank; see docs/dev/architecture.md, Data."""
     loader = _instantiate_with(
         run.dataloader.get("train"),
         micro_batch_size=micro_batch_size,
@@ -218,13 +230,19 @@ def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -
 
 
 class RepeatedBatches(list[Any]):
-    """An epoch of a few micro-batches: a list begins again at its end. `samples_per_epoch`: over all ranks."""
+    """An epoch of a few micro-batches, which a loop over the list repeats.
+
+    `samples_per_epoch`: samples over all ranks.
+    """
 
     samples_per_epoch: int
 
 
 def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]:
-    """Name → evaluation loader of this rank. `dataloader.test` is a mapping; a list gets the names test, test2, ..."""
+    """Return the evaluation loaders of this rank by name.
+
+    `dataloader.test` is a mapping. The loaders of a list are named test, test2, ...
+    """
     sections = run.dataloader.get("test") or {}
     if not isinstance(sections, Mapping):
         sections = {"test" if i == 0 else f"test{i + 1}": section for i, section in enumerate(sections)}
@@ -243,9 +261,9 @@ def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str,
 
 
 def build_evaluators(run: Any) -> dict[str, Any]:
-    """Name → evaluator, always with one for the mean losses (`eval/<dataset>/loss`).
+    """Return the evaluators by name, always with one for the mean losses (`eval/<dataset>/loss`).
 
-    Those of one data set are called `<dataset>/<name>`.
+    An evaluator of one dataset is named `<dataset>/<name>`.
     """
     from libai.evaluation import MeanLossEvaluator
 
@@ -257,7 +275,7 @@ def build_evaluators(run: Any) -> dict[str, Any]:
 
 
 def build_extra_hooks(run: Any) -> list[HookBase]:
-    """The hooks of `train.extra_hooks`."""
+    """Return the hooks of `train.extra_hooks`."""
     built = [instantiate(section) for section in run.train.extra_hooks or []]
     for index, hook in enumerate(built):
         check_part("hook", hook, f"train.extra_hooks[{index}]")
@@ -265,9 +283,9 @@ def build_extra_hooks(run: Any) -> list[HookBase]:
 
 
 def amp_dtype(run: Any, mode: str, device: str) -> str | None:
-    """Return the dtype of mixed precision that `mode` computes in on `device`: "fp16", "bf16" or None for float32.
+    """Return the mixed-precision dtype of `mode` on `device`: "fp16", "bf16" or None for float32.
 
-    With `train.amp.enabled=auto` it is None where AMP does nothing; the log says so once.
+    With `train.amp.enabled=auto` it is None if AMP has no effect, which is logged once.
     """
     amp = run.train.amp
     if not amp.enabled:
@@ -281,7 +299,7 @@ def amp_dtype(run: Any, mode: str, device: str) -> str | None:
 
 
 def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
-    """The arguments that the trainers of the two modes do not share."""
+    """Return the trainer arguments that depend on the mode."""
     amp = amp_dtype(run, mode, device)
     if mode == "graph":
         return {
@@ -307,7 +325,7 @@ def build_trainer(
     mesh: Mesh,
     seed: int,
 ) -> ModelTrainer:
-    """The trainer of `mode`, "eager" or "graph"."""
+    """Return the trainer of `mode`, "eager" or "graph"."""
     amp = run.train.amp
     options = TrainOptions(
         num_accumulation_steps=plan.num_accumulation_steps,
@@ -338,9 +356,9 @@ def build_trainer(
 
 
 class Parts:
-    """The parts of a run as `Run` builds them, for commands that measure or compare one without a `Run`.
+    """The parts of a run as `Run` builds them, for commands that measure or compare a part without a `Run`.
 
-    Seeds all generators. Attributes: `sizes`, `seed`, `mesh`, `plan` and `loader`, of this data rank.
+    Seeds all generators. Attributes: `sizes`, `seed`, `mesh`, `plan`, and the `loader` of this data rank.
     """
 
     def __init__(self, run: Any, mesh: Mesh):
@@ -352,16 +370,16 @@ class Parts:
         self.plan = BatchPlan.of(run.train, self.sizes, mesh.data, self.loader)
 
     def model(self) -> flow.nn.Module:
-        """A new model, at every call with the weights that a run starts with."""
-        flow.manual_seed(self.seed)  # initial weights depend on nothing that the loader drew
+        """Return a new model. Every call returns the weights that a run starts with."""
+        flow.manual_seed(self.seed)  # initial weights must not depend on random numbers that the loader drew
         return build_model(self.run)
 
     def optimizer(self, model: flow.nn.Module) -> flow.optim.Optimizer:
-        """The optimizer of `model`, with the rates that follow from the global batch."""
+        """Return the optimizer of `model`, with learning rates scaled as `train.auto_scale_lr` asks."""
         optimizer = build_optimizer(self.run, model)
         scale_lr(self.run, optimizer, self.plan)
         return optimizer
 
     def lr_scheduler(self, optimizer: flow.optim.Optimizer) -> Any:
-        """The schedule of `optimizer`, or None."""
+        """Return the schedule of `optimizer`, or None."""
         return build_lr_scheduler(self.run, optimizer, self.plan)

@@ -1,4 +1,4 @@
-"""The hooks and writers that every run has, as its config asks for them."""
+"""Build the hooks and writers of a standard run from its config."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WRITERS: Mapping[str, Callable[[RunInfo], Writer]] = {
 
 
 def default_writers(run: Any) -> list[Writer]:
-    """The writers of metrics that `train.writers` asks for."""
+    """Return the writers of metrics in `train.writers`."""
     train = run.config.train
     settings = _flat(OmegaConf.to_container(run.config.to_config(), resolve=True))
     info = RunInfo(run.output_dir, run.folder.run_id, run.output_dir.name, settings, run.plan.train_iter)
@@ -49,7 +49,7 @@ def default_writers(run: Any) -> list[Writer]:
 
 
 def _flat(settings: Any, path: str = "") -> dict[str, Any]:
-    """The settings below `path` by their dotted names, as plain values."""
+    """Return the settings below `path` as plain values, by dotted name."""
     if not isinstance(settings, dict):
         is_plain = isinstance(settings, (bool, int, float, type(None)))
         return {path: settings if is_plain else str(settings)}
@@ -61,13 +61,13 @@ def _flat(settings: Any, path: str = "") -> dict[str, Any]:
 
 
 def default_hooks(run: Any) -> list[HookBase | None]:
-    """The hooks of a standard run and those of `train.extra_hooks`; `run.timer` is one of them."""
+    """Return the hooks of a standard run and of `train.extra_hooks`. Sets `run.timer`, which is one of them."""
     train, plan = run.config.train, run.plan
     evaluation, saving = train.evaluation, train.checkpointer
     log_period = plan.period(train.log_period, "train.log_period")
     run.timer = hooks.IterationTimer(plan.global_batch_size)
     found: list[HookBase | None] = [
-        # the output folder: taken before any other hook does something, and left when all are done
+        # take the output folder before any other hook acts, and release it after all of them
         hooks.CallbackHook(before_train=lambda trainer: run.begin(), priority=0),
         hooks.CallbackHook(after_train=lambda trainer: run.release_unless_training(), priority=100),
         hooks.RandomStateHook(run.seed, run.seed_offset),

@@ -1,7 +1,8 @@
-"""While a model is built, sizes that would end the process inside of OneFlow are errors that name layer and argument.
+"""Check sizes while a model is built, and raise errors that name the layer and the argument.
 
-OneFlow 0.9.0 aborts (`Check failed: elem_cnt >= 0`, SIGABRT) or divides by zero when a layer or a tensor is made with a
-negative or missing size. That takes Python's exceptions away from whoever mistyped a number in a config.
+OneFlow 0.9.0 aborts (`Check failed: elem_cnt >= 0`, SIGABRT) or divides by zero if a layer or a tensor is created with
+a negative or missing size. Without the check, a mistyped number in a config would end the process without a Python
+exception.
 """
 
 from __future__ import annotations
@@ -20,30 +21,34 @@ from oneflow import nn
 from libai.patches.wrapping import replaced
 from libai.utils.sizes import available_bytes, format_bytes, is_size
 
-#: arguments of OneFlow's layers that are sizes, by how their names end; `proj_size=0` stands for none
+#: name endings of layer arguments that are sizes; `proj_size` is excluded, because 0 means none
 _SIZE = re.compile(
     r"(features|channels|(?<!proj)_size|embeddings|embedding_dim|normalized_shape|num_layers|groups|stride|dilation"
     r"|num_parameters)$"
 )
-#: those that multiply to the number of weights
+#: name endings of the sizes with the number of weights as their product
 _WEIGHTS = re.compile(r"(features|channels|embeddings|embedding_dim)$")
-#: makers of tensors whose every whole number is a length
+#: functions that create tensors and take only lengths as integers
 _BY_LENGTHS = ("zeros", "ones", "empty", "rand", "randn")
 _init = nn.Module.__init__
 
 
 def checked_sizes() -> AbstractContextManager[None]:
-    """Check the sizes of the layers and tensors that are made while the block runs; `ValueError` for a bad one."""
+    """Check the sizes of layers and tensors that are created in the block. A bad size raises `ValueError`."""
     makers = [(flow, name, _checked_maker(name, getattr(flow, name))) for name in (*_BY_LENGTHS, "full")]
     return replaced((nn.Module, "__init__", _checked_init), *makers)
 
 
 def _checked_init(module: nn.Module) -> None:
-    """`nn.Module.__init__`, which a layer calls before it makes its tensors: its arguments are the caller's locals."""
+    """Check the sizes of a layer, then run `nn.Module.__init__`.
+
+    A layer calls `nn.Module.__init__` before it creates its tensors. The arguments of the layer are the caller's
+    locals.
+    """
     caller = sys._getframe(1)
     if caller.f_globals["__name__"].startswith("oneflow.nn."):
         sizes = {name: value for name, value in caller.f_locals.items() if _SIZE.search(name)}
-        if sizes.get("stride", 0) is None:  # a pooling layer takes its window then
+        if sizes.get("stride", 0) is None:  # a pooling layer then uses its window size
             del sizes["stride"]
         _check(type(module).__name__, sizes)
     _init(module)

@@ -1,6 +1,6 @@
-"""The mode of a run: which one it begins in, the choice that `graph.enabled=auto` makes, and the change to the other.
+"""Choose the mode of a run: its first mode, the choice for `graph.enabled=auto`, and switches to the other mode.
 
-The only place of the engine that looks at what the config says about the mode; everything else asks a trainer.
+No other file of the engine reads the mode from the config. All other code asks a trainer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
 
 logger = logging.getLogger("libai.engine")
-#: the reason for the mode of a run that has not decided yet
+#: the mode reason of a run that has not chosen its mode yet
 UNDECIDED = "graph.enabled=auto"
-#: error → what a graph that raises it could not do
+#: class of an error → the thing that the graph could not do
 _COULD_NOT = {
     GraphBuildError: "be compiled",
     NotTheSame: "train the same model",
@@ -36,7 +36,7 @@ _COULD_NOT = {
 
 
 def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
-    """The mode to build in, and why: with `auto` graph mode first, where it supports what the config asks for."""
+    """Return the mode to build in, and the reason. `auto` begins in graph mode if it supports the config."""
     if config.mode != "auto":
         check_supported(config, config.mode, device)
         return config.mode, f"graph.enabled={str(config.mode == 'graph').lower()}"
@@ -49,7 +49,10 @@ def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
 
 
 def mode_for_optimizer(mode: str, reason: str, optimizer: flow.optim.Optimizer) -> tuple[str, str]:
-    """Return mode and reason once the optimizer is built: with `auto`, eager mode for one with a step of its own."""
+    """Return mode and reason once the optimizer is built.
+
+    With `auto`, an optimizer with its own update runs in eager mode.
+    """
     if reason == UNDECIDED:
         try:
             refuse_own_update(optimizer)
@@ -59,19 +62,22 @@ def mode_for_optimizer(mode: str, reason: str, optimizer: flow.optim.Optimizer) 
 
 
 def resolve(run: Any) -> None:
-    """Compile ahead of the loop, fall back to eager mode where the config allows it, and with `graph.enabled=auto`
-    keep the mode that all hooks work in, or the faster one. The training state is as before. Collective."""
+    """Choose the mode and compile before the loop starts. The training state is not changed. Collective.
+
+    Falls back to eager mode if the config allows it. `graph.enabled=auto` keeps the mode that all hooks support, or
+    else the faster mode.
+    """
     only = _mode_of_hooks(run.trainer.hooks) if run.mode_reason == UNDECIDED else None
     if only is not None:
         mode, reason = only
         run.mode_reason = f"graph.enabled=auto: {reason}"
         switch(run, mode, run.mode_reason)
     run.trainer.loop.is_mode_final = True
-    run.trainer.max_iter = run.plan.train_iter  # no more updates are rehearsed than are left
+    run.trainer.max_iter = run.plan.train_iter  # the rehearsal makes at most the updates that are left
     if run.trainer.completed_iters >= run.trainer.max_iter:
         return
     try:
-        run.trainer.prepare()  # before the run takes its folder: a model that cannot train leaves it as it was
+        run.trainer.prepare()  # before the run takes its folder, which stays unchanged if the model cannot train
     except (GraphBuildError, NotTheSame) as error:
         falls_back = run.config.mode == "auto" or run.config.graph.on_build_error == "eager"
         if run.trainer.mode == "eager" or not falls_back:
@@ -102,14 +108,17 @@ def _keep_the_faster(run: Any) -> None:
         f"graph.enabled=auto: an update in graph mode takes {ratio:.2f} times as long as in eager mode, "
         f"95 % interval {low:.2f} to {high:.2f}"
     )
-    if high >= 1:  # neither is faster: eager mode is the simpler one
+    if high >= 1:  # graph mode is not clearly faster, and eager mode is simpler
         switch(run, "eager", run.mode_reason)
     elif is_main_process():
         logger.info("graph mode stays (%s)", run.mode_reason)
 
 
 def _mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:
-    """The only mode that every hook works in, and why not the other; None when both will do. `UserError`: neither."""
+    """Return the only mode that every hook supports, and why the other is refused. None if both are supported.
+
+    Raises `UserError` if no mode is supported.
+    """
     refusals: dict[str, UserError] = {}
     for mode, hook in itertools.product(TRAINERS, hooks):
         try:
@@ -125,7 +134,7 @@ def _mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:
 
 
 def switch(run: Any, mode: str, reason: str) -> None:
-    """Continue in `mode` from now on, unless the run is in it. Collective."""
+    """Continue in `mode` from now on. Does nothing if the run is already in it. Collective."""
     if mode == run.trainer.mode:
         return
     before = run.trainer.mode

@@ -1,4 +1,4 @@
-"""A table of a model's parameters, module by module, that fits a screen."""
+"""Format a model's parameters, module by module, as a table that fits on a screen."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from oneflow import nn
 
 from libai.utils.screen import format_table
 
-#: a table has at most this many rows, and shows the levels of modules that fit
+#: largest number of rows of a table; levels of modules that do not fit are left out
 MOST_ROWS = 30
 
 
 def parameter_table(model: nn.Module) -> list[str]:
-    """Return the lines of a table: a row per module with the shapes of its own parameters and its number of parameters,
-    submodules included, in all and trained.
+    """Return the lines of a table with one row per module.
 
-    Modules that differ only in the numbers in their names are one row (`blocks.*.fc`, 12 x Linear), modules without
-    parameters have none, and levels that do not fit are left out. A tensor that is used twice counts once in each row.
+    A row has the shapes of the module's own parameters, and its number of parameters in total and trained, submodules
+    included. Modules that differ only in the numbers in their names share one row (`blocks.*.fc`, 12 x Linear). Modules
+    without parameters have no row, and levels that do not fit are left out. A tensor that is used twice counts once in
+    each row.
     """
     names: dict[tuple[str, ...], list[str]] = {}
     for name, module in model.named_modules():
@@ -39,7 +40,7 @@ def parameter_table(model: nn.Module) -> list[str]:
 
 
 def _numbers(module: nn.Module) -> tuple[str, str, str]:
-    """Return the shapes of the module's own parameters, the number of all elements, and how many are trained."""
+    """Return the shapes of the module's own parameters, the number of all elements, and the number of trained ones."""
     shapes = ["x".join(map(str, parameter.shape)) or "scalar" for parameter in module.parameters(recurse=False)]
     parameters = {id(parameter): parameter for parameter in module.parameters()}.values()
     total = sum(parameter.numel() for parameter in parameters)

@@ -1,4 +1,7 @@
-"""A trained model from the output folder of a run, for predictions: no training data, no optimizer state."""
+"""Load a trained model from the output folder of a run, for predictions.
+
+It needs no training data and no optimizer state.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,14 @@ class Predictor:
 
     Args:
         folder: the output folder of a run.
-        which: "last" (the newest checkpoint that verifies), "best", or the name of one, such as "iter_0000200".
-        mode: "eager", or "graph", which compiles once for each shape of a batch. Default: as the config says; with auto
-            "eager".
-        overrides: `key=value` for the config of the run.
+        which: "last" (the newest checkpoint that verifies), "best", or the name of a checkpoint, such as
+            "iter_0000200".
+        mode: "eager", or "graph", which compiles once for each shape of a batch. The default is the mode of the config,
+            and "eager" if that is auto.
+        overrides: `key=value` settings for the config of the run.
 
-    One process holds the full model, however it was trained; several form the mesh of the config. Where
-    the run averaged its weights (`train.ema`), they are the averages, as in its evaluations. Collective.
+    One process holds the full model, however it was trained. Several processes form the mesh of the config. If the run
+    averaged its weights (`train.ema`), the model has the averages, as in the evaluations of the run. Collective.
 
     Attributes: `model`, `config`, `mesh`, `checkpoint` (its path) and `mode`.
     """
@@ -71,7 +75,10 @@ class Predictor:
 
     @classmethod
     def of_model(cls, model: Any, source: str | Path, mode: str = "eager", mesh: Mesh | None = None) -> Predictor:
-        """For a model that has its weights, from `source`; its `config` is None. Collective."""
+        """Return a predictor for a model that already has its weights. Collective.
+
+        `source`: the path that the weights come from. The `config` of the predictor is None.
+        """
         predictor = cls.__new__(cls)
         predictor.config, predictor.model, predictor.mode = None, model, mode
         predictor.checkpoint = Path(source)
@@ -93,5 +100,8 @@ class Predictor:
         return self._trainer.layout
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
-        """The model's outputs for a batch: name → array or tensor, one sample a row, as `forward` takes them."""
+        """Return the model's outputs for a batch.
+
+        `batch`: name → array or tensor with one sample per row, as `forward` takes them.
+        """
         return self._trainer.predict(batch)

@@ -1,4 +1,4 @@
-"""The reports of a run at its start and at its end: banner, `summary.json` and the result of `Run.train`."""
+"""Report on a run at its start and at its end: the banner, `summary.json` and the result of `Run.train`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ logger = logging.getLogger("libai.engine")
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result that `Run.train` returns; the same on every rank.
+    """The result of `Run.train`; the same on every rank.
 
-    status: "finished", "stopped" (by a hook, such as early stopping) or "failed" (`train.on_exception`). seconds: of
-    training, in this process. iterations: updates since the beginning of the run. last_path: the newest checkpoint.
-    metric, best, best_iter, best_epoch, best_path: `train.evaluation.eval_metric`, its best value, the updates and
-    passes over the data made until then, and its checkpoint. best_metrics: all metrics of that evaluation. What does
-    not exist is None.
+    status: "finished", "stopped" (by a hook, such as early stopping) or "failed" (`train.on_exception`). seconds:
+    training time in this process. iterations: updates since the beginning of the run. last_path: the newest checkpoint.
+    metric: `train.evaluation.eval_metric`. best: its best value. best_iter, best_epoch: updates and passes over the
+    data until then. best_path: the checkpoint with that value. best_metrics: all metrics of that evaluation. A field
+    without a value is None.
     """
 
     status: str
@@ -48,7 +48,7 @@ class TrainResult:
 
 
 def result_of(run: Any) -> TrainResult:
-    """The result of `run` as it stands."""
+    """Return the present result of `run`."""
     trainer = run.trainer
     done = (trainer.status, run.timer.total_seconds, trainer.completed_iters, run.checkpointer.last_saved)
     hook = next((hook for hook in trainer.hooks if isinstance(hook, BestCheckpointHook)), None)
@@ -61,8 +61,10 @@ def result_of(run: Any) -> TrainResult:
 
 
 def starting_files(run: Any, run_id: str) -> dict[str, str]:
-    """The files written into the output folder when a run starts, by name: the resolved config that really runs,
-    what was typed on the command line, and what it runs on."""
+    """Return the files that a run writes into its output folder at the start: name → content.
+
+    They contain the resolved config of the run, the command-line overrides, and the environment.
+    """
     return {
         "config.yaml": to_yaml(run.to_config()),
         "overrides.txt": "".join(f"{override}\n" for override in run.overrides),
@@ -71,7 +73,10 @@ def starting_files(run: Any, run_id: str) -> dict[str, str]:
 
 
 def start_banner(run: Any) -> None:
-    """Log in six lines of about 72 columns what is about to run; `env.json` has the software in full. Rank 0 only."""
+    """Log what is about to run, in six lines of about 72 columns. Rank 0 only.
+
+    `env.json` lists the software in full.
+    """
     resumed = run.folder.checkpoint
     begins = "new run" if resumed is None else f"continued from {resumed.name}"
     parameters = list(run.model.parameters())
@@ -97,7 +102,7 @@ def start_banner(run: Any) -> None:
 
 
 def _describe_periods(run: Any) -> str:
-    """`evaluate val every 200, save at the end`, as it will happen from where the run stands."""
+    """Return a text such as `evaluate val every 200, save at the end`, for the rest of the run."""
     train = run.config.train
     evaluates = train.evaluation.enabled and run.test_loaders
     saves = train.checkpointer.enabled
@@ -119,10 +124,10 @@ def _describe_optimizer(run: Any) -> str:
 
 
 def _describe_schedule(run: Any) -> str:
-    """`WarmupCosineLR, 400 iterations (1.2 epochs), 20 of warm-up`."""
+    """Return a text such as `WarmupCosineLR, 400 iterations (1.2 epochs), 20 of warm-up`."""
     name = "constant rate"
     if run.lr_scheduler is not None:
-        named = target_of(run.config.lr_scheduler)  # a list of schedules has none
+        named = target_of(run.config.lr_scheduler)  # None for a list of schedules
         name = getattr(named, "__name__", type(run.lr_scheduler).__name__)
     end = run.plan.train_iter
     epochs = f" ({end / run.plan.iters_per_epoch:.3g} epochs)" if run.plan.iters_per_epoch else ""
@@ -131,14 +136,17 @@ def _describe_schedule(run: Any) -> str:
 
 
 def _times(run: Any, period: int | str) -> str:
-    """`every 200`, or `at the end` if no period ends in what is left of the run."""
+    """Return `every 200`, or `at the end` if no period ends in the rest of the run."""
     start = run.start_iter
     has_period = isinstance(period, str) or (start // period + 1) * period <= run.plan.train_iter
     return f"every {period}" if has_period else "at the end"
 
 
 def summary_of(run: Any) -> dict[str, Any]:
-    """The content of `summary.json`: status, length, time, throughput, last metrics; null for what is not finite."""
+    """Return the content of `summary.json`: status, length, time, throughput, last metrics.
+
+    Values that are not finite become null.
+    """
     trainer, timer, checkpointer = run.trainer, run.timer, run.checkpointer
     result = result_of(run)
     best = {
@@ -178,7 +186,7 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _evaluated(run: Any) -> dict[str, float]:
-    """The latest evaluation, by tag."""
+    """Return the results of the latest evaluation, by tag."""
     return {tag: found[0] for tag in run.evaluation_tags if (found := run.trainer.storage.get(tag))}
 
 

@@ -1,7 +1,7 @@
-"""The standard run: a checked config becomes components, hooks and a trainer; train, evaluate, resume.
+"""The standard run: build components, hooks and a trainer from a checked config, then train, evaluate or resume.
 
-`Run` builds the parts, each in an overridable method, and drives the eager or graph trainer that the config asks for:
-`EagerTrainer.update` or `GraphTrainer.update` is the training step, `TrainerBase.train` the loop around it.
+`Run` builds the parts, each in an overridable method, and drives the eager or graph trainer that the config asks for.
+`EagerTrainer.update` or `GraphTrainer.update` is the training step, and `TrainerBase.train` is the loop around it.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ def default_setup(
 ) -> RunConfig:
     """Check the config and prepare the process: output folder, logs, limits. Every rank must call it.
 
-    `overrides`: what was typed on the command line, for `overrides.txt`. `trains=False` (`--dry-run`, `--eval-only`)
-    leaves the output folder alone; else it is made, and refused when another job trains there. What it holds stays
+    `overrides`: the command-line arguments for `overrides.txt`. `trains=False` (`--dry-run`, `--eval-only`) leaves the
+    output folder untouched. Otherwise the folder is created, or refused if another job trains there. Its contents stay
     until training begins. `quiet`: see `setup_logging`. Returns the frozen `RunConfig`. Raises `UserError` before
     anything is written.
     """
     config = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
-    # of rank 0: processes that another launcher has started may each have their own `${now:...}`
+    # take the value of rank 0: processes started by another launcher may each have their own `${now:...}`
     train = replace(config.train, output_dir=broadcast_object(config.train.output_dir))
     config = replace(config, train=train, overrides=tuple(overrides or ()))
     output_dir = Path(train.output_dir)
     if trains and is_main_process():
         prepare_output_dir(output_dir)
     barrier()
-    raise_open_file_limit()  # loaders, sockets of many ranks and shards together pass the usual 1024
+    raise_open_file_limit()  # loaders, sockets of many ranks and shards together exceed the usual limit of 1024
     setup_logging(output_dir if trains else None, get_rank(), get_world_size(), holds_files=True, quiet=quiet)
     return config
 
@@ -78,10 +78,10 @@ class Run:
     """One run from a config: builds everything, then `train()`, `evaluate()`, `resume()`.
 
     Args:
-        cfg: a `RunConfig`, or a lazy config that is validated here.
-        resume: continue the run in `train.output_dir` from its newest verified checkpoint, or from the checkpoint that
-            a path names; an error when there is none. Default: `train.resume`.
-        reset: what a resume does not take from the checkpoint: "optimizer", "schedule", "data".
+        cfg: a `RunConfig`, or a lazy config, which is validated here.
+        resume: continue the run in `train.output_dir` from its newest verified checkpoint, or continue from the
+            checkpoint at a given path. It is an error if there is none. Default: `train.resume`.
+        reset: parts that a resume does not take from the checkpoint: "optimizer", "schedule", "data".
 
     Attributes: `config`, `folder`, `mesh`, `plan`, `model`, `optimizer`, `lr_scheduler`, `train_loader`,
     `test_loaders`, `evaluators`, `checkpointer` and `trainer`, the `EagerTrainer` or `GraphTrainer` that runs the loop.
@@ -111,12 +111,12 @@ class Run:
         seed_everything(self.seed)
 
         self.evaluators = self.build_evaluators(config)
-        self.metric, self.better = chosen_metric(config.train.evaluation, self.evaluators)  # or refused, before data
+        self.metric, self.better = chosen_metric(config.train.evaluation, self.evaluators)  # raises before data is read
         sizes = batch_sizes_of(config.train, self.mesh.data)
         self.train_loader = self.build_train_loader(config, self.mesh, sizes.micro, self.seed)
         self.test_loaders = self.build_test_loaders(config, self.mesh, sizes.micro)
         self.plan = BatchPlan.of(config.train, sizes, self.mesh.data, self.train_loader)
-        flow.manual_seed(self.seed)  # initial weights depend on nothing that the loaders drew
+        flow.manual_seed(self.seed)  # initial weights must not depend on random numbers that the loaders drew
         self.model = self.build_model(config)
         build.adapt_model(config, self.model)
         self.optimizer = self.build_optimizer(config, self.model)
@@ -156,7 +156,7 @@ class Run:
             for line in combinations.warnings(config, get_world_size(), self.plan.train_iter, self.start_iter):
                 logger.warning("%s", line)
 
-    if not TYPE_CHECKING:  # a checker would take every name for known
+    if not TYPE_CHECKING:  # a type checker would accept every name
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}")
@@ -177,35 +177,35 @@ class Run:
     build_hooks = default_hooks
 
     def new_trainer(self, config: Any, mode: str, model: Any, data_loader: Any, optimizer: Any) -> ModelTrainer:
-        """A trainer of this run, with a schedule of its own for `optimizer`; see `build.build_trainer`."""
+        """Return a trainer of this run, with its own schedule for `optimizer`; see `build.build_trainer`."""
         schedule = self.build_lr_scheduler(config, optimizer, self.plan)
         return build.build_trainer(
             config, mode, model, data_loader, optimizer, schedule, self.plan, self.mesh, self.seed
         )
 
     def begin(self) -> None:
-        """Take the output folder for this run; from here on it writes. Collective."""
+        """Take the output folder for this run, which may write to it from now on. Collective."""
         self.folder.begin(lambda: starting_files(self.config, self.folder.run_id))
 
     def release_unless_training(self) -> None:
-        """Leave the output folder, unless `train` has the summary to write yet."""
+        """Release the output folder, unless `train` still has to write the summary."""
         if not self._is_training:
             self.folder.release()
 
-    # ------------------------------------------------------------------ what a run does
+    # ------------------------------------------------------------------ training
 
     @phase("train")
     def train(self, until: int | None = None) -> TrainResult:
-        """Train from where the run stands to `plan.train_iter`, or to iteration `until`; may be called again.
+        """Train from the current iteration to `plan.train_iter`, or to iteration `until`. May be called again.
 
-        Returns its result, at once when nothing is left to do. A signal or `train.max_seconds` stops it between two
-        iterations, or two batches of an evaluation; then the state is saved and `StoppedFromOutside` is raised.
+        Returns the result, at once if nothing is left to do. A signal or `train.max_seconds` stops training between two
+        iterations, or between two batches of an evaluation. Then the state is saved and `StoppedFromOutside` is raised.
         """
         if self.config.train.load_best_at_end and self.trainer.status == "stopped":
             self.resume(self.checkpointer.last_saved)  # the model has the best weights, not the last ones
-        seed_everything(self.seed, self.seed_offset)  # what was drawn while building does not matter to training
+        seed_everything(self.seed, self.seed_offset)  # training must not depend on numbers drawn while building
         self._is_training = True
-        with self.stop.handling_signals():  # until the end: schedulers repeat their signals
+        with self.stop.handling_signals():  # until the end: job schedulers repeat their signals
             try:
                 self._train(until)
                 if self.trainer.status == "interrupted":
@@ -228,7 +228,7 @@ class Run:
                 logger.info("nothing is left to do: all %d iterations are made", self.plan.train_iter)
             else:
                 start_banner(self)
-        with suppress(Interrupted):  # the loop will see it too, and ends properly
+        with suppress(Interrupted):  # the loop sees the interrupt too, and ends properly
             self.check_metric()
             self.check_evaluation(self.config.train.num_sanity_eval_batches)
         if self.config.train.checkpointer.enabled:
@@ -246,20 +246,20 @@ class Run:
                 write_summary(self)
 
     def _load_best(self) -> None:
-        """Take the weights of the best checkpoint, once the run is over (`train.load_best_at_end`). Collective."""
+        """Load the weights of the best checkpoint once the run is over (`train.load_best_at_end`). Collective."""
         is_over = self.trainer.status == "stopped" or self.trainer.completed_iters >= self.plan.train_iter
         if not is_over or not self.config.train.load_best_at_end:
             return
         best = result_of(self).best_path
         if best is not None:
             self.load_weights(str(best))
-            self.checkpointer.load_tensors_of_hooks(checkpoint.load(best))  # the average has the best value
+            self.checkpointer.load_tensors_of_hooks(checkpoint.load(best))  # also the weight average of that checkpoint
         elif is_main_process():
             logger.warning("no evaluation gave a finite %s: the model keeps its last weights", self.metric)
 
     def _stopped(self) -> StoppedFromOutside:
         asked_by, saved = self.trainer.loop.agreement.take(STOP), self.checkpointer.resumable
-        barrier()  # rank 0 may still have been writing; a rank that leaves earlier makes oneflow abort it
+        barrier()  # rank 0 may still be writing, and oneflow aborts it if another rank exits first
         if is_main_process():
             logger.info(
                 "stopped by %s after iteration %d; %s",
@@ -272,13 +272,14 @@ class Run:
     # ------------------------------------------------------------------ mode
 
     def resolve_mode(self) -> None:
-        """See `libai.engine.run.modes.resolve`. Collective."""
+        """Choose the mode; see `libai.engine.run.modes.resolve`. Collective."""
         modes.resolve(self)
 
     def switch_mode(self, mode: str) -> None:
-        """Continue in `mode` ("eager" or "graph") with the same state; the curve continues.
+        """Continue in `mode` ("eager" or "graph") with the same state; the training curve continues.
 
-        Between two calls of `train` it acts at once; from a hook, after the present iteration. Collective.
+        Between two calls of `train` the switch happens at once. From a hook, it happens after the current iteration.
+        Collective.
         """
         if mode not in TRAINERS:
             raise UserError(f"switch_mode({mode!r}): a run trains in {' or '.join(sorted(TRAINERS))} mode.")
@@ -290,7 +291,7 @@ class Run:
         modes.switch(self, mode, "asked for by switch_mode")
 
     def evaluate(self) -> dict[str, float]:
-        """`{"eval/<dataset>/<metric>": value}` over all test loaders. Collective."""
+        """Return `{"eval/<dataset>/<metric>": value}` over all test loaders. Collective."""
         metrics: dict[str, float] = {}
         for name, loader in self.test_loaders.items():
             metrics.update(
@@ -300,8 +301,11 @@ class Run:
         return metrics
 
     def check_evaluation(self, num_batches: int) -> None:
-        """Evaluate the first batches of every test loader and forget the result, so that a mistake in the evaluation
-        shows before the first hours of training. `num_batches=0`: nothing. Collective."""
+        """Evaluate the first batches of every test loader and discard the result.
+
+        A mistake in the evaluation then shows before the first hours of training. `num_batches=0` does nothing.
+        Collective.
+        """
         if num_batches == 0:
             return
         if not self.test_loaders:
@@ -315,9 +319,9 @@ class Run:
             logger.info("evaluation works: tried on %d batch(es) of %s", num_batches, ", ".join(self.test_loaders))
 
     def check_metric(self) -> None:
-        """Refuse a `train.evaluation.eval_metric` that the evaluation does not give. Collective."""
+        """Refuse a `train.evaluation.eval_metric` that the evaluation does not compute. Collective."""
         if self.metric is not None and not self.config.train.extra_hooks:
-            # a hook may put a metric of its own; whoever uses the metric looks for it after the first evaluation
+            # a hook may add its own metric; the metric is then looked up after the first evaluation
             look_for(self.metric, self.trainer, self.test_loaders, self.evaluators)
 
     def report_evaluation(self) -> dict[str, float]:
@@ -339,14 +343,15 @@ class Run:
         return self.trainer.predict(batch)
 
     def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:
-        """Continue from a checkpoint, by default this run's newest verified one, except for what `reset` names."""
+        """Continue from a checkpoint, by default this run's newest verified one, without the parts in `reset`."""
         self.checkpointer.load(path or require_checkpoint(self.checkpointer.root, self.folder.owns), reset)
         self.start_iter = self.trainer.completed_iters
 
     def load_weights(self, source: str | Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Take the model's weights, and nothing else, from elsewhere; arguments as in `checkpoint.load_weights`.
+        """Load only the model's weights from `source`; arguments as in `checkpoint.load_weights`.
 
-        Adapters that are not there keep their initial weights."""
+        Adapters that are not in `source` keep their initial weights.
+        """
         report = checkpoint.load_weights(source, self.model, *args, **{"optional": ADAPTER, **kwargs})
         if is_main_process():
             origin = source if isinstance(source, str) else "the given tensors"

@@ -1,8 +1,8 @@
-"""The output folder of a run: which run it holds, who may write into it, and what is put there at the start.
+"""The output folder of a run: the run in it, who may write to it, and the files that are written at the start.
 
-A folder holds one run at a time. A run has an id, which is in `run.json` and in each of its checkpoints; a new run
-moves the one before to `previous/<id>`, `--resume` continues the one that is there. Nothing is written before `begin`.
-Only names that a run of libai writes are moved: what else is in the folder is the user's and stays where it is.
+A folder holds one run at a time. A run has an id, which is in `run.json` and in each of its checkpoints. A new run
+moves the previous one to `previous/<id>`; `--resume` continues the run that is there. Nothing is written before
+`begin`. Only files with names that a libai run writes are moved. All other files belong to the user and stay in place.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from libai.utils.folder_lock import FolderInUseError, FolderLock, describe_holde
 from libai.utils.logging import open_log_files
 
 logger = logging.getLogger("libai.engine")
-#: the value of `resume` that continues a run where there is one
+#: the value of `resume` that continues a run if there is one
 AUTO = "auto"
 RUN_FILE, ENV_FILE = "run.json", "env.json"
 PREVIOUS = "previous"
-#: what a run writes, in the order in which it is moved: links while they lead somewhere; last what has the run's id, so
-#: that a move that was cut short continues. `rank_*.stderr` stays: the launcher has it open, and appends to it.
+#: files that a run writes, in the order in which they are moved. Links come first, while their targets exist.
+#: Files with the run's id come last: an interrupted move can then continue. `rank_*.stderr` stays, because the
+#: launcher has it open and appends to it.
 _WRITTEN = (
     "last",
     "best",
@@ -61,10 +62,13 @@ _WRITTEN = (
 
 
 def prepare_output_dir(path: Path) -> None:
-    """Make the output folder and look whether a run may write into it; `UserError` says why not. Call on rank 0."""
+    """Create the output folder and check that a run may write to it. Call on rank 0.
+
+    Raises `UserError` with the reason if not.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):  # an existing folder may still refuse files
+        with tempfile.TemporaryFile(dir=path):  # an existing folder may still not be writable
             pass
     except OSError as error:
         raise UserError(
@@ -76,19 +80,19 @@ def prepare_output_dir(path: Path) -> None:
 
 
 class RunFolder:
-    """The output folder of one run. Construction reads; `begin` writes. Collective, both.
+    """The output folder of one run. The constructor only reads, `begin` writes. Both are collective.
 
     Args:
         path: `train.output_dir`.
-        resume: continue the run that the folder holds; an error when there is none, unless it is "auto", with which a
-            new run begins then. A path names the checkpoint: one of this run, or of another, whose state a new run
-            then begins with.
-        reset: what is not taken from it, for a check.
+        resume: continue the run in the folder. It is an error if there is none, except with "auto", which then begins a
+            new run. A path names the checkpoint: either one of this run, or one of another run, with a state that a new
+            run then begins with.
+        reset: parts that are not taken from the checkpoint; they are only checked here.
 
     Attributes:
-        run_id: of this run; one that is continued keeps its id.
-        checkpoint: what is resumed, by default the newest verified checkpoint of the run, else None.
-        texts: name → content of `config.yaml` and `env.json`, once the run has begun.
+        run_id: the id of this run. A run that is continued keeps its id.
+        checkpoint: the checkpoint to resume, by default the newest verified one of the run, or None.
+        texts: content of `config.yaml` and `env.json`, by name without suffix, once the run has begun.
     """
 
     def __init__(self, path: Path, resume: bool | str, reset: Collection[str] = ()):
@@ -105,11 +109,11 @@ class RunFolder:
                 logger.info("train.resume=auto: nothing to continue in %s, so that a new run begins", path)
         elif resume:
             self.checkpoint = Path(result_of_rank_0(lambda: str(checkpoint_of(Path(resume)))))
-        #: the names of the run's checkpoints when it was read; None for a new run
+        #: the names of the run's checkpoints when the folder was read; None for a new run
         self._names: list[str] | None = result_of_rank_0(lambda: self._names_if_continued(present))
         new_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
         self.run_id: str = result_of_rank_0(lambda: new_id if self._names is None else present)
-        self._is_held = False  # on every rank, though rank 0 alone has the lock
+        self._is_held = False  # set on every rank, although only rank 0 has the lock
         self._has_begun = False
         self._lock: FolderLock | None = None
 
@@ -127,7 +131,7 @@ class RunFolder:
         return [path.name for path in list_checkpoints(self.root) if is_of_run(path, run_id)]
 
     def owns(self, path: Path) -> bool:
-        """Return True if a checkpoint in the folder is this run's, or may be: a damaged one names no run."""
+        """Return True if a checkpoint in the folder is this run's, or may be, because a damaged one names no run."""
         return is_of_run(path, self.run_id)
 
     # ------------------------------------------------------------------ writing
@@ -135,7 +139,7 @@ class RunFolder:
     def begin(self, contents: Callable[[], Mapping[str, str]]) -> None:
         """Take the folder for this run: lock it, move an earlier run aside, write `contents` (file name → text).
 
-        May be called again, also after `release`. Raises `UserError` when another job has the folder. Collective.
+        May be called again, also after `release`. Raises `UserError` if another job has the folder. Collective.
         """
         if self._is_held:
             return
@@ -145,7 +149,7 @@ class RunFolder:
         barrier()
 
     def release(self) -> None:
-        """Leave the folder to other jobs. Every rank must call it."""
+        """Release the folder to other jobs. Every rank must call it."""
         self._is_held = False
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -173,7 +177,7 @@ class RunFolder:
                 "again with --resume to continue from where that job has ended."
             )
         files = contents()  # a config that cannot be written is found before anything is moved
-        checkpoint.remove_leftovers(self.root)  # the folder is ours, so whoever left them is dead
+        checkpoint.remove_leftovers(self.root)  # this run has the lock, so the process that left them has ended
         earlier = find_run(self.path)
         if self._names is not None and self.checkpoint is not None:
             iteration = checkpoint.load(self.checkpoint).iteration
@@ -192,7 +196,7 @@ class RunFolder:
                 self.texts[Path(name).stem] = text
 
     def check(self) -> None:
-        """Raise `OutputLostError` when the folder does not hold this run any more. Call on rank 0."""
+        """Raise `OutputLostError` if the folder no longer holds this run. Call on rank 0."""
         if self._has_begun and read_json(self.path / RUN_FILE).get("run_id") != self.run_id:
             raise OutputLostError(
                 f"train.output_dir={self.path} was removed or renamed while run {self.run_id} wrote into it, or holds "
@@ -206,8 +210,10 @@ class RunFolder:
 
 
 def find_run(folder: Path) -> str | None:
-    """The id of the run that `folder` holds, None when it holds none of ours: by `run.json`, else by the newest
-    checkpoint that has one."""
+    """Return the id of the run in `folder`, or None if it holds no run of libai.
+
+    The id is read from `run.json`, or else from the newest checkpoint that has one.
+    """
     checkpoints = reversed(list_checkpoints(folder / "checkpoints"))
     for run_id in (read_json(folder / RUN_FILE).get("run_id"), *map(recorded_run, checkpoints)):
         if isinstance(run_id, str) and re.fullmatch(r"[\w-]{1,100}", run_id):  # it becomes the name of a folder
@@ -216,19 +222,22 @@ def find_run(folder: Path) -> str | None:
 
 
 def recorded_run(path: Path) -> str | None:
-    """Return the id of the run that wrote the checkpoint `path`, None if it names none or is damaged."""
+    """Return the id of the run that wrote the checkpoint `path`, or None if it has none or is damaged."""
     facts = read_json(path / STATE).get("facts")
     return facts.get("run_id") if isinstance(facts, dict) else None
 
 
 def is_of_run(path: Path, run_id: str | None) -> bool:
-    """Return True if a checkpoint is of run `run_id`, or too damaged to name one."""
+    """Return True if a checkpoint belongs to run `run_id`, or is too damaged to name a run."""
     return recorded_run(path) in (None, run_id)
 
 
 def checkpoint_of(given: Path) -> Path:
-    """The checkpoint that a user means by `given`: one, a folder of them (`last` and `best` are names in it), or the
-    output folder of a run. For rank 0."""
+    """Return the checkpoint that the user means by `given`. Call on rank 0.
+
+    `given` is a checkpoint, a folder of checkpoints (`last` and `best` are names in it), or the output folder of a run.
+    Raises `UserError` if none is found.
+    """
     path = checkpoint.resolve(given)
     if not (path / STATE).is_file():
         raise UserError(
@@ -239,7 +248,7 @@ def checkpoint_of(given: Path) -> Path:
 
 
 def _check_reset(reset: Collection[str], resumes: bool) -> None:
-    """Raise `UserError` for parts that there are not, and where nothing is resumed."""
+    """Raise `UserError` for unknown parts, and for any parts if nothing is resumed."""
     unknown = [part for part in reset if part not in RESETTABLE]
     if unknown:
         raise UserError(f"--reset {unknown[0]}: a resume can leave out {', '.join(RESETTABLE)}.")
@@ -248,7 +257,7 @@ def _check_reset(reset: Collection[str], resumes: bool) -> None:
 
 
 def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path:
-    """The newest checkpoint in `root` that verifies; `UserError` when there is none. Collective."""
+    """Return the newest checkpoint in `root` that verifies. Raises `UserError` if there is none. Collective."""
     path = find_checkpoint(root, among)
     if path is not None:
         return path
@@ -261,12 +270,15 @@ def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) 
 
 
 def saved_seed(path: Path) -> int | None:
-    """The seed of the run that wrote the checkpoint, which a run with `train.seed=null` takes over."""
+    """Return the seed of the run that wrote the checkpoint. A run with `train.seed=null` takes it over."""
     return checkpoint.load(path).state.get("facts", {}).get("seed")
 
 
 def _move_aside(folder: Path, paths: Sequence[Path], name: str) -> Path:
-    """Move `paths` of `folder` to `previous/<name>`, or to `…-2`, `…-3` if that has one of them; return that folder."""
+    """Move `paths` of `folder` to `previous/<name>`, and return that folder.
+
+    If it already has one of them, `…-2`, `…-3` and so on are used.
+    """
     moved = [path.relative_to(folder) for path in paths]
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     targets = (folder / PREVIOUS / each for each in names)

@@ -1,4 +1,4 @@
-"""Updates that are made and taken back: `--dry-run`, the learning-rate finder, and the timing of both modes."""
+"""Make updates and undo them: `--dry-run`, the learning rate finder, and the timing of both modes."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ from libai.utils.sizes import format_bytes
 logger = logging.getLogger("libai.engine")
 #: the loss counts as diverged above this multiple of its minimum, both smoothed
 DIVERGED = 4.0
-#: weight of the earlier losses in the smoothed one
+#: weight of the earlier losses in the smoothed loss
 SMOOTHING = 0.98
-#: fewer points make no curve
+#: smallest number of points of a curve
 FEWEST_POINTS = 10
-#: updates per timed block, and the number of pairs of blocks that the comparison of two trainers takes
+#: updates per timed block
 UPDATES_PER_BLOCK = 3
+#: smallest and largest number of pairs of blocks in a comparison of two trainers
 FEWEST_BLOCKS = 4
 MOST_BLOCKS = 12
 
 
 def dry_run(run: Any) -> None:
-    """Make a few updates, write a checkpoint to a temporary folder and read it back, evaluate a batch of each data set.
+    """Make a few updates, write and read a checkpoint in a temporary folder, and evaluate one batch of each dataset.
 
-    Logs a table of the parameters, the peak memory of a process, the seconds of an iteration and of the whole run, and
+    Logs a table of the parameters, the peak memory of a process, the seconds per iteration and for the whole run, and
     the size of a checkpoint. Afterwards weights, optimizer, schedule and data position are as before, and the output
-    folder was not touched. Hooks are asked for their state, but not called. Collective.
+    folder is untouched. The state of hooks is read, but hooks are not called. Collective.
     """
     began = time.perf_counter()
     run.resolve_mode()
@@ -65,7 +66,7 @@ def dry_run(run: Any) -> None:
         if not math.isfinite(numbers["train/loss"]):
             raise NonFiniteLoss(trainer.completed_iters + 1, numbers)
         done = [f"one update (loss {numbers['train/loss']:.4f})"]
-        # the first update compiled the step and took its memory
+        # the first update compiled the step and allocated its memory
         seconds = min(_seconds_per_update(trainer, micro_batches, 1) for _ in range(UPDATES_PER_BLOCK))
         if run.config.train.checkpointer.enabled:
             done.append(f"a checkpoint written and read back ({format_bytes(_save_and_load(run))})")
@@ -87,21 +88,27 @@ def dry_run(run: Any) -> None:
 
 
 def _save_and_load(run: Any) -> int:
-    """Write a checkpoint of this run to a temporary folder of rank 0 and read it back; return its size in bytes."""
+    """Write a checkpoint of this run to a temporary folder of rank 0 and read it back.
+
+    Returns its size in bytes.
+    """
     with tempfile.TemporaryDirectory(prefix="libai-dry-run-") as own:
         tensors, state = run.checkpointer.snapshot()
         path = checkpoint.save(Path(broadcast_object(own)), run.trainer.completed_iters, tensors, state)
-        if not any_rank(not path.is_dir()):  # ranks of another machine do not see this one's temporary folder
+        if not any_rank(not path.is_dir()):  # ranks on another machine do not see this temporary folder
             run.checkpointer.take_back(path)
         size = sum(file.stat().st_size for file in path.iterdir()) if is_main_process() else 0
-        barrier()  # all ranks have read it
+        barrier()  # wait until all ranks have read it
     return size
 
 
 @dataclass(frozen=True)
 class LRCurve:
-    """`losses`, smoothed, after updates with the rates `lrs` of the group with the largest one; the other groups keep
-    their ratio to it. Smith 2017 (arXiv:1506.01186), section 3.3."""
+    """The losses of updates with different learning rates.
+
+    `lrs`: learning rates of the group with the largest one; the other groups keep their ratio to it. `losses`: the
+    smoothed losses at these rates. Source: Smith 2017 (arXiv:1506.01186), section 3.3.
+    """
 
     lrs: list[float]
     losses: list[float]
@@ -109,16 +116,19 @@ class LRCurve:
 
     @property
     def suggestion(self) -> float:
-        """A tenth of the rate with the lowest loss: at that rate the loss is about to rise (fastai's `minimum`)."""
+        """A tenth of the learning rate with the lowest loss (fastai's `minimum`).
+
+        At the learning rate with the lowest loss, the loss is about to rise.
+        """
         return self.lrs[int(np.argmin(self.losses))] / 10
 
 
 def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, num_iters: int = 100) -> LRCurve:
-    """Try rates from `lowest` to `highest`, evenly spaced in their logarithm, one update each.
+    """Try learning rates from `lowest` to `highest`, evenly spaced in their logarithm, with one update each.
 
     Stops when the loss has diverged. Weights, buffers, optimizer, schedule and data position are as before when it
-    returns; only the numbers that OneFlow has drawn (stock dropout) are not. Hooks and schedule are left out.
-    Collective, in both modes. Raises `UserError` for what cannot be undone, and where the loss diverges at once.
+    returns. Only the numbers that OneFlow has drawn (stock dropout) are not put back. Hooks and schedule do not run.
+    Collective, in both modes. Raises `UserError` for updates that cannot be undone, and if the loss diverges at once.
     """
     if not 0 < lowest < highest or not math.isfinite(highest) or num_iters < FEWEST_POINTS:
         raise UserError(
@@ -145,9 +155,9 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
             for group, rate in zip(groups, rates):
                 group["lr"] = lr * rate / largest if largest else lr
             loss = _loss_before(trainer, micro_batches)
-            trainer.iter += 1  # random masks follow from it
+            trainer.iter += 1  # random masks depend on it
             mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
-            smoothed = mean / (1 - SMOOTHING ** (len(losses) + 1))  # it began at 0
+            smoothed = mean / (1 - SMOOTHING ** (len(losses) + 1))  # corrects for the start at 0
             has_diverged = not smoothed <= DIVERGED * min([*losses, smoothed])
             if not math.isfinite(loss):
                 break
@@ -173,10 +183,10 @@ def _loss_before(trainer: ModelTrainer, micro_batches: list[Any]) -> float:
 
 @contextmanager
 def _batches_read_again(feed: DataFeed, num_iters: int) -> Iterator[Iterator[list[Any]]]:
-    """Give the micro-batches of the next iterations, which will still get them."""
+    """Yield the micro-batches of the next iterations, which can read them again afterwards."""
     position = feed.position()
     if position is None or not hasattr(feed.loader, "load_state_dict"):
-        yield iter(feed.read_ahead(num_iters))  # they are all kept
+        yield iter(feed.read_ahead(num_iters))  # the feed keeps them all
         return
     try:
         yield (feed.take() for _ in range(num_iters))
@@ -186,9 +196,11 @@ def _batches_read_again(feed: DataFeed, num_iters: int) -> Iterator[Iterator[lis
 
 
 def find_lr_of_run(run: Any, words: str) -> LRCurve:
-    """`find_lr` for a run: `words` are the lowest and the highest rate and the number of updates. Rank 0 writes
-    `NAME_find_lr.json` next to the output folder NAME, which may hold a finished run, and prints the suggestion.
-    Collective."""
+    """Run `find_lr` for a run. Rank 0 writes the curve and prints the suggestion. Collective.
+
+    `words`: the lowest and the highest learning rate and the number of updates, separated by commas. The curve is
+    written to `NAME_find_lr.json` next to the output folder NAME, which may hold a finished run.
+    """
     try:
         lowest, highest, num_iters = words.split(",")
         asked = float(lowest), float(highest), int(num_iters)
@@ -214,11 +226,12 @@ def find_lr_of_run(run: Any, words: str) -> LRCurve:
 
 
 def compare_speed(graph: ModelTrainer, eager: ModelTrainer, micro_batches: list[Any]) -> tuple[float, float, float]:
-    """Return how many times as long an update of `graph` takes as one of `eager`, with the ends of the 95 % interval.
+    """Return the time of an update of `graph` divided by the time of an update of `eager`.
 
-    Blocks of updates alternate, so that both see the machine in one state, until the interval excludes 1 or
-    `MOST_BLOCKS` are done. Both are left as they were, and so are the generators of Python and NumPy. Collective; all
-    ranks get the same numbers. Call `prepare()` on both first.
+    The second and third numbers are the ends of the 95 % interval. Blocks of updates alternate, so both trainers see
+    the machine in the same state. They continue until the interval excludes 1 or `MOST_BLOCKS` pairs are done. Both
+    trainers are left as they were, and so are the generators of Python and NumPy. Collective; all ranks get the same
+    numbers. Call `prepare()` on both first.
     """
     trainers = (graph, eager)
     ratios: list[float] = []
@@ -236,7 +249,7 @@ def compare_speed(graph: ModelTrainer, eager: ModelTrainer, micro_batches: list[
 
 
 def _seconds_per_update(trainer: ModelTrainer, micro_batches: list[Any], num_updates: int) -> float:
-    """Time a block of updates; return the seconds of the slowest rank. Collective."""
+    """Time a block of updates, and return the seconds per update of the slowest rank. Collective."""
     start = time.perf_counter()
     trainer.collect([trainer.update(micro_batches) for _ in range(num_updates)])  # waits for the device
     return all_reduce(np.array([time.perf_counter() - start]), "max").item() / num_updates

@@ -1,9 +1,9 @@
-"""Check that a resumed run equals one that was never stopped, byte for byte, for any config, with negative controls.
+"""Check for any config that a resumed run equals an uninterrupted one, byte for byte, with negative controls.
 
-Three jobs in fresh processes: `straight` makes 2 N iterations; `first` is interrupted after N, through the same path
-as a signal; `second` resumes it to 2 N. The files that the two ways left are compared: metrics, weights, optimizer
-state, schedule, data position, random states, hooks. `libai verify-resume` starts the jobs; this file is what runs in
-them and the comparison.
+Three jobs run in fresh processes. `straight` makes 2 N iterations. `first` is interrupted after N, through the same
+path as a signal. `second` resumes it to 2 N. The files of both ways are then compared: metrics, weights, optimizer
+state, schedule, data position, random states, hooks. `libai verify-resume` starts the jobs. This file has the code that
+runs in them, and the comparison.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _NOT_OF_THE_CURVE = ("state.facts", "state.mode", "state.libai_version")
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of value that was compared: how many, how many differ, and the first that does."""
+    """The result for one kind of value.
+
+    It has the number of compared values, the number of differing values, and the first difference.
+    """
 
     what: str
     compared: int
@@ -36,7 +39,10 @@ class Finding:
 
 
 def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
-    """The settings of all three jobs: 2 N iterations, each logged, with a checkpoint after N and at the end."""
+    """Return the settings of all three jobs.
+
+    They make 2 N iterations, log each, and write a checkpoint after N and at the end.
+    """
     return [
         f"train.train_iter={2 * num_iters}",
         "train.train_epoch=0",
@@ -51,8 +57,11 @@ def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
 
 
 class Rehearsal(Run):
-    """The user's run, interrupted after `stop_after` iterations, or resumed with one `fault`: without the states of the
-    random generators ("rng"), with another "seed", without the "scheduler", or a "sample" further."""
+    """The user's run, interrupted after `stop_after` iterations, or resumed with one `fault`.
+
+    Faults: "rng" (without the states of the random generators), "seed" (with another seed), "scheduler" (without the
+    schedule) and "sample" (one sample further on).
+    """
 
     def __init__(self, run: Any, *, stop_after: int | None = None, resume: bool = False, fault: str | None = None):
         self._fault = fault
@@ -65,7 +74,7 @@ class Rehearsal(Run):
         self.trainer.register_hooks([CallbackHook(after_step=interrupt, priority=99)])  # after the regular save
 
     def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:
-        """Resume as the run itself does, except for the fault."""
+        """Resume as `Run` does, except for the fault."""
         trainer = self.trainer
         super().resume(path, ["schedule"] if self._fault == "scheduler" else reset)
         if self._fault == "rng":
@@ -80,7 +89,7 @@ class Rehearsal(Run):
 
 
 def compare(straight: Path, resumed: Path, num_iters: int) -> list[Finding]:
-    """Compare the two ways by the folders that they wrote."""
+    """Compare the folders that the uninterrupted and the resumed run have written."""
     name = checkpoint.checkpoint_name(2 * num_iters)
     a, b = (checkpoint.load(folder / "checkpoints" / name) for folder in (straight, resumed))
     metrics, others = _read_metrics(straight), _read_metrics(resumed)
@@ -107,7 +116,7 @@ def _finding(what: str, compared: int, differences: dict[str, str]) -> Finding:
 
 
 def _read_metrics(folder: Path) -> dict[str, str]:
-    """Return `iteration 3, train/loss` -> the number as it is written, without timings."""
+    """Return the metrics without timings: `iteration 3, train/loss` -> the number as text."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
         f"iteration {line['iter']}, {tag}": repr(value)
@@ -124,12 +133,12 @@ def _count_values(value: Any) -> int:
 
 
 def is_exact(findings: list[Finding]) -> bool:
-    """True when nothing differs and there was something to compare."""
+    """Return True if nothing differs and something was compared."""
     return not any(finding.differing for finding in findings) and findings[0].compared > 0
 
 
 def report_table(findings: list[Finding]) -> str:
-    """The findings as text, one line each."""
+    """Return the findings as text, one line each."""
     rows = [("compared", "number", "differ", "")]
     for finding in findings:
         first = f"first: {finding.first}" if finding.first else ""
@@ -138,6 +147,6 @@ def report_table(findings: list[Finding]) -> str:
 
 
 def report_json(findings: list[Finding], **facts: Any) -> str:
-    """The findings and `facts` (config, processes, iterations, fault) as one JSON object."""
+    """Return the findings and `facts` (config, processes, iterations, fault) as one JSON object."""
     verdict = "exact" if is_exact(findings) else "broken"
     return json.dumps({**facts, "verdict": verdict, "findings": [asdict(finding) for finding in findings]}, indent=1)

@@ -1,1 +1,1 @@
-"""The command `libai`: main.py has the table of subcommands. Needs no oneflow until a subcommand does."""
+"""The `libai` command. main.py holds the table of subcommands. oneflow is imported only if a subcommand needs it."""

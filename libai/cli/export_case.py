@@ -1,9 +1,11 @@
-"""Write down a config's training for programs without OneFlow, as the benchmark's variants of other libraries read it.
+"""Export what a config trains, for programs without OneFlow. The benchmark's variants of other libraries read it.
 
-`model/` holds the model with its initial weights as a Hugging Face folder; `groups/` the same with the number of a
-weight's parameter group, from 1, in place of its values, and 0 for frozen ones; `batches.npz` the first micro-batches,
-one array for each argument of forward, (micro-batches, samples, …); `case.json` the optimizer's settings, clipping and
-accumulation. libai/benchmark/others trains from it.
+* `model/` holds the model with its initial weights as a Hugging Face folder.
+* `groups/` is the same folder, but each weight holds the number of its parameter group from 1, or 0 if it is frozen.
+* `batches.npz` holds the first micro-batches: one array per argument of forward, (micro-batches, samples, …).
+* `case.json` holds the optimizer's settings, gradient clipping and accumulation.
+
+The programs in libai/benchmark/others train from these files.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _GROUP_SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
 
 
 def export_or_refuse(folder: Path, config: str, overrides: Sequence[str]) -> None:
-    """Write the case, or into `refusal.txt` why other libraries cannot train it."""
+    """Write the case into `folder`, or write the reason why other libraries cannot train it to `refusal.txt`."""
     folder.mkdir(parents=True)
     try:
         export(folder, config, overrides)
@@ -36,7 +38,7 @@ def export_or_refuse(folder: Path, config: str, overrides: Sequence[str]) -> Non
 
 
 def export(folder: Path, config: str, overrides: Sequence[str], iterations: int = 64) -> None:
-    """Write the case into `folder`. The weights are those that `Run` starts with, the batches its first ones."""
+    """Write the case into `folder`, with the initial weights and the first batches of a `Run` of the config."""
     run: Any = load_measured(config, overrides)
     if run.train.ema.enabled:
         raise UserError("train.ema.enabled=true cannot be exported: other libraries keep no average. Set it to false.")
@@ -77,7 +79,7 @@ def export(folder: Path, config: str, overrides: Sequence[str], iterations: int 
 
 
 def _export_model(folder: Path, section: Any, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Write a Hugging Face folder; returns its architecture and the names of its inputs."""
+    """Write a Hugging Face folder. Return its architecture and the names of its inputs."""
     from omegaconf import OmegaConf
 
     from libai.hf import export_folder
@@ -103,7 +105,7 @@ def _export_model(folder: Path, section: Any, tensors: Mapping[str, np.ndarray])
 
 
 def _numbers_of_groups(model: Any, optimizer: Any, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return arrays like the weights that hold the number of the parameter's group from 1, or 0."""
+    """Return arrays shaped like the weights, filled with the number of the parameter's group from 1, or with 0."""
     number_of: dict[int, int] = {}
     for number, group in enumerate(optimizer.param_groups, 1):
         number_of.update((id(parameter), number) for parameter in group.parameters)

@@ -1,15 +1,16 @@
-"""Start the ranks of one job on this machine and see that they end together.
+"""Start the ranks of one job on this machine and make sure that they end together.
 
     python -m libai.launch FILE CONFIG PROCS [arguments of FILE …]
 
-libai/launch/request.py reads what was asked for, libai/launch/job.py starts the ranks, libai/launch/supervisor.py
-watches them. Standard library only, except the check of the config in a process of its own: oneflow is never imported
-here.
+libai/launch/request.py reads the request, libai/launch/job.py starts the ranks, and libai/launch/supervisor.py watches
+them. Uses only the standard library and never imports oneflow. The config, which may import it, is checked in a
+separate process.
 
-Environment: NODE (machines), NODE_RANK, ADDR, PORT of the first machine; MAX_RESTARTS; LIBAI_START_TIMEOUT and
-LIBAI_STEP_TIMEOUT, the seconds without progress that end a job before and after its first iteration.
-Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable, 128 + signal when a signal ended ranks that
-could not save.
+Environment: NODE is the number of machines and NODE_RANK the number of this one. ADDR and PORT are those of the first
+machine. MAX_RESTARTS is the number of restarts. LIBAI_START_TIMEOUT and LIBAI_STEP_TIMEOUT are the seconds without
+progress after which a job is ended, before and after its first iteration.
+Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable, 128 + signal if a signal ended ranks that could
+not save.
 """
 
 import faulthandler
@@ -52,18 +53,19 @@ FILE = a program of yours; every process gets --config-file CONFIG and the other
 PROCS = processes on this machine\
 """
 
-# Addresses that grpc must not reach through a proxy: every numeric address, since it compares the ends of names.
+# Addresses that grpc must not reach through a proxy. It compares the ends of names, so digits match every IP address.
 NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
-# With these the training program writes nothing into the output folder.
+# Flags with which the training program writes nothing to the output folder.
 WRITES_NOTHING = {"--print-config", "--dry-run", "--eval-only", "--find-lr"}
 
 
 def check_config(job: Job, tells: bool = True) -> Path:
     """Check config and overrides as the training program does, and return its output folder.
 
-    In a forked child, since configs import oneflow, whose threads and slow exit handlers the launcher does not want.
-    What it prints is kept back: every rank will print it again. A mistake is shown if `tells`, and ends this process
-    with its exit code, as `--help` does. A check that hangs is ended, with its stack, after LIBAI_START_TIMEOUT.
+    The check runs in a forked child. Configs import oneflow, and the launcher must avoid its threads and slow exit
+    handlers. The child's output is held back because every rank will print it again. A mistake is printed if `tells`.
+    A mistake ends this process with its exit code, and so does `--help`. A check that hangs is ended after
+    LIBAI_START_TIMEOUT, and its stack is shown.
     """
     limit = read_limit(START_LIMIT, DEFAULT_START_SECONDS)
     read_end, write_end = os.pipe()
@@ -106,15 +108,15 @@ def _write_output_dir(job: Job, descriptor: int) -> None:
 
 
 def choose_environment(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add for the ranks: what makes oneflow fast here, unless the user has set it."""
+    """Return the environment variables to add for the ranks. Existing settings of the user are kept."""
     extra = {}
     if is_clone():  # a folder of installed packages must not come before the standard library
         extra["PYTHONPATH"] = os.pathsep.join([ROOT, *filter(None, [environment.get("PYTHONPATH")])])
     if job.world_size > 1:
-        # a proxy for web pages does not know the ranks, and grpc would send all their calls to it
+        # grpc would send all calls between ranks to a web proxy, which cannot reach the ranks
         extra["no_grpc_proxy"] = ",".join(filter(None, [environment.get("no_grpc_proxy"), NO_GRPC_PROXY, job.address]))
     if job.num_processes > 1 and "OMP_NUM_THREADS" not in environment:
-        # for matrix products; also keeps oneflow's launcher from setting 1, with a banner about it
+        # Threads for matmuls. If it is unset, oneflow's launcher sets it to 1 and prints a banner about it.
         extra["OMP_NUM_THREADS"] = str(max(1, openblas.usable_cores() // job.num_processes))
     return extra
 
@@ -131,14 +133,14 @@ def run(arguments: Sequence[str]) -> int:
     if len(arguments) < 3:
         print(USAGE, file=sys.stderr)
         return EXIT_USER_MISTAKE
-    runtime.hide_rendezvous_environment()  # this process is no rank, even when started from one
+    runtime.hide_rendezvous_environment()  # this process is not a rank, even if a rank started it
     os.environ[START_VARIABLE] = str(time.time())
     for name in (START_LIMIT, STEP_LIMIT):
-        read_limit(name, 0.0)  # the ranks read it; a mistake in it is told once, here
+        read_limit(name, 0.0)  # the ranks read these limits; a mistake is reported once, here
     job = read_job(arguments, os.environ, is_oversubscribed)
     job.announce_start()
     with guard.signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _stop_before_start)):
-        # a single rank checks the config itself; several would have to meet first, to find a typo
+        # A single rank checks the config itself. Several ranks would only find a typo after their rendezvous.
         if job.is_training and (job.world_size > 1 or max_restarts):
             output_dir = check_config(job)
             if WRITES_NOTHING.isdisjoint(word.partition("=")[0] for word in job.arguments):
@@ -155,14 +157,14 @@ def _stop_before_start(signum: int, frame: object) -> None:
 
 
 def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
-    """Train as one rank among those that another launcher has started; returns the exit code.
+    """Train as one rank of a job that another launcher has started, and return the exit code.
 
-    Every rank checks the config before it meets the others, and the first one prints what is wrong.
+    Every rank checks the config before the rendezvous. Only rank 0 prints mistakes.
     """
     restarts, _, words = take_flags(arguments, {})
     if restarts:
         raise UserError(f"--max-restarts {restarts}: {place.launcher} starts the processes, and has to restart them.")
-    runtime.hide_rendezvous_environment()  # the check of the config must meet nobody
+    runtime.hide_rendezvous_environment()  # the check of the config must not wait for other ranks
     port = choose_port(str(place.port), place.size, place.rank)
     job = Job(TRAINING, find_config(config), 1, tuple(words), place.size, place.rank, place.address, port)
     if place.rank == 0:
@@ -180,7 +182,7 @@ def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
 
 
 def _rank_variables(place: Place) -> dict[str, str]:
-    """What `import oneflow` and libai read of a rank."""
+    """Return the variables from which `import oneflow` and libai learn about a rank."""
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),

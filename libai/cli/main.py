@@ -1,7 +1,7 @@
-"""The command `libai SUBCOMMAND …`, also as `python -m libai`: its table of subcommands.
+"""The command `libai SUBCOMMAND …`, or `python -m libai`, and its table of subcommands.
 
-A new subcommand is a file in libai/cli/commands with `run(arguments) -> exit code`, and a line in `GROUPS`. Modules
-are imported when their subcommand runs, so that `libai --help` takes no longer than Python's own start.
+To add a subcommand, write a file in libai/cli/commands with `run(arguments) -> exit code` and add a line to `GROUPS`.
+A module is imported only when its subcommand runs, which keeps `libai --help` as fast as Python's own start.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from libai.utils.errors import UserError
 
 
 class Command(NamedTuple):
-    """A subcommand: `function` of `module` receives the words after it."""
+    """A subcommand. The arguments after its name are passed to `function` of `module`."""
 
     summary: str
     module: str
     function: str = "run"
 
     def load(self) -> ModuleType:
-        """Its module."""
+        """Import and return the module."""
         return importlib.import_module(self.module)
 
 
@@ -81,14 +81,14 @@ def dispatch(words: Sequence[str]) -> int:
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(COMMANDS)}."
         raise UserError(f"{name}: no such command. {hint}")
     command = COMMANDS[name]
-    sys.argv = [f"libai {name}", *arguments]  # for usages, and what a run notes of its command
-    if name != "train":  # which lists the flag in its help
+    sys.argv = [f"libai {name}", *arguments]  # for usage messages and for the command that a run records
+    if name != "train":  # `train` handles the flag itself and lists it in its help
         arguments = [word for word in arguments if word != TRACEBACK_FLAG]
     return getattr(command.load(), command.function)(arguments)
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and end it."""
+    """Run the command line of this process and exit."""
     guarded_main(lambda: _until_nobody_reads(sys.argv[1:]))
 
 
@@ -97,8 +97,8 @@ def _until_nobody_reads(words: Sequence[str]) -> int:
         code = dispatch(words)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `… | head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at exit
+    except BrokenPipeError:  # the reader has closed the pipe, as `… | head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output flushed at exit must not fail again
         return 0
     except OSError as error:
         if error.filename is None:

@@ -1,6 +1,6 @@
-"""The training program, which every rank runs: read the arguments, check the config, build the run, train.
+"""The training program that every rank runs. It reads the arguments, checks the config, builds the run and trains.
 
-`libai train`, and `bash tools/train.sh tools/train_net.py CONFIG PROCS [overrides] [flags]`, start it.
+It is started by `libai train` and by `bash tools/train.sh tools/train_net.py CONFIG PROCS [overrides] [flags]`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from libai.utils.errors import EXIT_FAILED
 from libai.utils.rank_notes import OUTPUT_DIR, own_folder, world_size
 from libai.utils.screen import say
 
-#: what --fast-dev-run changes: a few iterations of everything
+#: overrides of --fast-dev-run, which runs a few iterations of everything
 FAST_DEV_RUN = [
     "train.train_iter=8",
     "train.train_epoch=0",
@@ -29,17 +29,17 @@ FAST_DEV_RUN = [
 
 
 def config_of(args: Args):
-    """The checked config that will run: file, then overrides, then what flags imply."""
+    """Return the checked config of the run: the file, then the overrides, then the settings implied by flags."""
     overrides = [*args.overrides, *(FAST_DEV_RUN if args.fast_dev_run else [])]
     return load_config(args.config, overrides, get_world_size())
 
 
 def print_all(text: str) -> None:
-    """Print to stdout, whose reader may have seen enough: `--print-config | head`."""
+    """Print to stdout, which the reader may have closed, as in `--print-config | head`."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output flushed at exit must not fail again
 
 
 def main() -> int:
@@ -72,7 +72,7 @@ def main() -> int:
     else:
         if run.train().status == "failed":
             return EXIT_FAILED
-        barrier()  # on several machines too: oneflow aborts a rank that is at work when another has left
+        barrier()  # oneflow aborts a rank that is still working after another has left, also on other machines
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`libai train`, `libai eval` and `libai resume`: the training program on this machine's processes."""
+"""Implement `libai train`, `libai eval` and `libai resume`, which run the training program on this machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _WORDS = "CONFIG [-n PROCS] [key=value | +key=value | ~key] [flags]"
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train a config: a file, or the name of a shipped one."""
+    """Train a config, given as a file or as the name of a shipped config."""
     processes, words = _parse(arguments, f"train {_WORDS}", train.__doc__)
     config = _take_name(words, "no config is named. `libai train --help` lists the shipped ones.")
     return start(config, processes, words)
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """Evaluate once: the newest checkpoint of a run's folder, or a config with train.load_weight=CHECKPOINT."""
+    """Evaluate once: the newest checkpoint in a run's folder, or a config with train.load_weight=CHECKPOINT."""
     processes, words = _parse(arguments, f"eval RUN|{_WORDS}", evaluate.__doc__)
     name = _take_name(words, "nothing is named. Give the output folder of a run, or a config.")
     if Path(name).is_dir():
@@ -35,7 +35,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 
 def resume(arguments: Sequence[str]) -> int:
-    """Continue the run that a folder holds from its newest checkpoint, on the same number of processes."""
+    """Continue a run from the newest checkpoint in its folder, by default on the same number of processes."""
     processes, words = _parse(arguments, f"resume RUN {_WORDS.partition(' ')[2]}", resume.__doc__)
     name = _take_name(words, "no run is named. Give its output folder, such as out/mlp_digits.")
     return _continue(Path(name), processes, words)
@@ -51,7 +51,7 @@ def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
 
 
 def start(config: str, processes: str | None, words: Sequence[str], default_processes: str = "1") -> int:
-    """Train on the processes of this machine, or as the one process that another launcher has started here."""
+    """Start processes on this machine and train, or train in this process if another launcher has started it."""
     place = external.find_place(os.environ)
     if place is None:
         return launch.run([TRAINING, config, processes or default_processes, *words])
@@ -72,7 +72,7 @@ def _processes_of(folder: Path) -> str:
 
 
 def build_parser(usage: str = f"train {_WORDS}", description: str | None = train.__doc__) -> Parser:
-    """The command line; what is not listed goes to the training program, which knows its own flags."""
+    """Return the parser of the command line. Arguments that it does not list are passed to the training program."""
     parser = Parser(usage=f"libai {usage}", description=description)
     parser.add_argument("-n", "--procs", metavar="PROCS", help="processes on this machine (default 1)")
     parser.add_argument("--max-restarts", metavar="N", help="restart a failed job up to N times (default 0)")
@@ -85,7 +85,7 @@ def build_parser(usage: str = f"train {_WORDS}", description: str | None = train
 
 
 def _parse(arguments: Sequence[str], usage: str, description: str | None) -> tuple[str | None, list[str]]:
-    """Return the value of `-n`, None if it is not given, and the other words as they are."""
+    """Return the value of `-n`, or None if it is not given, and the other arguments unchanged."""
     if {"-h", "--help"} & set(arguments):
         names = sorted(path.stem for path in Path(shipped_configs()).glob("*.py"))
         description = f"{description}\n\nShipped configs: {', '.join(names)}. docs/config.md explains the settings."
@@ -99,13 +99,13 @@ def _parse(arguments: Sequence[str], usage: str, description: str | None) -> tup
 
 
 def check_processes(value: str) -> None:
-    """Raise `UserError` if `value` is not a number of processes."""
+    """Raise `UserError` if `value` is not a positive whole number of processes."""
     if not re.fullmatch("[1-9][0-9]*", value):
         raise UserError(f"-n {value}: it must be the number of processes on this machine, at least 1.")
 
 
 def _take_name(words: list[str], missing: str) -> str:
-    """Remove the first word that is no setting and no flag, and return it."""
+    """Remove the first argument that is neither a setting nor a flag, and return it."""
     for index, word in enumerate(words):
         if "=" not in word and not word.startswith(("-", "~", "+")):
             return words.pop(index)

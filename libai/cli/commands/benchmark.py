@@ -1,11 +1,11 @@
-"""Measure variants of configs, interleaved: both modes, plain OneFlow loops, PyTorch, JAX, and commands of your own.
+"""Measure variants of configs in turn: both modes, plain OneFlow loops, PyTorch, JAX, and your own commands.
 
-Each variant is a process of its own. Nothing is reported unless all losses agree. The results are printed and written
+Each variant runs in its own process. Nothing is reported unless all losses agree. The results are printed and written
 to report.md, report.svg and report.json.
 
-Modes: eager and graph (the trainers), raw-eager and raw-graph (loops by hand), stock-eager and stock-graph (the same
-without libai's kernels and settings), torch, torch-fused, torch-compile and jax. The ending -1 means one thread, as in
-eager-1.
+Modes: eager and graph (the trainers), raw-eager and raw-graph (hand-written loops), stock-eager and stock-graph (the
+same loops without libai's kernels and settings), torch, torch-fused, torch-compile and jax. The suffix -1 means one
+thread, as in eager-1.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _work(arguments: Sequence[str]) -> int:
-    """Be one rank of a variant."""
+    """Run as one rank of a variant."""
     parser = Parser(prog="libai benchmark --worker")
     parser.add_argument("overrides", nargs="*")
     for name in ("--worker", "--config-file", "--folder"):
@@ -85,7 +85,7 @@ def _benchmark(arguments: Sequence[str]) -> int:
     specs = {config: _variants(args, config, overrides) for config in configs}
     output = _make_folder(args.output)
 
-    # a plain SIGTERM would leave the variants' folders in the temporary directory
+    # The default action of SIGTERM would leave the variants' folders in the temporary directory.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     machine = _describe_machine()
     cases = []
@@ -109,7 +109,7 @@ def _benchmark(arguments: Sequence[str]) -> int:
 
 
 def without_folders(word: str) -> str:
-    """Return a word of the command line for a report: an absolute path keeps its last part only.
+    """Return a command-line argument as reports show it: absolute paths are shortened to their last part.
 
     >>> without_folders("train.dataset=/home/me/data.bin")
     'train.dataset=.../data.bin'
@@ -174,7 +174,7 @@ def _parser() -> Parser:
 
 
 def _describe_machine() -> dict[str, Any]:
-    """Return CPU, memory, versions, commit and date: no host names and no paths, since reports are shown around."""
+    """Return CPU, memory, versions, commit and date. Host names and paths are left out because reports are shared."""
     from libai.launch.facts import collect_env, git_state
 
     facts = collect_env()
@@ -189,5 +189,5 @@ def _describe_machine() -> dict[str, Any]:
     return {**machine, "date": datetime.date.today().isoformat()}
 
 
-if __name__ == "__main__":  # a rank of a job that the benchmark has started
+if __name__ == "__main__":  # one rank of a job started by the benchmark
     guarded_main(lambda: run(sys.argv[1:]))

@@ -1,11 +1,11 @@
-"""Look at checkpoints, check, compare and convert them. Needs no oneflow and executes nothing it reads.
+"""List, verify, compare and convert checkpoints. Does not need oneflow, and never executes what it reads.
 
     libai checkpoint ls out/gpt_stdlib
     libai checkpoint verify out/gpt_stdlib/checkpoints
     libai checkpoint diff out/gpt_stdlib/checkpoints/best out/gpt_stdlib
     libai checkpoint convert out/gpt_stdlib gpt.safetensors --dtype bfloat16
 
-Exit codes: 0 fine; 1 a checkpoint is damaged (verify, ls) or two differ (diff); 2 a mistake in the arguments.
+Exit codes: 0 success; 1 a checkpoint is damaged (ls, verify) or two checkpoints differ (diff); 2 invalid arguments.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _print(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
-    """Print a result: `value` as JSON with --json, else `lines`."""
+    """Print `value` as JSON if --json is given, and `lines` otherwise."""
     print(json.dumps(value, indent=1) if args.json else "\n".join(lines))
 
 
 def _list(args: argparse.Namespace) -> int:
-    """Print a line for each checkpoint: iteration, size, health, best or not."""
+    """Print one line per checkpoint: its iteration, size and health, and whether it is the best."""
     root = _existing(args.root)
     try:
         best = checkpoint.read_best(root)
-    except checkpoint.CheckpointError as error:  # it only hints; the list is still worth having
+    except checkpoint.CheckpointError as error:  # the list is useful without the mark of the best
         best = None
         print(f"warning: {error}", file=sys.stderr)
     rows: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    """Read every byte and print what is wrong."""
+    """Read every byte and print the problems found."""
     results = {}
     for given in args.paths:
         path = _existing(given)
@@ -79,7 +79,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    """Print iteration, parts of the state, and every tensor's dtype, shape and size."""
+    """Print the iteration, the parts of the state, and the dtype, shape and size of every tensor."""
     loaded = _open(args.path)
     lines = [f"{loaded.path}  iteration {loaded.iteration}", f"state: {', '.join(loaded.state)}"]
     groups: dict[str, dict[str, Any]] = {}
@@ -95,14 +95,14 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    """Compare two checkpoints bit by bit: tensors by largest difference, state by key."""
+    """Compare two checkpoints bit by bit: the largest difference of each tensor, and the state key by key."""
     differences = checkpoint.diff(_open(args.a), _open(args.b))
     _print(args, differences, [f"{where}: {what}" for where, what in differences.items()] or ["equal"])
     return 1 if differences else 0
 
 
 def _convert(args: argparse.Namespace) -> int:
-    """Write the weights as one safetensors file."""
+    """Write the weights to one safetensors file."""
     written = checkpoint.convert(_open(args.source), args.target, args.dtype)
     _print(args, {"written": str(written)}, [f"wrote {written}"])
     return 0
@@ -119,7 +119,7 @@ def _existing(path: str) -> Path:
 
 
 def _of_run(path: str) -> Path:
-    """`path`, or the checkpoints of the run whose output folder it is."""
+    """Return the checkpoints folder inside `path` if it is the output folder of a run, and `path` itself otherwise."""
     inside = Path(path) / "checkpoints"
     return inside if inside.is_dir() else Path(path)
 

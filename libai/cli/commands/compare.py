@@ -1,6 +1,6 @@
-"""Compare runs: how they ended, their metrics, and what differs in settings and versions. One run: from the defaults.
+"""Compare runs: how they ended, their metrics, and the settings and versions that differ.
 
-With --output also one HTML page with the curves, which refers to nothing outside of it.
+A single run is compared with the defaults. With --output, a self-contained HTML page with the curves is written too.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 from libai.utils.screen import format_table
 
-#: they name the run, and would differ between any two
+#: settings that name the run, and so differ between any two runs
 _NAMES = ("train.output_dir",)
-#: the parts of env.json that explain a difference
+#: parts of env.json that can explain a difference
 _FACTS = ("layout", "libai", "git", "oneflow", "packages", "python", "machine")
-#: the sections without defaults that are shown of one run
+#: sections without defaults that are shown for a single run
 _CHOSEN = ("model", "optim", "lr_scheduler")
-#: the column that one run is compared with
+#: name of the column that a single run is compared with
 _DEFAULT = "default"
-#: in place of the value of a setting that a run does not have
+#: marks a setting that a run does not have
 _MISSING = object()
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run as its folder tells it.
+    """A run, as read from its output folder.
 
     Attributes:
-        settings: dotted key -> value, of the resolved config and of env.json.
-        status: how the run ended; `unfinished` if it has not, or was killed.
-        best: metric, value and iteration of its best checkpoint; empty without one.
+        settings: dotted key -> value, from the resolved config and env.json.
+        status: how the run ended, or `unfinished` if it is still running or was killed.
+        best: metric, value and iteration of the best checkpoint; empty if there is none.
     """
 
     settings: dict[str, Any]
@@ -49,17 +49,17 @@ class Record:
 
     @property
     def iterations(self) -> int:
-        """The last iteration that was logged; 0 before the first."""
+        """Last logged iteration, or 0 if nothing was logged."""
         return max((iterations[-1] for iterations, _ in self.curves.values()), default=0)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of every metric."""
+        """Last value of each metric."""
         return {tag: values[-1] for tag, (_, values) in self.curves.items()}
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
+    """Run one command line and return the exit code."""
     args = build_parser().parse_args(arguments)
     if args.output and args.output.suffix != ".html":
         raise UserError(f"--output {args.output}: it must end in .html.")
@@ -78,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the output folder of a run")
     parser.add_argument("--output", "-o", type=Path, metavar="PAGE.html", help="write a page with curves as well")
@@ -87,7 +87,7 @@ def build_parser() -> Parser:
 
 
 def read_record(run: Path) -> Record:
-    """Read the folder of a run, also of one that still trains; `UserError` if it holds no run."""
+    """Read the output folder of a run, which may still be training. Raises `UserError` if it holds no run."""
     file = run / "config.yaml"
     if not file.is_file():
         raise UserError(f"{run} holds no run: there is no config.yaml in it. Give the output folder of a run.")
@@ -103,7 +103,7 @@ def read_record(run: Path) -> Record:
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value; lists are values.
+    """Return the config as dotted key -> value. Lists count as values.
 
     >>> flatten({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}, "model": None})
     {'optim.lr': 0.1, 'optim.betas': [0.9, 0.99], 'model': None}
@@ -116,12 +116,12 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_curves(file: Path) -> Curves:
-    """All metrics of a metrics.jsonl; none before the first is logged."""
+    """Return all metrics in a metrics.jsonl file. The result is empty if nothing has been logged yet."""
     curves: Curves = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
         try:
             row = json.loads(line)
-        except ValueError:  # the last line of a run that still writes
+        except ValueError:  # the last line may be incomplete while the run is still writing
             continue
         for tag, value in row.items():
             if tag != "iter" and isinstance(value, (int, float)):
@@ -132,7 +132,10 @@ def read_curves(file: Path) -> Curves:
 
 
 def differing(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
-    """Key -> its value in each run that has the key, where not all are equal; one run is compared with the defaults."""
+    """Return the keys that differ, each with its value in every run that has it.
+
+    A single run is compared with the defaults.
+    """
     columns = {name: record.settings for name, record in records.items()}
     if len(records) == 1:
         from libai.config.settings.schema import TYPED_SECTIONS
@@ -150,7 +153,7 @@ def differing(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
 
 
 def settings_table(records: dict[str, Record]) -> list[list[str]]:
-    """A header, and a row for each setting or version that differs."""
+    """Return a header and one row per setting or version that differs."""
     names = [_DEFAULT, *records] if len(records) == 1 else list(records)
     rows = [["differs", *names]]
     for key, values in differing(records).items():
@@ -159,7 +162,7 @@ def settings_table(records: dict[str, Record]) -> list[list[str]]:
 
 
 def metrics_table(records: dict[str, Record]) -> list[list[str]]:
-    """A header, how each run ended, and a row for each metric."""
+    """Return a header, rows that describe how each run ended, and one row per metric."""
     found = list(records.values())
     rows = [["last value", *records], ["status", *(record.status for record in found)]]
     rows.append(["iterations", *(str(record.iterations) for record in found)])
@@ -175,7 +178,7 @@ def _show_best(best: dict[str, Any]) -> str:
 
 
 def _show(value: Any) -> str:
-    """A value as it is written in a config; numbers with at most six digits."""
+    """Format a value as it is written in a config. Floats get at most six digits."""
     if value is _MISSING:
         return "-"
     if isinstance(value, float):
@@ -184,7 +187,7 @@ def _show(value: Any) -> str:
 
 
 def as_json(records: dict[str, Record]) -> dict[str, Any]:
-    """The same values, unrounded."""
+    """Return the values of both tables, unrounded."""
     runs = {}
     for name, record in records.items():
         # JSON has no NaN

@@ -1,6 +1,6 @@
-"""Check this environment: one line a check with what was found, and what to do where something is wrong.
+"""Check this environment. Prints one line per check with the result, and how to fix any problem.
 
-Exit codes: 0 training works here, perhaps with warnings; 1 it cannot.
+Exit codes: 0 training works here, perhaps with warnings; 1 training cannot work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.screen import say
 from libai.utils.sizes import available_bytes, format_bytes
 
-#: imports oneflow as a run does; a process of its own, since the import may fail in native code
+#: program that imports oneflow as a run does, in a separate process because the import may fail in native code
 _LOOK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -38,12 +38,15 @@ from libai.launch.facts import collect_env
 print(json.dumps(collect_env()))
 """
 _LOOK_SECONDS = 400
-#: below these a run can start and is likely to fail
+#: free bytes below which a run can start but is likely to fail
 _LOW_DISK, _LOW_MEMORY = 2e9, 2e9
 
 
 class Finding(NamedTuple):
-    """The result of a check. `todo`: what to change; empty if all is well. `is_fatal`: no run can start."""
+    """Result of a check.
+
+    `todo` is the change to make, empty if there is no problem. `is_fatal` means that no run can start.
+    """
 
     name: str
     found: str
@@ -52,7 +55,7 @@ class Finding(NamedTuple):
 
     @property
     def status(self) -> str:
-        """ "ok", "warning" or "failed"."""
+        """One of "ok", "warning" and "failed"."""
         return "failed" if self.is_fatal else "warning" if self.todo else "ok"
 
 
@@ -78,9 +81,9 @@ def build_parser() -> Parser:
 
 
 def examine(folder: Path) -> list[Finding]:
-    """Return all findings; those that need oneflow are left out if it cannot be imported."""
+    """Return all findings. The checks that need oneflow are skipped if it cannot be imported."""
     say("libai: importing oneflow")
-    with contextlib.suppress(UserError):  # a mistake in LIBAI_PATCHES is a finding
+    with contextlib.suppress(UserError):  # a mistake in LIBAI_PATCHES is reported as a finding
         if is_on("kernels"):
             kernels.compile_kernels()
     facts, failure = _look()
@@ -95,7 +98,10 @@ def examine(folder: Path) -> list[Finding]:
 
 
 def _look() -> tuple[dict[str, Any] | None, str]:
-    """The result of `collect_env` in a process that imports oneflow; else None and the last line of its error."""
+    """Return the result of `collect_env` from a process that imports oneflow, and an empty string.
+
+    If that process fails, return None and the last line of its error.
+    """
     command = [sys.executable, "-c", _LOOK, ROOT]
     try:
         done = subprocess.run(
@@ -110,7 +116,7 @@ def _look() -> tuple[dict[str, Any] | None, str]:
 
 
 def check_oneflow(facts: dict[str, Any] | None, failure: str) -> Finding:
-    """oneflow 0.9.0 can be imported, on a Python that it has a wheel for."""
+    """Check that oneflow can be imported and that it is version 0.9.0."""
     python = platform.python_version()
     if facts is None:
         todo = explain_versions() or "`bash tools/env.sh` makes an environment with CPython 3.10 and oneflow 0.9.0."
@@ -125,7 +131,7 @@ def check_oneflow(facts: dict[str, Any] | None, failure: str) -> Finding:
 
 
 def check_threads(environment: Mapping[str, str]) -> Finding:
-    """Cores that this process may use, and whether others use them already."""
+    """Check the number of threads and the load against the cores that this process may use."""
     cores = openblas.usable_cores()
     load = os.getloadavg()[0]
     threads = environment.get("OMP_NUM_THREADS", "")
@@ -138,7 +144,7 @@ def check_threads(environment: Mapping[str, str]) -> Finding:
 
 
 def check_memory() -> Finding:
-    """Memory that is free, and a limit on addresses, of which `import oneflow` maps several gigabytes."""
+    """Check the available memory and the limit on address space. `import oneflow` maps several gigabytes."""
     free = available_bytes()
     found = "unknown" if free is None else f"{format_bytes(free)} available"
     todo = ""
@@ -150,7 +156,7 @@ def check_memory() -> Finding:
 
 
 def check_disk(folder: Path) -> Finding:
-    """Room where runs write and for temporary files, and the right to write there."""
+    """Check that the output and temporary folders are writable and have enough free space."""
     found = []
     todo = ""
     for place in (folder.absolute(), Path(tempfile.gettempdir())):
@@ -165,7 +171,7 @@ def check_disk(folder: Path) -> Finding:
 
 
 def check_gpu(facts: dict[str, Any] | None) -> Finding:
-    """GPUs that oneflow 0.9.0 has machine code for."""
+    """Check that oneflow 0.9.0 has machine code for the GPUs of this machine."""
     if facts is not None and facts["cuda"]["available"]:
         devices = [(one["name"], tuple(one["capability"])) for one in facts["cuda"]["devices"]]
         found = distributed.explain_unsupported(devices)

@@ -4,7 +4,7 @@
     libai generate SmolLM2-135M "Once upon a time" --temperature 0.8 --top-p 0.95
     libai generate SmolLM2-135M --file prompts.txt --batch-size 8 --json > texts.jsonl
 
-One prompt is written as it grows; several are computed together, --batch-size at a time.
+The text for a single prompt is printed as it is generated. Several prompts run in batches of --batch-size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 
 _MODULE = "libai.cli.commands.generate"
-#: new tokens of a prompt, if no number is given
+#: maximum number of new tokens per prompt if none is given
 _MOST_TOKENS = 100
 _MOST_HELP = f"maximum number of new tokens per prompt (default: up to {_MOST_TOKENS}, as the model has positions)"
 _OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")
@@ -95,13 +95,13 @@ def build_parser() -> Parser:
     parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json, where the source has none")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each prompt")
     parser.add_argument("-n", "--procs", type=int, default=1, help="processes that share the model (default 1)")
-    parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)  # prompts, for a rank
-    parser.add_argument("--config-file", help=argparse.SUPPRESS)  # what the launcher passes on
+    parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)  # prompts passed to a rank
+    parser.add_argument("--config-file", help=argparse.SUPPRESS)  # passed on by the launcher
     return parser
 
 
 def read_prompts(args: Any) -> list[str]:
-    """Return the prompts of the command line, of a file or of stdin. Raises `UserError` if there is none."""
+    """Return the prompts from the command line, a file or stdin. Raises `UserError` if there are none."""
     if args.prompts and args.file is not None:
         raise UserError(f"prompts are on the command line and in --file {args.file}. Leave one of them out.")
     if args.given:
@@ -123,7 +123,7 @@ def read_prompts(args: Any) -> list[str]:
 
 
 def _start_ranks(args: Any, prompts: Sequence[str]) -> int:
-    """The same command on several processes of this machine."""
+    """Run the same command on several processes of this machine and return the exit code."""
     from libai.cli.launch import choose_environment
     from libai.launch.job import Job, run_job
     from libai.launch.request import find_free_port

@@ -1,4 +1,4 @@
-"""Weights of Hugging Face, in and out."""
+"""Import, export and verify Hugging Face weights."""
 
 from __future__ import annotations
 

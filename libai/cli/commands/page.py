@@ -1,4 +1,4 @@
-"""One HTML page with tables and curves for `libai compare`: no scripts, and nothing that has to be fetched."""
+"""Build the HTML page of tables and curves for `libai compare`. It has no scripts and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ figure svg{display:block;border:1px solid #ddd;overflow:visible}"""
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 #: a dashed curve over a solid one leaves both visible if they are equal
 _DASHES = ("none", "7 5", "2 4")
-#: points of a curve: more than there are pixels would only make the page large
+#: maximum number of points per curve; more points than pixels would only make the page larger
 _MAX_POINTS = 1000
 
 
 def page_of(tables: Sequence[Sequence[Sequence[str]]], runs: Mapping[str, Curves]) -> str:
-    """Return the page as HTML: tables, each with its header first, then a plot for each metric."""
+    """Return the page as HTML: first the tables, whose first rows are headers, then one plot per metric."""
     title = escape(" and ".join(runs))
     parts = [f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>']
     parts.append(f"<style>{_STYLE}</style></head><body><h1>{title}</h1>")
@@ -46,7 +46,7 @@ def _stroke(number: int) -> str:
 
 
 def _plot(tag: str, curves: Sequence[tuple[Sequence[int], Sequence[float]]]) -> str:
-    """Return a figure with a line for each of `curves`, iterations and values; what is not finite is left out."""
+    """Return a figure with one line per curve, given as iterations and values. Non-finite values are skipped."""
     finite = [[(x, y) for x, y in zip(*curve) if math.isfinite(y)] for curve in curves]
     everything = [point for points in finite for point in points] or [(0, 0.0)]
     xs, ys = zip(*everything)

@@ -1,10 +1,10 @@
 """Prove that a config trains the same in eager and in graph mode.
 
-Runs the config's own model, data, optimizer and schedule in both modes from one seed and reports the losses and the
-module that diverges first. Runs on one process; nothing is written to the output folder.
+Runs the config's own model, data, optimizer and schedule in both modes from the same seed. Reports the losses and the
+first module that diverges. Uses one process and writes nothing to the output folder.
 
-Exit codes: 0 the same training within the bound; 1 broken; 2 a mistake in config or arguments. docs/modes.md explains
-the report.
+Exit codes: 0 the losses agree within the bound; 1 they do not; 2 a mistake in the config or the arguments.
+docs/modes.md explains the report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.config is None:
         raise UserError("no config is named. `libai train --help` lists the shipped ones.")
     require_one_process()
-    load_config(args.config, args.overrides)  # a mistake is found before oneflow is imported
+    load_config(args.config, args.overrides)  # find mistakes before importing oneflow
     from libai.engine.rehearsal.check_parity import check_config
 
     with only_result(args.json):

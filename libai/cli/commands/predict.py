@@ -1,10 +1,10 @@
-"""Predict with the model of a run or of a Hugging Face folder: for samples in a file, or of a run's test dataset.
+"""Predict with the model of a run or of a Hugging Face folder, for samples in a file or in a run's test dataset.
 
-A file is .npz (arrays of one row a sample), .jsonl (an object a line) or .csv (a header; numbers, lists or text). Its
-columns are arguments of the model's forward by name. A column of text becomes token ids by the model's tokenizer.
-Columns of numbers with other names are put side by side as the one argument that is missing, or as
---columns NAME=FIRST..LAST says. Every output of forward with a row for each sample is written, or with --classify the
-likeliest class and its probability.
+A file is .npz (arrays with one row per sample), .jsonl (one object per line) or .csv (a header, then numbers, lists or
+text). Columns are passed by name as arguments of the model's forward. A column of text is turned into token ids by the
+model's tokenizer. Columns of numbers with other names are stacked to form the one missing argument, or the argument
+given by --columns NAME=FIRST..LAST. Every output of forward with one row per sample is written. With --classify, the
+most likely class and its probability are written instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 
-#: column → one entry for each sample
+#: column → one entry per sample
 Columns = dict[str, Any]
 _KINDS = (".npz", ".jsonl", ".csv")
 _MAX_NAMES = 6
@@ -84,10 +84,10 @@ def build_parser() -> Parser:
 
 
 def read_columns(file: Path) -> Columns:
-    """The samples in `file`. Raises `UserError` for what cannot be read, with the line."""
+    """Return the samples in `file`. Raises `UserError` if they cannot be read, with the number of a bad sample."""
     try:
         if file.suffix == ".npz":
-            # Opened here: np.load leaves a file that is no archive open.
+            # Opened here because np.load does not close a file that is not an archive.
             with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 columns = {name: arrays[name] for name in arrays.files}
         else:
@@ -109,7 +109,10 @@ def read_columns(file: Path) -> Columns:
 
 
 def _read_rows(file: Path) -> list[dict[str, Any]]:
-    """Return the samples of a .csv or .jsonl file, which all have the names of the header or of the first one."""
+    """Return the samples of a .csv or .jsonl file.
+
+    Raises `UserError` for a sample whose names differ from the header's or, in .jsonl, from the first sample's.
+    """
     with open(file, encoding="utf-8", newline="") as stream:
         if file.suffix == ".csv":
             reader = csv.DictReader(stream, restkey="")
@@ -126,7 +129,7 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _array(file: Path, name: str, values: list[Any]) -> np.ndarray:
-    """One column: numbers, booleans or lists of them, or text. Cells of .csv are text that may hold JSON."""
+    """Return one column as an array of numbers, booleans or text. A cell of .csv is text that may contain JSON."""
     if file.suffix == ".csv":
         parsed = list(map(_parsed, values))
         is_number = [not isinstance(value, str) for value in parsed]
@@ -153,10 +156,10 @@ def _parsed(cell: str) -> Any:
 
 
 def as_arguments(columns: Columns, choices: Sequence[str], parameters: Any) -> Columns:
-    """The columns of a file as arguments of a forward with these `parameters`.
+    """Return the columns of a file as arguments of a forward with these `parameters`.
 
-    `choices`: `NAME=COLUMNS`; other columns are then left out. Without any, numbers become the one argument that is
-    missing. Raises `UserError` for columns that forward does not take.
+    `choices` are `NAME=COLUMNS`; if there are any, other columns are left out. Without choices, columns of numbers form
+    the one missing argument. Raises `UserError` for columns that forward does not take.
     """
     if choices:
         return dict(_chosen(choice, columns) for choice in choices)
@@ -181,7 +184,7 @@ def as_arguments(columns: Columns, choices: Sequence[str], parameters: Any) -> C
 
 
 def _chosen(choice: str, columns: Columns) -> tuple[str, np.ndarray]:
-    """An argument's name and values for `NAME=column` or `NAME=first..last`."""
+    """Return the name and values of an argument for `NAME=column` or `NAME=first..last`."""
     name, _, text = choice.partition("=")
     known = list(columns)
     first, dots, last = text.partition("..")
@@ -194,7 +197,7 @@ def _chosen(choice: str, columns: Columns) -> tuple[str, np.ndarray]:
 
 
 def _side_by_side(name: str, chosen: Sequence[str], columns: Columns) -> np.ndarray:
-    """Numbers of several columns, (samples, columns): float32, or int64 for an argument such as `input_ids`."""
+    """Stack columns of numbers into a (samples, columns) array of float32, or int64 if `name` ends in `ids`."""
     for column in chosen:
         if columns[column].ndim != 1 or columns[column].dtype.kind == "U":
             raise UserError(f"{column} cannot be part of {name}: each of its columns has one number for each sample.")
@@ -203,13 +206,13 @@ def _side_by_side(name: str, chosen: Sequence[str], columns: Columns) -> np.ndar
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few of `names`, and how many more there are."""
+    """Return `names` as text. A long list is shortened to the first few, the last one and the total number."""
     more = len(names) - _MAX_NAMES
     return ", ".join(names) if more <= 0 else f"{', '.join(names[: _MAX_NAMES - 1])}, … and {names[-1]} ({len(names)})"
 
 
 def cut(columns: Columns, size: int) -> Iterator[Columns]:
-    """Batches of `size` samples, the last one smaller."""
+    """Yield batches of `size` samples. The last one may be smaller."""
     if size < 1:
         raise UserError(f"--batch-size {size}: it must be at least 1.")
     for start in range(0, len(next(iter(columns.values()))), size):
@@ -217,7 +220,7 @@ def cut(columns: Columns, size: int) -> Iterator[Columns]:
 
 
 def _with_tokens(pipeline: Any, batch: Columns) -> Columns:
-    """A batch with the arguments that the model takes in place of a column of text."""
+    """Return the batch with its column of text replaced by the arguments that the model takes."""
     texts = [name for name, values in batch.items() if isinstance(values, np.ndarray) and values.dtype.kind == "U"]
     if not texts:
         return batch
@@ -253,7 +256,7 @@ def _dataset(predictor: Any, args: Any) -> Iterable[Columns]:
 
 
 def _classes(pipeline: Any, outputs: Columns) -> Columns:
-    """The likeliest class of each sample, and its probability."""
+    """Return the most likely class of each sample and its probability."""
     if "logits" not in outputs:
         raise UserError(f"--classify needs the output logits, and there are {', '.join(outputs)}.")
     names, probabilities = zip(*pipeline.classes_of(outputs["logits"]))
@@ -261,8 +264,10 @@ def _classes(pipeline: Any, outputs: Columns) -> Columns:
 
 
 def write_columns(columns: Columns, file: Path | None) -> None:
-    """Write to `file`, or as JSON lines to stdout. In .csv, numbers of an output with further axes have a column each,
-    `logits_0`, `logits_1`, …"""
+    """Write the columns to `file`, or to stdout as JSON lines.
+
+    In .csv, an output with more than one axis gets one column per number: `logits_0`, `logits_1`, …
+    """
     if file is not None and file.suffix == ".npz":
         np.savez(file, **columns)
     elif file is not None and file.suffix == ".csv":

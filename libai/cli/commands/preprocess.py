@@ -1,4 +1,4 @@
-"""Turn text into token files for training: documents of .jsonl files (a line each) or of plain text (a file each).
+"""Turn text into token files for training. Each line of a .jsonl file or each plain text file is one document.
 
     libai preprocess corpus.jsonl --output tokens --tokenizer bpe --vocab-size 8192
     libai preprocess *.txt --output bytes
@@ -57,7 +57,7 @@ def build_parser() -> Parser:
 
 
 class _Progress:
-    """A line every few seconds."""
+    """Print a line of progress every few seconds."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

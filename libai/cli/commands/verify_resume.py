@@ -1,6 +1,8 @@
-"""Certify that a config resumes exactly: 2 N iterations equal N, a fresh process, and N more, byte for byte.
+"""Verify that a config resumes exactly.
 
-With --fault one thing is left out of the resume, as a control: that must end in "broken".
+A run of 2 N iterations must match, byte for byte, a run of N iterations that continues for N more in a fresh process.
+
+With --fault, one thing is deliberately left out of the resume. The result must then be "broken".
 
 Exit codes: 0 exact; 1 broken, or a job failed; 2 a mistake in the arguments or the config.
 """
@@ -22,16 +24,16 @@ from libai.utils.errors import EXIT_RESUMABLE, UserError
 from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
 
-#: the program of each of the three jobs, with `--phase`
+#: module that each of the three jobs runs, with `--phase`
 PROGRAM = "libai.cli.commands.verify_resume"
-#: phase -> (folder it works in, exit code of a job that does what it should)
+#: phase -> (name of its folder, expected exit code)
 PHASES = {"straight": ("straight", 0), "first": ("resumed", EXIT_RESUMABLE), "second": ("resumed", 0)}
-#: what a negative control leaves out of the resume or changes in it, one thing each; the verdict must then be "broken"
+#: things that a negative control can leave out of the resume or change in it; the verdict must then be "broken"
 FAULTS = ("rng", "seed", "scheduler", "sample")
 
 
 def build_parser() -> Parser:
-    """The command line, of the user or (with `--phase`) of a job."""
+    """Return the parser for the user's command line and, with `--phase`, for a job's."""
     parser = Parser(description=__doc__)
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides")
     parser.add_argument("--procs", type=int, default=1, help="processes of each job (default 1)")
@@ -45,7 +47,7 @@ def build_parser() -> Parser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The checked command line."""
+    """Parse and check the command line."""
     args = build_parser().parse_intermixed_args(arguments)
     if args.config_file is None:
         if not args.words:
@@ -57,7 +59,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def run_job(args: argparse.Namespace) -> int:
-    """One phase, as a rank of a job."""
+    """Run one phase as a rank of a job."""
     from libai.engine import default_setup
     from libai.engine.run.verify_resume import Rehearsal, job_overrides
 
@@ -74,7 +76,7 @@ def run_job(args: argparse.Namespace) -> int:
 
 
 def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
-    """Run one phase in fresh processes; returns 0 when it ended as it should, else the exit code to end with."""
+    """Run one phase in fresh processes. Return 0 if it ended as expected, and otherwise the exit code to end with."""
     command = [*LAUNCH, PROGRAM, args.config_file, str(args.procs), *args.words]
     command += ["--phase", phase, "--folder", str(folder), "--iters", str(args.iters)]
     if args.fault and phase == "second":
@@ -83,14 +85,14 @@ def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
     if done.returncode == PHASES[phase][1]:
         return 0
     sys.stderr.write(done.stderr[-8000:])
-    if done.returncode == 2:  # the job has said what is wrong with the config
+    if done.returncode == 2:  # the job has already reported the mistake in the config
         return 2
     print(f"the job `{phase}` ended with exit code {done.returncode}, not {PHASES[phase][1]}", file=sys.stderr)
     return 1
 
 
 def certify(args: argparse.Namespace, folder: Path) -> int:
-    """Run the three jobs in `folder`, compare, report."""
+    """Run the three jobs in `folder`, compare their results, report, and return the exit code."""
     for phase in PHASES:
         code = start_job(args, phase, folder)
         if code:

@@ -1,4 +1,4 @@
-"""The launcher, and the process of a rank: what `import oneflow` needs, how it stops and how it ends."""
+"""The launcher and the process of a rank: preparing `import oneflow`, stopping, and exiting."""
 
 import sys as _sys
 

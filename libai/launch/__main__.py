@@ -1,12 +1,12 @@
-"""`python -m libai.launch FILE CONFIG PROCS …`: start a program of your own on several processes.
+"""Start a program of your own on several processes: `python -m libai.launch FILE CONFIG PROCS …`.
 
-tools/train.sh calls this file by its path, which needs no installation. The work is in libai/cli/launch.py.
+tools/train.sh calls this file by its path, which works without installation. libai/cli/launch.py does the work.
 """
 
 import os
 import sys
 
-if not __package__:  # run by its path: the folder of libai takes the place of this file's own folder
+if not __package__:  # run by its path: replace this file's folder in sys.path with the folder that contains libai
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 from libai.cli.launch import run

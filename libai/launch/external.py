@@ -1,7 +1,7 @@
-"""Launchers that have started this process as one of many: `find_place` reads its place among them.
+"""Detect whether another launcher started this process, and read its rank, the number of processes and the address.
 
-Known are oneflow.distributed.launch, Open MPI's mpirun and srun. Standard library only. Not here: libai's own launcher
-(libai/launch/job.py).
+Supports oneflow.distributed.launch, Open MPI's mpirun and srun. Uses only the standard library. libai's own launcher
+is in libai/launch/job.py.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class _Launcher:
-    """The variables from which a process that `name` has started learns its place."""
+    """Names of the environment variables that the launcher `name` sets for each process it starts."""
 
     name: str
     size: str
     rank: str
     local_rank: str
-    #: processes on this machine, or on each machine as Slurm writes it: `2(x3),1`
+    #: number of processes on this machine, or on each machine in Slurm's notation: `2(x3),1`
     local_size: str
-    #: name a job, so that two jobs take different ports
+    #: variables that identify the job; two jobs then use different ports
     job: tuple[str, ...]
-    #: hosts of the job, the first of which has rank 0
+    #: hosts of the job; the first one has rank 0
     hosts: str = ""
-    #: the command that gives all processes the address of rank 0
+    #: example of a command that passes the address of rank 0 to all processes
     example: str = ""
 
 
@@ -57,7 +57,7 @@ OPEN_MPI = _Launcher(
 )
 SRUN = _Launcher(
     "srun",
-    "SLURM_STEP_NUM_TASKS",  # a batch script itself is no step and has none
+    "SLURM_STEP_NUM_TASKS",  # not set in a batch script itself, which is not a step
     "SLURM_PROCID",
     "SLURM_LOCALID",
     "SLURM_STEP_TASKS_PER_NODE",
@@ -69,7 +69,7 @@ SRUN = _Launcher(
 
 @dataclass(frozen=True)
 class Place:
-    """This process's place among those that `launcher` has started, and where rank 0 listens."""
+    """Rank of this process among those started by `launcher`, and the address and port where rank 0 listens."""
 
     launcher: str
     rank: int
@@ -81,23 +81,23 @@ class Place:
 
     @property
     def is_machine(self) -> bool:
-        """True for the only process of its machine, where libai may start several ranks."""
+        """True if this is the only process on its machine. libai may then start several ranks there."""
         return self.local_size == 1
 
     def describe(self) -> str:
-        """Return `srun (process 1 of 4)`, for messages."""
+        """Return a description for messages, such as `srun (process 1 of 4)`."""
         return f"{self.launcher} (process {self.rank} of {self.size})"
 
 
 def find_place(environment: Environment) -> Place | None:
-    """Return the place that the environment gives, None if this process was started alone.
+    """Return the place given by the environment, or None if no other launcher started this process.
 
-    Raises `UserError` for contradictions. Of launchers inside each other the inner one counts: one process on each
-    machine is what an outer one may start.
+    If launchers are nested, the inner one counts. An outer launcher may only start one process per machine. Raises
+    `UserError` for contradictions.
     """
     found = []
     for launcher in (ONEFLOW, OPEN_MPI, SRUN):
-        is_ours = launcher is ONEFLOW and NOTES_VARIABLE in environment  # set by libai's own launcher
+        is_ours = launcher is ONEFLOW and NOTES_VARIABLE in environment  # started by libai's own launcher
         if not is_ours and environment.get(launcher.size, "1") != "1":
             found.append(_read(launcher, environment))
     for outer in found[1:]:
@@ -111,7 +111,10 @@ def find_place(environment: Environment) -> Place | None:
 
 
 def machine_variables(place: Place, environment: Environment) -> dict[str, str]:
-    """Return the variables that libai's own launcher reads, for a process that is the only one of its machine."""
+    """Return the variables that libai's own launcher reads, for the only process on its machine.
+
+    Raises `UserError` if NODE or NODE_RANK is already set to another value.
+    """
     wanted = {"NODE": str(place.size), "NODE_RANK": str(place.rank), "ADDR": place.address, "PORT": str(place.port)}
     for name in ("NODE", "NODE_RANK"):
         if environment.get(name, wanted[name]) != wanted[name]:
@@ -140,7 +143,7 @@ def _read(launcher: _Launcher, environment: Environment) -> Place:
     rank = number(launcher.rank)
     local_rank = number(launcher.local_rank)
     node = number("SLURM_NODEID") if launcher is SRUN else 0
-    # oneflow's launcher sets no such variable
+    # oneflow's launcher does not set this variable
     text = environment.get(launcher.local_size, str(size) if launcher is ONEFLOW else "")
     counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
@@ -156,14 +159,14 @@ def _read(launcher: _Launcher, environment: Environment) -> Place:
             f"{launcher.name} has started processes on several machines and does not set the address of rank 0. Set "
             f"ADDR to an address of that machine for all of them: {launcher.example}."
         )
-    # else one that follows from the job, so that all ranks find the same
+    # Without PORT, derive the port from the job, which gives the same port on all ranks.
     job = ".".join(environment.get(name, "") for name in launcher.job).strip(".")
     port = read_port(given("PORT")) or (20000 + zlib.crc32(job.encode()) % 10000 if job else DEFAULT_PORT)
     return Place(launcher.name, rank, size, local_rank, counts[node], address, port)
 
 
 def first_host(nodes: str) -> str | None:
-    """Return the first of Slurm's list of hosts.
+    """Return the first host in Slurm's list of hosts, or None if the list is empty.
 
     >>> first_host("gpu[07-09,12],cpu1"), first_host("a-1,b"), first_host("")
     ('gpu07', 'a-1', None)

@@ -1,4 +1,7 @@
-"""Environment of a run as JSON-able facts: versions, machine, code, layout and relevant environment variables."""
+"""Collect facts about the environment of a run that can be stored as JSON.
+
+They cover versions, machine, code, layout and relevant environment variables.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,16 @@ from libai.patches.table import is_known_version, missing_parts, patches_that_ar
 from libai.utils.distributed import get_local_rank, get_rank, get_world_size
 
 _PACKAGES = ("numpy", "omegaconf", "hydra-core", "tensorboardX", "safetensors", "protobuf")
-#: nothing else of the environment is recorded: it may hold secrets
+#: the only environment variables that are recorded, together with the prefixes below; others may hold secrets
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "NODE", "NODE_RANK", "SLURM_JOB_ID", "VIRTUAL_ENV")
 _VARIABLE_PREFIXES = ("ONEFLOW_", "OPENBLAS_", "OMP_", "MKL_", "NCCL_", "LIBAI_")
 
 
 def collect_env() -> dict[str, Any]:
-    """Facts about this process's surroundings; imports oneflow, so call it after the environment is prepared.
+    """Return facts about the environment of this process.
 
-    A fact that cannot be had is None. Of the environment only variables known to matter are taken.
+    Imports oneflow, so call it after the environment is prepared. Unavailable facts are None. Only environment
+    variables that are known to matter are included.
     """
     return {
         "libai": _version("libai"),
@@ -46,7 +50,7 @@ def collect_env() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    if package == "libai":  # used from a clone it is on no list of installed packages
+    if package == "libai":  # a clone is not listed among the installed packages
         return getattr(sys.modules.get("libai"), "__version__", None)
     return installed_version(package)
 
@@ -98,7 +102,10 @@ def _cuda() -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """`{"commit": hash, "dirty": bool}` of the repository that holds `folder`; None without one, or without git."""
+    """Return `{"commit": hash, "dirty": bool}` for the repository that contains `folder`.
+
+    Returns None if there is no repository or git is missing.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None

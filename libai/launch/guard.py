@@ -1,7 +1,8 @@
-"""End a process of a job: the right exit code, one report of its error, and no other rank left hanging.
+"""End a process of a job with the right exit code and a single error report, and leave no other rank hanging.
 
-`guarded_main` runs a program's main function. Standard library only. Not here: making `import oneflow` work
-(libai/launch/runtime.py), the processes of a rank (libai/launch/rank.py), when training stops (libai/launch/stop.py).
+`guarded_main` runs a program's main function. Uses only the standard library. Other files make `import oneflow` work
+(libai/launch/runtime.py), start the processes of a rank (libai/launch/rank.py) and decide when training stops
+(libai/launch/stop.py).
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from libai.utils.rank_notes import (
 )
 from libai.utils.screen import say, say_error
 
-#: `timeout -s INT` and some schedulers deliver one signal twice; a person needs longer to press Ctrl-C again
+#: `timeout -s INT` and some schedulers deliver one signal twice; a person takes longer to press Ctrl-C again
 SAME_SIGNAL_SECONDS = 0.5
-#: the answers to a person at the terminal after Ctrl-C, and after another one
+#: messages at the terminal after the first and the second Ctrl-C
 STOPPING = "Stopping after this iteration; press Ctrl-C again to quit without saving."
 NOT_BEGUN = "Stopping before the first iteration: there is nothing to save."
 QUITTING = "Quit without saving: what was trained after the last checkpoint is lost."
-#: shows all frames of a traceback; without it only frames in the user's files
+#: flag that shows all frames of a traceback; without it, only frames in the user's files are shown
 TRACEBACK_FLAG = "--traceback"
-#: parts of the paths of code that the user has not written, the least interesting first
+#: path fragments of code that is not the user's, least interesting first
 NOT_USERS = (
     "/oneflow/",
     "<frozen ",
@@ -57,34 +58,35 @@ _ONEFLOW_AT_EXIT = ("oneflow", "atexit_hook")
 
 
 def open_missing_streams() -> None:
-    """Give a process that was started with stdin, stdout or stderr closed (`>&-`) an empty one in its place.
+    """Open stdin, stdout or stderr on /dev/null if the process was started with it closed (`>&-`).
 
-    Otherwise the next file that is opened takes the number, and what native code prints lands in it.
+    Otherwise the next opened file gets its descriptor, and native code prints into that file.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
         except OSError:
             if os.open(os.devnull, os.O_RDWR) != descriptor:
-                return  # a lower one was closed on purpose while the process ran
+                return  # a lower descriptor was closed on purpose while the process ran
             os.set_inheritable(descriptor, True)
             if getattr(sys, name) is None:
-                setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  # for as long as it lives
+                setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  # stays open as long as the process runs
 
 
 def guarded_main(main: Callable[[], object]) -> NoReturn:
-    """Run `main` and leave the process with an exit code; never returns and never hangs the job.
+    """Run `main` and exit with its code. Never returns and never hangs the job.
 
-    Codes: what `main` returns or gives to `sys.exit` (None is 0); 2 for a `UserError`, whose text is printed once per
-    job; 130 for Ctrl-C; 1 for anything else, with rank and traceback on stderr. `sys.exit(0)` during a run or its
-    preparation is a failure as well: the run was not over. The process leaves by `os._exit`, after the
-    user's own exit functions: those of oneflow 0.9.0 wait without end for ranks that are still training.
+    The exit code is the value that `main` returns or passes to `sys.exit` (None is 0). It is 2 for a `UserError`, which
+    is printed once per job, and 130 for Ctrl-C. It is 1 for anything else, with rank and traceback on stderr.
+    `sys.exit(0)` during a run or its preparation is a failure too, because the run was not over. The process runs the
+    user's own exit functions and then calls `os._exit`, because those of oneflow 0.9.0 wait endlessly for ranks that
+    are still training.
     """
     hide_harmless_lines()
     code = run_guarded(main)
     is_over = code in (0, EXIT_RESUMABLE)
     if code == EXIT_RESUMABLE:
-        _ignore_stop_signals()  # schedulers repeat theirs, and everything is saved
+        _ignore_stop_signals()  # everything is saved, and schedulers repeat their signals
     if is_over or world_size() == 1:
         _run_exit_functions()
     if is_over and own_folder() is not None:
@@ -93,19 +95,20 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
 
 
 def _run_exit_functions() -> None:
-    """Do what Python does at the end, for all but oneflow, whose function may abort, crash or never return."""
+    """Run the exit functions as Python does, except oneflow's, which may abort, crash or never return."""
     threading._shutdown()  # type: ignore[attr-defined]
-    for function in gc.get_objects() if "oneflow" in sys.modules else ():  # oneflow keeps no name for it
+    for function in gc.get_objects() if "oneflow" in sys.modules else ():  # oneflow keeps no reference to it by name
         if isinstance(function, FunctionType) and (function.__module__, function.__name__) == _ONEFLOW_AT_EXIT:
             atexit.unregister(function)
-    with contextlib.suppress(Exception):  # it has been printed
+    with contextlib.suppress(Exception):  # Python has already printed it
         atexit._run_exitfuncs()
 
 
 def _leave_together(code: int) -> None:
-    """Note that this rank's work is done, and wait for the others of this machine.
+    """Record that this rank's work is done, and wait for the other ranks of this machine.
 
-    oneflow 0.9.0 aborts a rank whose heartbeat misses another, every 7 to 13 seconds, and it may still be at work.
+    Every 7 to 13 seconds, the heartbeat of oneflow 0.9.0 aborts a rank if another rank is gone. The aborted rank may
+    still be working.
     """
     note_leaving(code)
     folder, first = str(own_folder()), int(os.environ["RANK"]) - int(os.environ["LOCAL_RANK"])
@@ -116,13 +119,13 @@ def _leave_together(code: int) -> None:
 
 
 def note_leaving(code: int) -> None:
-    """Tell the launcher that this rank's work is over. One that ends without has failed, whatever its exit code."""
+    """Record for the launcher that this rank's work is over. A rank that ends without this record has failed."""
     state = own_state()
     state.code, state.has_left = code, 1
 
 
 def run_guarded(main: Callable[[], object]) -> int:
-    """Run `main`, report what it raises and return the exit code, as described at `guarded_main`."""
+    """Run `main`, report any exception and return the exit code, as `guarded_main` describes."""
     try:
         return _as_exit_code(main())
     except SystemExit as stop:
@@ -130,7 +133,7 @@ def run_guarded(main: Callable[[], object]) -> int:
     except KeyboardInterrupt as stop:
         _record_failure(stop, "error: KeyboardInterrupt")
         return 128 + signal.SIGINT
-    except BaseException as error:  # reported whatever it is, and ends the process with its code
+    except BaseException as error:  # any exception is reported and ends the process with its code
         return _report(error)
 
 
@@ -141,10 +144,10 @@ def _ignore_stop_signals() -> None:
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End the process without exit functions, but with everything written that was printed or logged."""
+    """Flush everything that was printed or logged, and end the process without running exit functions."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it any more
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the stream may be closed
             stream.flush()
     if own_folder() is not None:
         note_leaving(code)
@@ -153,7 +156,7 @@ def leave_at_once(code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
-    """Handle signals while the block runs; what is ignored (nohup, a script's background job) stays ignored."""
+    """Handle signals while the block runs. Ignored signals (nohup, a script's background job) stay ignored."""
     ours = {signum: handler for signum, handler in handlers.items() if signal.getsignal(signum) is not signal.SIG_IGN}
     previous = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
     try:
@@ -164,13 +167,13 @@ def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType |
 
 
 class Interrupts:
-    """Tells Ctrl-C that comes again from one that is delivered twice."""
+    """Distinguish a second Ctrl-C from one that is delivered twice."""
 
     def __init__(self) -> None:
         self._first_at: float | None = None
 
     def is_again(self, signum: int) -> bool:
-        """Return True for a SIGINT later than `SAME_SIGNAL_SECONDS` after the first; to be called for each signal."""
+        """Return True for a SIGINT at least `SAME_SIGNAL_SECONDS` after the first. Call it for every signal."""
         if signum != signal.SIGINT:
             return False
         now = time.monotonic()
@@ -192,7 +195,7 @@ def _as_exit_code(value: object) -> int:
 
 
 def _report_exit(stop: SystemExit) -> int:
-    """The exit code of a `sys.exit`; one that leaves a run with 0 is reported as the failure that it is."""
+    """Return the exit code of a `sys.exit`. Calling `sys.exit(0)` during a run is reported as a failure."""
     code = _as_exit_code(stop.code)
     left = getattr(stop, "left_phase", None)
     if code == 0 and left is not None:
@@ -209,9 +212,9 @@ def _report_exit(stop: SystemExit) -> int:
 
 
 def _report(error: BaseException) -> int:
-    """Say what went wrong in one block, and return the exit code.
+    """Report an error in one block of text and return the exit code.
 
-    Under the launcher it is the launcher that prints the error of the rank that failed first.
+    Under the launcher, the launcher prints the error of the rank that failed first.
     """
     rank = _rank()
     is_mistake = isinstance(error, UserError)
@@ -229,7 +232,7 @@ def _report(error: BaseException) -> int:
     if not _record_failure(error, said):
         say_error(with_rank(said, rank) if rank > 0 or (text is None and world_size() > 1) else said, code)
     elif rank > 0:
-        print(said, file=sys.stderr)  # its own file
+        print(said, file=sys.stderr)  # goes to the rank's own file
     log = logging.getLogger("libai")
     if log.handlers:
         log.error("%s", said.removeprefix("error: "), extra={"screen": ""})
@@ -237,12 +240,15 @@ def _report(error: BaseException) -> int:
 
 
 def with_rank(said: str, rank: int) -> str:
-    """`error: rank 1: …`."""
+    """Return the message with its rank: `error: rank 1: …`."""
     return said.replace("error: ", f"error: rank {rank}: ", 1)
 
 
 def _traceback(error: BaseException) -> str:
-    """The place of the failure in the run, and the traceback with the frames of the user's files, if it has any."""
+    """Return the iteration and phase of the failure, and the traceback.
+
+    The traceback shows only the frames in the user's files if there are any.
+    """
     found = traceback.TracebackException.from_exception(error)
     is_shortened = False
     part: traceback.TracebackException | None = found
@@ -261,11 +267,14 @@ def _traceback(error: BaseException) -> str:
 
 
 def _rank() -> int:
-    return max(0, int(os.environ.get("RANK", 0)))  # importing oneflow without a launcher sets RANK=-1
+    return max(0, int(os.environ.get("RANK", 0)))  # `import oneflow` sets RANK=-1 without a launcher
 
 
 def _record_failure(error: BaseException, said: str) -> bool:
-    """Leave a note for the launcher, which prints `said` of the rank that failed first. False when nobody asks."""
+    """Write a note for the launcher, which prints `said` of the rank that failed first.
+
+    Returns False if there is no launcher or the note cannot be written.
+    """
     folder = own_folder()
     if folder is None:
         return False
@@ -280,12 +289,12 @@ def _record_failure(error: BaseException, said: str) -> bool:
     try:
         Path(folder, f"note_{_rank()}.json").write_text(json.dumps(note), encoding="utf-8")
     except OSError:
-        return False  # the report on stderr must come out whatever the disk does
+        return False  # the caller then reports on stderr
     return True
 
 
 def _place(error: BaseException) -> str:
-    """File and line of the innermost frame that tells something: argparse's and oneflow's own `sys.exit` do not."""
+    """Return file and line of the innermost useful frame, which skips `sys.exit` inside argparse and oneflow."""
     silent = ("argparse.py", "oneflow/__init__.py")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.endswith(silent)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -1,8 +1,7 @@
-"""One job from its ranks' start to its end, and again after a failure while restarts are left. For libai/cli/launch.py.
+"""Run one job from start to end for libai/cli/launch.py, and restart it after a failure while restarts are left.
 
-`oneflow.distributed.launch` starts the ranks; libai/launch/supervisor.py watches them,
-because it leaves ranks behind and cannot tell which failed first. Standard library only: oneflow itself is never
-imported in this process.
+`oneflow.distributed.launch` starts the ranks. It can leave ranks running and does not report which rank failed first,
+so libai/launch/supervisor.py watches them. Uses only the standard library. oneflow is never imported in this process.
 """
 
 from __future__ import annotations
@@ -26,22 +25,24 @@ from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, UserError
 from libai.utils.screen import say
 
-# Several machines: oneflow's heartbeat takes up to 13 s to tell the other ranks of a failure; then they are ended.
+# On several machines, oneflow's heartbeat takes up to 13 s to report a failure to the other ranks and end them.
 MULTI_NODE_RESTART_SECONDS = 20.0
-#: the program that trains a config, as a module and as the file of the repository that calls it
+#: module of the training program; `TRAIN_NET` is the file in the repository that calls it
 TRAINING = "libai.cli.train_net"
-#: flags with which nothing is said about the start
+#: flags that suppress messages about the start
 SILENT = {"--print-config", "--quiet", "--help", "-h"}
 TRAIN_NET = Path(__file__).resolve().parents[2] / "tools" / "train_net.py"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program to run on this machine; `arguments` go to it unchanged.
+    """A program to run on this machine.
 
-    `file`: the absolute path of a program, or the name of a module of libai; `config`: an absolute path.
-
-    `output_dir`: where the job keeps its files, when that is known.
+    Attributes:
+        file: absolute path of a program, or the name of a libai module.
+        config: absolute path.
+        arguments: passed to the program unchanged.
+        output_dir: output folder of the job, if it is known.
     """
 
     file: str
@@ -61,27 +62,28 @@ class Job:
 
     @property
     def is_training(self) -> bool:
-        """Return whether it runs libai's own training program, of which more is known than of others."""
+        """True if the job runs libai's own training program, about which the launcher knows more than about others."""
         return self.file in (TRAINING, str(TRAIN_NET))
 
     def announce(self, text: str) -> None:
-        """Say what the user waits for, unless the command asks for less on the screen, or another program runs."""
+        """Print what the user is waiting for, unless a flag suppresses it or the program is not libai's own."""
         if self.is_training and SILENT.isdisjoint(self.arguments):
             say(f"libai: {text}")
 
     def announce_start(self) -> None:
-        """Say at once what has been understood: importing oneflow takes seconds."""
+        """Print the config and the number of processes immediately, because importing oneflow takes seconds."""
         processes = "1 process" if self.world_size == 1 else f"{self.world_size} processes"
         config = Path(self.config)
-        name = config.parent.name if config.name == "config.yaml" else config.name  # runs are told by their folders
+        name = config.parent.name if config.name == "config.yaml" else config.name  # runs are known by their folders
         self.announce(f"starting {name} on {processes}")
 
 
 def prepare_ranks(job: Job, notes: str) -> Supervisor:
-    """The supervisor that starts `oneflow.distributed.launch`, which starts each rank by libai/launch/rank.py.
+    """Return a supervisor that runs `oneflow.distributed.launch`, which starts each rank through libai/launch/rank.py.
 
-    Rank 0 writes to the terminal; the stderr of the others is appended to rank_<number>.stderr in the output folder,
-    and so is their stdout if the job has one. Other programs may have something to say on every rank.
+    Rank 0 writes to the terminal. The stderr of the other ranks is appended to rank_<number>.stderr in the output
+    folder. If the job has no output folder, that file is temporary, and only stderr goes there: other programs may
+    print on every rank. Otherwise stdout is appended to it too.
     """
     output_folder = _output_folder(job) or notes
     first = job.node_rank * job.num_processes
@@ -99,7 +101,7 @@ def prepare_ranks(job: Job, notes: str) -> Supervisor:
         "--master_port": job.port,
     }
     words = [str(word) for option in options.items() for word in option]
-    # the file, not `-m oneflow.distributed.launch`, which imports oneflow first: half a second
+    # `-m oneflow.distributed.launch` would import oneflow first, which takes half a second
     command = [sys.executable, "-I", str(_oneflow_launcher()), *words, "-m", "libai.launch.rank"]
     command += [output_folder, str(int(job.is_training)), job.file, "--config-file", job.config]
     facts = {rank_notes.NOTES_VARIABLE: notes, rank_notes.LOCAL_RANKS_VARIABLE: str(job.num_processes)}
@@ -112,7 +114,7 @@ def _start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.P
     return subprocess.Popen(
         command,
         env={**os.environ, **variables},
-        start_new_session=True,  # it signals the group that it leads
+        start_new_session=True,  # OneFlow's launcher signals the process group that it leads
         stderr=subprocess.PIPE,
         bufsize=0,
         preexec_fn=functools.partial(end_with_parent, os.getpid()),
@@ -120,7 +122,10 @@ def _start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.P
 
 
 def _oneflow_launcher() -> Path:
-    """The file of `oneflow.distributed.launch`: it needs nothing of the package, whose import takes 0.5 s."""
+    """Return the file of `oneflow.distributed.launch`.
+
+    The file does not need the rest of the package, whose import takes 0.5 s. Raises `UserError` if it is missing.
+    """
     package = importlib.util.find_spec("oneflow")
     if package is None or not package.submodule_search_locations:
         missing = ModuleNotFoundError("No module named 'oneflow'", name="oneflow")
@@ -132,7 +137,7 @@ def _oneflow_launcher() -> Path:
 
 
 def _output_folder(job: Job) -> str | None:
-    """The folder that ranks above 0 print to: the job's output folder, if one is known and can be written."""
+    """Return the folder that ranks above 0 print to: the job's output folder if it is known and writable, or None."""
     if job.output_dir is not None:
         with contextlib.suppress(OSError):
             job.output_dir.mkdir(parents=True, exist_ok=True)
@@ -144,10 +149,9 @@ def _output_folder(job: Job) -> str | None:
 
 
 def launch(job: Job) -> tuple[int, bool, tuple[str, int] | None]:
-    """Run the job's ranks of this machine to their end; exit code, whether a stop was asked for, and what failed if
-    that would come again.
+    """Run the job's ranks on this machine until they end. No rank outlives the call.
 
-    None of the ranks outlives the call.
+    Returns the exit code, whether a stop was requested, and the failure if a restart would repeat it.
     """
     with tempfile.TemporaryDirectory(prefix="libai-", ignore_cleanup_errors=True) as notes:
         supervisor = prepare_ranks(job, notes)
@@ -156,10 +160,10 @@ def launch(job: Job) -> tuple[int, bool, tuple[str, int] | None]:
 
 
 def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> int:
-    """Run the job, again after a failure while restarts are left, and return its exit code.
+    """Run the job, restart it after a failure while restarts are left, and return its exit code.
 
-    `new_port() -> int` gives every start a port of its own; None: the user has chosen one.
-    Not started again: what was stopped, a user's mistake, and a failure of the same kind in the same iteration.
+    `new_port() -> int` returns a new port for each restart. It is None if the user has chosen the port. A job is not
+    restarted after a stop, a user's mistake, or a repeated failure of the same kind in the same iteration.
     """
     before = _checkpoints(job)
     restarts_left, last_failure = max_restarts, None
@@ -178,7 +182,7 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
             time.sleep(MULTI_NODE_RESTART_SECONDS)
         elif new_port is not None:
             job = replace(job, port=new_port())
-        new = _checkpoints(job) - before  # checkpoints of an earlier run must not be taken
+        new = _checkpoints(job) - before  # do not resume from checkpoints of an earlier run
         if new:
             job = replace(job, arguments=(*_without_resume(job.arguments), "--resume"))
         start = f"from {max(new)[0]}" if new else "as before, with the same arguments"
@@ -201,7 +205,7 @@ def _without_resume(arguments: Sequence[str]) -> list[str]:
 
 
 def _checkpoints(job: Job) -> set[tuple[str, int]]:
-    """Return name and time of every checkpoint in the job's output folder."""
+    """Return the name and modification time of every checkpoint in the job's output folder."""
     if job.output_dir is None:
         return set()
     return {(path.name, path.stat().st_mtime_ns) for path in (job.output_dir / "checkpoints").glob("iter_*")}

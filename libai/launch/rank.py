@@ -1,9 +1,10 @@
-"""The processes of one rank: a program, and its parent, which watches it. `oneflow.distributed.launch` starts it.
+"""Run one rank as two processes: the program, and a parent that watches it. `oneflow.distributed.launch` starts it.
 
     python -m libai.launch.rank OUTPUT_FOLDER IS_TRAINING FILE [arguments of FILE …]
 
-The parent notes how the program ended, since OneFlow's launcher would tell nobody, and ends it when it hangs. The time
-counts only while the parent itself runs: not while Ctrl-Z or a suspended machine holds both. Standard library only.
+The parent records how the program ended, which OneFlow's launcher does not report. It also ends a program that hangs.
+Time counts only while the parent runs, not while Ctrl-Z or a suspended machine stops both. Uses only the standard
+library.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ from libai.launch.guard import guarded_main
 from libai.utils import rank_notes
 from libai.utils.rank_notes import RankState
 
-#: asks a rank for its stacks; a real-time signal, because users and schedulers have their own plans with SIGUSR1 and 2
+#: asks a rank for its stacks; a real-time signal, because users and schedulers may use SIGUSR1 and SIGUSR2
 STACK_SIGNAL = signal.SIGRTMIN + 3
-#: seconds between two looks at a program that runs, and for its stacks
+#: seconds between two checks of a running program, and the maximum wait for its stacks
 WATCH_SECONDS, STACK_SECONDS = 0.5, 1.0
 _PR_SET_PDEATHSIG = 1
-#: the parent leaves what these ask for to the program, and waits for the first
+#: signals that the parent blocks and leaves to the program; the parent waits for the first one
 _BLOCKED = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def end_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent ends, or now if it has ended: no rank outlives its launcher."""
+    """Make Linux kill this process when its parent ends, or now if it has ended. No rank outlives its launcher."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def output_file(folder: str, rank: int) -> Path:
-    """The file that a rank above 0 prints to."""
+    """Return the file that a rank above 0 prints to."""
     return Path(folder, f"rank_{rank}.stderr")
 
 
 def main(output_folder: str, is_training: str, file: str, *arguments: str) -> NoReturn:
     """Start the program in a child and watch it."""
-    end_with_parent(os.getpgid(0))  # OneFlow's launcher leads the process group
+    end_with_parent(os.getpgid(0))  # the leader of the process group is OneFlow's launcher
     folder, rank = os.environ[rank_notes.NOTES_VARIABLE], int(os.environ["RANK"])
     state = rank_notes.open_state(folder, rank)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
@@ -56,7 +57,7 @@ def main(output_folder: str, is_training: str, file: str, *arguments: str) -> No
     end_with_parent(parent)
     if rank > 0:
         _redirect(output_file(output_folder, rank), (1, 2) if output_folder != folder else (2,))
-    # open for as long as the process lives
+    # These files stay open as long as the process runs.
     stack, crash = (open(Path(folder, f"{name}_{rank}"), "w") for name in ("stack", "crash"))  # noqa: SIM115
     faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
     faulthandler.enable(file=crash, all_threads=True)
@@ -73,7 +74,7 @@ def _redirect(path: Path, descriptors: tuple[int, ...]) -> None:
 
 
 def _run(file: str, arguments: tuple[str, ...]) -> None:
-    """Run a Python file, or a module of libai, as `__main__`."""
+    """Run a Python file or a libai module as `__main__`."""
     sys.argv = [file, *arguments]
     is_file = os.path.isabs(file)
     sys.path[:1] = [str(Path(file).resolve().parent)] if is_file else []
@@ -84,7 +85,7 @@ def _run(file: str, arguments: tuple[str, ...]) -> None:
 
 
 def watch(program: int, state: RankState, stack: Path) -> NoReturn:
-    """Wait for the end of the program, or bring it about when it hangs; note both. Ends this process."""
+    """Wait until the program ends, or kill it if it hangs. Record the outcome and end this process."""
     seen, still, looked_at = (-1, 0.0), 0.0, time.monotonic()
     while (ended := os.waitpid(program, os.WNOHANG)) == (0, 0):
         signal.sigtimedwait({signal.SIGCHLD}, WATCH_SECONDS)
@@ -96,11 +97,14 @@ def watch(program: int, state: RankState, stack: Path) -> NoReturn:
             ask_for_stacks([(state, stack)])
             os.kill(program, signal.SIGKILL)
     state.status, state.ended_at = os.waitstatus_to_exitcode(ended[1]), time.time()
-    os._exit(0)  # OneFlow's launcher must not end the others, which have something to tell
+    os._exit(0)  # a failure code would make OneFlow's launcher end the other ranks before they report
 
 
 def ask_for_stacks(ranks: list[tuple[RankState, Path]]) -> None:
-    """Ask programs to write their Python stacks, also while they wait in native code, for at most a second."""
+    """Ask programs to write their Python stacks, and wait for them for at most one second.
+
+    This also works while a program waits in native code.
+    """
     asked = [(state, path) for state, path in ranks if state.pid and not state.ended_at]
     for state, _ in asked:
         with contextlib.suppress(ProcessLookupError):
@@ -111,7 +115,7 @@ def ask_for_stacks(ranks: list[tuple[RankState, Path]]) -> None:
 
 
 def read_stack(path: Path) -> list[str]:
-    """The frames of a rank's main thread, innermost first, as `faulthandler` has written them; empty without any."""
+    """Return the frames of a rank's main thread as written by `faulthandler`, innermost first, or an empty list."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,6 +1,6 @@
 """Turn the command line and the environment into a `Job`, or into one clear error.
 
-Standard library only. Not here: starting the job (libai/launch/job.py), mistakes in the config (libai/cli/launch.py).
+Uses only the standard library. libai/launch/job.py starts the job, and libai/cli/launch.py checks the config.
 """
 
 import argparse
@@ -18,16 +18,16 @@ from libai.utils.errors import UserError
 
 ROOT = Path(_ROOT)
 
-# Several nodes cannot agree on a free port, so they share this one unless PORT says otherwise.
+# Several nodes cannot agree on a free port, so they share this one unless PORT is set.
 DEFAULT_PORT = 29500
-# More processes than this for each core are a mistake, but a few for tests of layouts are not.
+# More processes than this per core are a mistake. A few are always allowed, to test layouts.
 PROCESSES_PER_CORE, MIN_PROCESSES_LIMIT = 8, 16
-# Below the range from which Linux hands out ports of outgoing connections, which could take ours at any moment.
+# Below the range that Linux uses for outgoing connections, which could take a port at any moment.
 FREE_PORTS = range(20000, 32000)
 
 
 def read_job(arguments: Sequence[str], environment: Mapping[str, str], is_oversubscribed: bool = False) -> Job:
-    """Return the job that three or more arguments and the environment ask for; `UserError` for what cannot be."""
+    """Return the job described by three or more arguments and the environment. Raises `UserError` if it is invalid."""
     file, config, processes, *rest = arguments
     num_processes = _positive_int("PROCS", processes)
     if not is_oversubscribed:
@@ -54,18 +54,18 @@ def read_job(arguments: Sequence[str], environment: Mapping[str, str], is_oversu
 
 
 def is_own_module(file: str) -> bool:
-    """Return True if FILE is a program of libai by its module's name, such as `libai.cli.train_net`."""
+    """Return True if FILE is the module name of a libai program, such as `libai.cli.train_net`."""
     return file.startswith("libai.") and ROOT.joinpath(*file.split(".")).with_suffix(".py").is_file()
 
 
 def find_config(config: str) -> str:
-    """Return the absolute path of CONFIG: a file, or one of the shipped configs by its name only."""
+    """Return the absolute path of CONFIG, which is a file or the name of a shipped config."""
     shipped = None if os.path.isfile(config) else shipped_config(config)
     return shipped or find_file("CONFIG", config)
 
 
 def find_file(name: str, path: str) -> str:
-    """Return the absolute path of a file given relative to the current folder or, failing that, to the repository."""
+    """Return the absolute path of a file. It is looked up in the current folder and then in the repository."""
     folders = [os.getcwd(), *([_ROOT] if is_clone() else [])]
     known = [file.stem for file in Path(shipped_configs()).glob("*.py")] if name == "CONFIG" else []
     for folder in folders:
@@ -131,7 +131,10 @@ def _check_address(address: str, num_nodes: int, node_rank: int) -> None:
 
 
 def choose_port(text: str, num_nodes: int, node_rank: int) -> int:
-    """The port that the variable PORT asks for, else a free one; `UserError` for one that cannot be had."""
+    """Return the port given by the variable PORT, or a free or default one if it is empty.
+
+    Raises `UserError` if the port is invalid or in use.
+    """
     if not text and num_nodes == 1:
         return find_free_port()
     port = read_port(text) or DEFAULT_PORT
@@ -142,14 +145,14 @@ def choose_port(text: str, num_nodes: int, node_rank: int) -> int:
 
 
 def read_port(text: str) -> int | None:
-    """The number that the variable PORT holds, None where it is empty."""
+    """Parse the value of PORT. Return None if it is empty."""
     if text and not (text.isdecimal() and 0 < int(text) < 65536):
         raise UserError(f"PORT is {text!r}; it must be a whole number from 1 to 65535.")
     return int(text) if text else None
 
 
 def find_free_port() -> int:
-    """Return a port nobody listens at. Drawn at random, so that two jobs that start together rarely collide."""
+    """Return a free port. It is chosen at random, so two jobs that start together rarely collide."""
     draw = random.SystemRandom()
     for _ in range(100):
         port = draw.choice(FREE_PORTS)
@@ -170,8 +173,10 @@ def _can_bind(address: str, port: int) -> bool:
 
 
 def take_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bool, list[str]]:
-    """Return the number of restarts (`--max-restarts N`, else MAX_RESTARTS, else 0), whether `--oversubscribe` is
-    there, and the other arguments."""
+    """Return the number of restarts, whether `--oversubscribe` is given, and the other arguments.
+
+    The number of restarts is taken from `--max-restarts N` or else from MAX_RESTARTS. The default is 0.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-restarts", nargs="?", const="", default=environment.get("MAX_RESTARTS") or "0")
     parser.add_argument("--oversubscribe", action="store_true")

@@ -1,8 +1,8 @@
-"""Make `import oneflow` work. Standard library only.
+"""Make `import oneflow` work. Uses only the standard library.
 
-`libai/__init__.py` calls `prepare_environment` before anything imports oneflow. Not here: how a process ends
-(libai/launch/guard.py, whose `guarded_main` programs take from here), starting processes (libai/launch/job.py), facts
-about ranks for the rest of libai (libai/utils/distributed.py).
+`libai/__init__.py` calls `prepare_environment` before anything imports oneflow. Programs import `guarded_main` from
+here, but it is defined in libai/launch/guard.py. Processes are started in libai/launch/job.py. The rest of libai gets
+ranks from libai/utils/distributed.py.
 """
 
 import contextlib
@@ -37,10 +37,10 @@ from libai.utils.rank_notes import (
     world_size,
 )
 
-# packages of requirements/core.in by the name that is imported, without which no command runs
+# import names of the packages in requirements/core.in that every command needs
 _NEEDED = ("oneflow", "numpy", "omegaconf", "hydra", "tensorboardX", "rich", "safetensors", "filelock", "tokenizers")
 
-# package, its module, the first major version that does not work, what to install
+# package, its module, the first major version that does not work, arguments of `pip install`
 _TOO_NEW = (
     ("numpy", "numpy", 2, "'numpy<2'"),
     ("protobuf", "google.protobuf", 4, "'protobuf<4' 'tensorboard<2.21'"),
@@ -48,9 +48,10 @@ _TOO_NEW = (
 
 
 def prepare_environment() -> None:
-    """Set what oneflow 0.9.0 needs before its first import. Cheap, idempotent; never overrides the user.
+    """Prepare the environment for the first import of oneflow 0.9.0.
 
-    Where oneflow has been imported already, only its matrix products and other CPU kernels can still be made faster.
+    The call is cheap and idempotent, and never overrides the user's settings. If oneflow has already been imported,
+    only its matmuls and other CPU kernels can still be made faster.
     """
     open_missing_streams()
     core_type = choose_openblas_core(_read_cpuinfo())
@@ -66,10 +67,10 @@ def prepare_environment() -> None:
 
 
 def choose_openblas_core(cpuinfo: str) -> str | None:
-    """Return the `OPENBLAS_CORETYPE` for a CPU, None when the choice is better left to OpenBLAS.
+    """Return the `OPENBLAS_CORETYPE` for a CPU, or None if OpenBLAS should choose.
 
-    `cpuinfo` is the text of /proc/cpuinfo. The OpenBLAS inside the oneflow 0.9.0 wheel does not recognise CPUs newer
-    than itself and falls back to a kernel without AVX, 2.3 times slower in matrix products (measured on an EPYC).
+    `cpuinfo` is the text of /proc/cpuinfo. The OpenBLAS in the oneflow 0.9.0 wheel does not recognise CPUs newer than
+    itself. It falls back to a kernel without AVX, which makes matmuls 2.3 times slower (measured on an EPYC).
     """
     lines = [line.split(":", 1) for line in cpuinfo.partition("\n\n")[0].splitlines() if ":" in line]
     fields = {name.strip(): value.strip() for name, value in lines}
@@ -77,7 +78,7 @@ def choose_openblas_core(cpuinfo: str) -> str | None:
     if not {"avx2", "fma"} <= flags:
         return None
     if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags:
-        return "SkylakeX"  # Zen 5 too: 250 GFLOP/s per core, 131 with the kernels for Zen
+        return "SkylakeX"  # best for Zen 5 too: 250 GFLOP/s per core, against 131 with the Zen kernels
     return "Zen" if fields.get("vendor_id") == "AuthenticAMD" else "Haswell"
 
 
@@ -93,7 +94,7 @@ def _read_cpuinfo() -> str:
 
 
 class _OneFlowFinder(importlib.abc.MetaPathFinder):
-    """Finds only `oneflow`, as Python would, and puts `_OneFlowLoader` around its loader."""
+    """Find only `oneflow`, as Python would, and wrap its loader in `_OneFlowLoader`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -107,17 +108,17 @@ class _OneFlowFinder(importlib.abc.MetaPathFinder):
 
 
 class _OneFlowLoader(importlib.abc.Loader):
-    """Meets rank 0 before oneflow is executed, and explains an import that fails.
+    """Wait for rank 0 before executing oneflow, and explain an import that fails.
 
-    Under a launcher `import oneflow` is the rendezvous. A rank that calls rank 0 before it listens sleeps ten fixed
-    seconds inside oneflow, so ranks above 0 wait for the port here first.
+    Under a launcher, `import oneflow` is the rendezvous. If a rank contacts rank 0 before it listens, oneflow sleeps
+    for ten seconds. Ranks above 0 therefore wait for the port here first.
     """
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._loader, name)  # get_data, get_source and others that tools ask a loader for
+        return getattr(self._loader, name)  # tools use get_data, get_source and other methods of a loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -125,7 +126,7 @@ class _OneFlowLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         if (text := explain_versions()) is not None:
             raise _oneflow_import_error(text)
-        # mistakes in LIBAI_PATCHES and LIBAI_NATIVE are reported before anything is loaded
+        # Report mistakes in LIBAI_PATCHES and LIBAI_NATIVE before anything is loaded.
         is_on("openblas")
         kernels.allowed_levels()
         try:
@@ -139,14 +140,14 @@ class _OneFlowLoader(importlib.abc.Loader):
             if text is None:
                 raise
             raise _oneflow_import_error(text) from error
-        if (text := explain_versions()) is not None:  # of modules that are loaded now
+        if (text := explain_versions()) is not None:  # check again with the modules that are now loaded
             raise _oneflow_import_error(text)
         _take_back_ctrl_c()
         _apply_patches()
 
 
 def _take_back_ctrl_c() -> None:
-    """Set Python's handler of SIGINT again: since the import native code ends the process with 255 instead."""
+    """Reinstall Python's SIGINT handler. After the import, native code would end the process with exit code 255."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(signal.SIGINT, handler)
@@ -169,7 +170,7 @@ def _apply_patches() -> None:
 
 
 class OneFlowImportError(ImportError, UserError):
-    """oneflow cannot be imported in this environment; the text says what to install."""
+    """Raised if oneflow cannot be imported in this environment. The message explains what to install."""
 
 
 def _oneflow_import_error(text: str) -> ImportError:
@@ -177,7 +178,7 @@ def _oneflow_import_error(text: str) -> ImportError:
 
 
 def explain_import_error(error: BaseException) -> str | None:
-    """Return one line that says what to do about a failed `import oneflow`, None if `error` is about something else."""
+    """Return one line that explains how to fix a failed `import oneflow`, or None if `error` is unrelated to it."""
     text = str(error)
     if isinstance(error, ModuleNotFoundError) and error.name in _NEEDED:
         found = f"{error.name} is not installed for {sys.executable}, Python {platform.python_version()}"
@@ -203,9 +204,9 @@ def explain_import_error(error: BaseException) -> str | None:
 
 
 def explain_versions() -> str | None:
-    """Return one line that says what to install when numpy or protobuf is too new for oneflow 0.9.0, else None.
+    """Return one line that explains what to install if numpy or protobuf is too new for oneflow 0.9.0, or None.
 
-    With numpy 2 oneflow can be imported, and `flow.tensor(array)` fails later; with protobuf 4 the import fails.
+    With numpy 2, oneflow can be imported but `flow.tensor(array)` fails later. With protobuf 4, the import fails.
     """
     for package, module, end, advice in _TOO_NEW:
         version = str(getattr(sys.modules.get(module), "__version__", None) or installed_version(package) or "0")
@@ -220,7 +221,7 @@ def explain_versions() -> str | None:
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package, None where it is not installed."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -228,7 +229,7 @@ def installed_version(package: str) -> str | None:
 
 
 def wait_for_rank0() -> None:
-    """Return as soon as somebody listens at MASTER_ADDR:MASTER_PORT; `UserError` with the address if nobody does."""
+    """Wait until rank 0 listens at MASTER_ADDR:MASTER_PORT. Raises `UserError` after the time limit."""
     limit = read_limit(START_LIMIT, DEFAULT_MEETING_SECONDS)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     end = time.monotonic() + (limit or float("inf"))
@@ -239,7 +240,7 @@ def wait_for_rank0() -> None:
             return
         except OSError as error:
             reason = error
-            note_progress()  # the limit is this function's
+            note_progress()  # only the time limit of this function applies
             time.sleep(0.05)
     raise UserError(
         f"rank {os.environ.get('RANK')} could not reach rank 0 at {address}:{port} within {limit:g} s ({reason}). Is "
@@ -251,7 +252,7 @@ def wait_for_rank0() -> None:
 def hide_rendezvous_environment() -> dict[str, str]:
     """Remove the launcher's variables from this process and return them.
 
-    A tool that is not a rank itself (the launcher's pre-flight check, a subprocess of a test) would otherwise try to
-    meet the other ranks as soon as it imports oneflow.
+    A process that is not a rank, such as the launcher's check of the config or a subprocess of a test, would otherwise
+    join the rendezvous as soon as it imports oneflow.
     """
     return {name: os.environ.pop(name) for name in RENDEZVOUS_VARIABLES if name in os.environ}

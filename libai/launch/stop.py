@@ -1,7 +1,7 @@
-"""Stopping a job from outside, by a signal or a time limit, and how all ranks come to act in the same iteration.
+"""Stop a job on a signal or a time limit, in the same iteration on all ranks.
 
-A signal handler only leaves a note. The loop asks at safe points (between iterations, between batches of an
-evaluation); with several ranks a tiny all-reduce about once a second makes the answer the same everywhere.
+A signal handler only sets a flag. The loop checks it at safe points: between iterations and between batches of an
+evaluation. With several ranks, a tiny all-reduce about once a second gives all ranks the same answer.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from libai.utils.errors import EXIT_RESUMABLE
 from libai.utils.rank_notes import own_folder, own_state
 from libai.utils.screen import say
 
-#: the question "shall the job stop?"; its answer is a signal number or `TIME_LIMIT`
+#: name of the question whether to stop the job; the answer is 0, a signal number or `TIME_LIMIT`
 STOP = "stop"
 TIME_LIMIT = 1000
 
-#: seconds between two agreements of several ranks; what a stop costs at most, besides one iteration and the save
+#: seconds between two agreements of several ranks; the longest delay of a stop, besides one iteration and the save
 AGREE_SECONDS = 1.0
 _MAX_POLLS_BETWEEN = 10_000
 
 
 class StoppedFromOutside(SystemExit):
-    """The run was stopped by a signal or a time limit. Uncaught, it ends the process with `code`.
+    """Raised when a signal or a time limit stops the run. If it is not caught, the process ends with `code`.
 
-    `code` is `EXIT_RESUMABLE` when a checkpoint holds the run, else 128 + signal number.
+    `code` is `EXIT_RESUMABLE` if a checkpoint holds the run, and 128 + signal number otherwise.
     """
 
 
 class Agreement:
-    """Questions to which all ranks need one answer at one point of the loop; a "yes" of any rank counts.
+    """Questions that all ranks must answer alike at the same point of the loop. A "yes" from any rank counts.
 
-    Every rank must ask the same questions and poll at the same points. With one process an answer is there at the next
-    poll. With several, polls are counted and only about one per second is collective.
+    Every rank must ask the same questions and poll at the same points. With one process, the answer is available at the
+    next poll. With several processes, polls are counted and only about one per second is collective.
     """
 
     def __init__(self, seconds: float = AGREE_SECONDS):
@@ -51,23 +51,26 @@ class Agreement:
         self.answers: dict[str, int] = {}
 
     def ask(self, name: str, question: Callable[[], int]) -> None:
-        """Put `question() -> int` (0 is no) at every poll from now on, under `name`. Every rank must do so."""
+        """Ask `question() -> int` (0 is no) at every poll from now on, under `name`. Every rank must call this."""
         self._questions[name] = question
 
     def decide(self, name: str, answer: int) -> None:
-        """Set an answer that every rank knows already, such as one that follows from the iteration."""
+        """Set an answer that every rank already knows, such as one that depends only on the iteration."""
         self.answers[name] = answer
 
     def answer(self, name: str) -> int:
-        """Return what was agreed on `name`: 0, or the largest answer of any rank. It stays until `take`."""
+        """Return the agreed answer to `name`: 0, or the largest answer of any rank. It is kept until `take`."""
         return self.answers.get(name, 0)
 
     def take(self, name: str) -> int:
-        """`answer(name)`, which is 0 again afterwards."""
+        """Return `answer(name)` and reset it to 0."""
         return self.answers.pop(name, 0)
 
     def poller(self) -> Callable[[], None]:
-        """A function to call once per turn of a loop. Each loop needs its own, because it learns the time of a turn."""
+        """Return a function to call once per iteration of a loop.
+
+        Each loop needs its own function, because the function measures how long an iteration takes.
+        """
         if get_world_size() == 1:
             return self._ask_here
         return _PacedPoll(self._ask_all_ranks, self._seconds)
@@ -79,7 +82,7 @@ class Agreement:
                 self.answers[name] = answer
 
     def _ask_all_ranks(self, wanted: int) -> int:
-        """Agree on all answers and on the number of polls until the next time: the smallest that a rank wants."""
+        """Agree on all answers and return the number of polls until the next agreement, the smallest of all ranks."""
         if not self._questions:
             return _MAX_POLLS_BETWEEN
         found = all_reduce(np.array([*(question() for question in self._questions.values()), -wanted]), "max")
@@ -88,7 +91,7 @@ class Agreement:
 
 
 class _PacedPoll:
-    """Calls `agree` so rarely that about `seconds` pass in between; begins with every turn."""
+    """Call `agree` about once every `seconds`. It starts with every poll and then gradually skips more of them."""
 
     def __init__(self, agree: Callable[[int], int], seconds: float):
         self._agree, self._seconds = agree, seconds
@@ -102,16 +105,16 @@ class _PacedPoll:
         wanted = 1
         if self._agreed_at is not None:
             seconds_per_poll = max((time.monotonic() - self._agreed_at) / self._polls, 1e-9)
-            # doubling at most: a quick stretch must not make the next, slow one deaf for long
+            # At most double it: after a few fast iterations, slow ones must not delay the next agreement for long.
             wanted = max(1, min(int(self._seconds / seconds_per_poll), 2 * self._polls, _MAX_POLLS_BETWEEN))
         self._polls = self._left = self._agree(wanted)
         self._agreed_at = time.monotonic()
 
 
 class StopRequest:
-    """A flag that this process was asked to stop; calling it gives 0, the signal's number, or `TIME_LIMIT`.
+    """A flag that is set when this process is asked to stop. Call it to get 0, the signal number or `TIME_LIMIT`.
 
-    `max_seconds`: ask for a stop this long after `handling_signals` was entered; None: never.
+    `max_seconds` is the time after the call of `handling_signals` at which to stop. None means no time limit.
     """
 
     def __init__(self, max_seconds: float | None = None):
@@ -126,14 +129,14 @@ class StopRequest:
         return self._code
 
     def request(self, code: int = signal.SIGTERM) -> None:
-        """Ask for a stop from inside the process, as the signal `code` would."""
+        """Request a stop from inside the process, as the signal `code` would."""
         self._code = self._code or code
 
     def handling_signals(self) -> AbstractContextManager[None]:
-        """Turn SIGTERM and Ctrl-C into a request while the block runs; Ctrl-C again, later, ends the process at once.
+        """Turn SIGTERM and Ctrl-C into a stop request while the block runs. A second Ctrl-C ends the process at once.
 
-        Under the launcher, which counts for itself, only the request counts. What the process ignores (nohup) stays
-        ignored. Outside of the main thread Python cannot handle signals, and they keep their usual effect.
+        Under the launcher, which handles a second Ctrl-C itself, a signal only sets the request. Ignored signals
+        (nohup) stay ignored. Outside the main thread, Python cannot handle signals, and they keep their usual effect.
         """
         if self._max_seconds is not None:
             self._deadline = time.monotonic() + self._max_seconds
@@ -144,7 +147,7 @@ class StopRequest:
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         asked_before, self._code = self._code, self._code or signum
         if own_folder() is not None:
-            return  # the launcher answers, and may have sent the first one a moment after the terminal has
+            return  # the launcher replies; its signal may also follow one from the terminal
         if self._interrupts.is_again(signum):
             say(QUITTING)
             signal.signal(signum, signal.SIG_DFL)
@@ -154,12 +157,12 @@ class StopRequest:
 
 
 def describe_stop(code: int) -> str:
-    """Return what asked for the stop, for the log."""
+    """Return the cause of the stop, for the log."""
     return "the time limit train.max_seconds" if code == TIME_LIMIT else signal.Signals(code).name
 
 
 def exit_code_of(code: int, is_resumable: bool) -> int:
-    """The process's exit code after a stop asked for by `code`."""
+    """Return the exit code of the process after a stop with the answer `code`."""
     if is_resumable:
         return EXIT_RESUMABLE
     return 128 + (signal.SIGTERM if code == TIME_LIMIT else code)

@@ -1,8 +1,8 @@
 """Watch the ranks of this machine, which `oneflow.distributed.launch` has started.
 
-Passes signals on, ends all ranks when one fails, leaves OneFlow's harmless lines out of what they write to stderr, and
-says which rank failed first, and why. Standard library only. Not here: how ranks are started (libai/launch/job.py),
-when one hangs (libai/launch/rank.py).
+Forwards signals, ends all ranks when one fails, removes OneFlow's harmless lines from stderr, and reports which rank
+failed first and why. Uses only the standard library. libai/launch/job.py starts the ranks, and libai/launch/rank.py
+detects one that hangs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from libai.utils.rank_notes import OUTPUT_DIR, RankState
 from libai.utils.screen import say, say_error
 
 POLL_SECONDS = 0.05
-# After a failure: the time for other ranks to report what they saw.
+# Time for the other ranks to report their errors after a failure.
 REPORT_SECONDS = 1.5
-# A rank that misses another one is aborted by oneflow, at once or within this time.
+# oneflow aborts a rank that has lost another, at once or within this time.
 CONSEQUENCE_SECONDS = 1.0
-#: a phase before the first iteration that takes longer is announced, if it has a text
+#: a phase before the first iteration that takes longer is announced if it is in `SLOW_PHASES`
 SLOW_SECONDS = 2.0
 SLOW_PHASES = {
     "": "importing oneflow and the config",
@@ -55,7 +55,7 @@ _NATIVE_HINT = (
 
 @dataclass
 class Rank:
-    """A rank of this machine. `output`: where one above 0 writes what is printed, from `output_start` on."""
+    """A rank of this machine. `output` is the file that a rank above 0 prints to, starting at `output_start`."""
 
     number: int
     folder: str
@@ -68,51 +68,57 @@ class Rank:
 
     @property
     def has_ended(self) -> bool:
-        """True when its program does not run any more."""
+        """True if its program is no longer running."""
         return bool(self.state.ended_at) or self.is_lost
 
     @property
     def code(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs. What it noted when its work was over counts for more
-        than what became of it then; one that left by itself without a note has failed, whatever its code."""
+        """Exit code, negative for a signal, or None while the rank runs.
+
+        The code that a rank recorded at the end of its work takes precedence over how the process ended. A rank that
+        exits without recording one has failed, whatever its exit code.
+        """
         if not self.has_ended:
             return None
         if self.state.has_left:
             return self.state.code
         if self.was_asked_to_stop and self.state.status == EXIT_RESUMABLE:
-            return EXIT_RESUMABLE  # a program of the user's own
+            return EXIT_RESUMABLE  # the user's own program does not record its end
         if self.is_lost:
             return -signal.SIGKILL
         return self.state.status if self.state.status < 0 else EXIT_FAILED
 
     @property
     def has_failed(self) -> bool:
-        """True when it has ended, neither well nor stopped with everything saved."""
+        """True if it has ended, but neither successfully nor stopped with everything saved."""
         return self.code not in (None, 0, EXIT_RESUMABLE)
 
     @property
     def note(self) -> dict[str, Any]:
-        """Its own note of its failure (`libai.launch.guard`); empty without one, or when a kill cut it short."""
+        """Note that it wrote about its failure (`libai.launch.guard`).
+
+        Empty if there is none, or if the process was killed while writing it.
+        """
         with contextlib.suppress(ValueError, OSError):
             return json.loads(Path(self.folder, f"note_{self.number}.json").read_text(encoding="utf-8"))
         return {}
 
     @property
     def failed_at(self) -> float:
-        """The time of its failure."""
+        """Time of its failure, in seconds since the epoch."""
         return self.note.get("time") or self.state.ended_at or float("inf")
 
     @property
     def phase(self) -> str:
-        """The phase that it is in, or failed in."""
+        """Phase that it is in or failed in."""
         return self.note.get("phase") or self.state.phase.decode()
 
     def read_output(self) -> str:
-        """The last lines that it has written to its file, without those that mean nothing; "" without one."""
+        """Return the last lines of its output file without harmless ones, or "" if there is no file."""
         with contextlib.suppress(OSError):
             if self.output is not None:
                 text = self.output.read_bytes()
-                # shorter than before: a new file, because an earlier run's was moved aside
+                # A shorter file is a new one: the file of an earlier run was moved aside.
                 text = text[self.output_start if len(text) >= self.output_start else 0 :]
                 lines = rank_notes.drop_harmless(text).decode(errors="replace").splitlines(keepends=True)
                 return "".join(lines[-_TAIL_LINES:])
@@ -120,28 +126,28 @@ class Rank:
 
     @property
     def waited_in_vain(self) -> bool:
-        """True when it was ended because it did not get on, or the other ranks did not come."""
+        """True if it was ended because it made no progress or because the other ranks did not appear."""
         return bool(self.state.hung_seconds) or (self.phase == "meet" and self.has_failed)
 
     @property
     def is_in_libraries(self) -> bool:
-        """True when its Python, asked for its stack, was in code of oneflow or libai, as while it waits for others."""
+        """True if its innermost Python frame is in oneflow or libai, as it is while waiting for other ranks."""
         return any(part in frame for frame in self.read_stack()[:1] for part in ("/oneflow/", "/libai/"))
 
     def read_stack(self, name: str = "stack") -> list[str]:
-        """The frames of its main thread when it was asked for them; "crash": when a signal ended it."""
+        """Return the frames of its main thread at the request for its stack or, for "crash", when a signal ended it."""
         return read_stack(Path(self.folder, f"{name}_{self.number}"))
 
     def where(self) -> str:
-        """`after iteration 3, in the phase 'save', at File …`."""
+        """Return its progress as text: `after iteration 3, in the phase 'save', at File …`."""
         done = f"after iteration {self.state.iteration}" if self.state.iteration else "before the first iteration"
         phase = f", in the phase {self.phase!r}" if self.phase not in ("", "train") else ""
-        # a rank that oneflow ended, since it lost the one that waited for it, was not asked
+        # A rank that oneflow aborted because it lost another rank was not asked for its stack.
         frame = self.frame() or self.frame("crash")
         return f"{done}{phase}, {f'at {frame}' if frame else 'and did not answer'}"
 
     def frame(self, name: str = "stack") -> str:
-        """The frame that its Python is in, one of the user's code if there is one; `name` as in `read_stack`."""
+        """Return the innermost frame, preferably one in the user's code. `name` is as in `read_stack`."""
         stack = self.read_stack(name)
         for silent in (NOT_USERS, NOT_USERS[:3], NOT_USERS[:1], ()):
             found = next((frame for frame in stack if not any(part in frame for part in silent)), None)
@@ -152,9 +158,10 @@ class Rank:
 
 @dataclass
 class Supervisor:
-    """Watches the ranks that the launcher starts, `start` being what starts it.
+    """Watches the ranks that OneFlow's launcher starts.
 
-    `announce(text)`: says what the user waits for before the first iteration of training; None for other programs.
+    `start` starts that launcher. `announce(text)` prints what the user is waiting for before the first training
+    iteration. It is None for other programs.
     """
 
     start: Callable[[], subprocess.Popen[bytes]]
@@ -172,10 +179,10 @@ class Supervisor:
     _slow_phases: dict[str, str] = field(default_factory=lambda: dict(SLOW_PHASES))
 
     def run(self) -> int:
-        """Wait for the end of all ranks, say what the user cannot know yet, and return the job's exit code."""
+        """Wait until all ranks have ended, report a failure, and return the exit code of the job."""
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # to wait for the ranks of a launcher that died
         stop = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._stop)
-        # also while the end is reported: schedulers repeat their signals
+        # Schedulers repeat their signals, so signals are also handled while the end is reported.
         with signals_handled({**stop, signal.SIGTSTP: self._pause}):
             self.launcher = self.start()
             try:
@@ -190,16 +197,16 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------ signals
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
-        """Remember what was asked for. All signals ask for one stop; only Ctrl-C again, later, ends at once."""
+        """Record a stop request. All signals request the same stop. Only a second Ctrl-C ends the job at once."""
         if self.stop_signal is None:
-            # a closed terminal asks for the same as SIGTERM: save and stop
+            # A closed terminal means the same as SIGTERM: save and stop.
             self.stop_signal = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
         if self._interrupts.is_again(signum) and self._kill_at > 0:
             self._kill_at = 0.0
             say(QUITTING)
 
     def _pass_stop_on(self) -> None:
-        """Ask every rank once to save and stop; end the ranks of a run that has not begun, and has nothing to save."""
+        """Ask every rank once to save and stop. End the ranks if the run has not begun and has nothing to save."""
         if self.stop_signal is None:
             return
         if not self._is_stop_passed_on:
@@ -211,7 +218,7 @@ class Supervisor:
                 say(NOT_BEGUN)
             elif self.stop_signal == signal.SIGINT and self.announce is not None:
                 say(STOPPING)
-        for rank in self.ranks:  # one without a pid has only just been started, and is asked later
+        for rank in self.ranks:  # a rank without a pid has only just started and is asked later
             if rank.state.pid and not rank.was_asked_to_stop and not rank.has_ended:
                 rank.was_asked_to_stop = True
                 with contextlib.suppress(ProcessLookupError):
@@ -225,13 +232,13 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------ waiting
 
     def _wait(self) -> None:
-        """Return when no rank runs any more, or those that do are to be ended."""
+        """Wait until no rank is running, or until the deadline of those that still run."""
         ended: list[Rank] = []
         while len(ended) < len(self.ranks) and time.monotonic() < self._kill_at:
             self._pass_stop_on()
             self._filter_stderr(POLL_SECONDS)
             self._announce_slow_phase()
-            is_launcher_gone = self.launcher.poll() is not None  # asked before the ranks are
+            is_launcher_gone = self.launcher.poll() is not None  # checked before the ranks
             for rank in self.ranks:
                 rank.is_lost = is_launcher_gone and not rank.state.ended_at
                 if rank.has_ended and rank not in ended:
@@ -239,7 +246,7 @@ class Supervisor:
                     self._note_end(rank)
 
     def _announce_slow_phase(self) -> None:
-        """Say once what a start waits for, as the first rank's phase shows."""
+        """Print once what the start is waiting for, according to the phase of the first rank."""
         state = self.ranks[0].state
         if self.announce is None or state.iteration or self.stop_signal is not None:
             return
@@ -251,7 +258,7 @@ class Supervisor:
             self.announce(self._slow_phases.pop(phase))
 
     def _note_end(self, rank: Rank) -> None:
-        if rank.code == EXIT_RESUMABLE:  # the others may still be writing their part of the checkpoint
+        if rank.code == EXIT_RESUMABLE:  # other ranks may still be writing their part of the checkpoint
             self._end_in(rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float("inf"))
         elif rank.has_failed:
             if rank.waited_in_vain and self._kill_at == float("inf"):
@@ -260,11 +267,11 @@ class Supervisor:
             self._end_in(REPORT_SECONDS)
 
     def _end_in(self, seconds: float) -> None:
-        """Set when the ranks that still run are ended; an earlier deadline stays."""
+        """Set the deadline after which running ranks are ended. An earlier deadline is kept."""
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
     def _end_all(self) -> None:
-        """End all processes of the job, except what a successful job has left running."""
+        """End all processes of the job, except those that a successful job has left running."""
         for rank in self.ranks:
             rank.was_ended = not rank.has_ended
         is_well = all(rank.code in (0, EXIT_RESUMABLE) for rank in self.ranks)
@@ -272,7 +279,7 @@ class Supervisor:
             if is_well:
                 self.launcher.kill()
             else:
-                os.killpg(self.launcher.pid, signal.SIGKILL)  # also loader workers of ranks that could not tidy up
+                os.killpg(self.launcher.pid, signal.SIGKILL)  # includes loader workers of ranks that could not clean up
         with contextlib.suppress(ChildProcessError):
             while not is_well:
                 os.waitpid(-self.launcher.pid, 0)
@@ -284,10 +291,10 @@ class Supervisor:
         _write_stderr(self._rest)
 
     def _filter_stderr(self, seconds: float) -> bool:
-        """Pass on what the ranks have written, or come to within some seconds; False when that was nothing."""
+        """Forward what the ranks write to stderr, waiting up to `seconds` for it. Return False if there was nothing."""
         pipe = self.launcher.stderr
         if not select.select([] if pipe is None else [pipe], [], [], seconds)[0] or pipe is None:
-            _write_stderr(self._rest)  # a line that continues later, such as a bar
+            _write_stderr(self._rest)  # an unfinished line, such as a progress bar
             self._rest = b""
             return False
         chunk = os.read(pipe.fileno(), 65536)
@@ -300,7 +307,7 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------ the end
 
     def exit_code(self) -> int:
-        """Return the code of the whole job on this machine."""
+        """Return the exit code of the whole job on this machine."""
         codes = {rank.code for rank in self.ranks}
         if codes <= {0, EXIT_RESUMABLE}:
             return EXIT_RESUMABLE if EXIT_RESUMABLE in codes else 0
@@ -310,15 +317,17 @@ class Supervisor:
         return EXIT_USER_MISTAKE if EXIT_USER_MISTAKE in codes else EXIT_FAILED
 
     def first_failure(self, code: int) -> Rank:
-        """Return the rank that failed first, in a job that ended with `code`.
+        """Return the rank that failed first in a job that ended with `code`.
 
-        What follows from another rank's failure never comes before it: an error that says so itself, and a SIGABRT
-        that Python did not report, with which oneflow ends a rank that has lost another.
+        A failure that follows from another rank's failure never counts as the first one. Such a failure is an error
+        marked as a consequence, or a SIGABRT without a Python report, with which oneflow ends a rank that has lost
+        another.
         """
         failed = [rank for rank in self.ranks if rank.has_failed and (rank.code == code or code == EXIT_FAILED)]
         failed = [rank for rank in failed if not rank.was_ended] or failed
         first = min(failed, key=lambda rank: rank.failed_at)
-        if first.state.hung_seconds and not first.note:  # or it waits for one outside of oneflow, or in an earlier step
+        # A rank that hangs may be waiting for another one, which is stuck outside oneflow or in an earlier step.
+        if first.state.hung_seconds and not first.note:
             silent = [rank for rank in self.ranks if not rank.note]
             return min(silent, key=lambda rank: (rank.is_in_libraries, rank.state.iteration, rank is not first))
         if _is_consequence(first):
@@ -328,12 +337,12 @@ class Supervisor:
         return first
 
     def failure(self) -> tuple[str, int] | None:
-        """Kind of error and iteration of a failure that would come again, None for others."""
+        """Return the kind of error and the iteration of a failure that may be repeated, or None for other failures."""
         notes = [rank.note for rank in self.ranks if rank.has_failed]
         return next(((note["kind"], note["iteration"]) for note in notes if note.get("iteration") is not None), None)
 
     def _report(self, code: int) -> None:
-        """Print the error of the rank that failed first, or what native code has said on it last; of no other rank."""
+        """Print the error of the rank that failed first, or its last native output, but no other rank's."""
         first = self.first_failure(code)
         self._keep_errors()
         if not first.note:
@@ -351,15 +360,15 @@ class Supervisor:
         say(f"launch: rank {first.number} failed first: {self._describe(first)}{others}.")
 
     def _keep_errors(self) -> None:
-        """Write the last error of every rank that failed to `errors/rank_<number>.txt` under the output folder."""
+        """Write the last error of every failed rank to `errors/rank_<number>.txt` in the output folder."""
         try:
             output_dir = Path(Path(self.ranks[0].folder, OUTPUT_DIR).read_text(encoding="utf-8"))
         except OSError:
-            return  # no rank has told its folder
+            return  # no rank has recorded its folder
         if not output_dir.is_dir():
             return
         if any(rank.note.get("kind") == "FolderInUseError" for rank in self.ranks):
-            return  # the folder is another job's
+            return  # the folder belongs to another job
         stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         for rank in self.ranks:
             text = rank.note.get("said") or "".join(f"  {frame}\n" for frame in rank.read_stack()) or rank.read_output()
@@ -367,13 +376,13 @@ class Supervisor:
                 end = "ended by the launcher" if rank.was_ended else f"exit code {rank.code}"
                 if not rank.note and not rank.was_ended:
                     end = self._describe(rank)
-                with contextlib.suppress(OSError):  # the disk may be what the job has failed of
+                with contextlib.suppress(OSError):  # the disk may be the cause of the failure
                     path = output_dir / ERRORS_FOLDER / f"rank_{rank.number}.txt"
                     path.parent.mkdir(exist_ok=True)
                     path.write_text(f"{stamp}: rank {rank.number}: {end}\n\n{text}", encoding="utf-8")
 
     def _describe(self, rank: Rank) -> str:
-        """Say how a rank without a note ended."""
+        """Describe how a rank without a note ended."""
         state = rank.state
         limit = rank_notes.STEP_LIMIT if state.iteration else rank_notes.START_LIMIT
         if state.hung_seconds and rank.phase == "meet":
@@ -399,7 +408,7 @@ class Supervisor:
 
 
 def _write_stderr(text: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it any more
+    with contextlib.suppress(OSError):  # stderr may be closed
         while text:
             text = text[os.write(2, text) :]
 
@@ -409,7 +418,7 @@ def _is_consequence(rank: Rank) -> bool:
 
 
 def _place(frame: str) -> str:
-    """`File "a.py", line 3 in forward` as `a.py:3: `the line``."""
+    """Turn `File "a.py", line 3 in forward` into `a.py:3: `the line``."""
     path, _, rest = frame.removeprefix('File "').partition('", line ')
     number = rest.partition(" ")[0]
     line = linecache.getline(path, int(number)).strip() if number.isdecimal() else ""

@@ -1,6 +1,6 @@
 """Configuration: lazy configs in Python files, overrides, and a typed schema that catches mistakes early.
 
-Importing this package does not import oneflow; a config file may.
+Importing this package does not import oneflow, but a config file may.
 """
 
 from libai.config.arguments import Args, parse_args

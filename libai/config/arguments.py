@@ -1,6 +1,6 @@
-"""The command line of the training tools: a config, overrides and a few flags, in any order.
+"""Parse the command line of the training tools: a config, overrides and a few flags, in any order.
 
-`check` is what a launcher asks before it starts any process: a typo should not cost a rendezvous.
+A launcher calls `check` before it starts any process, so that typos are found before the rendezvous.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from libai.config.settings.other_names import meant
 from libai.config.validation import load_config
 from libai.utils.parser import Parser
 
-#: flags with a value
+#: flags that require a value
 VALUES: dict[str, str] = {
     "--reset": "with --resume, what not to take from the checkpoint: optimizer,schedule,data",
 }
-#: flags whose value may be left out, and what they are without one
+#: flags with an optional value, and the value used if it is omitted
 OPTIONAL_VALUES: dict[str, bool | str] = {"--resume": True, "--find-lr": "1e-7,10,100"}
 FLAGS: dict[str, str] = {
     "--resume": "continue from the newest checkpoint in train.output_dir, or from a PATH that follows the flag",
@@ -34,7 +34,7 @@ FLAGS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Args:
-    """The words of the user's command, by their kind."""
+    """The parsed command line."""
 
     config: str
     overrides: list[str]
@@ -51,9 +51,10 @@ class Args:
 
 
 def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
-    """Parse `CONFIG [overrides] [flags]`; `--config-file CONFIG` works as well.
+    """Parse `CONFIG [overrides] [flags]`. The config may also be given as `--config-file CONFIG`.
 
-    Raises `ConfigError` for an unknown flag, with the nearest one, and for a missing config.
+    Raises `ConfigError` for a missing config, for a key that is given twice, and for an unknown flag, with the nearest
+    known one.
     """
     parser = Parser(prog=prog, usage="%(prog)s CONFIG [key=value | +key=value | ~key ...] [flags]")
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides", help="a config file, then settings")
@@ -88,9 +89,10 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
 
 
 def _with_optional_values(argv: Sequence[str]) -> list[str]:
-    """Return `--resume PATH` as `--resume=PATH`, and `--resume` without a value as `--resume=`; `--find-lr` likewise.
+    """Rewrite `--resume PATH` as `--resume=PATH`, and `--resume` without a value as `--resume=`. `--find-lr` likewise.
 
-    The next word is its value unless it is a setting, a flag or the config, which is named before.
+    The next argument is the value, unless it is a setting, a flag or the config. A plain argument is the config if no
+    config comes before it.
     """
     words: list[str] = []
     has_config = any(word.partition("=")[0] == "--config-file" for word in argv)
@@ -113,9 +115,9 @@ def _unknown_flag(flag: str, flags: Sequence[str]) -> str:
 
 
 def check(config: str, args: Sequence[str], world_size: int) -> str:
-    """Load `config`, apply the overrides in `args` (flags may stand among them) and validate for `world_size` ranks.
+    """Load `config`, apply the overrides in `args` and validate the result for `world_size` ranks.
 
-    Returns the output folder. Raises `ConfigError`.
+    `args` may also contain flags. Returns the output folder. Raises `ConfigError`.
     """
     parsed = parse_args([*args, "--config-file", config], prog="train_net.py")
     return load_config(parsed.config, parsed.overrides, world_size).train.output_dir

@@ -1,4 +1,4 @@
-"""The arithmetic of batch sizes and ranks: pure functions of whole numbers."""
+"""Compute batch sizes and the number of data-parallel ranks. All functions are pure and take integers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from libai.config.settings.errors import ConfigError
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """`global_ == micro * accumulation * data_parallel_size`, all in samples but `accumulation` (micro-batches)."""
+    """Batch sizes with `global_ == micro * accumulation * data_parallel_size`.
+
+    `micro` and `global_` are in samples, and `accumulation` is in micro-batches.
+    """
 
     micro: int
     accumulation: int
@@ -20,7 +23,9 @@ class BatchSizes:
 def solve_data_parallel_size(
     world_size: int, data_parallel_size: int | None, tensor_parallel_size: int, pipeline_parallel_size: int
 ) -> int:
-    """Number of data-parallel replicas; None is derived. Raises `ConfigError` when the product is not `world_size`.
+    """Return the number of data-parallel replicas, which is derived if `data_parallel_size` is None.
+
+    Raises `ConfigError` if the product of the three sizes is not `world_size`.
 
     >>> solve_data_parallel_size(8, None, 2, 1)
     4
@@ -52,9 +57,10 @@ def solve_batch_sizes(
     num_accumulation_steps: int | None,
     data_parallel_size: int,
 ) -> BatchSizes:
-    """Complete the triangle micro-batch, global batch, accumulation; None is unknown, accumulation defaults to 1.
+    """Complete the micro-batch size, the global batch size and the number of accumulation steps.
 
-    Raises `ConfigError` with the nearest values that work when nothing completes it.
+    None means unknown. Accumulation defaults to 1. Raises `ConfigError` with the nearest valid values if no solution
+    exists.
 
     >>> solve_batch_sizes(4, 32, None, 2)
     BatchSizes(micro=4, accumulation=4, global_=32)
@@ -92,7 +98,7 @@ def solve_batch_sizes(
 
 
 def batch_sizes_of(train: Any, data_parallel_size: int) -> BatchSizes:
-    """What `solve_batch_sizes` makes of the settings in the section `train`."""
+    """Return the result of `solve_batch_sizes` for the settings in the section `train`."""
     return solve_batch_sizes(
         train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, data_parallel_size
     )

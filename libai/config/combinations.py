@@ -1,7 +1,7 @@
-"""Settings that depend on each other: what no run can honour is refused, what has no effect is warned about.
+"""Check settings that depend on each other. Impossible combinations are refused, and useless ones give a warning.
 
-A setting counts as given when it differs from its default. What a mode or a device cannot honour is refused by
-`check_supported`; what is wrong by itself is found by `libai.config.validation`.
+A setting counts as given if it differs from its default. `check_supported` refuses settings that a mode or a device
+cannot honour. `libai.config.validation` finds settings that are wrong on their own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from libai.config.settings import schema
 from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.utils.errors import UserError
 
-#: why mixed precision does nothing on CPU, by mode
+#: reason why mixed precision does nothing on CPU, by mode
 NO_AMP = {"graph": "OneFlow 0.9 compiles AMP for CUDA only", "eager": "OneFlow 0.9 has no autocast on CPU"}
-#: a condition under which settings have no effect or no meaning, these settings, and what follows their values
+#: condition under which settings have no effect or meaning, their paths, and the message that follows their values
 Rule = tuple[Any, Iterable[str], str]
 
 
 def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
-    """Yield why lengths, meshes and batch sizes cannot be, and what needs one process."""
+    """Yield problems with the run length, the mesh and the batch sizes, and with settings that need one process."""
     if train.on_exception == "return" and world_size > 1:
         yield (
             f"train.on_exception=return cannot be kept by {world_size} processes: a rank that failed would leave the "
@@ -46,7 +46,7 @@ def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
 
 
 def refused(run: Any) -> list[str]:
-    """Return the combinations in `run`, a checked config, that no run can honour and the user counts on."""
+    """Return a message for each combination of given settings in `run`, a checked config, that no run can honour."""
     train, evaluation = run.train, run.train.evaluation
     metric = evaluation.eval_metric
     datasets = _datasets(run)
@@ -131,7 +131,7 @@ def refused(run: Any) -> list[str]:
             ": expected [start, end] with 0 <= start < end, such as [10, 15] for the iterations 11 to 15.",
         ),
     ]
-    if evaluation.enabled and datasets and not train.extra_hooks:  # a hook may put a metric of its own
+    if evaluation.enabled and datasets and not train.extra_hooks:  # a hook may add its own metric
         dataset, _, name = (metric or "").lstrip("+-").partition("/")
         close = did_you_mean(metric or "", [f"{each}/{name}" for each in datasets])
         why = (
@@ -143,7 +143,10 @@ def refused(run: Any) -> list[str]:
 
 
 def check_supported(run: Any, mode: str, device: str) -> None:
-    """Raise `UserError` naming every option of `run` that `mode` cannot honour on `device`, with reason and remedy."""
+    """Raise `UserError` if `run` has options that `mode` cannot honour on `device`.
+
+    The message lists all of them, each with the reason and a remedy.
+    """
     train = run.train
     is_cpu = device != "cuda"
     if mode == "graph":
@@ -200,7 +203,7 @@ def check_supported(run: Any, mode: str, device: str) -> None:
             "Compare with train.amp.enabled=false.",
         ),
         (
-            # on CPU each process has one compute thread, and two runs are equal to the last bit, see tests/parity
+            # On CPU, each process has one compute thread, and two runs are bitwise equal (see tests/parity).
             train.deterministic and device != "cpu",
             "train.deterministic",
             "OneFlow 0.9 has no switch that keeps to deterministic CUDA kernels. Remove it, or run with "
@@ -217,9 +220,9 @@ def check_supported(run: Any, mode: str, device: str) -> None:
 
 
 def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> list[str]:
-    """Return a line for each group of settings that is given and has no effect.
+    """Return one line for each group of settings that are given but have no effect.
 
-    `train_iter`: length of the run. `start_iter`: where a resumed run begins.
+    `train_iter` is the length of the run, and `start_iter` is the iteration at which a resumed run begins.
     """
     train, evaluation = run.train, run.train.evaluation
     datasets = _datasets(run)
@@ -285,7 +288,7 @@ def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> lis
 
 
 def _sections_switched_off(train: schema.Train) -> Iterator[Rule]:
-    """Yield the generic rule: a value was set in a section of `train` whose switch is off."""
+    """Yield a rule for each section of `train` with a switch: values in it do nothing while the switch is off."""
     for field in dataclasses.fields(train):
         section = getattr(train, field.name)
         switch = getattr(section, "switch", None)
@@ -300,7 +303,7 @@ def _sections_switched_off(train: schema.Train) -> Iterator[Rule]:
 
 
 def _lines(run: Any, rules: Iterable[Rule]) -> Iterator[str]:
-    """Yield a line for each rule that holds and has a setting which differs from its default."""
+    """Yield one line for each rule that applies and has at least one setting that differs from its default."""
     for holds, paths, why in rules:
         given = []
         for path in paths if holds else ():
@@ -325,7 +328,10 @@ def _datasets(run: Any) -> list[str]:
 
 
 def _schedule_warms_up(section: Any) -> bool:
-    """Return True if a schedule, the first of a list, or one of several optimizers', leaves its warm-up open."""
+    """Return True if the schedule leaves its warm-up unset.
+
+    The first schedule of a list counts. With several optimizers, the schedule of any of them counts.
+    """
     if isinstance(section, ListConfig):
         return _schedule_warms_up(section[0])
     if isinstance(section, Mapping) and TARGET not in section:  # optimizer -> schedule

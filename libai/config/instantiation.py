@@ -1,8 +1,8 @@
-"""Targets, the callables that a config names: find one, read what it accepts, and build what a config describes.
+"""Find the target callables named in a config, read their signatures, and build the objects that a config describes.
 
-Hydra's own `instantiate` is not used: it copies every argument into a config (a built model would be deep-copied) and
-hides the user's exceptions behind its own. `pkgutil.resolve_name` is not used: where a package has a function and a
-module of one name it returns the module, and it hides the error of an import.
+Hydra's own `instantiate` is not used because it copies every argument into a config, which deep-copies a built model,
+and because it hides the user's exceptions. `pkgutil.resolve_name` is not used because it hides import errors, and
+because it returns the module if a package has a function and a module of the same name.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from libai.utils.errors import UserError, first_line
 
 TARGET = "_target_"
 
-#: the package under which a load runs a config file, see `libai.config.loader`
+#: name of the package in which a config file is executed, see `libai.config.loader`
 CONFIG_PACKAGE = re.compile(r"^_config_\d+(\.up)*\b\.?")
 
-#: packages in which a target is looked for whose module is wrong
+#: packages in which a target with a wrong module is looked up, for a suggestion
 _HOMES = (
     "oneflow.optim",
     "oneflow.optim.lr_scheduler",
@@ -44,7 +44,7 @@ _HOMES = (
 )
 _NOT_THE_USERS = re.compile(r"/site-packages/|/libai/engine/run/layer_sizes\.py$|^<|\.pyx$")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-#: type of a default -> types that a value in its place may have
+#: type of a default -> types that a value may have
 _BY_DEFAULT: dict[type, Any] = {
     bool: bool | None,
     int: int | float | None,
@@ -53,7 +53,7 @@ _BY_DEFAULT: dict[type, Any] = {
     tuple: list | None,
 }
 
-#: package and name of a base class -> what its classes are; by name, so that nothing is imported for it
+#: package and name of a base class -> description of its subclasses; names avoid an import
 _BASES = {
     ("oneflow", "Module"): "a module",
     ("oneflow", "Optimizer"): "an optimizer",
@@ -72,13 +72,16 @@ _EXAMPLES = {
 
 
 def instantiate(config: Any, **extra: Any) -> Any:
-    """Build what `config` describes: nested `_target_`s first, lists and dicts as plain lists and dicts.
+    """Build the object that `config` describes. Nested `_target_`s are built first.
 
-    `extra`: arguments known only at run time. They override or complete the arguments of the outermost target; a dotted
-    name reaches a nested one (`**{"params.model": model}`). They are passed on untouched, never copied.
-    An object that is already built is returned as it is. Raises `ConfigError` with the place in the config for a
-    wrong target or argument and for whatever the target raises; a `UserError` of the target keeps its class and gets
-    the place in front; `TypeError` for text or numbers, which describe no object.
+    Lists and dicts become plain lists and dicts. An object that is already built is returned unchanged.
+
+    `extra` holds arguments that are known only at run time. They override or complete the arguments of the outermost
+    target. A dotted name reaches a nested target (`**{"params.model": model}`). They are passed on without copying.
+
+    Raises `ConfigError` with the path in the config for a wrong target or argument and for any exception of the target.
+    A `UserError` of the target keeps its class, and the path is put in front of its message. Raises `TypeError` for
+    text or numbers, which do not describe an object.
 
     >>> instantiate({"_target_": "fractions.Fraction", "numerator": 3}, denominator=6)
     Fraction(1, 2)
@@ -89,12 +92,12 @@ def instantiate(config: Any, **extra: Any) -> Any:
             f"({type(config).__name__})."
         )
     path = config._get_full_key(None) if OmegaConf.is_config(config) else ""
-    # OmegaConf writes the index of the last item without brackets
+    # OmegaConf writes the index of a last item without brackets.
     return _build(config, re.sub(r"\.(\d+)$", r"[\1]", path) or "config", extra)
 
 
 def read_item(config: Any, key: Any, path: str) -> Any:
-    """Return `config[key]`, which is found at `path`, with interpolations resolved, or raise `ConfigError`."""
+    """Return `config[key]`, located at `path`, with interpolations resolved. Raises `ConfigError` if that fails."""
     try:
         return config[key]
     except MissingMandatoryValue:
@@ -107,7 +110,7 @@ def read_item(config: Any, key: Any, path: str) -> Any:
 
 
 def items_of(config: Any, path: str) -> list[tuple[Any, str]]:
-    """Return the keys of a section, or the indices of a list, with their paths: `model.blocks[0]`."""
+    """Return the keys of a section or the indices of a list, each with its path, such as `model.blocks[0]`."""
     if isinstance(config, Mapping):
         return [(key, f"{path}.{key!s}".lstrip(".")) for key in config]
     return [(index, f"{path}[{index}]") for index in range(len(config))]
@@ -146,7 +149,7 @@ def _build(config: Any, path: str, extra: Mapping[str, Any]) -> Any:
 
 
 def _call(target: Any, path: str, arguments: dict[str, Any], shown: list[str]) -> Any:
-    """Call `target`, which is found at `path`. `shown`: its arguments as the config has them."""
+    """Call `target`, located at `path`. `shown` holds its arguments as they are written in the config."""
     parameters = parameters_of(target)
     problems = unknown_arguments(target, arguments, path)
     missing = [name for name in keyword_names(target) if parameters[name].default is inspect.Parameter.empty]
@@ -155,7 +158,7 @@ def _call(target: Any, path: str, arguments: dict[str, Any], shown: list[str]) -
         keys = ", ".join(f"{path}.{name}" for name in missing)
         problems.append(f"{path}: {describe(target)} needs {', '.join(missing)}. Set {keys}.")
     for name, value in arguments.items():
-        # OmegaConf and YAML know no tuples: Adam's betas=(0.9, 0.999) comes back as a list
+        # OmegaConf and YAML have no tuples: Adam's betas=(0.9, 0.999) arrives as a list.
         if isinstance(value, list) and name in parameters and isinstance(parameters[name].default, tuple):
             arguments[name] = tuple(value)
     if problems:
@@ -164,14 +167,14 @@ def _call(target: Any, path: str, arguments: dict[str, Any], shown: list[str]) -
         return target(**arguments)
     except UserError as error:
         text = str(error)
-        # an ImportError is about the environment; a text with the place comes from further inside
+        # An ImportError concerns the environment. A message that starts with the path comes from a nested target.
         if not isinstance(error, ImportError) and not text.startswith(path):
             is_argument = re.split(r"\W", text)[0] in arguments
             error.args = (f"{path}.{text}" if is_argument else f"{path} ({describe(target)}): {text}",)
         raise
     except Exception as error:
         given = f" with {', '.join(shown)}" if shown else ""
-        # the user's line, where there is one: what happened below it is told by the message
+        # Show the innermost line of the user's code, if there is one. The message describes the error below it.
         frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not _NOT_THE_USERS.search(f.filename)]
         where = f" (at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
         keys = ", ".join(f"{path}.{argument.partition('=')[0]}" for argument in shown) or describe(target)
@@ -189,7 +192,7 @@ def _shown(value: Any) -> str:
 
 
 def target_of(config: Any, path: str = "") -> Callable[..., Any] | None:
-    """Return the callable that `config`, found at `path`, would call; None for a built object, a section or null."""
+    """Return the callable that `config`, located at `path`, would call, or None for a built object, section or null."""
     if not isinstance(config, Mapping) or TARGET not in config:
         return None
     target = config[TARGET]
@@ -213,21 +216,21 @@ def target_of(config: Any, path: str = "") -> Callable[..., Any] | None:
 
 
 def fill_unset(config: Any, **candidates: Any) -> dict[str, Any]:
-    """Return those of `candidates` that the target of `config` takes and the config leaves unset (null or `???`, too).
+    """Return the `candidates` that the target of `config` accepts and the config leaves unset.
 
-    For values that a trainer knows and a config may override: `instantiate(cfg, **fill_unset(cfg, seed=3))`.
-    A target with `**kwargs` is given only what it names.
+    null and `???` count as unset. Use it for values that a trainer provides and a config may override:
+    `instantiate(cfg, **fill_unset(cfg, seed=3))`. A target with `**kwargs` receives only the arguments that it names.
     """
     target = target_of(config)
     named = parameters_of(target) if target is not None else {}
-    # for OmegaConf, ??? is not `in`
+    # `get` instead of `in`: for OmegaConf, a key with the value ??? is not in the config.
     return {name: value for name, value in candidates.items() if name in named and config.get(name) is None}
 
 
 def locate(path: str) -> Any:
-    """Return the object that the dotted `path` names, importing what is needed.
+    """Return the object that the dotted `path` names, and import its modules if necessary.
 
-    Raises `ConfigError` with the nearest name, or with the error of the import itself.
+    Raises `ConfigError` with the nearest name, or with the error that an import raised.
 
     >>> locate("collections.OrderedDict.fromkeys").__name__
     'fromkeys'
@@ -243,7 +246,7 @@ def locate(path: str) -> Any:
             try:
                 importlib.import_module(where)
             except UserError:
-                raise  # about the environment, such as oneflow's: once, and not for each target that needs it
+                raise  # concerns the environment, such as oneflow; report it once, not for each target
             except Exception as error:
                 if not isinstance(error, ModuleNotFoundError) or error.name != where:
                     what = f"importing {where} failed: {type(error).__name__}: {error}"
@@ -255,7 +258,7 @@ def locate(path: str) -> Any:
 
 
 def _no_such_name(holder: Any, names: list[str], index: int) -> str:
-    """Describe the name in a dotted path that `holder` does not have, and suggest one."""
+    """Return a message about the name in a dotted path that `holder` does not have, with a suggestion."""
     name = names[index]
     modules = pkgutil.iter_modules(getattr(holder, "__path__", []) if index else sys.path[:1])
     others = getattr(holder, "__all__", None) or (dir(holder) if index else sys.modules)
@@ -276,7 +279,7 @@ def _listed(names: list[str]) -> str:
 
 
 def path_of(target: Any) -> str | None:
-    """Return the shortest dotted path under which the process finds `target`; None for a lambda or a local function.
+    """Return the shortest dotted path that leads to `target` in this process, or None for a lambda or local function.
 
     >>> path_of(inspect.Signature.bind)
     'inspect.Signature.bind'
@@ -288,7 +291,7 @@ def path_of(target: Any) -> str | None:
     first, *rest = qualname.split(".")
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])
-        found = getattr(sys.modules.get(name), "__dict__", {}).get(first)  # getattr would wake a lazy module
+        found = getattr(sys.modules.get(name), "__dict__", {}).get(first)  # getattr would load a lazy module
         for attribute in rest:
             found = getattr(found, attribute, None)
         if found is not None and found == target:
@@ -297,12 +300,15 @@ def path_of(target: Any) -> str | None:
 
 
 def describe(target: Any) -> str:
-    """Name `target`, which may be a path or a callable, in a message."""
+    """Return a name for `target`, a path or a callable, for messages."""
     return str(path_of(target) or getattr(target, "__qualname__", target))
 
 
 def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of `target` by name; any keyword if its signature cannot be read (some built-ins)."""
+    """Return the parameters of `target` by name.
+
+    If the signature cannot be read, as for some built-ins, the result accepts any keyword.
+    """
     try:
         return inspect.signature(target).parameters
     except (ValueError, TypeError):
@@ -310,7 +316,7 @@ def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def keyword_names(target: Callable[..., Any]) -> list[str]:
-    """Return the arguments of `target` that can be given by name."""
+    """Return the names of the arguments of `target` that can be passed by keyword."""
     return [name for name, parameter in parameters_of(target).items() if parameter.kind in _BY_NAME]
 
 
@@ -321,7 +327,7 @@ def accepts(target: Callable[..., Any], name: str) -> bool:
 
 
 def unknown_arguments(target: Callable[..., Any], names: Iterable[str], path: str) -> list[str]:
-    """Return one problem for each of `names` that `target`, which is found at `path` in the config, does not take."""
+    """Return one problem for each of `names` that `target`, located at `path` in the config, does not accept."""
     problems = []
     for name in names:
         if not accepts(target, name):
@@ -333,14 +339,14 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str], path: st
 
 
 def kinds_of_arguments(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return argument -> type that `target` declares for it: by annotation, else by its default.
+    """Return argument -> type as declared by `target`. The type is that of the annotation or else of the default.
 
-    An argument whose annotation `coerce` does not understand is left out. A default that is a whole number declares
-    any number: `scale=1` is often meant to take 0.5 as well. Null is allowed where no annotation says otherwise.
+    Arguments with an annotation that `coerce` does not understand are left out. An integer default allows any number,
+    because `scale=1` is often meant to accept 0.5 as well. Without an annotation, null is allowed.
     """
     try:
         hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except Exception:  # an annotation may name what is imported for type checkers only
+    except Exception:  # an annotation may use a name that is imported only for type checkers
         hints = {}
     kinds: dict[str, Any] = {}
     for name, parameter in parameters_of(target).items():
@@ -353,7 +359,7 @@ def kinds_of_arguments(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def wrong_kind(target: Callable[..., Any], wanted: str, place: str) -> str:
-    """Return the problem of a target that is known to be something else than `wanted`, or the empty string."""
+    """Return a problem if `target` is known to be something other than `wanted`, and the empty string otherwise."""
     bases = inspect.getmro(target) if inspect.isclass(target) else ()
     named = [(base.__module__.partition(".")[0], base.__name__) for base in bases]
     found = [_BASES[name] for name in named if name in _BASES]

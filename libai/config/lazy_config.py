@@ -1,4 +1,4 @@
-"""`LazyCall` notes a call that is made later; `LazyConfig` loads, overrides and saves what is built of them."""
+"""`LazyCall` describes a call that is made later. `LazyConfig` loads, overrides and saves configs of such calls."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _HEADER = "# Load it with libai.config.LazyConfig.load; it describes the same ru
 
 
 class LazyCall:
-    """`LazyCall(target)(**arguments)` is a `DictConfig` that holds the call without making it.
+    """`LazyCall(target)(**arguments)` returns a `DictConfig` that describes the call without making it.
 
-    `target`: a class, a function or a dotted string. It is kept as its dotted path where it has one, so that the
-    config can be saved. Arguments may be nested `LazyCall`s, lists, dicts and any object; tuples become lists, and
-    turn back into tuples where the target's own default is one.
+    `target` is a class, a function or a dotted string. It is stored as its dotted path if it has one, because a path
+    can be saved. Arguments may be nested `LazyCall`s, lists, dicts and any other objects. Tuples become lists. They
+    turn back into tuples at the call if the target's default is a tuple.
 
     >>> LazyCall("collections.Counter")(a=3)
     {'_target_': 'collections.Counter', 'a': 3}
@@ -41,7 +41,7 @@ class LazyCall:
         self._target = target
 
     def __call__(self, /, *args: Any, **arguments: Any) -> DictConfig:
-        """Return the config of the call. Positional arguments are refused: overrides need names."""
+        """Return the config of the call. Raises `ConfigError` for positional arguments: overrides need names."""
         target = self._target
         if args:
             names = keyword_names(target) if callable(target) else []
@@ -58,15 +58,16 @@ class LazyCall:
 
 
 class LazyConfig:
-    """Functions on configs, gathered under the name by which detectron2 and LiBai users know them."""
+    """Functions for configs, grouped under the name that detectron2 and LiBai use."""
 
     apply_overrides = staticmethod(overrides.apply_overrides)
 
     @staticmethod
     def load(path: str | Path, keys: str | Sequence[str] | None = None) -> Any:
-        """Load a `.py` or `.yaml` config. `keys`: one section name returns that section, several a tuple of them.
+        """Load a `.py` or `.yaml` config.
 
-        Raises `ConfigError` with file, line and reason.
+        If `keys` is a section name, return that section. If it is several names, return a tuple of sections. Raises
+        `ConfigError` with file, line and reason.
         """
         config = loader.load(path)
         if keys is None:
@@ -80,10 +81,11 @@ class LazyConfig:
 
     @staticmethod
     def save(config: DictConfig, path: str | Path) -> None:
-        """Write `config` as YAML, whole or not at all; `load` reads it back.
+        """Write `config` atomically as YAML that `load` can read.
 
-        Targets are written as dotted paths, classes and functions among the arguments as `libai.config.locate` calls.
-        Raises `ConfigError` that lists everything without a path: lambdas, local functions, built objects.
+        Targets are written as dotted paths. Arguments that are classes or functions are written as calls of
+        `libai.config.locate`. Raises `ConfigError` with a list of all values that have no path: lambdas, local
+        functions and built objects.
         """
         text = to_yaml(config)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +93,7 @@ class LazyConfig:
 
 
 def get_config(path: str) -> DictConfig:
-    """Load a config that comes with libai, such as `get_config("common/train.py").train`."""
+    """Load a config that is shipped with libai, for example `get_config("common/train.py").train`."""
     return loader.load(Path(shipped_configs(), path))
 
 
@@ -114,9 +116,9 @@ def to_yaml(config: DictConfig) -> str:
 
 
 def _plain(value: Any, path: str, problems: list[str], targets: list[str]) -> Any:
-    """Return `value` as dicts, lists and what YAML knows; interpolations stay as they are written.
+    """Return `value` as dicts, lists and types that YAML supports. Interpolations are kept as they are written.
 
-    What cannot be written is added to `problems`, the paths of classes and functions to `targets`.
+    Values that cannot be written are reported in `problems`. The paths of classes and functions are added to `targets`.
     """
     if isinstance(value, (DictConfig, ListConfig)) and (value._is_none() or value._is_interpolation()):
         return value._value()

@@ -1,7 +1,7 @@
-"""Run config files: plain Python whose relative imports are config files too, or YAML that a run has saved.
+"""Load config files: plain Python, with relative imports of other config files, or YAML saved by a run.
 
-Each load runs its files in a package of its own, under a name that is new, so that Python's own imports execute them
-again and no edit of one config reaches another.
+Each load executes its files in a new package with a unique name. Python's import system therefore executes them again,
+and changes to one config do not affect another.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _loads = itertools.count()
 
 
 def _now(form: str) -> str:
-    """`${now:%Y-%m-%d_%H-%M-%S}`, as in Hydra: the local time at which the job began, the same for all its ranks."""
+    """Resolve `${now:%Y-%m-%d_%H-%M-%S}`, as in Hydra, to the local start time of the job, the same on all ranks."""
     return time.strftime(form, time.localtime(float(os.environ.get(START_VARIABLE) or time.time())))
 
 
@@ -51,10 +51,10 @@ OmegaConf.register_new_resolver("now", _now, replace=True)
 
 
 def load(path: str | Path) -> DictConfig:
-    """Load a `.py` config (its public dicts and LazyCalls), a saved `.yaml`, or a shipped config by its name only.
+    """Load a `.py` config (its public dicts and LazyCalls), a saved `.yaml` config, or a shipped config by its name.
 
-    The file's folder becomes importable and stays so. Raises `UserError` if there is no such file, and `ConfigError`
-    with file and line for whatever goes wrong in it.
+    The folder of a `.py` file is added to `sys.path` permanently. Raises `UserError` if the file does not exist, and
+    `ConfigError` with file and line for any error in it.
     """
     path = Path(find_config(str(path)))
     if path.suffix in (".yaml", ".yml"):
@@ -79,55 +79,55 @@ def load(path: str | Path) -> DictConfig:
             problems.append(f"{shown(path)}: {name}={value!r} sets nothing.{meant(name)}")
     if problems:
         raise ConfigError(problems)
-    if "model" in public:  # a whole config: edits such as `config.graph.enabled = True` find their section
+    if "model" in public:  # a complete config: add missing sections, so that `config.graph.enabled = True` works
         for section in TYPED_SECTIONS:
             public.setdefault(section, defaults(section))  # type: ignore[arg-type]
     return OmegaConf.create(copy_config(public), flags=OBJECTS)
 
 
 def _is_unused(name: str, source: Path) -> bool:
-    """Return True unless `name` is a helper variable, which a config file uses after it has set it."""
+    """Return True if `name` occurs only once in the file, so it is not a helper variable that is used later."""
     return len(re.findall(rf"\b{name}\b", source.read_text(encoding="utf-8"))) == 1
 
 
 class _ConfigFile(SourceFileLoader):
-    """Executes a config file and makes configs of its dicts: `train.train_iter = 5` works, as in LiBai."""
+    """Execute a config file and turn its dicts into configs, so that `train.train_iter = 5` works as in LiBai."""
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """Compile the file: cached bytecode could belong to an edit in the same second."""
+        """Compile the file, because cached bytecode could be stale after two edits in the same second."""
         try:
             return self.source_to_code(self.get_data(self.path).decode(), self.path)
         except UnicodeDecodeError as error:
             raise ConfigError(f"{shown(self.path)}: {_not_utf8(error)}") from error
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Execute the file, also as the module by whose name `import` finds it, so that its classes have a path."""
+        """Execute the file. Also register it under its regular module name, which gives its classes an import path."""
         name = CONFIG_PACKAGE.sub("", module.__name__)
         file = f"{name.replace('.', '/')}.py"
         if any(os.path.join(folder, file) == self.path for folder in sys.path):
             sys.modules.setdefault(name, module)
             parent, _, last = name.rpartition(".")
-            if parent:  # as an import does, so that the target `sub.helper.Thing` is found
-                with contextlib.suppress(ImportError):  # another package of that name was imported before
+            if parent:  # as an import does, to make the target `sub.helper.Thing` findable
+                with contextlib.suppress(ImportError):  # another package with that name was imported earlier
                     setattr(importlib.import_module(parent), last, sys.modules[name])
         super().exec_module(module)
         for name, value in list(vars(module).items()):
             is_public = not name.startswith("_") and CONFIG_PACKAGE.match(module.__name__)
             if isinstance(value, dict) and (is_public or name in SECTIONS):
-                with contextlib.suppress(OmegaConfBaseException):  # keys that are tuples, say: it stays a dict
+                with contextlib.suppress(OmegaConfBaseException):  # unsupported keys, such as tuples: keep the dict
                     setattr(module, name, OmegaConf.create(to_nodes(value), flags=OBJECTS))
 
 
 class _Finder:
-    """Finds the files of one load; on `sys.meta_path` while it lasts."""
+    """Find the files of one load. The finder is on `sys.meta_path` during the load."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.package = f"_config_{next(_loads)}"
-        #: the package of the file's folder; the folders above have one each, so that `from ..x import y` finds its file
+        #: package of the file's folder; each parent folder has its own package, so that `from ..x import y` works
         folder = ".".join([self.package, *["up" for _ in path.parents[1:]]])
         self.name = f"{folder}.{path.stem.replace('.', '-')}"
-        #: the files that were executed as config files
+        #: files that were executed as config files
         self.files = [str(path)]
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
@@ -156,17 +156,17 @@ def _run(path: Path) -> dict[str, Any]:
     hidden = {name: module for name, module in sys.modules.items() if _holds_config(name, module)}
     for name in hidden:
         del sys.modules[name]
-    # `from configs.common.train import train`: the nearest folder `configs`, and at last ours
+    # For `from configs.common.train import train`, search the nearest `configs` folder first and libai's last.
     homes = [*path.parents, *map(Path, sys.path), Path(shipped_configs()).parent]
     _add_package("configs", [home / "configs" for home in homes])
-    # a config file may load another: its finder comes before the finder of the first
+    # A config file may load another. The finder of the inner load must come before the finder of the outer one.
     is_path_finder = [other is PathFinder or isinstance(other, _Finder) for other in sys.meta_path]
     sys.meta_path.insert(is_path_finder.index(True), finder)
     try:
         return vars(importlib.import_module(finder.name))
     except (Exception, SystemExit) as error:
         if isinstance(error, ImportError) and isinstance(error, UserError):
-            raise  # about the environment, and not about the file
+            raise  # concerns the environment, not the file
         raise ConfigError(_explain(error, path, finder.files)) from error
     finally:
         sys.meta_path.remove(finder)
@@ -183,7 +183,7 @@ def _add_package(name: str, folders: list[Path]) -> None:
 
 
 def _holds_config(name: str, module: Any) -> bool:
-    """Return True for a module that holds sections, which a load must execute again."""
+    """Return True if a module contains config sections and must therefore be executed again by a load."""
     names = getattr(module, "__dict__", {})
     holds_section = any(isinstance(names.get(section), DictConfig) for section in SECTIONS)
     is_kept = name == "__main__" or CONFIG_PACKAGE.match(name)
@@ -191,7 +191,7 @@ def _holds_config(name: str, module: Any) -> bool:
 
 
 def make_importable(folder: Path) -> None:
-    """Put `folder` first on `sys.path`, and forget modules of the same names that other config folders brought."""
+    """Put `folder` first on `sys.path`, and unload modules of the same names from other config folders."""
     if folder in _import_folders:
         _import_folders.remove(folder)
         sys.path.remove(str(folder))
@@ -216,7 +216,7 @@ def import_folder_of(module_name: str) -> Path | None:
 
 
 def shown(path: Path | str) -> str:
-    """Return `path` for a message: relative when it is below the working directory."""
+    """Return `path` for a message. It is relative if it is below the working directory."""
     path = Path(path).absolute()
     return str(path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path)
 
@@ -231,7 +231,7 @@ def _load_yaml(path: Path) -> DictConfig:
         raise ConfigError(f"{shown(path)}{line}: {getattr(error, 'problem', None) or error}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{shown(path)}: {_not_utf8(error)}") from error
-    except (OSError, OmegaConfBaseException) as error:  # OmegaConf's own too, for a file that holds a bare number
+    except (OSError, OmegaConfBaseException) as error:  # OmegaConf raises OSError for a file with only a number
         config, reason = None, f" ({error})"
     if not isinstance(config, DictConfig) or (config and not any(name in config for name in SECTIONS)):
         raise ConfigError(
@@ -250,7 +250,7 @@ def _not_utf8(reason: object) -> str:
 
 
 def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
-    """Return `file:line: what`, with the line of the config and, when the error rose elsewhere, that place."""
+    """Return `file:line: message` with the line of the config, and also the place of an error raised elsewhere."""
     if isinstance(error, SyntaxError) and error.filename:
         line = f"\n    {error.text.strip()}" if error.text else ""
         return f"{shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}.{line}"

@@ -1,6 +1,6 @@
-"""Numbers of optimizers that no run can train with: negative, not finite, or out of their range.
+"""Find invalid numbers in optimizer settings: numbers that are negative, not finite or out of range.
 
-OneFlow 0.9 refuses some of them with an assertion and takes the others, which end as a NaN some iterations later.
+OneFlow 0.9 rejects some of them with an assertion. It accepts others, which lead to a NaN some iterations later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from libai.config.settings.coercion import Bounds
 
 _FROM_ZERO = Bounds(at_least=0)
 _FRACTION = Bounds(at_least=0, below=1)
-#: option of an optimizer, of its groups or of what makes groups → its limits and an example
+#: option of an optimizer, its groups or a function that makes groups → limits and an example
 OPTIONS: dict[str, tuple[Bounds, str]] = {
     "lr": (_FROM_ZERO, "1e-3"),
     "base_lr": (_FROM_ZERO, "1e-3"),
@@ -30,9 +30,9 @@ OPTIONS: dict[str, tuple[Bounds, str]] = {
 
 
 def wrong_number(name: str, value: Any) -> str:
-    """Return `expected a finite number >= 0, such as 1e-3.` for a value that the option cannot have, else "".
+    """Return a message such as `expected a finite number >= 0, such as 1e-3.` for an invalid value, and "" otherwise.
 
-    Objects, and null for all but the rate, are left to the optimizer.
+    Objects are not checked, and null is only checked for the learning rate. The optimizer handles the others.
     """
     bounds, example = OPTIONS.get(name, (Bounds(), ""))
     is_list = isinstance(value, (list, tuple, ListConfig))
@@ -50,7 +50,7 @@ def wrong_number(name: str, value: Any) -> str:
 
 
 def wrong_numbers(node: Any, path: str) -> Iterator[str]:
-    """Yield a problem for each wrong number in a section of optimizers: theirs, and those of their parameter groups."""
+    """Yield a problem for each wrong number in a section of optimizers, including their parameter groups."""
     for name, value in node.items() if isinstance(node, Mapping) else ():
         where = f"{path}.{name!s}"
         if reason := wrong_number(str(name), value):

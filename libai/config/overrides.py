@@ -1,7 +1,7 @@
-"""Overrides from the command line: `key=value`, `+key=value` and `~key`, in Hydra's grammar.
+"""Apply overrides from the command line: `key=value`, `+key=value` and `~key`, in Hydra's grammar.
 
-They are set as they are parsed. `libai.config.validation` judges keys and values, of files and overrides alike; here is
-refused what cannot be read or has no place. All problems are reported together.
+This module refuses only overrides that cannot be parsed or have no place in the config. `libai.config.validation`
+checks the keys and values of files and overrides alike. All problems are reported together.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from libai.utils.errors import first_line
 def apply_overrides(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Return a copy of `config` with `overrides` applied from left to right.
 
-    `key=value` sets a setting, an argument or what exists; `+key=value` also adds a name to a section of names, such
-    as `dataloader.test`; `~key` removes a setting, so that its default holds. Values: `null`, `[a,b]`,
-    `{name: value}`, `'quoted text'`. Raises one `ConfigError` that lists every problem.
+    * `key=value` sets a setting, an argument or an existing key.
+    * `+key=value` can also add a name to a section of names, such as `dataloader.test`.
+    * `~key` removes a setting, which restores its default.
+
+    Values can be written as `null`, `[a,b]`, `{name: value}` and `'quoted text'`. Raises one `ConfigError` that lists
+    every problem.
     """
     config = copy_config(config)
     config._set_flag(["struct", "readonly"], [False, False])
@@ -44,7 +47,7 @@ def apply_overrides(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def format_override(key: str, value: Any) -> str:
-    """Return the override that sets `key` to `value` (null, truth values, numbers, text, lists and dicts of those).
+    """Return the override that sets `key` to `value`: None, a bool, a number, text, or a list or dict of these.
 
     >>> format_override("train.output_dir", "out/x=y")
     "train.output_dir='out/x=y'"
@@ -96,7 +99,7 @@ def _apply(config: DictConfig, text: str) -> None:
         raise ConfigError(f"{text}: {path} is {parent}: expected a section.")
     is_set = last in (map(str, range(len(parent))) if isinstance(parent, ListConfig) else parent or ())
     if equals:
-        # validation knows the keys of sections and targets; a name in a section of names is added by +
+        # Validation checks the keys of sections and targets. Only + adds a name to a section of names.
         is_known = is_set or not path or path == "dataloader" or TARGET in (parent or ()) or isinstance(section, type)
         if not is_known and not name.startswith("+"):
             close = did_you_mean(key, [where for _, where in items_of(parent, path)])
@@ -104,12 +107,12 @@ def _apply(config: DictConfig, text: str) -> None:
         _set(config, key, text)
     elif is_set:
         del parent[int(last) if isinstance(parent, ListConfig) else last]
-    elif schema.find(key) is None:  # else its default holds already
+    elif schema.find(key) is None:  # a setting that is not set already has its default
         raise _unknown(config, key)
 
 
 def _set(config: DictConfig, key: str, text: str) -> None:
-    """Set `key` to the value of the override `text`; a mapping without a target sets the keys of a section."""
+    """Set `key` to the value of the override `text`. A mapping without a target is merged into an existing section."""
     value, typed = _parse(text)
     setting: Any = schema.find(key)
     is_scalar = not isinstance(value, (dict, list, type(None)))
@@ -119,7 +122,7 @@ def _set(config: DictConfig, key: str, text: str) -> None:
         key = f"{key}.{setting.text_key}"
         setting = schema.find(key)
     old = OmegaConf.select(config, key, throw_on_resolution_failure=False)
-    # a setting or argument that is text: 7 and 007 are text as well
+    # For a setting or argument that is text, 7 and 007 are text as well.
     kind = setting.kind if isinstance(setting, schema.Key) else type(old)
     if accepts_text(kind) and is_scalar and type(value) not in members_of(kind):
         value = typed
@@ -132,8 +135,8 @@ def _unknown(config: DictConfig, key: str) -> ConfigError:
 
 
 def _parse(text: str) -> tuple[Any, str]:
-    """Return the value of an override and the text that was typed for it, without quotes (`007` stays `007`)."""
-    # not at the top: Hydra takes 60 ms to import, a quarter of `train_net.py --help`, which has no override to read
+    """Return the value of an override, and the text typed for it, without quotes (`007` stays `007`)."""
+    # Imported here because Hydra takes 60 ms to import, a quarter of `train_net.py --help`, which has no overrides.
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import QuotedString, Sweep
     from hydra.errors import HydraException
@@ -142,7 +145,7 @@ def _parse(text: str) -> tuple[Any, str]:
     try:
         parsed = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        # YAML has what Hydra's grammar lacks: keys that are regular expressions
+        # Unlike Hydra's grammar, YAML supports keys that are regular expressions.
         with contextlib.suppress(yaml.YAMLError):
             value = yaml.safe_load(raw) if raw.startswith("{") else None
             if isinstance(value, dict) and None not in value.values():
@@ -158,7 +161,7 @@ def _parse(text: str) -> tuple[Any, str]:
 
 
 def _known_keys(config: DictConfig) -> list[str]:
-    """Return every key of the schema and of a config, as overrides write it."""
+    """Return every key of the schema and of a config, written as in an override."""
     found = schema.all_paths()
 
     def add(node: Any, path: str) -> None:

@@ -1,6 +1,7 @@
-"""`validate`: one frozen, typed `RunConfig` from a config, or one error with everything that is wrong with it.
+"""Turn a config into a frozen, typed `RunConfig`, or raise one error that lists all its problems.
 
-Device and mode are not judged here: what a mode cannot honour is refused by the engine (libai/config/combinations.py).
+Device and mode are not checked here. The engine refuses settings that a mode cannot honour, by `check_supported` in
+libai/config/combinations.py.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from libai.config.settings.errors import ConfigError, did_you_mean, hint
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A checked config: typed `train` and `graph`, and the lazy sections as read-only configs for `instantiate`."""
+    """A checked config: typed `train` and `graph`, and lazy sections as read-only configs for `instantiate`."""
 
     train: schema.Train
     graph: schema.Graph
@@ -42,16 +43,16 @@ class RunConfig:
     lr_scheduler: Any
     dataloader: Any
     momentum_scheduler: Any = None
-    #: what was typed on the command line, for `overrides.txt`; applied already
+    #: overrides as typed on the command line, for `overrides.txt`; they are already applied
     overrides: tuple[str, ...] = ()
 
     @property
     def mode(self) -> str:
-        """`"eager"`, `"graph"` or `"auto"`: the one place that reads `graph.enabled`."""
+        """One of `"eager"`, `"graph"` and `"auto"`. This is the only place that reads `graph.enabled`."""
         return {False: "eager", True: "graph", "auto": "auto"}[self.graph.enabled]
 
     def to_config(self) -> DictConfig:
-        """Return everything as one plain config with all defaults filled in; loading it again gives the same run."""
+        """Return one plain config with all defaults filled in. Loading it again gives the same run."""
         sections = {name: _plain(getattr(self, name)) for name in (*schema.LAZY_SECTIONS, *schema.TYPED_SECTIONS)}
         return OmegaConf.create(sections, flags=OBJECTS)
 
@@ -64,16 +65,17 @@ def _plain(value: Any) -> Any:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), world_size: int = 1) -> RunConfig:
-    """Return the config in a file, with `overrides` applied, checked for a run of `world_size` processes."""
+    """Load a config file, apply `overrides`, and check the result for a run of `world_size` processes."""
     return validate(LazyConfig.apply_overrides(LazyConfig.load(path), overrides), world_size)
 
 
 def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model", "optim", "dataloader")) -> RunConfig:
     """Check `config` for a run of `world_size` processes and return it typed and frozen.
 
-    The config itself is not changed. `required`: lazy sections that must be there. Raises one `ConfigError` that
-    lists all problems: unknown keys, wrong types, values out of range, arguments that a target does not take, and
-    combinations that cannot be. Imports the targets, unless that takes seconds and something is wrong already.
+    `config` is not changed. `required` lists the lazy sections that must be present. Raises one `ConfigError` that
+    lists all problems: unknown keys, wrong types, values out of range, arguments that a target does not accept, and
+    impossible combinations. The targets are imported, except if problems have already been found and importing oneflow
+    would take seconds.
     """
     if not isinstance(config, DictConfig):
         raise ConfigError(f"validate takes what LazyConfig.load returns, found {type(config).__name__}.")
@@ -100,7 +102,7 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
         f"{name} is missing: {schema.LAZY_SECTIONS[name]} Add `{name} = LazyCall(...)(...)` to the config."
         for name in missing
     ]
-    if is_typed_sound:  # a number that could not be read would make more mistakes than there are
+    if is_typed_sound:  # a number that could not be read would cause misleading follow-up errors
         problems += impossible_sizes(train, world_size)
     if not problems or "oneflow" in sys.modules:
         _check_lazy(lazy, train, problems)
@@ -113,7 +115,7 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
 
 
 def _freeze(node: Any) -> None:
-    """Make `node` and all below it read-only; one by one, as the nodes of a `LazyCall` have no flags of a parent."""
+    """Make `node` and everything below it read-only. Nodes of a `LazyCall` do not inherit the flags of a parent."""
     if OmegaConf.is_config(node):
         node._set_flag("readonly", True)
         for key, _ in items_of(node, ""):
@@ -121,7 +123,7 @@ def _freeze(node: Any) -> None:
 
 
 def _read_item(config: Any, key: Any, path: str, problems: list[str]) -> Any:
-    """Return a value of a config; one that cannot be read becomes a problem and None."""
+    """Return a value of a config. If it cannot be read, add to `problems` and return None."""
     try:
         return read_item(config, key, path)
     except ConfigError as error:
@@ -130,7 +132,7 @@ def _read_item(config: Any, key: Any, path: str, problems: list[str]) -> Any:
 
 
 def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
-    """Return the schema class `cls` filled from the section at `path`; what is absent or wrong keeps its default."""
+    """Return the schema class `cls`, filled from the section at `path`. Missing or wrong values keep their default."""
     name = path.rpartition(".")[2]
     if name not in parent.keys():  # noqa: SIM118  `in parent` is false for ???
         return cls()
@@ -166,7 +168,7 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
 
 
 def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str]) -> None:
-    """Check everything that must be a LazyCall, a built object or null, and all that is below it."""
+    """Check all values that must be a LazyCall, a built object or null, and everything below them."""
     loaders: Any = lazy["dataloader"]
     if not isinstance(loaders, (Mapping, type(None))):
         wanted = schema.LAZY_SECTIONS["dataloader"]
@@ -201,7 +203,7 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
             f"train.writers={names}: expected each of {', '.join(schema.WRITERS)} once at most, or "
             "LazyCall(Writer)(argument=value)."
         )
-    # path, node, what the calls must give, and how many levels of names or lists may be above a call
+    # path, node, required result of the calls, and maximum number of levels of names or lists above a call
     for path, section, kind, depth in (
         ("model", lazy["model"], "a module", 0),
         ("optim", lazy["optim"], "an optimizer", 1),
@@ -215,7 +217,7 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
 
 
 def _check_calls(node: Any, path: str, kind: str, depth: int, problems: list[str]) -> None:
-    """Check the calls in a section of at most `depth` levels; each must give `kind`."""
+    """Check the calls in a section of at most `depth` levels. Each call must return `kind`."""
     is_call = isinstance(node, Mapping) and TARGET in node
     if depth and not is_call and isinstance(node, (list, Mapping, ListConfig)) and len(node):
         for key, where in items_of(node, path):
@@ -230,10 +232,10 @@ def _check_calls(node: Any, path: str, kind: str, depth: int, problems: list[str
 
 
 def _check_below(node: Any, path: str, problems: list[str], kind: str | None = None) -> None:
-    """Check that everything below `node` can be read; with a kind, that targets exist and take their arguments.
+    """Check that everything below `node` can be read and, unless `kind` is None, that targets accept their arguments.
 
-    `kind`: what a target at `path` must give, see `wrong_kind`; empty for anything. Values are converted to
-    the types that targets declare, as 1 to 1.0 or "off" to False.
+    `kind` is the required result of a target at `path`, see `wrong_kind`. An empty `kind` allows anything. Values are
+    converted to the types that targets declare, for example 1 to 1.0 or "off" to False.
     """
     if isinstance(node, (str, bytes)) or not isinstance(node, (Mapping, Sequence)):
         return
@@ -251,7 +253,7 @@ def _check_below(node: Any, path: str, problems: list[str], kind: str | None = N
             kinds = {} if wrong else kinds_of_arguments(target)
     for key, where in items_of(node, path):
         value = _read_item(node, key, where, problems)
-        # null is left to the run, which may have a value for it; objects are the target's own matter
+        # Skip null, for which the run may provide a value, and objects, which the target checks itself.
         is_plain = isinstance(value, (bool, int, float, str, list, Mapping, ListConfig))
         if key in kinds and is_plain and not (isinstance(value, Mapping) and TARGET in value):
             try:
@@ -264,7 +266,7 @@ def _check_below(node: Any, path: str, problems: list[str], kind: str | None = N
 
 
 def calls_by_dataset(evaluators: Any) -> dict[str, Any]:
-    """Return name -> LazyCall; `<dataset>/<name>` for what is below the name of a dataset."""
+    """Return name -> LazyCall. Evaluators in the section of a dataset are named `<dataset>/<name>`."""
     found: dict[str, Any] = {}
     for name, section in ((str(name), evaluators[name]) for name in evaluators):
         if isinstance(section, Mapping) and TARGET not in section:

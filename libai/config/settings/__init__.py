@@ -1,1 +1,1 @@
-"""The settings that libai knows: names, types, limits and meaning, and the errors that tell a user about them."""
+"""All settings of libai: their names, types, limits and meaning, and the errors that report mistakes in them."""

@@ -1,4 +1,4 @@
-"""Values of settings: fit one to the type and the limits that a setting has, and hold any object in a config.
+"""Convert values to the type and limits of a setting, and store arbitrary objects in a config.
 
 Types are ordinary annotations built from bool, int, float, str, None, `Literal`, list, tuple, dict, `|` and Any.
 """
@@ -39,7 +39,7 @@ _WORDS: dict[Any, str] = {
     dict: "a section such as {name: value}",
     type(None): "null",
 }
-#: types whose values are taken as they are
+#: types -> classes whose instances are accepted unchanged
 _HELD: dict[Any, Any] = {
     str: str,
     list: (list, tuple, ListConfig),
@@ -50,10 +50,10 @@ _HELD: dict[Any, Any] = {
 
 
 class Mismatch(ValueError):
-    """The value does not fit; the text says what was expected."""
+    """Raised if a value does not fit a type. The message describes the expected value."""
 
 
-#: limit -> its sign, and the comparison that is true of a value outside of it
+#: limit -> its sign, and the comparison that is true for values outside it
 _LIMITS = {
     "at_least": (">=", operator.lt),
     "above": (">", operator.le),
@@ -64,7 +64,7 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of a number; each may be absent."""
+    """Limits of a number. Each limit is optional."""
 
     at_least: float | None = None
     above: float | None = None
@@ -72,7 +72,7 @@ class Bounds:
     below: float | None = None
 
     def broken_by(self, value: Any) -> bool:
-        """Return True if `value` is a number outside the limits, as NaN and the infinities are of any."""
+        """Return True if `value` is a number outside the limits. NaN and infinities are outside any limits."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         given = {name: limit for name, limit in vars(self).items() if limit is not None}
@@ -94,7 +94,7 @@ def members_of(kind: Any) -> tuple[Any, ...]:
 
 
 def coerce(value: Any, kind: Any) -> Any:
-    """Return `value` as `kind`, or raise `Mismatch` saying what was expected.
+    """Convert `value` to `kind`. Raises `Mismatch` with a description of the expected value.
 
     >>> coerce(1e3, int), coerce("off", bool), coerce(None, int | None), coerce(1, float)
     (1000, False, None, 1.0)
@@ -102,7 +102,8 @@ def coerce(value: Any, kind: Any) -> Any:
     members = members_of(kind)
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     is_whole = is_number and (isinstance(value, numbers.Integral) or float(value).is_integer())
-    # an exact fit comes before a conversion: 1 is not true for int | bool; but 1e3 is a whole number
+    # An exact type match takes precedence over a conversion: for int | bool, 1 does not become True. But if int is
+    # allowed, the float 1e3 becomes an integer.
     if type(value) in members and not (int in members and is_whole):
         return value
     for member in members:
@@ -122,7 +123,7 @@ def coerce(value: Any, kind: Any) -> Any:
 
 
 def expected(kind: Any, limits: str = "") -> str:
-    """Describe `kind`, whose numbers have `limits`, for an error: `a whole number >= 1 or null`."""
+    """Return a description of `kind` and the `limits` of its numbers for an error: `a whole number >= 1 or null`."""
     names: list[str] = []
     for member in members_of(kind):
         origin = get_origin(member) or member
@@ -138,7 +139,7 @@ def expected(kind: Any, limits: str = "") -> str:
 
 
 def type_name(kind: Any) -> str:
-    """Write `kind` as the reference does: `int | null`."""
+    """Return `kind` as it is written in the reference, such as `int | null`."""
     names: list[str] = []
     for member in members_of(kind):
         origin = get_origin(member) or member
@@ -148,18 +149,18 @@ def type_name(kind: Any) -> str:
 
 
 def is_simple(annotation: Any) -> bool:
-    """Return True if `coerce` understands `annotation` wholly, so that a value can be compared with it."""
+    """Return True if `coerce` understands every part of `annotation`, so that it can check values."""
     origins = [get_origin(member) or member for member in members_of(annotation)]
     return all(origin is Literal or origin in _WORDS for origin in origins)
 
 
 def accepts_text(kind: Any) -> bool:
-    """Return True if text is one of the things that `kind` allows."""
+    """Return True if `kind` allows text."""
     return str in members_of(kind)
 
 
 def to_nodes(value: Any) -> Any:
-    """Return `value` with every object that OmegaConf would refuse or take apart (a dataclass, say) put into a node."""
+    """Wrap every object in `value` that OmegaConf would reject or take apart, such as a dataclass, in a node."""
     if isinstance(value, dict):
         return {key: to_nodes(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -168,7 +169,7 @@ def to_nodes(value: Any) -> Any:
 
 
 def copy_config(config: Any) -> Any:
-    """Copy a config (or a dict or list of them), sharing the objects in it: a built model is not copied."""
+    """Copy a config, or a dict or list of configs. Objects in it, such as a built model, are shared and not copied."""
     return copy.deepcopy(config, {id(held): held for held in _objects(config)})
 
 
@@ -176,7 +177,7 @@ def _objects(node: Any) -> Iterator[Any]:
     if isinstance(node, AnyNode):
         node = node._value()
     if isinstance(node, (DictConfig, ListConfig)):
-        node = node.__dict__["_content"]  # nodes, not values: nothing is resolved; text for ??? and interpolations
+        node = node.__dict__["_content"]  # the nodes, because values would be resolved; ??? and interpolations are text
     if isinstance(node, (dict, list, tuple)):
         for item in node.values() if isinstance(node, dict) else node:
             yield from _objects(item)
@@ -185,7 +186,7 @@ def _objects(node: Any) -> Iterator[Any]:
 
 
 def key(default: Any, doc: str, **bounds: Any) -> Any:
-    """Return a field of a section: a setting with its default, meaning and limits."""
+    """Return a dataclass field for a setting with its default, meaning and limits."""
     return dataclasses.field(default=default, metadata={"doc": doc, "bounds": Bounds(**bounds)})
 
 

@@ -1,4 +1,4 @@
-"""The error of everything in this package, and the name that the user may have misspelt."""
+"""Define the error that this package raises, and suggest names that the user may have misspelt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from libai.utils.errors import UserError
 class ConfigError(UserError):
     """One or more mistakes in a config file, an override or an argument, reported together.
 
-    `problems` holds them one by one; the text of the error is one line (or short paragraph) for each.
+    `problems` is the list of mistakes. The message has one line or short paragraph for each.
     """
 
     def __init__(self, problems: str | Sequence[str]) -> None:
@@ -25,10 +25,10 @@ def _likeness(word: str, other: str) -> float:
 
 
 def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> list[str]:
-    """Return the choices that `word` may be a misspelling of, best first, at most two; empty when nothing is close.
+    """Return up to two choices that `word` may be a misspelling of, best first. Empty if nothing is close.
 
-    Of dotted keys the last names must be alike too, not only the section that they share. A choice that ends in the
-    same name counts as well: `train.lr` finds `optim.lr`.
+    For dotted keys, the last names must also be similar: sharing a section is not enough. A choice that ends in the
+    same name counts too: `train.lr` finds `optim.lr`.
 
     >>> nearest("train.trian_iter", ["train.train_iter", "train.log_period"])
     ['train.train_iter']
@@ -53,11 +53,11 @@ def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> list[s
 
 
 def did_you_mean(word: str, choices: Iterable[str], at_least: float = 0.75) -> str:
-    """` Did you mean a or b?`, or the empty string, to be appended to a sentence."""
+    """Return ` Did you mean a or b?` or the empty string, to be appended to a sentence."""
     close = nearest(word, choices, at_least)
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def hint(key: str, choices: Iterable[str]) -> str:
-    """Return a sentence about `key`, which does not exist: another trainer's name, or a misspelling of a choice."""
+    """Return a sentence about the unknown setting `key`: its name in libai if another trainer has it, or a choice."""
     return meant(key) or did_you_mean(key, choices)

@@ -1,14 +1,15 @@
-"""Names of other trainers and their names here: one table for settings, keyword arguments, attributes and imports.
+"""Map names used by other trainers to libai's names, for settings, keyword arguments, attributes and imports.
 
-Users type the names that they know, and a comparison of letters would not find `optim.lr` for `learning_rate`. The
-systems: LiBai, detectron2, mmengine, fastNLP, ColossalAI, PaddleDetection, Lightning, Hugging Face, torchtitan.
+Users type the names that they know, and `optim.lr` is spelled too differently from `learning_rate` to be suggested.
+The names come from LiBai, detectron2, mmengine, fastNLP, ColossalAI, PaddleDetection, Lightning, Hugging Face and
+torchtitan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-#: setting or settings that are meant -> names that others have for it
+#: setting or settings in libai -> names in other trainers
 _SETTINGS = {
     "optim.lr": "lr learning_rate base_lr max_lr init_lr peak_lr lr0",
     "optim.params.weight_decay": "weight_decay wd l2",
@@ -134,7 +135,7 @@ _SETTINGS = {
     "model.dropout": "dropout dropout_rate",
 }
 
-#: the answer to names that are not settings here -> the names
+#: sentence about names that are not settings in libai -> these names
 _SENTENCES = {
     "The number of processes is PROCS, the third argument of tools/train.sh.": (
         "gpus gpu num_gpus devices world_size nproc nproc_per_node num_processes procs num_gpus_per_node"
@@ -220,7 +221,7 @@ _SENTENCES = {
     "docs/model_and_data.md.": "train_graph eval_graph global_mode debug",
 }
 
-#: what to write in Python -> attributes, methods and classes of others
+#: expression to write in Python -> attributes, methods and classes of other trainers
 _MEMBERS = {
     "trainer.fetch_metrics()": "write_metrics _write_metrics log_metrics",
     "trainer.storage.put_scalars()": "put_scalar put_scalars log log_dict",
@@ -282,7 +283,7 @@ def _by_name(table: Mapping[str, str]) -> dict[str, str]:
 
 
 _SETTING_OF, _SENTENCE_OF, _MEMBER_OF = _by_name(_SETTINGS), _by_name(_SENTENCES), _by_name(_MEMBERS)
-#: section of a config -> the argument of a trainer that does the same
+#: section or setting of a config -> the equivalent argument of a trainer
 _ARGUMENTS = {
     "train.clip_grad.max_norm": "max_grad_norm",
     "train.clip_grad.value": "max_grad_value",
@@ -297,7 +298,7 @@ _ARGUMENTS = {
 
 
 def meant(key: str) -> str:
-    """` Did you mean optim.lr?` (or another sentence) for another trainer's name at the end of the setting `key`.
+    """Return ` Did you mean optim.lr?` or another sentence if `key` ends in a name that another trainer uses.
 
     >>> meant("train.lr"), meant("flux")
     (' Did you mean optim.lr?', '')
@@ -313,7 +314,7 @@ def meant(key: str) -> str:
 
 
 def argument_meant(name: str, arguments: Collection[str]) -> str:
-    """Return a sentence about `name`, which is none of a trainer's `arguments`, or an empty string.
+    """Return a sentence about `name`, which is not one of a trainer's `arguments`, or an empty string.
 
     >>> argument_meant("update_every", ["num_accumulation_steps"])
     ' Did you mean num_accumulation_steps?'
@@ -331,7 +332,7 @@ def argument_meant(name: str, arguments: Collection[str]) -> str:
 
 
 def member_meant(name: str) -> str:
-    """Return a sentence about `name`, which is not an attribute or class here, or an empty string.
+    """Return a sentence about `name`, which is not an attribute or class of libai, or an empty string.
 
     >>> member_meant("write_metrics")
     ' Use trainer.fetch_metrics() (docs/migrate/README.md).'
@@ -345,5 +346,5 @@ def member_meant(name: str) -> str:
 
 
 def is_foreign(name: str) -> bool:
-    """Return True if others call one of the settings `name`."""
+    """Return True if `name` is a name that other trainers use for a setting."""
     return name.lower() in _SETTING_OF or name.lower() in _SENTENCE_OF

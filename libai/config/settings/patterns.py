@@ -1,4 +1,4 @@
-"""Settings that hold regular expressions, which choose parameters or layers by name."""
+"""Apply settings that select parameters or layers by regular expressions on their names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from libai.utils.errors import UserError
 
 
 def names_matching(patterns: Sequence[str], names: Sequence[str], setting: str, kind: str = "parameters") -> list[str]:
-    """The `names` in which a pattern is found, in their order. `kind`: what they are names of.
+    """Return the `names` in which at least one pattern is found, in their original order.
 
-    Raises `UserError`, which names `setting`, for an invalid regular expression and for a pattern without a match.
+    `kind` describes the named objects in errors. Raises `UserError`, which mentions `setting`, for an invalid regular
+    expression and for a pattern without a match.
     """
     chosen: set[str] = set()
     for pattern in patterns:

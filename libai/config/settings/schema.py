@@ -1,7 +1,7 @@
-"""The typed settings: every key of `train` and `graph` with its type, default, range and meaning.
+"""Define the typed settings: every key of `train` and `graph` with its type, default, range and meaning.
 
-This is the one source of truth: defaults (`configs/common`), validation, overrides and `docs/config.md` derive from
-it. `model`, `optim`, `dataloader` and the schedules hold `LazyCall`s, whose targets' signatures are their schema.
+This is the single source of truth for defaults (`configs/common`), validation, overrides and `docs/config.md`.
+`model`, `optim`, `dataloader` and the schedules hold `LazyCall`s. Their schema is the signature of the target.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Key:
     bounds: Bounds
 
     def fit(self, value: Any) -> Any:
-        """Return `value` as this setting wants it; raises `Mismatch` for the wrong type or a value out of range."""
+        """Convert `value` to the type of this setting. Raises `Mismatch` for a wrong type or a value out of range."""
         more = None
         try:
             value = coerce(value, self.kind)
@@ -179,7 +179,7 @@ class Key:
 
 
 def defaults(section: Literal["train", "graph"]) -> DictConfig:
-    """A fresh config of `section` with the default of every key, for config files to start from.
+    """Return a new config of `section` with the default of every key, as a starting point for config files.
 
     >>> defaults("graph").enabled
     False
@@ -189,7 +189,7 @@ def defaults(section: Literal["train", "graph"]) -> DictConfig:
 
 @functools.cache
 def _index() -> dict[str, Key | type]:
-    """Every section (its class) and setting of the typed sections by its path, in the order of the source."""
+    """Return path -> setting, or the class of a section, for everything in the typed sections, in source order."""
     found: dict[str, Key | type] = {}
 
     def add(cls: type, path: str) -> None:
@@ -209,7 +209,7 @@ def _index() -> dict[str, Key | type]:
 
 
 def find(path: str) -> Key | type | None:
-    """The setting, the section (its class), or None, that `path` names in the typed sections.
+    """Return the setting at `path` in the typed sections, the class of a section there, or None.
 
     >>> find("train.amp.enabled").default
     False
@@ -218,16 +218,16 @@ def find(path: str) -> Key | type | None:
 
 
 def settings() -> list[Key]:
-    """All settings of the typed sections, in the order of the source."""
+    """Return all settings of the typed sections, in source order."""
     return [found for found in _index().values() if isinstance(found, Key)]
 
 
 def section_expected(section: str) -> str:
-    """Return what to write in place of a value for a whole section."""
+    """Return the error text for a plain value in place of a whole section."""
     below = [path for path in _index() if path.rpartition(".")[0] == section]
     return f"expected a section. Set {', '.join(below[:3])}, or remove it."
 
 
 def all_paths() -> list[str]:
-    """Every section and setting, dotted; what a misspelt key is held against."""
+    """Return the dotted paths of all sections and settings. Misspelt keys are compared with them."""
     return list(dict.fromkeys([*SECTIONS, *_index()]))

@@ -1,4 +1,4 @@
-"""The sections of `train`, each with its settings: type, default, range and meaning."""
+"""Define the sections of `train` and their settings with type, default, range and meaning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from libai.config.settings.coercion import key, lazy
 class Switched:
     """A section whose other settings have no effect while `switch` is false, null or empty.
 
-    `works_alone`: settings that have one.
+    `works_alone` lists settings that have an effect anyway.
     """
 
     switch: ClassVar[str]
@@ -117,7 +117,7 @@ class Evaluation(Switched):
     """When and how to evaluate on `dataloader.test`. The end of a run is always evaluated."""
 
     switch: ClassVar[str] = "enabled"
-    works_alone: ClassVar[tuple[str, ...]] = ("eval_iter", "evaluators")  # an evaluation can also be asked for
+    works_alone: ClassVar[tuple[str, ...]] = ("eval_iter", "evaluators")  # also used by an evaluation on request
 
     enabled: bool = key(True, "Evaluate at all.")
     eval_period: int | Literal["epoch"] = key(500, "Iterations between two evaluations, or `epoch`.", at_least=1)
@@ -180,7 +180,7 @@ class Dist:
 class LoadWeight(Switched):
     """The weights that the model starts from; `train.load_weight=PATH` sets the path alone."""
 
-    #: the key that is meant where the section is set to a text
+    #: key that is set if the section is given as text
     text_key: ClassVar[str] = "path"
     switch: ClassVar[str] = "path"
 

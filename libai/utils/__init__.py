@@ -1,1 +1,1 @@
-"""Facts and helpers that know nothing of libai: ranks, files, logging, seeds, errors."""
+"""Helpers that do not depend on the rest of libai: ranks, files, logging, seeds, errors."""

@@ -1,4 +1,4 @@
-"""Files that are either the old or the new whole, whatever happens in between; and disks that are full."""
+"""Write files atomically, and explain errors of full disks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace (or create) `path` with `data`, on disk when this returns.
+    """Replace or create `path` with `data`. The data is on disk when this returns.
 
-    Written next to `path`, fsynced, renamed: a reader sees the old file or the new one, also after a crash. The parent
-    folder must exist. On failure the old file stays and nothing is left behind.
+    The data is written to a temporary file in the same folder, fsynced and renamed. A reader sees either the old or the
+    new file, even after a crash. The parent folder must exist. On failure, the old file stays and the temporary file is
+    removed.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -38,12 +39,12 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
-    """`atomic_write_bytes` of `text` in UTF-8."""
+    """Write `text` in UTF-8 by `atomic_write_bytes`."""
     atomic_write_bytes(path, text.encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, `{}` when there is none that can be read."""
+    """Return the object in a JSON file, or `{}` if it cannot be read or is not an object."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -52,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def point_link(link: Path, target: Path) -> None:
-    """Make `link` a relative symbolic link to `target`, in one step. What is there and is no link stays."""
+    """Atomically make `link` a relative symbolic link to `target`. An existing file that is not a link is kept."""
     if link.exists() and not link.is_symlink():
         return
     temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}.tmp")
@@ -61,7 +62,7 @@ def point_link(link: Path, target: Path) -> None:
 
 
 def fsync_dir(path: str | os.PathLike[str]) -> None:
-    """Make the names in folder `path` (a rename, a new file) survive a power cut."""
+    """Fsync the folder `path`, so that a rename or a new file in it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -71,7 +72,7 @@ def fsync_dir(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Put `path` into an `OSError` of the block that names no file: a failed write does not know its file."""
+    """Add `path` to an `OSError` raised in the block without a file name, as by a failed write."""
     try:
         yield
     except OSError as error:
@@ -81,14 +82,14 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def is_full_disk(error: BaseException | None) -> bool:
-    """True for an error that says that a disk, a quota or the limit of `ulimit -f` is used up."""
+    """Return True if the error means that a disk, a quota or the limit of `ulimit -f` is exhausted."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def explain_full_disk(error: BaseException) -> str | None:
-    """The sentence for the user about an error of `is_full_disk`, with the file and the space that is left; else None.
+    """Return a message for the user about an error of `is_full_disk`, with the file and the free space.
 
-    None as well when the error names no file.
+    Returns None for other errors and for errors without a file name.
     """
     if not isinstance(error, OSError) or not is_full_disk(error) or error.filename is None:
         return None
@@ -102,7 +103,7 @@ def explain_full_disk(error: BaseException) -> str | None:
 
 
 def free_space(path: str | os.PathLike[str]) -> str:
-    """`, 12 KiB are free there` for the disk of `path`, the empty string when it cannot be asked."""
+    """Return text such as `, 12 KiB are free there` for the disk of `path`, or "" if the free space is unknown."""
     folder = Path(path)
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent

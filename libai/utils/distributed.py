@@ -1,10 +1,10 @@
 """Rank and device of this process, and the few collectives that a trainer needs.
 
-Rank facts come from the environment that `oneflow.distributed.launch` sets and cost no import of oneflow; only the
-collectives import it, and only when there is more than one process. Collectives run on CPU tensors in the calling
-order, so every rank must call the same ones in the same order, from one thread.
+Ranks are read from the environment set by `oneflow.distributed.launch`, without importing oneflow. The collectives
+import it only if there is more than one process. Collectives run on CPU tensors in the order of the calls. Every rank
+must call the same ones in the same order, from one thread.
 
-This file is not about layouts: which ranks share a model or a batch is the business of `libai.parallel.Mesh`.
+`libai.parallel.Mesh` handles layouts: which ranks share a model or a batch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger("libai.utils")
 Op = Literal["sum", "max", "min"]
 
 _FIRST, _LAST = (6, 0), (8, 9)
-#: the wheel holds machine code for sm_60 ... sm_86 and no PTX that a driver could compile; 8.9 runs the code of 8.6
+#: the wheel has machine code for sm_60 ... sm_86 and no PTX that a driver could compile; 8.9 runs the code of 8.6
 _SUPPORTED = "compute capability 6.0 to 8.9 (Pascal to Ada)"
-#: sent in place of a length by a rank whose object JSON cannot hold, so that the others fail with it and do not wait
+#: sent instead of a length by a rank if JSON cannot encode its object; the others then fail too instead of waiting
 _NOT_ENCODABLE = -1
 
 
@@ -44,31 +44,31 @@ def _from_launcher(name: str, default: int) -> int:
 
 
 def get_rank() -> int:
-    """This process among all processes of the job, 0-based. 0 without a launcher."""
-    return max(0, _from_launcher("RANK", 0))  # importing oneflow without a launcher sets RANK=-1
+    """Return the 0-based rank of this process in the job, or 0 without a launcher."""
+    return max(0, _from_launcher("RANK", 0))  # `import oneflow` sets RANK=-1 without a launcher
 
 
 def get_world_size() -> int:
-    """Number of processes of the job. 1 without a launcher."""
+    """Return the number of processes of the job, or 1 without a launcher."""
     return _from_launcher("WORLD_SIZE", 1)
 
 
 def get_local_rank() -> int:
-    """Return the rank on this machine, 0-based; also the index of its GPU. 0 without a launcher."""
+    """Return the 0-based rank on this machine, or 0 without a launcher. It is also the index of the rank's GPU."""
     return _from_launcher("LOCAL_RANK", 0)
 
 
 def is_main_process() -> bool:
-    """True on rank 0, the one that prints and writes."""
+    """Return True on rank 0, which prints and writes."""
     return get_rank() == 0
 
 
 def default_device(device: str = "auto") -> str:
     """Resolve "auto", "cpu" or "cuda" to the device type of this process, "cpu" or "cuda".
 
-    "auto" is CUDA where oneflow sees GPUs that it has machine code for, else the CPU, with a warning when there are
-    GPUs that cannot be used. "cuda" raises `UserError` in that case, and both do when this machine has fewer GPUs than
-    ranks.
+    "auto" is CUDA if oneflow finds GPUs and has machine code for all of them. Otherwise it is the CPU, with a warning
+    if there are GPUs that cannot be used. "cuda" raises `UserError` if CUDA cannot be used. Both raise `UserError` if
+    this machine has fewer GPUs than ranks.
     """
     if device == "cpu":
         return "cpu"
@@ -87,7 +87,7 @@ def default_device(device: str = "auto") -> str:
         if count:
             logger.warning("training on the CPU: %s", obstacle)
         return "cpu"
-    if get_local_rank() >= count:  # never the CPU for some ranks only: they would wait for each other forever
+    if get_local_rank() >= count:  # if only some ranks used the CPU, all would wait for each other forever
         raise UserError(
             f"train.device={device}: local rank {get_local_rank()} needs a GPU of its own, and this machine shows "
             f"{count}. Start at most {count} processes here, or use train.device=cpu."
@@ -96,17 +96,17 @@ def default_device(device: str = "auto") -> str:
 
 
 def prepare_device(device: str, is_eager: bool) -> None:
-    """Let OneFlow compute on its scheduler thread in eager mode on CPU, unless the user has chosen otherwise.
+    """Make OneFlow compute on its scheduler thread in eager mode on CPU, unless the user has chosen otherwise.
 
-    That thread spins while a worker computes, so ranks steal each other's cores. Graph mode would get slower. Has no
-    effect after the first tensor.
+    That thread spins while a worker computes, so ranks would take each other's cores. The setting would make graph mode
+    slower. It has no effect after the first tensor has been created.
     """
     if is_eager and default_device(device) == "cpu":
         os.environ.setdefault("ONEFLOW_VM_COMPUTE_ON_WORKER_THREAD", "0")
 
 
 def _explain_no_cuda(count: int) -> str | None:
-    """Why the `count` GPUs of this machine cannot be used; None when they can. The same for all its ranks."""
+    """Return the reason why the `count` GPUs of this machine cannot be used, or None. All its ranks get the same."""
     import oneflow as flow
 
     if not count:
@@ -116,7 +116,7 @@ def _explain_no_cuda(count: int) -> str | None:
 
 
 def explain_unsupported(devices: Iterable[tuple[str, tuple[int, ...]]]) -> str | None:
-    """Return why a GPU cannot be used, None if all of them can. `devices`: name and compute capability of each.
+    """Return the reason why a GPU cannot be used, or None if all can. `devices` holds names and compute capabilities.
 
     >>> explain_unsupported([("A100", (8, 0))]) is None
     True
@@ -131,10 +131,10 @@ def explain_unsupported(devices: Iterable[tuple[str, tuple[int, ...]]]) -> str |
 
 
 def all_reduce(array: np.ndarray, op: Op = "sum") -> np.ndarray:
-    """Combine an array of equal shape from every rank elementwise; every rank gets the same bits back.
+    """Combine the arrays of all ranks elementwise. Every rank gets the same bits back.
 
-    Floats are combined and returned in float64, integers and booleans in int64, whatever went in; also with one
-    process. Every rank must pass the same shape and kind. Collective.
+    Floats are combined and returned in float64, and integers and booleans in int64, also with one process. Every rank
+    must pass the same shape and kind. Collective.
     """
     if op not in ("sum", "max", "min"):
         raise ValueError(f"all_reduce knows op 'sum', 'max' and 'min', not {op!r}")
@@ -159,7 +159,7 @@ def _widen(array: np.ndarray) -> np.ndarray:
 
 
 def _all_gather(array: np.ndarray) -> list[np.ndarray]:
-    """The arrays of all ranks, of equal shape and dtype, in rank order."""
+    """Return the arrays of all ranks in rank order. They must have equal shapes and dtypes."""
     import oneflow as flow
 
     mine = flow.tensor(array.reshape(-1))
@@ -169,20 +169,20 @@ def _all_gather(array: np.ndarray) -> list[np.ndarray]:
 
 
 def gather_arrays(array: np.ndarray) -> list[np.ndarray]:
-    """The arrays of all ranks in rank order, on every rank; of one shape and dtype on all ranks. Collective."""
+    """Return the arrays of all ranks in rank order, on every rank. Shapes and dtypes must be equal. Collective."""
     return [one.astype(array.dtype) for one in _all_gather(_widen(array))] if get_world_size() > 1 else [array]
 
 
 def any_rank(flag: bool) -> bool:
-    """True on every rank when `flag` is true on at least one; how ranks agree to stop or save. Collective."""
+    """Return True on every rank if `flag` is true on any. Ranks use it to agree to stop or save. Collective."""
     return bool(all_reduce(np.array([bool(flag)]), "sum")[0] > 0)
 
 
 def broadcast_object(obj: Any, src: int = 0) -> Any:
-    """The object of rank `src` on every rank; what the other ranks pass is ignored. Collective.
+    """Return the object of rank `src` on every rank. The objects of other ranks are ignored. Collective.
 
-    JSON values only, nothing is pickled; they come back as JSON gives them (tuples as lists), also with one process.
-    When `src` holds something else, every rank raises `TypeError`.
+    Only JSON values are supported, and nothing is pickled. They come back as JSON decodes them (tuples as lists), also
+    with one process. Every rank raises `TypeError` if `src` passes anything else.
     """
     return gather_objects(obj if get_rank() == src else None)[src]
 
@@ -190,16 +190,16 @@ def broadcast_object(obj: Any, src: int = 0) -> Any:
 def result_of_rank_0(
     work: Callable[[], Any], mistake: type[Exception] = UserError, failed: type[Exception] = RuntimeError
 ) -> Any:
-    """What `work` returns on rank 0, a JSON value, on every rank. Collective.
+    """Call `work` on rank 0 and return its result, a JSON value, on every rank. Collective.
 
-    What it raises rises on every rank: on the others as `mistake` where it is one of the user's, by its exit code, else
-    as `failed`.
+    If `work` raises an exception, every rank raises. Rank 0 raises the exception itself. The other ranks raise
+    `mistake` if its exit code marks a user mistake, and `failed` otherwise.
     """
     result, error = None, None
     if is_main_process():
         try:
             result = work()
-        except Exception as raised:  # the others wait for the broadcast
+        except Exception as raised:  # the other ranks are waiting for the broadcast
             error = raised
     is_mistake = getattr(error, "exit_code", None) == EXIT_USER_MISTAKE
     text = None if error is None else str(error) or type(error).__name__
@@ -210,13 +210,16 @@ def result_of_rank_0(
 
 
 def gather_objects(obj: Any) -> list[Any]:
-    """The objects of all ranks in rank order, on **every** rank; JSON values as in `broadcast_object`. Collective."""
+    """Return the objects of all ranks in rank order, on **every** rank. Only JSON values, as in `broadcast_object`.
+
+    Collective.
+    """
     if get_world_size() == 1:
         return [json.loads(_encode(obj))]
     error, data = None, b""
     try:
         data = _encode(obj)
-    except TypeError as raised:  # the others wait for the lengths
+    except TypeError as raised:  # the other ranks are waiting for the lengths
         error = raised
     lengths = [int(n[0]) for n in _all_gather(np.array([_NOT_ENCODABLE if error else len(data)], np.int64))]
     if _NOT_ENCODABLE in lengths:
@@ -238,7 +241,7 @@ def _encode(obj: Any) -> bytes:
 
 
 def barrier() -> None:
-    """Wait until every rank has come here. Collective."""
+    """Wait until every rank has called this. Collective."""
     if get_world_size() > 1:
         import oneflow as flow
 

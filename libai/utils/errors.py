@@ -1,36 +1,40 @@
-"""Errors whose text is all that a user needs, and the exit codes that processes of libai end with."""
+"""Errors that users can understand from their message, and the exit codes of libai's processes."""
 
 import re
 from typing import Any
 
 EXIT_FAILED = 1
 EXIT_USER_MISTAKE = 2
-#: stopped from outside with everything saved, `--resume` continues (EX_TEMPFAIL of sysexits.h)
+#: stopped from outside with everything saved; `--resume` continues (EX_TEMPFAIL of sysexits.h)
 EXIT_RESUMABLE = 75
 
 
 class UserError(ValueError):
-    """The user asked for something that cannot be: a mistake in config, arguments, data or model contract.
+    """Raised for a mistake by the user in the config, the arguments, the data or the model contract.
 
-    The tools print its text alone, without a traceback, and exit with code 2. The text says what was asked,
-    what was found, why it cannot be and what to change.
+    The tools print the message without a traceback and exit with code 2. The message names the request, the finding,
+    the reason and a remedy.
     """
 
-    #: the exit code of a process that ends by it
+    #: exit code of a process that this error ends
     exit_code = EXIT_USER_MISTAKE
 
 
 class OutputLostError(OSError):
-    """The output folder was removed or renamed during the run; to continue would lose its results (exit code 1)."""
+    """Raised if the output folder was removed or renamed during the run.
 
-    #: the tools print its text without a traceback, which would tell nothing more
+    Continuing would lose the results of the run. The exit code is 1.
+    """
+
+    #: the tools print the message without a traceback, which would not help
     explains_itself = True
 
 
 def describe_error(text: str, exit_code: int) -> dict[str, Any]:
-    """Return an error as every command prints it with --json: the text, and what a program may look for in it.
+    """Return an error as every command prints it with --json: the message and parts that programs may need.
 
-    `key`: the setting or flag, `place`: the file and line, `fix`: the last sentence; each null if the text has none.
+    `key` is the setting or flag, `place` is the file and line, and `fix` is the last sentence. Each is None if the
+    message does not have it.
     """
     key = re.search(r"\b(train|graph|model|optim|dataloader|(lr|momentum)_scheduler)(\.\w+)+|--[a-z][a-z-]*", text)
     place = re.match(r"(\S+\.(py|ya?ml)(:\d+)?): ", text)
@@ -45,18 +49,20 @@ def describe_error(text: str, exit_code: int) -> dict[str, Any]:
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of an error's text, where OneFlow has the reason; its class when it has none."""
+    """Return the last line of an error's message, where OneFlow puts the reason, or its class if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, without colours and C++ stack of OneFlow's; its class when it has none.
+    """Return the first line of an error's message, without OneFlow's colours and C++ stack.
+
+    Returns the name of its class if there is no message.
 
     >>> first_line(RuntimeError("\x1b[1mError\x1b[0m: no such tensor\n  File ..."))
     'no such tensor'
     """
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     first = text.splitlines()[0].strip() if text else ""
-    if unequal := re.fullmatch(r"\((\S+) vs (\S+)\)", first):  # a check whose text OneFlow leaves out
+    if unequal := re.fullmatch(r"\((\S+) vs (\S+)\)", first):  # OneFlow gives no text for this check
         return f"sizes that must be equal are {unequal[1]} and {unequal[2]}"
     return re.sub(r"^Error:\s*", "", first).rstrip(". ") or type(error).__name__

@@ -1,7 +1,7 @@
-"""One job per folder: a lock that the kernel drops when its process ends, however it ends.
+"""Allow one job per folder, by a lock that the kernel releases when its process ends for any reason.
 
-`run.lock` holds the process id and host of the holder, for the message to the job that is refused. Not here: what a job
-does with its folder (libai/engine/run/run_folder.py).
+`run.lock` stores the process id and host of the holder, for the message to a job that is refused.
+libai/engine/run/run_folder.py handles the contents of the folder.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from libai.utils.atomic import read_json
 from libai.utils.errors import UserError
 
 LOCK_FILE = "run.lock"
-#: a look at the lock (`find_holder`) holds it for a moment, which must not refuse anybody
+#: `find_holder` holds the lock for a moment, which must not make another job fail
 _PATIENCE_SECONDS = 0.2
 
 
 class FolderInUseError(UserError):
-    """Another job writes into the folder."""
+    """Raised if another job writes into the folder."""
 
 
 class FolderLock:
-    """Holds `folder` for this process from construction to `release`; raises `FolderInUseError` when another does.
+    """A lock on `folder`, which this process holds from construction to `release`.
 
-    Processes that are forked from this one do not hold it. Where the file system has no locks, nothing is held.
+    Raises `FolderInUseError` if another process holds the folder. Forked processes do not hold the lock. If the file
+    system does not support locks, nothing is locked.
     """
 
     def __init__(self, folder: Path):
@@ -47,18 +48,21 @@ class FolderLock:
         self._path.write_text(json.dumps(self._holder), encoding="utf-8")
 
     def release(self) -> None:
-        """Release the folder for others. May be called again."""
-        if not self._lock.is_locked:  # also in a forked process, where the lock stays the parent's
+        """Release the folder. May be called several times."""
+        if not self._lock.is_locked:  # also in a forked process, because the parent keeps the lock
             return
-        if read_json(self._path) == self._holder:  # else the folder was removed and another job made it again
-            self._path.unlink(missing_ok=True)  # before the release: who waits for this file sees that it is gone
+        if read_json(self._path) == self._holder:  # otherwise another job has recreated the folder
+            self._path.unlink(missing_ok=True)  # before the release, so that a waiting process sees that it is gone
         self._lock.release()
 
 
 def find_holder(folder: Path) -> dict[str, Any] | None:
-    """Return `{"pid": …, "host": …}` of the process that holds `folder`, as far as it is known; None if nobody does."""
+    """Return `{"pid": …, "host": …}` of the process that holds `folder`, or None if it is free.
+
+    The dict is empty if the holder is unknown. The result is also None if the file system does not support locks.
+    """
     path = folder / LOCK_FILE
-    if not path.exists():  # else looking would make it
+    if not path.exists():  # acquiring the lock would create the file
         return None
     lock = _lock_at(path)
     try:
@@ -72,7 +76,7 @@ def find_holder(folder: Path) -> dict[str, Any] | None:
 
 
 def describe_holder(folder: Path, holder: dict[str, Any]) -> str:
-    """Return the one line for a job that is refused."""
+    """Return the message for a job that is refused."""
     who = f"process {holder['pid']} on {holder.get('host')}" if "pid" in holder else "another process"
     return (
         f"train.output_dir={folder} is in use: {who} trains there now, and two jobs in one folder would mix their "
@@ -81,5 +85,5 @@ def describe_holder(folder: Path, holder: dict[str, Any]) -> str:
 
 
 def _lock_at(path: Path) -> FileLock:
-    """Return a lock of the process, not of a thread, that a file left behind by a dead one cannot hold."""
+    """Return a lock that belongs to the process, not a thread. The file of a dead process does not keep it locked."""
     return FileLock(path, thread_local=False, fallback_to_soft=False)

@@ -1,9 +1,9 @@
-"""Logging of a run: rank 0 to the screen and `log.txt`, every other rank to its own `log_rank<k>.txt` alone.
+"""Set up the logging of a run. Rank 0 logs to the screen and `log.txt`, and other ranks only to `log_rank<k>.txt`.
 
-What the screen shows of a record may differ: `logger.info(text, extra={"screen": "shorter"})`, nothing with "". A quiet
-screen shows warnings, errors, and records with `extra={"is_result": True}`.
+A record can have another text on the screen: `logger.info(text, extra={"screen": "shorter"})`. With "", the screen does
+not show it. A quiet screen shows warnings, errors, and records with `extra={"is_result": True}`.
 
-Modules log through `logging.getLogger("libai.<package>")`; only the program calls `setup_logging`.
+Modules log through `logging.getLogger("libai.<package>")`. Only the program calls `setup_logging`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _warned: set[str] = set()
 
 
 class _ScreenFormatter(logging.Formatter):
-    """The message alone, or the record's own text for a screen; what is worse than information says so in front."""
+    """Format a record as its message or its text for the screen, with the level in front of warnings and errors."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = getattr(record, "screen", None) or super().format(record)
@@ -35,7 +35,7 @@ class _ScreenFormatter(logging.Formatter):
 
 
 class _ScreenHandler(logging.StreamHandler):
-    """Writes to whatever `sys.stdout` is at that moment, so that a progress bar can put lines above itself."""
+    """Write to the current `sys.stdout`, which lets a progress bar print lines above itself."""
 
     def __init__(self, is_quiet: bool) -> None:
         logging.Handler.__init__(self)
@@ -47,21 +47,21 @@ class _ScreenHandler(logging.StreamHandler):
 
     @property
     def stream(self) -> TextIO:
-        """The present standard output."""
+        """The current standard output."""
         return sys.stdout
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Stop writing to a standard output that takes nothing: a closed pipe (`| head`), a full disk."""
+        """Stop writing to a standard output that cannot be written, such as a closed pipe (`| head`) or a full disk."""
         error = _detach_if_unwritable(self, record)
         if error is None:
             return
         with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # output flushed at exit must not fail again
         say(f"warning: standard output cannot be written ({error.strerror}); the run continues without it.")
 
 
 class _LogFile(logging.FileHandler):
-    """A log file; a run whose log cannot be written says so once and continues without it."""
+    """A log file. If it cannot be written, the run prints one warning and continues without it."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = _detach_if_unwritable(self, record)
@@ -72,7 +72,7 @@ class _LogFile(logging.FileHandler):
         say(f"warning: {self.baseFilename} cannot be written: {error.strerror}{space}. The run continues without it.")
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written is tried again
+        with contextlib.suppress(OSError):  # closing tries again to write the remaining text
             super().close()
 
 
@@ -84,23 +84,29 @@ def setup_logging(
     holds_files: bool = False,
     quiet: bool = False,
 ) -> logging.Logger:
-    """Set the logger "libai" up for this rank and return it.
+    """Set up the logger "libai" for this rank and return it.
 
-    Files are appended to, so a resumed run continues its log. May be called again (another folder, another
-    level): the earlier handlers of this function are replaced. `output_dir=None`: screen only. `rank`, `world`: of the
-    launcher. `holds_files`: touch no file yet; what is logged is kept in memory until `open_log_files` writes it.
-    `quiet`: only warnings, errors and results reach the screen; the files get everything.
+    Files are appended to, so a resumed run continues its log. Another call, for example with a new folder or level,
+    replaces the handlers of the earlier call.
+
+    Args:
+        output_dir: folder of the log files. None logs to the screen only.
+        rank: rank of this process (default: from the launcher).
+        world: number of ranks (default: from the launcher).
+        level: lowest level that is logged.
+        holds_files: do not touch files yet. Records are kept in memory until `open_log_files` writes them.
+        quiet: show only warnings, errors and results on the screen. The files get everything.
     """
     rank = get_rank() if rank is None else rank
     world = get_world_size() if world is None else world
     reset_logging()
     logger = logging.getLogger("libai")
     logger.setLevel(level)
-    logger.propagate = False  # a root handler of the user's would print every line twice
+    logger.propagate = False  # a root handler set by the user would print every line twice
     if rank == 0:
         _attach(logger, _ScreenHandler(quiet))
     else:
-        _attach(logger, logging.NullHandler())  # or Python prints warnings of this rank by itself
+        _attach(logger, logging.NullHandler())  # without a handler, Python would print this rank's warnings
     if output_dir is not None:
         name = "log.txt" if rank == 0 else f"log_rank{rank}.txt"
         file = _LogFile(Path(output_dir).absolute() / name, encoding="utf-8", delay=True)
@@ -112,7 +118,7 @@ def setup_logging(
 
 
 def open_log_files() -> None:
-    """Write what was logged since `setup_logging(…, holds_files=True)` to the log file, and everything from now on."""
+    """Write all records since `setup_logging(…, holds_files=True)` to the log file, and write later ones directly."""
     for handler in logging.getLogger("libai").handlers:
         if isinstance(handler, MemoryHandler) and isinstance(handler.target, _LogFile):
             Path(handler.target.baseFilename).parent.mkdir(parents=True, exist_ok=True)
@@ -121,12 +127,12 @@ def open_log_files() -> None:
 
 
 def is_quiet() -> bool:
-    """Whether `setup_logging` was asked for a quiet screen."""
+    """Return True if `setup_logging` was called with `quiet=True`."""
     return any(getattr(handler, "is_quiet", False) for handler in logging.getLogger("libai").handlers)
 
 
 def reset_logging() -> None:
-    """Take back what `setup_logging` did: close the files, let "libai" behave like any other logger."""
+    """Undo `setup_logging`: close the files and make "libai" behave like any other logger."""
     logger = logging.getLogger("libai")
     for handler in list(logger.handlers):
         if getattr(handler, "of_libai", False):
@@ -139,12 +145,15 @@ def reset_logging() -> None:
 
 
 def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
-    handler.of_libai = True  # type: ignore[attr-defined]  # so that handlers of the user survive a second set-up
+    handler.of_libai = True  # type: ignore[attr-defined]  # the user's handlers must survive a second set-up
     logger.addHandler(handler)
 
 
 def _detach_if_unwritable(handler: logging.Handler, record: logging.LogRecord) -> OSError | None:
-    """Remove the handler that failed to write `record`; the error, None for one of another kind, which is reported."""
+    """Remove the handler that failed to write `record` and return its `OSError`.
+
+    For another kind of error, report it as `logging` does, keep the handler, and return None.
+    """
     error = sys.exc_info()[1]
     if not isinstance(error, OSError):
         logging.Handler.handleError(handler, record)
@@ -155,7 +164,7 @@ def _detach_if_unwritable(handler: logging.Handler, record: logging.LogRecord) -
 
 
 def warn_once(logger: logging.Logger, key: str, text: str) -> None:
-    """Log `text` as a warning unless this process has warned under `key` before."""
+    """Log `text` as a warning, unless this process has already logged a warning with this `key`."""
     if key not in _warned:
         _warned.add(key)
         logger.warning("%s", text)

@@ -1,4 +1,4 @@
-"""The argument parser of all commands and of the training program."""
+"""Argument parser of all commands and of the training program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from libai.utils.errors import UserError
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Fills the paragraphs of a description; what is indented in one keeps its lines."""
+    """Wrap the paragraphs of a description, except those with indented lines."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip().split("\n\n")
@@ -26,12 +26,12 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def only_result(as_json: bool) -> contextlib.AbstractContextManager[object]:
-    """With --json, send what a model prints in the block to stderr: standard output holds nothing except the JSON."""
+    """With --json, redirect stdout to stderr in the block. Only the JSON result is then written to stdout."""
     return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 
 
 def require_one_process(more: str = "") -> None:
-    """Raise `UserError` in a job of several processes."""
+    """Raise `UserError` if the job has several processes. `more` extends the message."""
     if get_world_size() > 1:
         raise UserError(
             f"this command runs on one process, and this job has {get_world_size()}. Start it without a launcher{more}."
@@ -39,30 +39,30 @@ def require_one_process(more: str = "") -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that takes no abbreviations, and whose mistakes are a `UserError` with the nearest flag."""
+    """An `ArgumentParser` without abbreviations. Mistakes raise `UserError` with the nearest flag."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
 
     def add_config(self, nargs: str | None = None) -> None:
-        """Add CONFIG and the settings that follow it, as for training."""
+        """Add CONFIG and the settings after it, as for training."""
         self.add_argument("config", metavar="CONFIG", nargs=nargs, help="a config file, or the name of a shipped one")
         self.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """Add an argument as argparse does; a positional one that may be left out is not reported as required."""
+        """Add an argument as argparse does. An optional positional argument is not reported as required."""
         if options.get("nargs") == "*" and not names[0].startswith("-"):
             options.setdefault("default", [])
         return super().add_argument(*names, **options)
 
     @property
     def flags(self) -> list[str]:
-        """The long flags that the help shows."""
+        """Long flags that are shown in the help."""
         actions = [action for action in self._actions if action.help != argparse.SUPPRESS]
         return [flag for action in actions for flag in action.option_strings if flag.startswith("--")]
 
     def error(self, message: str) -> NoReturn:
-        """Raise `UserError`."""
+        """Raise `UserError` with the message, and with the nearest flag if a flag is unknown."""
         _, is_unknown, words = message.partition("unrecognized arguments: ")
         word = words.split()[0] if words.split() else ""
         if is_unknown and word.startswith("-"):

@@ -1,8 +1,8 @@
-"""Facts that a rank and its watchers tell each other: a few numbers in a file that all of them map into memory.
+"""Share the state of a rank with the processes that watch it, as a few numbers in a memory-mapped file.
 
-The launcher makes a folder with one such file for each of its ranks. Writing a number there costs no system call and
-needs no room on a disk. Standard library only. Not here: the watching itself (libai/launch/rank.py,
-libai/launch/supervisor.py) and what a rank failed with (libai/launch/guard.py).
+The launcher creates a folder with one such file per rank. Writing a number needs neither a system call nor disk space.
+Uses only the standard library. libai/launch/rank.py and libai/launch/supervisor.py watch the ranks, and
+libai/launch/guard.py records their errors.
 """
 
 from __future__ import annotations
@@ -17,49 +17,50 @@ from pathlib import Path
 
 from libai.utils.errors import UserError
 
-#: set by the launcher: the folder of the notes, and the number of ranks on this machine
+#: variables set by the launcher: the folder of the notes, and the number of ranks on this machine
 NOTES_VARIABLE = "LIBAI_NOTES"
 LOCAL_RANKS_VARIABLE = "LIBAI_LOCAL_RANKS"
-#: the file in that folder to which rank 0 writes the run's output folder
+#: name of the file in that folder to which rank 0 writes the run's output folder
 OUTPUT_DIR = "output_dir"
-#: seconds since 1970 when the launcher began: the time of `${now:...}` on every rank, also when started again
+#: start time of the launcher in seconds since 1970, used for `${now:...}` on every rank, also after a restart
 START_VARIABLE = "LIBAI_START_TIME"
-#: what makes a process a rank: with these, `import oneflow` waits for the other ranks of the job
+#: variables that make a process a rank: with them, `import oneflow` waits for the other ranks of the job
 RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 
-#: the longest time without progress: before the first iteration, where the ranks meet, and from then on
+#: variables and defaults in seconds for the longest time without progress: before and after the first iteration,
+#: and during the rendezvous
 START_LIMIT, STEP_LIMIT = "LIBAI_START_TIMEOUT", "LIBAI_STEP_TIMEOUT"
 DEFAULT_START_SECONDS = DEFAULT_STEP_SECONDS = 1800.0
 DEFAULT_MEETING_SECONDS = 120.0
 
-#: what oneflow 0.9.0 writes to stderr and tells a user nothing, such as on a machine without InfiniBand or a GPU
+#: parts of lines that oneflow 0.9.0 writes to stderr and that do not help users, such as those about a missing GPU
 HARMLESS = (
     b"libibverbs not available",
     b"CUDA driver version is insufficient",
     b"Failed to get cuda runtime version",
-    b"io_event_poller.cpp",  # a rank whose peer has gone
+    b"io_event_poller.cpp",  # written by a rank after another one has exited
     b"*** Check failure stack trace: ***",
     b"    @     0x",
 )
 
 
 def drop_harmless(text: bytes) -> bytes:
-    """`text` without the lines that mean nothing, whole lines only."""
+    """Return `text` without harmless lines."""
     return b"".join(line for line in text.splitlines(keepends=True) if not any(h in line for h in HARMLESS))
 
 
 def world_size() -> int:
-    """Number of ranks of the job that this process belongs to, as its launcher says."""
+    """Return the number of ranks of the job, as set by the launcher, or 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def environment_of_no_rank() -> dict[str, str]:
-    """This process's environment for one that has no place in its job."""
+    """Return the environment for a subprocess that is not a rank of this job."""
     return {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
 
 
 def read_limit(name: str, default: float) -> float:
-    """The seconds of START_LIMIT or STEP_LIMIT, 0 without limit; `UserError` for anything but a number of seconds."""
+    """Return the seconds of START_LIMIT or STEP_LIMIT. 0 means no limit. Raises `UserError` for an invalid number."""
     text = os.environ.get(name) or str(default)
     with contextlib.suppress(ValueError):
         if 0 <= float(text) < float("inf"):
@@ -71,60 +72,60 @@ def read_limit(name: str, default: float) -> float:
 
 
 class RankState(ctypes.Structure):
-    """The state of a rank. The first group is written by the rank, the second by the process that watches it."""
+    """State of a rank. The rank writes the fields up to `code`, and the process that watches it writes the others."""
 
     _fields_ = (
-        ("pid", ctypes.c_int64),  # 0 until it can be asked for its stacks
-        ("beats", ctypes.c_int64),  # counts whatever shows that it gets on
-        ("limit", ctypes.c_double),  # seconds between two beats after which it hangs; 0: it may do what it likes
-        ("iteration", ctypes.c_int64),  # completed
-        ("phase", ctypes.c_char * 16),  # the one that it is in
-        ("listens", ctypes.c_int64),  # a signal lets it save and stop
-        ("has_left", ctypes.c_int64),  # its work is over, with this exit code
+        ("pid", ctypes.c_int64),  # 0 until the rank can be asked for its stacks
+        ("beats", ctypes.c_int64),  # counts signs of progress
+        ("limit", ctypes.c_double),  # seconds without a beat after which it counts as hung; 0: no limit
+        ("iteration", ctypes.c_int64),  # number of completed iterations
+        ("phase", ctypes.c_char * 16),  # current phase
+        ("listens", ctypes.c_int64),  # 1 if it saves and stops on a signal
+        ("has_left", ctypes.c_int64),  # 1 if its work is over, with the exit code `code`
         ("code", ctypes.c_int64),
-        ("ended_at", ctypes.c_double),  # 0 while it runs
+        ("ended_at", ctypes.c_double),  # time in seconds since 1970; 0 while it runs
         ("status", ctypes.c_int64),  # exit code, or minus the signal that ended it
-        ("hung_seconds", ctypes.c_double),  # it was ended because it had no beat for that long
+        ("hung_seconds", ctypes.c_double),  # if it was ended because it hung: the limit in seconds
     )
 
 
 def make_state(folder: str, rank: int) -> RankState:
-    """The numbers of a rank that is to be started."""
+    """Create and return the state of a rank that is about to start."""
     Path(folder, f"state_{rank}").write_bytes(bytes(RankState()))
     return open_state(folder, rank)
 
 
 def open_state(folder: str, rank: int) -> RankState:
-    """The numbers of a rank of this machine's job."""
+    """Return the shared state of a rank on this machine."""
     with open(Path(folder, f"state_{rank}"), "r+b") as file:
         return RankState.from_buffer(mmap.mmap(file.fileno(), 0))
 
 
 class _Own:
-    """This process's numbers, nobody else's without the launcher; its phases, from the outermost to the present one."""
+    """State and phases of this process. Without the launcher, the state is not shared. The current phase is last."""
 
     folder: str | None = None
     state = RankState()
     phases: tuple[str, ...] = ()
-    #: the limit outside of phases: a program of the user's own has none there
+    #: time limit in seconds outside phases; 0 (no limit) for the user's own program
     limit = 0.0
 
 
 def begin_rank(state: RankState, is_training: bool) -> None:
-    """Make this process the rank whose numbers these are."""
+    """Make this process the rank that `state` describes."""
     _Own.folder, _Own.state = os.environ[NOTES_VARIABLE], state
     state.limit = _Own.limit = read_limit(START_LIMIT, DEFAULT_START_SECONDS) if is_training else 0.0
     state.pid = os.getpid()
 
 
 def own_folder() -> Path | None:
-    """The notes folder of the launcher that has started this process as a rank; None when nobody has."""
+    """Return the launcher's folder of notes, or None if no launcher started this process as a rank."""
     is_rank = _Own.folder is not None and _Own.state.pid == os.getpid()
     return Path(str(_Own.folder)) if is_rank else None
 
 
 def own_state() -> RankState:
-    """This process's numbers."""
+    """Return the state of this process."""
     return _Own.state
 
 
@@ -133,10 +134,11 @@ def own_state() -> RankState:
 
 @contextlib.contextmanager
 def phase(name: str, start_seconds: float = DEFAULT_START_SECONDS) -> Iterator[None]:
-    """Say what this process is at while the block runs ("build", "compile", "save" …); also a decorator.
+    """Set the phase of this process ("build", "compile", "save" …) while the block runs. Also works as a decorator.
 
-    In a phase a rank must get on: `note_progress` within LIBAI_START_TIMEOUT seconds (or `start_seconds`), and after
-    the first iteration within LIBAI_STEP_TIMEOUT. An exception keeps the innermost phase that it left as `left_phase`.
+    In a phase, a rank must make progress. It must call `note_progress` within LIBAI_START_TIMEOUT seconds (default
+    `start_seconds`) before the first iteration, and within LIBAI_STEP_TIMEOUT seconds after it. An exception gets the
+    innermost phase that it left as `left_phase`.
     """
     before, limit = _Own.phases, _Own.state.limit
     _set_phases((*before, name))
@@ -165,9 +167,9 @@ def _set_phases(names: tuple[str, ...]) -> None:
 
 
 def note_progress(iteration: int | None = None) -> None:
-    """Report that work continues, such as reading a large corpus; costs nothing worth mentioning.
+    """Report that work continues, for example while reading a large corpus. The cost is negligible.
 
-    `iteration`: how many are completed, from the training loop.
+    `iteration` is the number of completed iterations. The training loop passes it.
     """
     state = _Own.state
     state.beats += 1
@@ -179,7 +181,7 @@ def note_progress(iteration: int | None = None) -> None:
 
 
 def own_progress() -> tuple[str, int]:
-    """The phase of this process, and the iterations completed, as the host knows it: nothing waits for the device."""
+    """Return the phase of this process and the number of completed iterations, without waiting for the device."""
     return (_Own.phases or ("",))[-1], _Own.state.iteration
 
 
@@ -191,16 +193,16 @@ class _Hiding:
 
 
 def hide_harmless_lines() -> None:
-    """Let `without_harmless_lines` act in this process, which no launcher has started."""
+    """Enable `without_harmless_lines` in this process. It has no effect in a process started by a launcher."""
     _Hiding.is_on = True
 
 
 @contextlib.contextmanager
 def without_harmless_lines() -> Iterator[None]:
-    """Leave the lines that mean nothing out of what the block writes to stderr, in commands and notebooks.
+    """Remove harmless lines from the stderr of the block, in commands and notebooks.
 
-    A rank's stderr is read by its launcher, which leaves them out. Where native code ends a rank, its last words count
-    more, so that the ranks of other launchers keep all lines.
+    libai's launcher removes them from the stderr of its ranks. Ranks of other launchers keep all lines, because their
+    last output matters if native code ends them.
     """
     if world_size() > 1 or own_folder() is not None or not (_Hiding.is_on or "ipykernel" in sys.modules):
         yield

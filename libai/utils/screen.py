@@ -1,4 +1,4 @@
-"""Text for a terminal: levels in colour, and tables. Standard library only."""
+"""Format text for a terminal: coloured levels and tables. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ _COLOURS = {"warning": 33, "error": 31, "critical": 31}
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return whether a person reads `stream` on a terminal. `!command` in a notebook has one, but keeps its output."""
+    """Return True if `stream` is a terminal that a person reads.
+
+    `!command` in a notebook has a terminal too, but the notebook stores its output, so it does not count.
+    """
     return stream.isatty() and "JPY_PARENT_PID" not in os.environ
 
 
 def coloured(level: str, stream: TextIO) -> str:
-    """`level` in its colour ("warning" yellow, "error" red), plain without a terminal or with NO_COLOR."""
+    """Return `level` in its colour ("warning" yellow, "error" red), or plain without a terminal or with NO_COLOR."""
     shows = is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{_COLOURS[level]}m{level}\x1b[0m" if shows and level in _COLOURS else level
 
 
 def say(text: str) -> None:
-    """Write a message to stderr, with a level in front in its colour; on a terminal in place of a bar."""
+    """Write a message to stderr and colour a leading level. On a terminal, it replaces a progress bar."""
     level, colon, rest = text.partition(": ")
     if colon and level in _COLOURS:
         text = f"{coloured(level, sys.stderr)}: {rest}"
@@ -34,7 +37,7 @@ def say(text: str) -> None:
 
 
 def say_error(text: str, exit_code: int) -> None:
-    """Write an error to stderr or, if --json is among the words of the command, as JSON to stdout."""
+    """Write an error to stderr, or as JSON to stdout if the command has --json."""
     if "--json" in sys.argv:
         print(json.dumps(describe_error(text.removeprefix("error: "), exit_code), indent=1), flush=True)
     else:
@@ -42,7 +45,7 @@ def say_error(text: str, exit_code: int) -> None:
 
 
 def format_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Return columns of text, each as wide as its longest cell. `right`: columns whose cells end in line.
+    """Format rows as columns of text, each as wide as its longest cell. `right` lists the right-aligned columns.
 
     >>> print(format_table([["name", "size"], ["weight", "12"]], right=[1]))
     name    size

@@ -1,4 +1,4 @@
-"""One seed for the whole job, and the limits of the process that long runs meet."""
+"""Set one seed for the whole job, and raise the process's limit of open files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ import numpy as np
 from libai.utils.distributed import broadcast_object
 from libai.utils.errors import UserError
 
-#: numpy's global generator takes 32 bits
+#: numpy's global generator takes seeds of 32 bits
 MAX_SEED = 2**32 - 1
-#: what splitmix64 counts by
+#: increment of splitmix64
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def resolve_seed(seed: int | None) -> int:
-    """`seed`, or with None one drawn on rank 0 that all ranks share. Collective when None."""
+    """Return `seed` or, if it is None, a random seed that rank 0 shares with all ranks. Collective if None.
+
+    Raises `UserError` for a seed that numpy does not accept.
+    """
     if seed is None:
         return int(broadcast_object(secrets.randbelow(MAX_SEED + 1)))
     if not 0 <= seed <= MAX_SEED:
@@ -31,10 +34,11 @@ def resolve_seed(seed: int | None) -> int:
 
 
 def seed_everything(seed: int, offset: int = 0) -> int:
-    """Seed the global generators of Python and numpy by `seed + offset`, and that of oneflow by `seed`; returns `seed`.
+    """Seed the global generators of Python and numpy with `seed + offset` and oneflow's with `seed`. Returns `seed`.
 
-    `offset`: the data-parallel rank where ranks are to draw differently (`train.diff_rank_seed`). Initial weights need
-    the same seed on every rank. oneflow 0.9.0's `nn.Dropout` ignores it; `libai.layers` has a dropout that does not.
+    `offset` is the data-parallel rank if ranks should use different random numbers (`train.diff_rank_seed`). Initial
+    weights need the same seed on every rank. `nn.Dropout` of oneflow 0.9.0 ignores the seed, but the dropout in
+    `libai.layers` does not.
     """
     import oneflow as flow
 
@@ -46,7 +50,7 @@ def seed_everything(seed: int, offset: int = 0) -> int:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """The generators of Python and numpy go on after the block as if nothing had been drawn in it."""
+    """Restore the generators of Python and numpy after the block, as if it had used no random numbers."""
     before = random.getstate(), np.random.get_state()
     try:
         yield
@@ -56,9 +60,9 @@ def generators_kept() -> Iterator[None]:
 
 
 def raise_open_file_limit(wanted: int = 65536) -> int:
-    """Raise this process's soft limit of open files to `wanted`, or as far as its hard limit lets it; returns it.
+    """Raise the soft limit of open files to `wanted`, or as far as the hard limit allows. Return the limit.
 
-    Memory-mapped shards and loader workers pass the usual 1024 quickly. Never lowers the limit.
+    Memory-mapped shards and loader workers quickly exceed the usual 1024. The limit is never lowered.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -70,7 +74,7 @@ def raise_open_file_limit(wanted: int = 65536) -> int:
 
 
 def mix_bits(x: np.ndarray) -> np.ndarray:
-    """The bijective finaliser of splitmix64 (Steele, Lea, Flood 2014) on uint64; products wrap, as intended."""
+    """Apply the bijective finaliser of splitmix64 (Steele, Lea, Flood 2014) to uint64. Products wrap, as intended."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

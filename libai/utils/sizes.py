@@ -1,7 +1,6 @@
-"""Sizes that models and layers are built with, checked before OneFlow sees them; sizes in bytes for readers;
-and lists cut into parts by the sizes of their items.
+"""Check the sizes of models and layers before OneFlow uses them, format sizes in bytes, and cut lists into buckets.
 
-OneFlow 0.9.0 ends the process (SIGABRT) when a layer is initialised with a negative size.
+OneFlow 0.9.0 ends the process (SIGABRT) if a layer is initialised with a negative size.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ T = TypeVar("T")
 
 
 def is_size(value: Any) -> bool:
-    """True for a whole number of at least 1; truth values are none.
+    """Return True for an integer of at least 1. Booleans do not count.
 
     >>> is_size(3), is_size(0), is_size(True), is_size(3.0)
     (True, False, False, False)
@@ -25,7 +24,7 @@ def is_size(value: Any) -> bool:
 
 
 def check_sizes(**sizes: Any) -> None:
-    """Raise `UserError` for the first of `sizes`, each a number or a list of numbers, that is none."""
+    """Raise `UserError` for the first invalid size. Each size is a number or a list of numbers."""
     for name, value in sizes.items():
         is_list = isinstance(value, (list, tuple))
         if not all(map(is_size, value)) if is_list else not is_size(value):
@@ -34,14 +33,14 @@ def check_sizes(**sizes: Any) -> None:
 
 
 def check_rate(**rates: Any) -> None:
-    """Raise `UserError` for the first of `rates` that is no number above 0."""
+    """Raise `UserError` for the first rate that is not a finite number above 0."""
     for name, value in rates.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             raise UserError(f"{name}={value!r}: it must be a number > 0.")
 
 
 def available_bytes() -> int | None:
-    """Memory that new allocations can have on this machine, in bytes; None where the kernel does not tell."""
+    """Return the memory available for new allocations on this machine in bytes, or None if it is unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii", errors="replace") as file:
             fields = dict(line.split(":", 1) for line in file)
@@ -51,7 +50,7 @@ def available_bytes() -> int | None:
 
 
 def format_bytes(size: float) -> str:
-    """`size` in the largest binary unit of which there is at least one.
+    """Format `size` in bytes with the largest binary unit that gives a value of at least 1.
 
     >>> format_bytes(1536), format_bytes(12)
     ('1.5 KiB', '12 B')
@@ -65,7 +64,10 @@ def format_bytes(size: float) -> str:
 def cut_into_buckets(
     items: Iterable[T], kind_of: Callable[[T], Any], size_of: Callable[[T], int], max_size: int
 ) -> list[list[T]]:
-    """`items` in order, cut into lists of one kind and at most `max_size` together; a larger one is alone."""
+    """Cut `items` into buckets, in order. The items of a bucket have the same kind and a total size up to `max_size`.
+
+    A larger item gets its own bucket.
+    """
     buckets: list[list[T]] = []
     newest: dict[Any, tuple[list[T], int]] = {}
     for item in items:

@@ -1,4 +1,4 @@
-"""Tensors of OneFlow 0.9.0, which need care, and the tensors in nested dicts, lists and tuples."""
+"""Work around quirks of OneFlow 0.9.0 tensors, and handle tensors in nested dicts, lists and tuples."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from libai.utils.distributed import get_rank
 
 
 def is_on_cpu(x: flow.Tensor) -> bool:
-    """True if the local or global tensor `x` lives in host memory."""
+    """Return True if the local or global tensor `x` is in host memory."""
     return (x.placement.type if x.is_global else x.device.type) == "cpu"
 
 
 def detached(tensor: flow.Tensor) -> flow.Tensor:
-    """`tensor.detach()` whose own views and reshapes are right.
+    """Return `tensor.detach()`, but with correct views and reshapes.
 
-    OneFlow 0.9.0 forgets in a detached tensor where a view begins (`storage_offset` is 0): its values are right, but
-    those of any view of it, as `reshape` and `stack` make, come from the start of the storage. The same happens to a
-    view that `grad` is set to. Here a view is copied before.
+    In OneFlow 0.9.0, a detached view loses its `storage_offset`, which becomes 0. Its own values are right, but any
+    view of it, such as those made by `reshape` and `stack`, reads from the start of the storage. The same happens if
+    `grad` is set to a view. This function therefore copies a view before detaching it.
     """
     if tensor.is_local and not tensor.is_lazy and tensor.storage_offset():
         tensor = tensor.clone()
@@ -32,12 +32,12 @@ def detached(tensor: flow.Tensor) -> flow.Tensor:
 
 
 def replicated(tensor: flow.Tensor) -> flow.Tensor:
-    """A global tensor in full on every rank of its placement. Collective."""
+    """Return the full global tensor on every rank of its placement. Collective."""
     return tensor.to_global(placement=tensor.placement, sbp=[flow.sbp.broadcast] * len(tensor.sbp))
 
 
 def full_tensor(tensor: flow.Tensor) -> flow.Tensor:
-    """A local copy of all of a tensor on every rank. Collective for a global one."""
+    """Return a local copy of the full tensor on every rank. Collective for a global tensor."""
     tensor = tensor.detach()
     if not tensor.is_global:
         return tensor.clone()
@@ -46,23 +46,23 @@ def full_tensor(tensor: flow.Tensor) -> flow.Tensor:
 
 
 def local_part(tensor: flow.Tensor) -> flow.Tensor:
-    """The part of a tensor that this rank holds, without its history."""
+    """Return the part of a tensor that this rank holds, detached from the autograd graph."""
     return detached(tensor.to_local() if tensor.is_global else tensor)
 
 
 def part_here(tensor: flow.Tensor) -> flow.Tensor | None:
-    """Return this rank's part of a tensor, sharing its memory; None on a rank without a part. Not collective."""
+    """Return this rank's part of a tensor, which shares its memory, or None on a rank without one. Not collective."""
     if not tensor.is_global:
         return tensor
     return tensor.to_local() if get_rank() in np.ravel(tensor.placement.ranks) else None
 
 
 def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
-    """Bring small tensors to the host, those of one dtype and placement in a single transfer.
+    """Copy small tensors to the host, with one transfer per dtype and placement.
 
-    Joining first is what makes it cheap: 8 scalars took 0.28 ms against 1.3 ms one by one (oneflow 0.9.0 on CPU), and
-    on a GPU each transfer is a synchronisation. Collective for global tensors. Returns 1-D float64 arrays (a 0-dim
-    tensor gives one element).
+    Concatenating them first makes this cheap: 8 scalars took 0.28 ms, against 1.3 ms one by one (oneflow 0.9.0 on CPU).
+    On a GPU, each transfer synchronises. Returns 1-D float64 arrays (a 0-dim tensor gives one element). Collective for
+    global tensors.
     """
     groups: dict[Any, list[int]] = {}
     for index, tensor in enumerate(tensors):
@@ -77,7 +77,7 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
             joined = flow.stack(parts)
         else:
             joined = flow.cat([part.reshape(-1) for part in parts])
-        if joined.dtype in (flow.float16, flow.bfloat16, flow.bool):  # NumPy has no bfloat16, and `cat` no bool
+        if joined.dtype in (flow.float16, flow.bfloat16, flow.bool):  # NumPy does not support bfloat16, nor `cat` bool
             joined = joined.to(flow.float32)
         if joined.is_global:
             joined = full_tensor(joined)
@@ -89,8 +89,11 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
 
 
 def clear_gradients(model: flow.nn.Module) -> None:
-    """Set every gradient to None: one that is not when a graph is compiled keeps its parameter out of every
-    update (docs/dev/oneflow.md#eager-gradients-at-compile-time), and the compiled trace leaves lazy ones behind."""
+    """Set every gradient to None.
+
+    A parameter with a gradient at the time of compiling a graph is left out of every update
+    (docs/dev/oneflow.md#eager-gradients-at-compile-time). Tracing the graph also leaves lazy gradients behind.
+    """
     for parameter in model.parameters():
         parameter.grad = None
 
@@ -105,9 +108,10 @@ class _LeftToOthers:
 
 @contextmanager
 def saved_tensor_hooks(pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any], flow.Tensor]) -> Iterator[None]:
-    """Inside, operations keep `pack(tensor)` for their backward pass, which gets `unpack` of it.
+    """Make operations in the block save `pack(tensor)` for the backward pass, which gets `unpack` of it.
 
-    What `pack` gives back as it is goes to the hooks around these; OneFlow 0.9.0 itself asks the innermost ones only.
+    If `pack` returns a tensor unchanged, the tensor is passed to the enclosing hooks. OneFlow 0.9.0 itself calls only
+    the innermost hooks.
     """
     others = _around[-1] if _around else None
 
@@ -127,7 +131,7 @@ def saved_tensor_hooks(pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any
 
 
 def digest_of(values: Any) -> int:
-    """Return a checksum of all arrays and tensors in nested dicts, lists and tuples; equal for equal values."""
+    """Return a checksum of all arrays and tensors in nested dicts, lists and tuples. Equal values give equal sums."""
     if isinstance(values, Mapping):
         values = list(values.values())
     if isinstance(values, (list, tuple)):
@@ -137,20 +141,20 @@ def digest_of(values: Any) -> int:
 
 
 def map_tensors(value: Any, change: Callable[[flow.Tensor], Any]) -> Any:
-    """`value` with `change` applied to every tensor in it; anything but a dict, list or tuple is left as it is."""
+    """Apply `change` to every tensor in nested dicts, lists and tuples. Other values are returned unchanged."""
     if isinstance(value, flow.Tensor):
         return change(value)
     if isinstance(value, dict):
         return {key: map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         items = [map_tensors(item, change) for item in value]
-        # a named tuple takes its items one by one
+        # A named tuple takes its items as separate arguments.
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
 def tensors_in(value: Any) -> list[flow.Tensor]:
-    """Return every tensor in `value`, in order. One call, whatever the depth: it runs in every compiled step."""
+    """Return every tensor in `value`, in order. It is not recursive because it runs in every compiled step."""
     found: list[flow.Tensor] = []
     waiting = [value]
     while waiting:
@@ -165,7 +169,7 @@ def tensors_in(value: Any) -> list[flow.Tensor]:
 
 
 def named_tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, flow.Tensor]]:
-    """`(path, tensor)` of every tensor in `value`; a path is the keys and indices that lead there, joined by dots."""
+    """Yield `(path, tensor)` for every tensor in `value`. A path is the keys and indices to it, joined by dots."""
     if isinstance(value, flow.Tensor):
         yield path, value
     elif isinstance(value, (dict, list, tuple)):

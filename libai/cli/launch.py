@@ -6,9 +6,9 @@ libai/launch/request.py reads the request, libai/launch/job.py starts the ranks,
 them. Uses only the standard library and never imports oneflow. The config, which may import it, is checked in a
 separate process.
 
-Environment: NODE is the number of machines and NODE_RANK the number of this one. ADDR and PORT are those of the first
-machine. MAX_RESTARTS is the number of restarts. LIBAI_START_TIMEOUT and LIBAI_STEP_TIMEOUT are the seconds without
-progress after which a job is ended, before and after its first iteration.
+Environment: NODE is the number of machines and NODE_RANK the number of this machine, from 0. ADDR and PORT belong to
+the first machine. MAX_RESTARTS is the number of restarts. LIBAI_START_TIMEOUT and LIBAI_STEP_TIMEOUT are the seconds
+without progress after which a job is ended, before and after its first iteration.
 Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable, 128 + signal if a signal ended ranks that could
 not save.
 """

@@ -339,7 +339,7 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str], path: st
 
 
 def kinds_of_arguments(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return argument -> type as declared by `target`. The type is that of the annotation or else of the default.
+    """Return argument -> type as declared by `target`. The annotation determines the type, or else the default does.
 
     Arguments with an annotation that `coerce` does not understand are left out. An integer default allows any number,
     because `scale=1` is often meant to accept 0.5 as well. Without an annotation, null is allowed.

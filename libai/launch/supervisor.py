@@ -180,7 +180,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Wait until all ranks have ended, report a failure, and return the exit code of the job."""
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # to wait for the ranks of a launcher that died
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # to wait for the ranks if their launcher dies
         stop = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._stop)
         # Schedulers repeat their signals, so signals are also handled while the end is reported.
         with signals_handled({**stop, signal.SIGTSTP: self._pause}):

@@ -118,7 +118,7 @@ def without_folders(word: str) -> str:
 
 
 def _variants(args: argparse.Namespace, config: str, overrides: Sequence[str]) -> list[VariantSpec]:
-    """Return the variants that the command line asks for."""
+    """Return the variants requested on the command line."""
     modes = _listed(args.modes or _DEFAULT_MODES)
     python = args.python and shutil.which(args.python)
     if args.python and not python:

@@ -114,7 +114,7 @@ class _PacedPoll:
 class StopRequest:
     """A flag that is set when this process is asked to stop. Call it to get 0, the signal number or `TIME_LIMIT`.
 
-    `max_seconds` is the time after the call of `handling_signals` at which to stop. None means no time limit.
+    `max_seconds` is the time limit, counted from the call of `handling_signals`. None means no limit.
     """
 
     def __init__(self, max_seconds: float | None = None):

@@ -337,7 +337,7 @@ class Supervisor:
         return first
 
     def failure(self) -> tuple[str, int] | None:
-        """Return the kind of error and the iteration of a failure that may be repeated, or None for other failures."""
+        """Return the kind of error and the iteration of a failure that a restart would repeat, or None for others."""
         notes = [rank.note for rank in self.ranks if rank.has_failed]
         return next(((note["kind"], note["iteration"]) for note in notes if note.get("iteration") is not None), None)
 

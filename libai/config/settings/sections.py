@@ -20,7 +20,7 @@ class Switched:
 
 @dataclass(frozen=True)
 class ClipGrad:
-    """Clipping of gradients, by their norm over all parameters or each element by value."""
+    """Gradient clipping, by the norm over all parameters or by the value of each element."""
 
     max_norm: float | None = key(None, "Gradients of a larger norm are scaled to it; null clips nothing.", above=0)
     value: float | None = key(None, "Largest absolute value of an element; null clips none.", above=0)
@@ -28,7 +28,7 @@ class ClipGrad:
 
 @dataclass(frozen=True)
 class Ema(Switched):
-    """An exponential moving average of the weights, with which the model is evaluated."""
+    """Exponential moving average of the weights. The model is evaluated with the average."""
 
     switch: ClassVar[str] = "enabled"
 
@@ -43,7 +43,7 @@ class Ema(Switched):
 
 @dataclass(frozen=True)
 class Lora(Switched):
-    """Low-rank adapters (LoRA): they alone are trained, and the model's own parameters are frozen."""
+    """Low-rank adapters (LoRA). The adapters are trained, and the model's own parameters are frozen."""
 
     switch: ClassVar[str] = "patterns"
 
@@ -84,7 +84,7 @@ class Amp(Switched):
 
 @dataclass(frozen=True)
 class ActivationCheckpoint:
-    """Recomputing activations in the backward pass instead of keeping them."""
+    """Activation checkpointing: recompute activations in the backward pass instead of keeping them."""
 
     enabled: bool = key(False, "Blocks of the model's plan compute twice: a third more compute, less memory.")
 
@@ -101,7 +101,7 @@ class ZeroOptimization(Switched):
 
 @dataclass(frozen=True)
 class Checkpointer(Switched):
-    """When to save, and what to keep. The best one by `train.evaluation.eval_metric` is kept when that is set."""
+    """Saving and keeping checkpoints. The best one is kept too if `train.evaluation.eval_metric` is set."""
 
     switch: ClassVar[str] = "enabled"
 
@@ -114,7 +114,7 @@ class Checkpointer(Switched):
 
 @dataclass(frozen=True)
 class Evaluation(Switched):
-    """When and how to evaluate on `dataloader.test`. The end of a run is always evaluated."""
+    """Evaluation on `dataloader.test`. A run is always evaluated at its end."""
 
     switch: ClassVar[str] = "enabled"
     works_alone: ClassVar[tuple[str, ...]] = ("eval_iter", "evaluators")  # also used by an evaluation on request
@@ -149,7 +149,7 @@ class AutoScaleLr:
 
 @dataclass(frozen=True)
 class Dist:
-    """The processes arranged as data x tensor x pipeline; the product is their number."""
+    """Arrangement of the processes as data x tensor x pipeline. The product of the sizes is the number of processes."""
 
     data_parallel_size: int | None = key(None, "Replicas; null takes what the other two leave.", at_least=1)
     tensor_parallel_size: int = key(1, "Processes that share each layer.", at_least=1)
@@ -178,7 +178,7 @@ class Dist:
 
 @dataclass(frozen=True)
 class LoadWeight(Switched):
-    """The weights that the model starts from; `train.load_weight=PATH` sets the path alone."""
+    """Initial weights of the model. `train.load_weight=PATH` sets only the path."""
 
     #: key that is set if the section is given as text
     text_key: ClassVar[str] = "path"

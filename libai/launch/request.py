@@ -182,8 +182,8 @@ def take_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tupl
     parser.add_argument("--oversubscribe", action="store_true")
     known, rest = parser.parse_known_args(list(arguments))
     if not known.max_restarts.isdecimal():
+        name = "--max-restarts" if "--max-restarts" in " ".join(arguments) else "MAX_RESTARTS"
         raise UserError(
-            f"--max-restarts is {known.max_restarts!r}; it (or MAX_RESTARTS) must be how often a failed job is started "
-            "again, a whole number."
+            f"{name} is {known.max_restarts!r}; it must be how often a failed job is started again, a whole number."
         )
     return int(known.max_restarts), known.oversubscribe, rest

@@ -67,6 +67,7 @@ _oneflow_internal.one.OpBuilder
 core.common.data_type_pb2.kFloat
 framework.tensor_tuple_util.convert_to_tensor_tuple(args)
 nn.Graph._Graph__flatten_io(self, io_type, args, kwargs)
+nn.Graph._Graph__print
 nn.Graph._Graph__rebuild_outputs(self, out2name)
 nn.Graph._compile(self, args, kwargs)
 nn.Graph._generate_config_proto(self)

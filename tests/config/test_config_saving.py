@@ -47,7 +47,7 @@ def test_a_file_round_trip_keeps_interpolations_and_targets(tmp_path):
     loaded = LazyConfig.load(tmp_path / "out" / "config.yaml")
     assert loaded == config
     assert instantiate(loaded.model).width == 3
-    assert "# How to train." in (tmp_path / "out" / "config.yaml").read_text()
+    assert "# Settings of the training loop." in (tmp_path / "out" / "config.yaml").read_text()
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["config.yaml"]
 
 

@@ -51,6 +51,7 @@ def test_a_draw_that_no_seed_reaches_is_refused(mode):
         train(mode, Noise(lambda: float(secrets.randbelow(1000))))
 
 
+@pytest.mark.e2e
 def test_without_the_check_such_a_run_differs_from_the_next():
     """Negative control; a graph refuses the draw without the check too."""
     runs = [train("eager", Noise(lambda: float(secrets.randbelow(1000))), deterministic=False) for _ in range(2)]

@@ -178,7 +178,7 @@ def test_two_processes_train_one_run(launcher, tmp_path):
     places = [launcher(rank, 2, LIBAI_START_TIME=str(1e9 + 60 * rank), TZ="UTC") for rank in range(2)]
     done = start(places, *SMALL, "train.output_dir=out/${now:%Y-%m-%d_%H-%M-%S}", cwd=tmp_path)
     assert [one.returncode for one in done] == [0, 0], done
-    assert "2 processes = 2 data" in done[0].stdout and done[1].stdout == ""
+    assert "x 2 data ranks" in done[0].stdout and done[1].stdout == ""
     (folder,) = (tmp_path / "out").iterdir()
     assert folder.name == "2001-09-09_01-46-40"
     assert json.loads((folder / "env.json").read_text())["layout"]["world_size"] == 2
@@ -190,7 +190,7 @@ def test_two_processes_train_one_run(launcher, tmp_path):
 def test_oneflows_own_launcher_starts_the_ranks(tmp_path):
     words = ["--nproc_per_node", "2", "--master_port", str(find_free_port()), *MAIN[1:], "train", "mlp_digits", *SMALL]
     done = jobs.run([sys.executable, "-m", "oneflow.distributed.launch", *words], cwd=tmp_path, timeout=120)
-    assert done.returncode == 0 and "2 processes = 2 data" in done.stdout, done
+    assert done.returncode == 0 and "x 2 data ranks" in done.stdout, done
     assert list(jobs.read_column(tmp_path / "out" / "mlp_digits")) == [1, 2]
 
 

@@ -55,7 +55,7 @@ def test_two_machines_train_one_job_also_behind_a_proxy(folder, machines):
     assert done[1].stdout == "" and done[1].errors == [], "only rank 0 speaks"
     a, b = jobs.read_column(folder / "one"), jobs.read_column(folder / "two")
     assert len(a) == 20 and a == b
-    assert "2 processes" in done[0].stdout
+    assert "x 2 data ranks" in done[0].stdout
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """What a user keeps outside of the repository: models, data and a hook; tests copy this file to a folder of theirs."""
 
+import logging
 import os
 import sys
 import time
@@ -117,7 +118,8 @@ class NotFinite(Good):
 
 
 class Chatty(HookBase):
-    """Prints on every rank, as a user's own code may."""
+    """Prints and logs on every rank, as a user's own code may."""
 
     def before_train(self):
         print(f"rank {get_rank()} speaking", flush=True)
+        logging.getLogger("libai.user").info("rank %d is logging", get_rank())

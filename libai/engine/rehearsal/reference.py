@@ -22,6 +22,7 @@ from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.forward.contract import read_losses
 from libai.forward.flops import counted_flops
+from libai.forward.index_check import IndexOutOfRange
 from libai.forward.python_state import PythonState
 from libai.forward.state import Facts, frozen_parameters, with_class
 from libai.layers import is_batch_norm_of_rank
@@ -202,10 +203,13 @@ def _later_update(trainer: Any, micro_batches: Sequence[Any], reference: Referen
     result = failure = None
     try:
         result = update_op_by_op(trainer, copied(trainer, micro_batches), keeping_copies(trainer) if copies else None)
+    except IndexOutOfRange:
+        failure = ""  # a mistake in the data, which ends the run where the update counts
     except Exception as error:
         failure = first_line(error)
-    reference.failure = next((text for text in gather_objects(failure) if text is not None), None)
-    return result if reference.failure is None else None
+    failures = [text for text in gather_objects(failure) if text is not None]
+    reference.failure = next(filter(None, failures), None)
+    return None if failures else result
 
 
 def _of_all_ranks(mine: dict[str, list[str]]) -> tuple[list[dict[str, list[str]]], dict[str, list[str]]]:

@@ -59,7 +59,7 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
             f"{type(model).__name__}.forward returned {_described(outputs)}, which the trainer cannot use: "
             f"{_RIGHT_CODE}."
         )
-    if losses is outputs:  # a flat dict, whose sum is the loss
+    if losses is outputs:  # a flat dict: the loss is the sum of its values
         constant = [name for name, loss in losses.items() if not loss.requires_grad]
         if constant and len(constant) < len(losses):
             raise ModelContractError(

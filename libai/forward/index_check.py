@@ -9,7 +9,7 @@ compare their indices with the table. The first batch always runs this way. If b
 before the compiled one and has no gradients.
 
 A compiled step on several ranks cannot run one rank's batch separately. There, a value that does not fit the table of
-its input is refused at once.
+its input raises an error at once.
 
 Nothing waits for the device, except for the batches of a loader that returns tensors instead of arrays.
 """

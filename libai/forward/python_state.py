@@ -109,8 +109,8 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
 def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | None]:
     """Return the size of a container, array, tensor or object, and a function that copies its contents.
 
-    The function is None if `value` cannot be inspected. A guard inspects objects of the user's classes and settings
-    objects of libraries. It does not inspect a tensor if another device or rank has a part of it.
+    The function is None if `value` cannot be inspected. A guard inspects objects of the user's classes and of settings
+    libraries. It does not inspect a tensor if another device or rank has a part of it.
     """
     if isinstance(value, flow.Tensor):
         is_elsewhere = value.is_lazy or is_guard and (value.is_global or value.is_cuda)
@@ -311,7 +311,7 @@ def hooks_of(module: nn.Module) -> list[Any]:
 def forward_hooks(modules: Iterable[tuple[str, nn.Module]], call: Callable[..., None]) -> Iterator[None]:
     """Call `call(name, module, inputs, outputs)` after each forward of the named `modules` in the block.
 
-    The hooks are removed by hand, because OneFlow 0.9 returns no handle for that.
+    The block removes the hooks itself, because OneFlow 0.9 returns no handle for that.
     """
     before = []
     for name, module in modules:

@@ -4,8 +4,8 @@ After every compiled step, graph mode writes the buffers that `Facts` names
 (docs/dev/decisions/0009-state-in-forward.md).
 
 A backward pass must not see in-place changes. OneFlow 0.9.0 does not count versions of tensors: if `h / self.scale` is
-followed by `self.scale.mul_(0.9)`, the eager backward pass silently divides by the changed value. A graph is correct.
-`values_kept` corrects eager mode: each change of a buffer gets new memory.
+followed by `self.scale.mul_(0.9)`, the eager backward pass silently divides by the changed value. A graph
+computes the correct gradient. `values_kept` makes eager mode do so too: each change of a buffer gets new memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Facts:
 
 
 def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:
-    """Return the buffers that forward of `model` may change itself, without rank-local batch norms (decision 0003)."""
+    """Return the buffers that the model's forward may change, except in rank-local batch norms (decision 0003)."""
     statistics = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()

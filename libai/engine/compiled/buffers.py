@@ -1,4 +1,4 @@
-"""Return buffers that forward changes as outputs of a compiled step, and write them back.
+"""Make the buffers that forward changes outputs of a compiled step, and write their new values back.
 
 A compiled job of OneFlow 0.9.0 writes only the variables that its optimizer updates, so a change of a buffer in forward
 would be lost. The trace has the new value: it is the traced tensor of the buffer. This tensor becomes an output of the

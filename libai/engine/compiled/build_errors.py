@@ -68,7 +68,7 @@ class GraphBuildError(UserError):
 
 
 def explain_build_error(error: Exception, model: Any) -> UserError:
-    """Return the error to raise for an `error` of OneFlow while `model` was traced.
+    """Return the error to raise after OneFlow raised `error` while it traced `model`.
 
     A `UserError` is returned unchanged.
     """

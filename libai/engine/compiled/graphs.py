@@ -49,7 +49,7 @@ class TrainGraph(CompiledGraph):
         layout: the layout of `model`.
         options: the trainer's options. The inputs hold `num_accumulation_steps` micro-batches, concatenated on axis 0.
             Gradients are clipped after accumulation.
-        recomputed_blocks: names of the modules with activations that the backward pass computes again.
+        recomputed_blocks: names of the modules to checkpoint; the backward pass recomputes their activations.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
         auto_parallel: let OneFlow choose the layout of every operation's output with its own cost model.
         buffers: names of the buffers that forward changes. They cannot be used with accumulation, in which a

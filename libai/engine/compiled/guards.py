@@ -5,8 +5,8 @@ A graph depends on more than shapes. It is compiled for the Python values that f
 settings of parameter groups except the learning rate, for the set of parameters, and for which of them need a gradient.
 
 Writes to attributes of modules and to settings of groups are counted (`libai.patches.writes`). The values are compared
-with the compiled ones only after such a write. Values without a setter are compared before every step, which takes some
-microseconds.
+with the compiled ones only after such a write. Values without a setter are compared before every step, which takes a
+few microseconds.
 
 Attributes that forward reads come from the trace. Globals and closures are the ones that the user's code names.
 """
@@ -38,8 +38,7 @@ class Guards:
     Args:
         model: the module of the graph.
         reads: the attributes that its forward read.
-        optimizer: the optimizer of a training graph. Its settings are guarded, and so is which parameters need a
-            gradient.
+        optimizer: the optimizer of a training graph. Its settings and `requires_grad` of parameters are guarded.
         inputs: settings of parameter groups that are not compiled in.
         before: the guards of the previous graph. Their record of changes is kept.
     """
@@ -63,7 +62,7 @@ class Guards:
         self._buffers = buffers_of(model)
         self._changed_at: dict[str, int] = {} if before is None else before._changed_at
         self._differs: list[str] = []
-        #: whether the values of the last change had never changed before
+        #: whether the last change was the first one for each of its values
         self._is_first = True
         self._compiled = self._last_seen = self._now()
         self._count = count_writes()

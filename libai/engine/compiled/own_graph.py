@@ -33,7 +33,7 @@ _REFUSED = (
     "activation_checkpoint",
     "zero_stage",
 )
-#: `train_graph(model, optimizer)` returns a graph whose call `graph(**batch)` makes one update and returns the losses
+#: `train_graph(model, optimizer)` returns a graph. `graph(**batch)` makes one update and returns the losses.
 MakeGraph = Callable[[nn.Module, flow.optim.Optimizer], nn.Graph]
 
 

@@ -99,7 +99,7 @@ def _get_missing(self: Any, reads: Reads, name: str) -> Any:
 
 
 def _set_attribute(self: Any, name: str, value: Any) -> None:
-    """Set an attribute. A tensor that is assigned to a buffer is its value for the rest of the trace."""
+    """Set an attribute. A tensor assigned to a buffer becomes the buffer's value for the rest of the trace."""
     if not isinstance(value, flow.Tensor) or name not in self.__dict__.get("_buffers", ()):
         _set_plainly(self, name, value)
         return

@@ -17,7 +17,7 @@ from libai.parallel import full_tensor
 Arrays = dict[str, np.ndarray]
 #: largest relative difference allowed between two losses; it is wider on GPUs, which may choose different kernels
 LOSS_BOUND = {"cpu": 1e-5, "cuda": 1e-2}
-#: a difference of smaller losses is relative to this value instead
+#: losses below this value are compared relative to it
 _SMALL_LOSS = 1e-3
 #: the other bounds are at most this many times wider than on CPU; wider ones would hide a wrong gradient
 _WIDEST = 10
@@ -100,7 +100,7 @@ class Reference(Updates):
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of two runs. `update`: its number, from 1; `text`: what differs, and by how much."""
+    """The first difference between two runs. `update`: its number, from 1; `text`: what differs, and by how much."""
 
     update: int
     text: str

@@ -116,10 +116,7 @@ class PythonKept:
     def _keep_entries(
         self, owner: dict[str, Any], read: Callable[[], Mapping[str, Any]], label: str, is_deep: bool = True
     ) -> None:
-        """Keep the entries of `owner` that `read` returns.
-
-        Restoring also deletes entries that `read` returns by then and did not return before.
-        """
+        """Keep the entries of `owner` that `read` returns. Restoring also deletes entries added since then."""
         before = set(read())
 
         def drop_new() -> None:

@@ -45,7 +45,7 @@ class Culprit:
 def find_culprit(
     trainer: Any, iterations: Iterations, number: int, reference: Reference, is_compiled: bool
 ) -> Culprit | None:
-    """Return the module in which update `number` (counted from 1) begins to differ, or None if no module shows.
+    """Return the module in which update `number` (counted from 1) begins to differ, or None if none is found.
 
     If all modules compute the same from the same weights, the update before it is searched too. The updates are made
     again from the same state, and everything is put back. `is_compiled`: the compiled update is the one that differs.

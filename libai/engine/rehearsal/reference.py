@@ -45,7 +45,7 @@ def reference_of(trainer: Any, iterations: Iterations) -> Reference:
     reference = _make(trainer, iterations)
     # OneFlow's generator can only be seeded, not restored
     seed = _SEED if reference.draws else None
-    # a forward that is recomputed in the backward pass must read the buffer values of the first time
+    # a forward that is recomputed in the backward pass must read the same buffer values again
     keeps = bool(reference.facts.written) and trainer.options.activation_checkpoint
     if reference.overwrites or reference.draws or keeps:
         facts = reference.facts if keeps else _NOTHING_KNOWN

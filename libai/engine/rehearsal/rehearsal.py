@@ -94,8 +94,8 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
     """Make the updates of `reference` as `trainer` makes them, undo them, and raise `NotTheSame` if they differ.
 
     Does nothing if they are meant to differ, or if graph mode has not compiled yet. Replicas of a model that mixes the
-    samples of a batch become global tensors. A model may differ every time, even from itself: eager mode then warns,
-    and graph mode refuses it. Collective.
+    samples of a batch become global tensors. If a model computes something else every time, eager mode warns and graph
+    mode raises. Collective.
     """
     is_ready = trainer.mode == "eager" or trainer.graph is not None
     if not iterations or not is_ready or _why_incomparable(trainer) is not None:

@@ -230,7 +230,7 @@ def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -
 
 
 class RepeatedBatches(list[Any]):
-    """An epoch of a few micro-batches, which a loop over the list repeats.
+    """A few micro-batches as an epoch: training starts again at the end of the list.
 
     `samples_per_epoch`: samples over all ranks.
     """

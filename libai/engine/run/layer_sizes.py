@@ -26,9 +26,9 @@ _SIZE = re.compile(
     r"(features|channels|(?<!proj)_size|embeddings|embedding_dim|normalized_shape|num_layers|groups|stride|dilation"
     r"|num_parameters)$"
 )
-#: name endings of the sizes with the number of weights as their product
+#: name endings of sizes that multiply to the number of weights
 _WEIGHTS = re.compile(r"(features|channels|embeddings|embedding_dim)$")
-#: functions that create tensors and take only lengths as integers
+#: functions that create tensors; their positional arguments are all lengths
 _BY_LENGTHS = ("zeros", "ones", "empty", "rand", "randn")
 _init = nn.Module.__init__
 

@@ -28,7 +28,7 @@ from libai.utils.seeding import seed_everything
 logger = logging.getLogger("libai.engine")
 #: the mode reason of a run that has not chosen its mode yet
 UNDECIDED = "graph.enabled=auto"
-#: class of an error → the thing that the graph could not do
+#: error class → what the graph could not do
 _COULD_NOT = {
     GraphBuildError: "be compiled",
     NotTheSame: "train the same model",
@@ -73,7 +73,7 @@ def resolve(run: Any) -> None:
         run.mode_reason = f"graph.enabled=auto: {reason}"
         switch(run, mode, run.mode_reason)
     run.trainer.loop.is_mode_final = True
-    run.trainer.max_iter = run.plan.train_iter  # the rehearsal makes at most the updates that are left
+    run.trainer.max_iter = run.plan.train_iter  # limits the rehearsal to the updates that are left
     if run.trainer.completed_iters >= run.trainer.max_iter:
         return
     try:

@@ -33,7 +33,7 @@ class Predictor:
         which: "last" (the newest checkpoint that verifies), "best", or the name of a checkpoint, such as
             "iter_0000200".
         mode: "eager", or "graph", which compiles once for each shape of a batch. The default is the mode of the config,
-            and "eager" if that is auto.
+            or "eager" if that is auto.
         overrides: `key=value` settings for the config of the run.
 
     One process holds the full model, however it was trained. Several processes form the mesh of the config. If the run

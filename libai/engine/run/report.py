@@ -48,7 +48,7 @@ class TrainResult:
 
 
 def result_of(run: Any) -> TrainResult:
-    """Return the present result of `run`."""
+    """Return the current result of `run`."""
     trainer = run.trainer
     done = (trainer.status, run.timer.total_seconds, trainer.completed_iters, run.checkpointer.last_saved)
     hook = next((hook for hook in trainer.hooks if isinstance(hook, BestCheckpointHook)), None)

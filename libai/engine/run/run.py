@@ -75,7 +75,7 @@ def default_setup(
 
 
 class Run:
-    """One run from a config: builds everything, then `train()`, `evaluate()`, `resume()`.
+    """One run from a config. Builds all parts; then call `train()`, `evaluate()` or `resume()`.
 
     Args:
         cfg: a `RunConfig`, or a lazy config, which is validated here.
@@ -86,7 +86,7 @@ class Run:
     Attributes: `config`, `folder`, `mesh`, `plan`, `model`, `optimizer`, `lr_scheduler`, `train_loader`,
     `test_loaders`, `evaluators`, `checkpointer` and `trainer`, the `EagerTrainer` or `GraphTrainer` that runs the loop.
 
-    To change one part, subclass and override its `build_*` classmethod.
+    To change one part, subclass and override its `build_*` method.
     """
 
     timer: IterationTimer

@@ -85,8 +85,8 @@ class RunFolder:
     Args:
         path: `train.output_dir`.
         resume: continue the run in the folder. It is an error if there is none, except with "auto", which then begins a
-            new run. A path names the checkpoint: either one of this run, or one of another run, with a state that a new
-            run then begins with.
+            new run. A path names a checkpoint of this run or of another run. In the latter case a new run begins with
+            its state.
         reset: parts that are not taken from the checkpoint; they are only checked here.
 
     Attributes:
@@ -270,7 +270,7 @@ def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) 
 
 
 def saved_seed(path: Path) -> int | None:
-    """Return the seed of the run that wrote the checkpoint. A run with `train.seed=null` takes it over."""
+    """Return the seed of the run that wrote the checkpoint. A run with `train.seed=null` reuses it."""
     return checkpoint.load(path).state.get("facts", {}).get("seed")
 
 

@@ -183,7 +183,7 @@ def _loss_before(trainer: ModelTrainer, micro_batches: list[Any]) -> float:
 
 @contextmanager
 def _batches_read_again(feed: DataFeed, num_iters: int) -> Iterator[Iterator[list[Any]]]:
-    """Yield the micro-batches of the next iterations, which can read them again afterwards."""
+    """Yield the micro-batches of the next iterations. These iterations can still read them afterwards."""
     position = feed.position()
     if position is None or not hasattr(feed.loader, "load_state_dict"):
         yield iter(feed.read_ahead(num_iters))  # the feed keeps them all

@@ -1,9 +1,9 @@
 """Check for any config that a resumed run equals an uninterrupted one, byte for byte, with negative controls.
 
 Three jobs run in fresh processes. `straight` makes 2 N iterations. `first` is interrupted after N, through the same
-path as a signal. `second` resumes it to 2 N. The files of both ways are then compared: metrics, weights, optimizer
-state, schedule, data position, random states, hooks. `libai verify-resume` starts the jobs. This file has the code that
-runs in them, and the comparison.
+path as a signal. `second` resumes it to 2 N. Then the files of the uninterrupted and the resumed run are compared:
+metrics, weights, optimizer state, schedule, data position, random states, hooks. `libai verify-resume` starts the jobs.
+This file has the code that runs in them, and the comparison.
 """
 
 from __future__ import annotations

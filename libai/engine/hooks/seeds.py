@@ -21,13 +21,13 @@ class RandomStateHook(HookBase):
     generator cannot be restored (docs/dev/oneflow.md#rng-state); it only shows whether a random number was sampled.
     After the first sample, the generator is seeded from (seed, iteration, rank) in every iteration. This costs 30 µs
     per iteration, but only in runs that sample from the generator. Graph mode does not sample from it, because a
-    compiled random operation ignores every seed. `offset`: see `seed_everything`.
+    compiled random operation ignores every seed.
     """
 
     priority = 5
 
-    def __init__(self, seed: int, offset: int = 0):
-        self._seed, self._offset = seed, offset
+    def __init__(self, seed: int):
+        self._seed = seed
         self._seeds_every_iteration = False
         self._seeded_at: int | None = None
         self._untouched = b""

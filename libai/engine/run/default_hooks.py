@@ -70,7 +70,7 @@ def default_hooks(run: Any) -> list[HookBase | None]:
         # take the output folder before any other hook acts, and release it after all of them
         hooks.CallbackHook(before_train=lambda trainer: run.begin(), priority=0),
         hooks.CallbackHook(after_train=lambda trainer: run.release_unless_training(), priority=100),
-        hooks.RandomStateHook(run.seed, run.seed_offset),
+        hooks.RandomStateHook(run.seed),
         run.timer,
     ]
     tag = ""

@@ -1,6 +1,5 @@
-"""Measure variants of a training run against each other, interleaved, so that drift of the machine hits all alike.
+"""Compare the speed of training variants. Their blocks are interleaved, so machine drift affects all of them equally.
 
-A variant is a command that speaks the line protocol of `protocol.py`. `cases.py` says what is measured, `measure.py`
-lets the variants run block by block, `variants.py` is what runs for a config of ours. `statistics.py` says what block
-times mean, `report.py` makes report.json of them, `tables.py` shows it.
+A variant is a command that implements the line protocol in `protocol.py`. `variants.py` lists the variants of a config,
+`measure.py` runs them block by block, `report.py` computes statistics and builds report.json, and `page.py` renders it.
 """

@@ -1,4 +1,4 @@
-"""Start the variants of a config, check that they train alike, then measure them interleaved, block by block."""
+"""Start the variants of a config, check that their losses agree, then measure them in interleaved blocks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from libai.benchmark.protocol import Unavailable
 from libai.benchmark.variants import VariantSpec
 from libai.utils.errors import UserError
 
-#: losses may differ by this multiple of what a change in the last bit of the weights makes: kernels round otherwise in
-#: every operation of every iteration, not once
+#: Losses may differ by this multiple of the difference that a last-bit change in the weights causes. Different kernels
+#: round differently in every operation of every iteration, not just once.
 ROUNDING_FACTOR = 10.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Lengths of a measurement, and the bound on differences of losses."""
+    """Lengths of a measurement, and the tolerance for comparing losses."""
 
     rounds: int = field(default=10, metadata={"help": "blocks of each variant"})
     block_seconds: float = field(default=1.0, metadata={"help": "length of a block, about"})
@@ -35,20 +35,20 @@ class Settings:
 
 
 class DifferentTraining(Exception):
-    """The variants do not train alike, so comparing their times would mean nothing."""
+    """The variants' losses differ, so comparing their times would be meaningless."""
 
     explains_itself = True
 
 
 @dataclass
 class Measured:
-    """The answers of one variant.
+    """Results of one variant.
 
     Args:
-        unavailable: why it takes no part.
-        first_seconds: time of the first iteration, which compiles.
-        blocks: seconds per iteration, one number for each round.
-        cpu_blocks: processor time per iteration, likewise; empty if the variant does not report it.
+        unavailable: why the variant cannot run, or None.
+        first_seconds: time of the first iteration, which includes compilation.
+        blocks: seconds per iteration, one value per round.
+        cpu_blocks: CPU seconds per iteration, one value per round; empty if the variant does not report CPU time.
     """
 
     spec: VariantSpec
@@ -70,11 +70,11 @@ def measure(
     settings: Settings,
     say: Callable[[str], object],
 ) -> tuple[list[Measured], list[float]]:
-    """Measure variants in scratch space `folder`; also the load average at the beginning of each round.
+    """Measure the variants and return the results, with the load average at the start of each round.
 
-    `probes`: two loops whose weights differ in their last bit, started only if losses differ, to find out how far
-    rounding makes them differ; none of the variants, one of which may be wrong. Raises `DifferentTraining`,
-    `VariantFailed`, `UserError`.
+    `folder` is scratch space. `probes` are two loops that differ only in the last bit of their weights. They start only
+    if losses differ, to measure how much of the difference rounding explains. They are separate from the variants
+    because any variant may be the faulty one. Raises `DifferentTraining`, `VariantFailed`, `UserError`.
     """
     everyone = [Measured(spec) for spec in specs]
     running = []
@@ -116,7 +116,7 @@ def measure(
 
 
 def _first_iterations(process: VariantProcess, measured: Measured, settings: Settings) -> None:
-    """Make the iterations whose losses are compared, with nothing else at work."""
+    """Run the iterations that the loss check compares, while no other variant is running."""
     measured.samples_per_iter = process.answer().get("samples_per_iter", 0)
     first = process.run(1, losses=True)
     measured.first_seconds = first["seconds"]
@@ -125,16 +125,17 @@ def _first_iterations(process: VariantProcess, measured: Measured, settings: Set
     measured.losses = [*first["losses"], *others["losses"]]
     measured.tokens_per_iter = others.get("tokens_per_iter")
     wanted = settings.block_seconds * count / max(others["seconds"], 1e-9)
-    # the bound ends the block of a variant that is very fast
+    # the upper bound limits the block of a very fast variant
     measured.block_iterations = min(max(1, round(wanted)), 100_000)
 
 
 def check_same_training(trained: Sequence[Measured], tolerance: float, rounding: Sequence[float] = ()) -> None:
-    """Raise `DifferentTraining` unless every variant has the losses of the first, on the same number of samples.
+    """Raise `DifferentTraining` unless every variant matches the first in losses and in samples per iteration.
 
-    In the first updates of Adam every weight moves by the learning rate, and rounding decides the sign of a gradient
-    that is nearly zero. `rounding`: by how much the losses of two loops differ whose weights differ in their last bit.
-    An iteration may differ by `ROUNDING_FACTOR` times that so far. A bug shows earlier, before rounding has grown.
+    In Adam's first updates every weight moves by the learning rate, and rounding decides the sign of a near-zero
+    gradient. `rounding` holds the relative loss differences, per iteration, between two loops that differ only in the
+    last bit of their weights. An iteration may differ by `ROUNDING_FACTOR` times the largest of these so far. A bug
+    shows up earlier, before rounding errors have grown.
     """
     first = trained[0]
     limits = [tolerance] * len(first.losses)

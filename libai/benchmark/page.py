@@ -1,4 +1,4 @@
-"""A report for people: a Markdown page with a table for each config, and a picture (SVG). Made from the JSON alone."""
+"""Render report.json as a Markdown page with a table for each config, and as an SVG chart."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from libai.benchmark.report import UNDECIDED, WITHIN_NOISE, estimate, format_spread
 
-#: with fewer rounds, a median and its interval say nothing
+#: with fewer rounds, a median and its interval are meaningless
 LEAST_ROUNDS = 3
-#: pixels of the picture: where the bars begin, and how wide they may be
+#: chart layout in pixels: left edge and maximum width of the bars
 _LEFT, _WIDTH = 220, 480
 
 
 def to_page(report: Mapping[str, Any], picture: str) -> str:
-    """Return the Markdown page of a report; `picture`: the file name of its picture."""
+    """Return the report as a Markdown page. `picture` is the file name of its chart."""
     lines = ["# Benchmark", "", f"`{report['command']}`", ""]
     for part in ("machine", "settings"):
         facts = [f"{name} {value}" for name, value in report[part].items()]
@@ -36,7 +36,7 @@ def to_page(report: Mapping[str, Any], picture: str) -> str:
 
 
 def to_rows(case: Mapping[str, Any]) -> list[list[str]]:
-    """Return the table of a config: a head, and a row for each variant that took part."""
+    """Return the table for one config: a header row, then one row for each variant that ran."""
     measured = [row for row in case["variants"] if row["blocks"]]
     tokens = max(row["tokens_per_iter"] or 0 for row in measured)
     rows = [["variant", "ms/iter", "ratio", "verdict", "CPU ms", "samples/s", "first s", "RSS MiB"]]
@@ -60,7 +60,7 @@ def to_rows(case: Mapping[str, Any]) -> list[list[str]]:
 
 
 def to_picture(report: Mapping[str, Any]) -> str:
-    """Return an SVG: a bar of milliseconds per iteration with its interval for each variant, pale if undecided."""
+    """Return an SVG bar chart of milliseconds per iteration with intervals. Bars without a clear verdict are pale."""
     parts = []
     y = 0
     for case in report["cases"]:

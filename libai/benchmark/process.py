@@ -1,4 +1,4 @@
-"""A variant as a process of its own: started, asked with a time limit, and ended with all that it has started."""
+"""Run a variant in its own process: start it, query it with a timeout, and end it with all its child processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from libai.benchmark.variants import VariantSpec
 from libai.utils.errors import EXIT_USER_MISTAKE
 from libai.utils.rank_notes import RENDEZVOUS_VARIABLES
 
-#: a variant that gives no answer for so long is ended
+#: a variant that does not answer within this time is killed
 ANSWER_SECONDS = 600.0
-#: from the end of its input to SIGTERM, and from there to SIGKILL
+#: seconds between closing the variant's input and SIGTERM, and between SIGTERM and SIGKILL
 LEAVE_SECONDS = 5.0
 
 
 class VariantFailed(RuntimeError):
-    """A variant ended or hung where an answer was due; the text holds the end of what it wrote."""
+    """A variant exited or hung instead of answering. The message includes the end of its log."""
 
     explains_itself = True
 
@@ -39,10 +39,10 @@ def _explained(program: str) -> Iterator[None]:
 
 
 class VariantProcess:
-    """A started variant, in a session of its own and without a launcher's variables.
+    """A running variant. It has its own session and does not inherit a launcher's rendezvous variables.
 
     Args:
-        folder: scratch space of the benchmark, with the exported case; the variant gets a folder of its own in it.
+        folder: scratch folder of the benchmark, which contains the exported case. The variant gets a new subfolder.
     """
 
     def __init__(self, spec: VariantSpec, folder: Path):
@@ -64,15 +64,15 @@ class VariantProcess:
             )
 
     def run(self, iterations: int, losses: bool = False) -> dict[str, Any]:
-        """Ask the variant for iterations and return its answer. Raises `VariantFailed` and `Unavailable`."""
+        """Ask the variant to run `iterations` and return its answer. Raises `VariantFailed` and `Unavailable`."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the answer says why
+        with contextlib.suppress(BrokenPipeError):  # answer() reports the reason
             self._process.stdin.write(json.dumps({"iterations": iterations, "losses": losses}) + "\n")
             self._process.stdin.flush()
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Return the next answer. Raises `VariantFailed` and `Unavailable`."""
+        """Wait for the next answer and return it. Raises `VariantFailed` and `Unavailable`."""
         assert self._process.stdout is not None
         watch = threading.Timer(ANSWER_SECONDS, self._signal, [signal.SIGKILL])
         watch.start()
@@ -93,7 +93,7 @@ class VariantProcess:
             os.killpg(self._process.pid, signum)
 
     def _failure(self, event: str) -> Exception:
-        """Return the error to raise: `Unavailable` for a mistake of the user that the variant has explained."""
+        """Return the error to raise: `Unavailable` if the variant reported a user error, else `VariantFailed`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
         code = self._process.poll()
@@ -107,7 +107,7 @@ class VariantProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the variant and all that it has started; it is asked to leave first."""
+        """End the variant and its child processes: close its input first, then send SIGTERM, then SIGKILL."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(BrokenPipeError):

@@ -1,21 +1,21 @@
-"""The line protocol between the benchmark and one variant, and the clock of every variant. Standard library only.
+"""Define the line protocol between the benchmark and a variant, and time the iterations. Standard library only.
 
-A variant is a program that reads JSON objects from standard input, one a line, and answers each with one line on
-standard output. It first writes `{"event": "ready", "samples_per_iter": ...}`, with the global batch size. Then, until
-its input ends,
+A variant is a program that reads JSON objects from standard input, one per line, and answers each with one line on
+standard output. It first writes `{"event": "ready", "samples_per_iter": ...}` with the global batch size. Until its
+input ends, it answers each request
 
     {"iterations": 20, "losses": true}
 
-is answered by `{"event": "done", ...}` with these fields:
+with `{"event": "done", ...}` and these fields:
 
-    seconds         time of all iterations together, with the device idle before and after
-    losses          the loss of each iteration in full precision, if asked for
-    cpu_seconds     processor time of all its processes within `seconds`               (optional)
-    peak_rss_bytes  largest resident memory of all its processes so far, added up      (optional)
-    tokens_per_iter tokens of one iteration                                            (optional)
+    seconds         total time of all iterations; the device is idle before and after
+    losses          loss of each iteration in full precision, if requested
+    cpu_seconds     CPU time of all its processes during `seconds`                (optional)
+    peak_rss_bytes  sum of the peak resident memory of all its processes so far   (optional)
+    tokens_per_iter tokens per iteration                                          (optional)
 
-A variant that cannot do what it is asked answers `{"event": "unavailable", "reason": TEXT}` and ends. Other lines on
-standard output are ignored. A variant that waits for a line must not use the processor.
+A variant that cannot fulfill a request answers `{"event": "unavailable", "reason": TEXT}` and exits. Other lines on
+standard output are ignored. A variant must not use the CPU while it waits for a line.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ READY, DONE, UNAVAILABLE = "ready", "done", "unavailable"
 
 
 class Unavailable(Exception):
-    """A variant cannot do what it is asked; the report shows the text."""
+    """A variant cannot fulfill a request. The report shows the message."""
 
 
 class Variant:
-    """A training that `serve` can measure: set `samples_per_iter` and define `step` or `iterate`."""
+    """A training loop that `serve` can measure. Subclasses set `samples_per_iter` and define `step` or `iterate`."""
 
     samples_per_iter: int
 
     def step(self) -> Any:
-        """Make one iteration and return its loss, which `read` waits for."""
+        """Run one iteration and return its loss, which may still be pending; `read` waits for the value."""
         raise NotImplementedError(f"{type(self).__name__} must define step() or iterate(count, losses)")
 
     def read(self, loss: Any) -> float:
-        """Return the loss that `step` gave as a number."""
+        """Return the result of `step` as a number."""
         return float(loss)
 
     def iterate(self, count: int, losses: bool) -> list[float]:
-        """Make `count` iterations and wait until they are done; return every loss if asked, else the last."""
+        """Run `count` iterations and wait until they finish. Return all losses if `losses`, else only the last."""
         found = []
         for number in range(count):
             loss = self.step()
@@ -58,14 +58,14 @@ class Variant:
         return found
 
     def begin(self) -> None:
-        """Called right before the clock starts."""
+        """Prepare for the measurement; called right before the clock starts."""
 
     def finish(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a line; called after the clock has stopped."""
+        """Return the completed answer; called after the clock has stopped."""
         return answer
 
     def run(self, iterations: int, losses: bool) -> dict[str, Any]:
-        """Return the answer to a line. Without losses, one more iteration brings data and code into the caches."""
+        """Time the iterations and return the answer. Without losses, an untimed iteration first warms the caches."""
         if not losses:
             self.iterate(1, losses=False)
         self.begin()
@@ -74,14 +74,14 @@ class Variant:
         found = self.iterate(iterations, losses)
         seconds = time.perf_counter() - start
         cpu_seconds = time.process_time() - cpu_start
-        # VmHWM and not getrusage: Linux lets a new process inherit the ru_maxrss of the one that started it
+        # read VmHWM instead of calling getrusage: on Linux a new process inherits ru_maxrss from its parent
         peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
         answer = {"seconds": seconds, "cpu_seconds": cpu_seconds, "losses": found, "peak_rss_bytes": int(peak) * 1024}
         return self.finish(answer)
 
 
 def serve(build: Callable[[], Variant], lines: Iterable[str], reply: Callable[[Mapping[str, Any]], object]) -> None:
-    """Build a variant and answer `lines` until there are no more."""
+    """Build a variant and answer each request in `lines` through `reply`."""
     try:
         variant = build()
         reply({"event": READY, "samples_per_iter": variant.samples_per_iter})
@@ -92,13 +92,13 @@ def serve(build: Callable[[], Variant], lines: Iterable[str], reply: Callable[[M
 
 
 def take_stdout() -> TextIO:
-    """Return standard output for answers; from now on everything that libraries print goes to standard error."""
+    """Return a stream to standard output for the answers, and redirect everything else printed to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
 
 
 def serve_stdio(build: Callable[[], Variant]) -> None:
-    """Serve a variant of one process on standard input and output."""
+    """Serve a single-process variant on standard input and output."""
     answers = take_stdout()
     serve(build, iter(sys.stdin.readline, ""), lambda message: print(json.dumps(message), file=answers, flush=True))

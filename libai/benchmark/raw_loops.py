@@ -1,6 +1,6 @@
-"""Training by hand, as one would write it for stock OneFlow without a trainer: what the trainers are measured against.
+"""Hand-written training loops for stock OneFlow, the baseline for measuring the trainers.
 
-The same model, batches and optimizer as the trainers get. No hooks, no schedule, no finite check, no metrics.
+They use the same model, batches and optimizer as the trainers, without hooks, schedules, finite checks or metrics.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ BuildOptimizer = Callable[[nn.Module], Any]
 
 
 class TotalLoss(nn.Module):
-    """The model with its losses added up, since OneFlow's DDP takes no nested outputs."""
+    """Wrap a model to return the sum of its losses, because OneFlow's DDP does not support nested outputs."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
 
     def forward(self, **batch: flow.Tensor) -> flow.Tensor:
-        """The scalar that is differentiated."""
+        """Return the sum of the losses, a scalar."""
         return sum(self.model(**batch)["losses"].values())
 
 
 class RawEager:
-    """Forward, backward, clip, step; OneFlow's DDP with several processes."""
+    """An eager loop of forward, backward, clip and step. It uses OneFlow's DDP with several processes."""
 
     def __init__(self, model: nn.Module, build_optimizer: BuildOptimizer, accumulation: int, max_norm: Any, mesh: Mesh):
         total = TotalLoss(model)
@@ -42,11 +42,11 @@ class RawEager:
         self._accumulation = accumulation
         self._max_norm = max_norm
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        # None frees memory, but breaks the buckets of OneFlow 0.9's DDP
+        # setting gradients to None saves memory, but breaks the buckets of OneFlow 0.9's DDP
         self._set_to_none = mesh.is_single
 
     def update(self, micro_batches: Sequence[Batch]) -> flow.Tensor:
-        """Make one update; the mean loss of this rank, on the device."""
+        """Run one update and return the mean loss of this rank, on the device."""
         losses = []
         for batch in micro_batches:
             loss = self._forward(**batch) / self._accumulation
@@ -74,7 +74,7 @@ class _Graph(nn.Graph):
 
 
 class RawGraph:
-    """One compiled `nn.Graph` with its optimizer; global tensors with several processes."""
+    """A compiled `nn.Graph` that includes the optimizer. It uses global tensors with several processes."""
 
     def __init__(self, model: nn.Module, build_optimizer: BuildOptimizer, accumulation: int, max_norm: Any, mesh: Mesh):
         self._placement = None if mesh.is_single else mesh.placement()
@@ -92,14 +92,14 @@ class RawGraph:
             groups[0]["clip_grad_max_norm"] = float(max_norm)
             groups[0]["clip_grad_norm_type"] = 2.0
         for parameter in model.parameters():
-            parameter.grad = None  # else OneFlow 0.9 leaves it out of the compiled update
-        # as ours: a stock graph as small as an MLP's may crash on a busy machine (docs/dev/decisions/0004),
-        # and would end the benchmark with it
+            parameter.grad = None  # otherwise OneFlow 0.9 omits the parameter from the compiled update
+        # the trainer does this too: on a busy machine a small stock graph, such as an MLP's, may crash and end the
+        # whole benchmark (docs/dev/decisions/0004)
         close_launch_race()
         self._graph = _Graph(model, optimizer, accumulation)
 
     def update(self, micro_batches: Sequence[Batch]) -> flow.Tensor:
-        """Make one update; the losses of the micro-batches, on the device."""
+        """Run one update and return the losses of the micro-batches, on the device."""
         batch = {name: flow.cat([one[name] for one in micro_batches]) for name in micro_batches[0]}
         if self._placement is not None:
             batch = {name: t.to_global(self._placement, flow.sbp.split(0)) for name, t in batch.items()}

@@ -1,7 +1,7 @@
-"""The report, a JSON value: every figure of every variant with its interval, and what follows from the figures.
+"""Build the JSON report: the measurements of every variant with intervals, and the conclusions drawn from them.
 
-Variants are interleaved, so block r of one is paired with block r of another: the ratio of a pair is free of the drift
-that both have seen. All intervals are 95 % bootstrap intervals of the median, drawn with a fixed seed.
+Variants are interleaved, so block r of one variant is paired with block r of another. Machine drift affects both blocks
+and cancels in their ratio. All intervals are 95 % bootstrap intervals of the median, sampled with a fixed seed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from libai.benchmark.measure import Measured, difference_of
 from libai.benchmark.variants import TWIN
 
-#: a machine whose noise is larger shows nothing that is worth a decision
+#: above this noise, a machine's measurements are too uncertain for any verdict
 TOO_NOISY = 0.1
 FASTER, SLOWER, WITHIN_NOISE, UNDECIDED = "faster", "slower", "within noise", "undecided"
 
 
 def estimate(values: Sequence[float]) -> dict[str, float]:
-    """Return `{"median": ..., "low": ..., "high": ...}` of one value per block, with the ends of the interval."""
+    """Return `{"median": ..., "low": ..., "high": ...}` for one value per block; low and high bound the interval."""
     sample = np.asarray(values)
     draws = np.random.default_rng(0).integers(0, len(sample), (4000, len(sample)))
     low, high = np.percentile(np.median(sample[draws], axis=1), [2.5, 97.5])
@@ -30,22 +30,22 @@ def estimate(values: Sequence[float]) -> dict[str, float]:
 
 
 def paired_ratio(measured: Measured, baseline: Measured) -> dict[str, float]:
-    """Return the estimate of one variant's times relative to another's, block by block; below 1 is faster."""
+    """Return the estimated ratio of `measured` to `baseline` times, paired by block; below 1 is faster."""
     return estimate(np.asarray(measured.blocks) / np.asarray(baseline.blocks))
 
 
 def noise_floor(twin_ratio: Mapping[str, float]) -> float:
-    """Return the relative difference that two runs of the same variant show: a smaller one means nothing.
+    """Return the relative difference between two runs of the same variant; smaller differences are noise.
 
-    The larger of the distance of the median ratio from 1 and half of its interval.
+    The result is the larger of two values: the distance of the median ratio from 1, and half of its interval.
     """
     return max(abs(twin_ratio["median"] - 1.0), (twin_ratio["high"] - twin_ratio["low"]) / 2)
 
 
 def verdict_of(ratio: Mapping[str, float], floor: float) -> str:
-    """Return "faster" or "slower" if a ratio is beyond the noise and all of its interval is on that side of 1.
+    """Return "faster" or "slower" if the ratio exceeds the noise and its whole interval lies on that side of 1.
 
-    An infinite noise decides nothing.
+    Otherwise return "within noise", or "undecided" if `floor` is infinite.
     """
     if math.isinf(floor):
         return UNDECIDED
@@ -55,7 +55,7 @@ def verdict_of(ratio: Mapping[str, float], floor: float) -> str:
 
 
 def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[float], cores: int) -> dict[str, Any]:
-    """Return the part of the report about one config."""
+    """Return the report's section for one config."""
     trained = {measured.spec.name: measured for measured in everyone if measured.unavailable is None}
     baseline = next(iter(trained.values()))
     twin = trained.get(f"{baseline.spec.name}{TWIN}")
@@ -89,7 +89,7 @@ def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[floa
 
 
 def compare(measured: Measured, baseline: Measured, floor: float) -> dict[str, Any]:
-    """Return the ratio of two variants, a verdict on it, and both as a sentence without its end."""
+    """Return the ratio of two variants, the verdict, and both as a sentence without a final period."""
     ratio = paired_ratio(measured, baseline)
     verdict = verdict_of(ratio, floor)
     text = f"{measured.spec.name} takes {format_spread(ratio)} times as long as {baseline.spec.name} ({verdict})"
@@ -97,7 +97,7 @@ def compare(measured: Measured, baseline: Measured, floor: float) -> dict[str, A
 
 
 def _conclusions(trained: Mapping[str, Measured], floor: float) -> Iterator[str]:
-    """Say what the trainer costs, and when compilation pays off."""
+    """Yield sentences on the trainer's overhead and on when compilation pays off."""
     for name, measured in trained.items():
         if f"raw-{name}" in trained:
             yield f"The trainer: {compare(measured, trained[f'raw-{name}'], floor)['text']}."
@@ -107,7 +107,7 @@ def _conclusions(trained: Mapping[str, Measured], floor: float) -> Iterator[str]
 
 
 def break_even(graph: Measured, eager: Measured, floor: float) -> str:
-    """Say from which iteration on a compiled variant has made up for its slower start."""
+    """Describe after how many iterations a compiled variant makes up for its slower start."""
     found = compare(graph, eager, floor)
     if found["verdict"] != FASTER:
         return f"{found['text']}, so nothing shows that it pays off"
@@ -119,7 +119,7 @@ def break_even(graph: Measured, eager: Measured, floor: float) -> str:
 
 
 def format_spread(found: Mapping[str, float], scale: float = 1.0) -> str:
-    """Return a median with half of its interval relative to it, `12.3 ±4.0%`."""
+    """Format a median with half of its interval relative to it, such as `12.3 ±4.0%`."""
     value = found["median"] * scale
     shown = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     off = (found["high"] - found["low"]) / 2 / found["median"]

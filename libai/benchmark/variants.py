@@ -1,4 +1,4 @@
-"""The variants of a config that a benchmark interleaves, and the config that all of them train. Imports no oneflow."""
+"""Build the variants to benchmark for a config, and the config that they all train. Does not import oneflow."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from libai.config.validation import RunConfig
 from libai.launch.installation import LAUNCH, PACKAGE, ROOT
 from libai.utils.errors import UserError
 
-#: our trainers, hand-written OneFlow loops, and the same loops with nothing but the OneFlow wheel
+#: our trainers, hand-written OneFlow loops, and the same loops on the stock OneFlow wheel
 OWN_MODES = ("eager", "graph", "raw-eager", "raw-graph", "stock-eager", "stock-graph")
-#: modes of other libraries: programs in libai/benchmark/others
+#: modes that use other libraries; their programs are in libai/benchmark/others
 OTHER_MODES = ("torch", "torch-fused", "torch-compile", "jax")
-#: ending of a mode that computes with one thread, and of the variant that repeats the first one to measure the noise
+#: suffix of a mode that computes with one thread, and of the variant that repeats the first one to measure noise
 ONE_THREAD, TWIN = "-1", " (again)"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")  # the last: of XLA
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")  # NPROC is for XLA
 _STOCK_VARIABLES = {"OPENBLAS_CORETYPE": None, "LIBAI_PATCHES": "-openblas,-kernels"}
 
 
@@ -27,9 +27,10 @@ class VariantSpec:
     """The command that starts one variant.
 
     Args:
-        name: unique among the variants of a config.
-        command: the words; `{folder}` becomes the variant's scratch folder, `{case}` the folder of the exported case.
-        environment: variables to set, or to remove (None).
+        name: name of the variant, unique within a config.
+        command: program and arguments; `{folder}` is replaced by the variant's scratch folder, `{case}` by the folder
+            of the exported case.
+        environment: variables to set, or to remove if the value is None.
     """
 
     name: str
@@ -38,9 +39,10 @@ class VariantSpec:
 
 
 def load_measured(path: str, overrides: Sequence[str], processes: int = 1) -> RunConfig:
-    """Return the config with nothing left but the training step: a constant rate, no evaluation, no checkpoints.
+    """Return the config reduced to the training step: constant learning rate, no evaluation, no checkpoints.
 
-    The user's config is checked first, as it is: early stopping, which needs an evaluation, is not a mistake here.
+    The user's config is validated first, unchanged. Settings that need an evaluation, such as early stopping, therefore
+    do not raise an error here.
     """
     run = load_config(path, overrides, processes)
     train = replace(
@@ -64,12 +66,12 @@ def make_variants(
     python: str | None = None,
     commands: Mapping[str, Sequence[str]] | None = None,
 ) -> list[VariantSpec]:
-    """Return the variants of a config; a mistake in its settings is found before anything starts.
+    """Return the variants of a config. Raises `UserError` for invalid settings before any process starts.
 
     Args:
-        processes: numbers of ranks on which ours run.
-        python: interpreter of the other libraries.
-        commands: name -> command line of a variant of the user's own.
+        processes: rank counts for OneFlow variants; each variant is measured with every count.
+        python: Python interpreter for variants that use other libraries.
+        commands: name -> command line of each user-defined variant.
     """
     found: list[VariantSpec] = []
     for count in processes:
@@ -91,7 +93,7 @@ def make_variants(
                 program = os.path.join(PACKAGE, "benchmark", "others", "case.py")
                 found.append(VariantSpec(mode, (python, program, "{case}", base), variables))
     found.append(replace(found[0], name=f"{found[0].name}{TWIN}"))
-    # so that any program can import the protocol
+    # lets any program import the protocol
     path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
     found += [VariantSpec(name, tuple(words), {"PYTHONPATH": path}) for name, words in (commands or {}).items()]
     names = [spec.name for spec in found]
@@ -101,12 +103,12 @@ def make_variants(
 
 
 def make_probes(config: str, overrides: Sequence[str]) -> list[VariantSpec]:
-    """Return two hand-written eager loops whose weights differ in their last bit."""
+    """Return two hand-written eager loops that differ only in the last bit of their weights."""
     return [VariantSpec(f"probe {mode}", _own(config, overrides, mode, 1)) for mode in ("raw-eager", "perturbed")]
 
 
 def _own(config: str, overrides: Sequence[str], mode: str, count: int) -> tuple[str, ...]:
-    """Return the command of a job of `count` ranks, which share the global batch of one."""
+    """Return the command of a job with `count` ranks and the same global batch size as a job with one rank."""
     if count > 1:
         sizes = batch_sizes_of(load_config(config, overrides, 1).train, 1)
         overrides = [
@@ -115,7 +117,7 @@ def _own(config: str, overrides: Sequence[str], mode: str, count: int) -> tuple[
             f"train.global_batch_size={sizes.global_}",
             f"train.num_accumulation_steps={sizes.accumulation}",
         ]
-    load_measured(config, overrides, count)  # a mistake is found before anything starts
+    load_measured(config, overrides, count)  # reports invalid settings before any process starts
     return (
         *(*LAUNCH, "libai.cli.commands.benchmark", config, str(count), *overrides),
         *("train.output_dir={folder}/run", f"graph.enabled={str('graph' in mode).lower()}"),

@@ -1,4 +1,4 @@
-"""The variants of ours: the trainers and the hand-written loops, in a job whose ranks all call `serve_ranks`."""
+"""Run the OneFlow variants, which are the trainers and the hand-written loops. Every rank calls `serve_ranks`."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from libai.utils.seeding import seed_everything
 
 
 class OneFlowVariant(Variant):
-    """A variant on all ranks of a job."""
+    """A variant that runs on all ranks of a job."""
 
     def begin(self) -> None:
         """See `Variant.begin`. Collective."""
         barrier()
 
     def finish(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """See `Variant.finish`: the time of the slowest rank, the sum of what they used. Collective."""
-        wait_for_device()  # the last update, or it would take a core from the variant that comes next
+        """See `Variant.finish`. Reports the slowest rank's time and the total CPU time and memory. Collective."""
+        wait_for_device()  # a pending update would take a core from the next variant
         ranks = gather_objects(answer)
         for name in ("cpu_seconds", "peak_rss_bytes"):
             answer[name] = sum(rank[name] for rank in ranks)
         answer["seconds"] = max(rank["seconds"] for rank in ranks)
-        # all equal, except for the hand-written eager loop, whose ranks have the losses of their own samples
+        # losses are equal on all ranks, except in the hand-written eager loop: there each rank has its own samples
         answer["losses"] = np.mean([rank["losses"] for rank in ranks], axis=0).tolist()
         return answer
 
 
 class _Pause(HookBase):
-    """Leaves the loop after iteration `until`, and records losses if that is asked."""
+    """Pause the training loop after iteration `until`. Record losses if `losses` is a list."""
 
     priority = 100
     until = 0
@@ -66,7 +66,7 @@ class _Pause(HookBase):
 
 
 class TrainerVariant(OneFlowVariant):
-    """`Run` as `libai train` runs it, with its loader, hooks and writers."""
+    """A variant that runs `Run` as `libai train` does, with its loader, hooks and writers."""
 
     def __init__(self, config: Any):
         default_setup(config)
@@ -76,14 +76,14 @@ class TrainerVariant(OneFlowVariant):
         self.samples_per_iter = self._run.plan.global_batch_size
 
     def iterate(self, count: int, losses: bool) -> list[float]:
-        """See `Variant.iterate`; the first call compiles."""
+        """See `Variant.iterate`. The first call includes compilation."""
         trainer = self._run.trainer
         self._pause.until = trainer.completed_iters + count
         self._pause.losses = [] if losses else None
         if trainer.status == "created":
             seed_everything(self._run.seed)
             self._run.resolve_mode()
-            trainer.train(0, 2**31)  # it is only ever paused
+            trainer.train(0, 2**31)  # the run is only paused, never finished
         else:
             trainer.train(trainer.iter, trainer.max_iter)
         return self._pause.losses or []
@@ -94,7 +94,7 @@ class TrainerVariant(OneFlowVariant):
 
 
 class RawVariant(OneFlowVariant):
-    """A hand-written loop over the config's model, data and optimizer, in either mode."""
+    """A hand-written loop in either mode, with the config's model, data and optimizer."""
 
     def __init__(self, config: Any, mode: str):
         train = config.train
@@ -125,7 +125,7 @@ class RawVariant(OneFlowVariant):
         return self._loop.update([self._next_batch() for _ in range(self._accumulation)])
 
     def read(self, loss: flow.Tensor) -> float:
-        """See `Variant.read`; a graph gives the loss of each micro-batch."""
+        """See `Variant.read`. A graph returns one loss per micro-batch; the result is their mean."""
         return float(loss.numpy().mean())
 
     def _next_batch(self) -> dict[str, flow.Tensor]:
@@ -137,7 +137,7 @@ class RawVariant(OneFlowVariant):
 
 
 def serve_ranks(config: Any, mode: str, folder: Path, answers: TextIO) -> None:
-    """Answer the controller through rank 0 until it has no more lines, then end. `folder`: scratch space."""
+    """Answer the controller's requests through rank 0 until its input ends, then exit. `folder` is scratch space."""
 
     def build() -> Variant:
         prepare_device(config.train.device, is_eager="graph" not in mode)
@@ -148,13 +148,13 @@ def serve_ranks(config: Any, mode: str, folder: Path, answers: TextIO) -> None:
             print(json.dumps(message), file=answers, flush=True)
 
     serve(build, _lines(folder), reply)
-    leave_at_once(0)  # OneFlow's own exit handlers wait for the other ranks
+    leave_at_once(0)  # skips OneFlow's exit handlers, which wait for the other ranks
 
 
 def _lines(folder: Path) -> Iterator[str]:
-    """Yield the controller's lines on every rank: rank 0 reads them and passes them on through named pipes.
+    """Yield the controller's lines on every rank. Rank 0 reads them and forwards them through named pipes.
 
-    Not through OneFlow: its scheduler spins while a broadcast is in flight, and waiting must cost nothing.
+    OneFlow's broadcast is not used because its scheduler spins while one is pending, and waiting must not use the CPU.
     """
     pipes = [folder / f"turn_{rank}" for rank in range(1, get_world_size())]
     if is_main_process():

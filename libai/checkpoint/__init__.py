@@ -1,6 +1,6 @@
-"""Checkpoints that can be trusted: written whole or not at all, verified when read, free of mode and layout.
+"""Write and read checkpoints: atomic when written, verified when read, independent of mode and parallel layout.
 
-This package knows tensors by name and a JSON state; it knows nothing of trainers. See docs/checkpoints.md.
+A checkpoint contains named tensors and a JSON state. The package does not depend on trainers. See docs/checkpoints.md.
 """
 
 from libai.checkpoint.background import AsyncCheckpointer

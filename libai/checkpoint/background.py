@@ -1,4 +1,4 @@
-"""Saving in the background: the tensors are copied on the spot, a thread writes the copy."""
+"""Save checkpoints in the background: copy the tensors immediately, then write the copy from a thread."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from libai.checkpoint.shards import Entry
 from libai.checkpoint.tensor_files import TensorSpec
 from libai.utils.distributed import is_main_process
 
-# Bytes that may wait to be copied: what was gathered from other ranks needs memory of its own until then.
+# Maximum bytes of pending copies. Tensors gathered from other ranks occupy extra memory until they are copied.
 _MAX_WAITING_BYTES = 64 * 1000 * 1000
 
 
 class AsyncCheckpointer:
-    """Saves checkpoints of a running job with a short stall; at most one is being written at any time.
+    """Save checkpoints of a running job with only a short stall. At most one checkpoint is being written at a time.
 
-    Rank 0 keeps one copy of all tensors in host memory from the first save to `close` (see `HostCopy`); the other
-    ranks need nothing beyond the gathers. Tensors may change as soon as `save` returns.
+    Rank 0 keeps one copy of all tensors in host memory from the first save until `close` (see `HostCopy`). The other
+    ranks need memory only for the gathers. Tensors may change as soon as `save` returns.
 
     Args:
-        root: folder of the checkpoints.
-        after_write: called on rank 0 in the background thread with the path of every finished checkpoint (retention).
+        root: folder that contains the checkpoints.
+        after_write: callback for the path of every finished checkpoint, for example to delete old ones. It runs on
+            rank 0 in the background thread.
 
     Attributes:
-        stall_seconds: how long the last `save` held up the caller, waiting for the previous write included.
-        last_path: the newest finished checkpoint (rank 0), None before the first.
+        stall_seconds: how long the last `save` blocked the caller, including the wait for the previous write.
+        last_path: the newest finished checkpoint on rank 0; None before the first.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class AsyncCheckpointer:
         state: Mapping[str, Any],
         name: str | None = None,
     ) -> Path:
-        """Copy the tensors and start to write it; returns the path it will have. Arguments as in `checkpoint.save`.
+        """Copy the tensors, start writing the checkpoint and return its future path. Arguments as in `checkpoint.save`.
 
-        Collective: every rank calls it. Waits for the previous save first and raises its failure, on every rank alike.
+        Collective: every rank must call it. Waits for the previous save first and raises its error on every rank.
         """
         start = time.perf_counter()
         self.finish()
         plan, entries = plan_save(self.root, iteration, tensors, state, DEFAULT_SHARD_BYTES, name)
-        on_rank_0(lambda: self._reserve(plan, entries))  # no memory: every rank must know before the gathers
+        on_rank_0(lambda: self._reserve(plan, entries))  # if memory runs out, every rank must raise before the gathers
         arrays = self._copy.take(entries)
         if is_main_process():
             self._pending = self._executor.submit(self._write, plan, arrays)
@@ -69,21 +70,21 @@ class AsyncCheckpointer:
         return plan.path
 
     def check(self) -> None:
-        """Raise the failure of a finished write, if there is one, on rank 0. Costs nothing; call it every iteration."""
+        """Raise the error of a finished write on rank 0, if there is one. Cheap enough to call in every iteration."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def finish(self) -> None:
-        """Wait for the write in flight and raise its failure, on every rank alike. Collective."""
+        """Wait for the pending write and raise its error on every rank. Collective."""
         on_rank_0(self.wait)
 
     def close(self) -> None:
-        """As `finish`, and give the memory of the copy back. May be called again."""
+        """Call `finish` and free the memory of the copy. Safe to call more than once. Collective."""
         self.finish()
         self._copy.free()
 
     def wait(self) -> None:
-        """Wait for this rank's write in flight and raise what it failed with, once; not collective."""
+        """Wait for this rank's pending write and raise its error. The error is raised only once. Not collective."""
         pending = self._pending
         self._pending = None
         if pending is not None:
@@ -101,23 +102,23 @@ class AsyncCheckpointer:
 
 
 class HostCopy:
-    """One copy of all tensors of a save in the host memory of rank 0, whose memory the next copy uses again.
+    """A copy of all tensors of a save in the host memory of rank 0. The next copy reuses its memory.
 
-    Fresh pages cost more than the copy. OneFlow copies its own CPU tensors: to ask each of them for its array would
-    wait for the device once per tensor, a time slice each on a busy machine.
+    Memory is reused because allocating fresh pages costs more than copying. OneFlow copies its own CPU tensors. Reading
+    each tensor as an array would wait for the device once per tensor, which costs a time slice each on a busy machine.
     """
 
     def __init__(self) -> None:
         self._specs: list[TensorSpec] = []
         self._arrays: list[np.ndarray] = []
-        #: the same memory for OneFlow, by index, made when it is first needed
+        #: array index -> OneFlow tensor that shares the array's memory, created on first use
         self._tensors: dict[int, Any] = {}
 
     def take(self, entries: list[Entry]) -> list[np.ndarray]:
-        """Copy all tensors into what was reserved; their arrays on rank 0, `[]` elsewhere. Collective for global ones.
+        """Copy all tensors into the reserved memory. Return the arrays on rank 0 and `[]` on the other ranks.
 
-        The tensors may change when this returns. The arrays are valid until the next `take`. A bfloat16 tensor becomes
-        the float32 array of the same values.
+        Collective if any tensor is global. The tensors may change after this returns. The arrays are valid until the
+        next `take`. A bfloat16 tensor becomes a float32 array with the same values.
         """
         waiting = 0
         for index, entry in enumerate(entries):
@@ -132,21 +133,21 @@ class HostCopy:
         return self._arrays
 
     def free(self) -> None:
-        """Give the memory back, once nobody uses the arrays any more."""
+        """Free the memory. The arrays must no longer be in use."""
         self._specs, self._arrays, self._tensors = [], [], {}
 
     def reserve(self, entries: list[Entry]) -> None:
-        """Make room for the copy on rank 0, which is kept when the next one looks the same. Raises `MemoryError`."""
+        """Reserve memory for the copy on rank 0, or keep it if the specs are unchanged. Raises `MemoryError`."""
         specs = [entry.spec for entry in entries]
         if specs == self._specs or not is_main_process():
             return
-        self.free()  # before the new memory is taken, so that there are never two copies
+        self.free()  # free first, to never hold two copies
         for spec in specs:
             self._arrays.append(np.empty(spec.shape, "float32" if spec.dtype == "bfloat16" else spec.dtype))
         self._specs = specs
 
     def _copy(self, index: int, value: Any) -> None:
-        """Copy one tensor, or have OneFlow do it: then it is there after `_wait`."""
+        """Copy one tensor. If OneFlow performs the copy, it is complete only after `_wait`."""
         array = self._arrays[index]
         if isinstance(value, np.ndarray):
             np.copyto(array, value)

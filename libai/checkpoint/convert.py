@@ -1,4 +1,4 @@
-"""The weights of a checkpoint as one file, and the differences between two checkpoints."""
+"""Export the weights of a checkpoint as one file, and compare two checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from libai.utils.atomic import fsync_dir
 def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) -> Path:
     """Write the group `"model"` of `source` as one safetensors file and return its path.
 
-    `dtype`: cast floating tensors to it, rounding to nearest. Raises `CheckpointError`, also if `target` exists.
+    Floating-point tensors are cast to `dtype` if it is given, rounding to nearest. Raises `CheckpointError`, including
+    when `target` already exists.
     """
     target = Path(target)
     group = source.tensors.get("model")
@@ -41,9 +42,9 @@ def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) ->
 
 
 def diff(a: Checkpoint, b: Checkpoint) -> dict[str, str]:
-    """Return the differences between two checkpoints: place -> description, `{}` if they hold the same.
+    """Return the differences between two checkpoints as path -> description, or `{}` if they are equal.
 
-    Tensors are compared bit by bit, so that NaN equals NaN.
+    Tensors are compared bitwise, so NaN equals NaN.
     """
     of_a, of_b = ({"iteration": c.iteration, **c.tensors, "state": c.state} for c in (a, b))
     return dict(_differences(of_a, of_b, ""))

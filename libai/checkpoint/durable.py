@@ -1,7 +1,7 @@
-"""Folders that are either wholly there after a crash or not there at all.
+"""Write folders atomically: after a crash, a folder is either complete or absent.
 
-A folder is filled under a temporary name next to its final one, every file is forced to disk, and one rename makes it
-visible. One process at a time may write: a run holds the lock of its output folder.
+A folder is filled under a temporary name next to its final path. Every file is flushed to disk, and a single rename
+makes the folder visible. Only one process may write at a time; a run holds the lock of its output folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FileRecord(NamedTuple):
 
 
 def digest(file: BinaryIO) -> str:
-    """Return the SHA-256 of what is left to read of an open file."""
+    """Return the SHA-256 of an open file, from its current position to the end."""
     sha256 = hashlib.sha256()
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     while count := file.readinto(buffer):  # type: ignore[attr-defined]
@@ -37,7 +37,7 @@ def digest(file: BinaryIO) -> str:
 
 
 def finish_file(path: Path) -> FileRecord:
-    """Force a written file to disk and return its record."""
+    """Flush a written file to disk and return its record."""
     with open(path, "rb") as file:
         record = FileRecord(os.fstat(file.fileno()).st_size, digest(file))
         os.fsync(file.fileno())
@@ -45,16 +45,16 @@ def finish_file(path: Path) -> FileRecord:
 
 
 def write_file(path: Path, data: bytes) -> FileRecord:
-    """Write a file, force it to disk and return its record."""
+    """Write a file, flush it to disk and return its record."""
     path.write_bytes(data)
     return finish_file(path)
 
 
 @contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """Give a folder to fill, which becomes `final` at the end of the `with` block, in place of what has that name.
+    """Yield a folder to fill. At the end of the `with` block it becomes `final` and replaces whatever was there.
 
-    After an exception nothing of it is left.
+    After an exception the new folder is removed.
     """
     work = final.with_name(_SAVING + final.name)
     _remove_tree(work)
@@ -67,7 +67,7 @@ def new_folder(final: Path) -> Iterator[Path]:
         if os.path.lexists(final):
             _remove_tree(replaced)
             os.rename(final, replaced)
-        os.rename(work, final)  # a kill before this leaves no `final`: `restore_replaced` puts it back
+        os.rename(work, final)  # if the process is killed before this, `restore_replaced` restores the old `final`
         fsync_dir(final.parent)
         _remove_tree(replaced)
     finally:
@@ -76,7 +76,7 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Delete a directory so that a crash in the middle never leaves half of it under its name."""
+    """Delete a directory atomically: rename it first, so a crash cannot leave a partial directory at `path`."""
     aside = path.with_name(_DELETING + path.name)
     _remove_tree(aside)
     os.rename(path, aside)
@@ -84,7 +84,7 @@ def remove_directory(path: Path) -> None:
 
 
 def restore_replaced(root: Path) -> None:
-    """Give a checkpoint its name back whose replacement never came, since the process that saved it has died."""
+    """Restore checkpoints that were moved aside by a process that died before it put the replacement in place."""
     for path in root.glob(f"{_REPLACED}*"):
         original = path.with_name(path.name.removeprefix(_REPLACED))
         if not os.path.lexists(original):
@@ -92,15 +92,18 @@ def restore_replaced(root: Path) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Clear what dead processes have left in `root`. No living process may save there: hold the run's folder."""
+    """Restore replaced checkpoints in `root` and delete leftovers of dead processes.
+
+    No other process may be saving there: hold the lock of the run's folder.
+    """
     restore_replaced(root)
-    for pattern in (f"{_SAVING}*", f"{_REPLACED}*", f"{_DELETING}*", ".*.tmp"):  # the last: of `libai.utils.atomic`
+    for pattern in (f"{_SAVING}*", f"{_REPLACED}*", f"{_DELETING}*", ".*.tmp"):  # .tmp is from `libai.utils.atomic`
         for path in list(root.glob(pattern)):
             _remove_tree(path)
 
 
 def _remove_tree(path: Path) -> None:
-    """Delete a directory or a file, or a link but not what it leads to, if there is one."""
+    """Delete a directory, file or symbolic link if it exists. The target of a link is kept."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

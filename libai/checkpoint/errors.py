@@ -1,4 +1,4 @@
-"""The errors of everything that reads or writes checkpoints, and the phrase their texts share."""
+"""Errors for reading and writing checkpoints, and helpers to build their messages."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from libai.utils.errors import UserError
 
 
 class CheckpointError(UserError):
-    """A checkpoint that cannot be written, read or trusted; the text names the file and what to do."""
+    """A checkpoint cannot be written, read or trusted. The message names the file and the remedy."""
 
 
 class CheckpointWriteError(CheckpointError):
-    """A checkpoint that could not be written: space, a failing disk, memory, permission. No mistake in the config, and
-    it may work the next time: the process ends with 1, so that `--max-restarts` applies."""
+    """A checkpoint could not be written because of disk space, a disk failure, memory or permissions.
+
+    The config is not at fault and a retry may succeed, so the process exits with code 1 and `--max-restarts` applies.
+    """
 
     exit_code = 1
 
 
 def os_reason(error: OSError) -> str:
-    """Return the reason that the operating system gave, without the errno and the path repeated."""
+    """Return the operating system's reason, without the errno and the path."""
     return error.strerror or str(error) or type(error).__name__
 
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Turn an `OSError` of the block, which reads `path`, into a `CheckpointError`."""
+    """Convert an `OSError` raised while the block reads `path` into a `CheckpointError`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,6 @@
-"""The names in a checkpoint folder, and `manifest.json` with size and digest of every file.
+"""Define the file names in a checkpoint folder and the format of `manifest.json`.
+
+The manifest contains the size and digest of every file.
 
 `root/iter_0000200/{manifest.json, trainer.json, model….safetensors}`
 """
@@ -29,7 +31,7 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def iteration_of(name: str) -> int | None:
-    """Return 200 for `iter_0000200`, and None for a name that is not a checkpoint's.
+    """Return 200 for `iter_0000200`, and None for any other kind of name.
 
     >>> iteration_of("iter_0000200"), iteration_of("iter_best"), iteration_of("iter_00000200")
     (200, None, None)
@@ -47,7 +49,7 @@ def shard_name(group: str, index: int, num_shards: int) -> str:
 
 
 def group_of(file: str) -> str | None:
-    """Return the group of tensors that a file belongs to; None if it is not one of tensors.
+    """Return the tensor group that a file belongs to, or None if it is not a tensor file.
 
     >>> group_of("model-00002-of-00003.safetensors"), group_of("trainer.json")
     ('model', None)
@@ -57,18 +59,21 @@ def group_of(file: str) -> str | None:
 
 
 def index_name(group: str) -> str:
-    """Return the name of the file that tells other libraries which shard holds which tensor."""
+    """Return the name of the index file, in which other libraries look up the shard of each tensor."""
     return f"{group}.safetensors.index.json"
 
 
 def dump_manifest(iteration: int, files: Mapping[str, FileRecord]) -> bytes:
-    """Return the bytes of `manifest.json`, which hold a digest of the rest of them."""
+    """Return the bytes of `manifest.json`, including a digest of its other fields."""
     body = {**FORMAT, "iteration": iteration, "files": {name: files[name]._asdict() for name in files}}
     return dump_json({**body, _OWN_DIGEST: _digest(body)}, MANIFEST)
 
 
 def parse_manifest(data: bytes, what: str) -> tuple[int, dict[str, FileRecord]]:
-    """Return iteration and files from the bytes of `manifest.json`. Raises `CheckpointError` for a foreign one."""
+    """Return the iteration and files from the bytes of `manifest.json`.
+
+    Raises `CheckpointError` if the format is unknown, the digest does not match, or a field is missing.
+    """
     body = parse_json(data, what)
     found = {key: body.get(key) for key in FORMAT}
     if found != FORMAT:

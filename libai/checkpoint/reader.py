@@ -1,7 +1,8 @@
-"""Reading checkpoints and safetensors files: lazily, without executing anything, never handing out damaged data.
+"""Read checkpoints and safetensors files lazily, without executing code and without returning damaged data.
 
-Each file of a checkpoint is compared with its digest when a tensor of it is first read, and again when it has changed
-since: damage after `verify`, or a folder that is replaced while it is read, is an error and not a wrong weight.
+Each file of a checkpoint is compared with its digest when a tensor is first read from it, and again if the file has
+changed since. Damage after `verify`, or a folder replaced during reading, therefore raises an error instead of
+returning wrong weights.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from libai.checkpoint.tensor_files import Slot, TensorSpec, open_file, read_slot
 
 
 class _Folder:
-    """A folder whose files are compared with their records (none: foreign files) when they are opened."""
+    """A folder that checks its files against `records` when they are opened. Foreign files have no records."""
 
     def __init__(self, path: Path, records: Mapping[str, FileRecord] | None = None):
         self.path = path
@@ -30,7 +31,7 @@ class _Folder:
         self._checked: dict[str, tuple[int, int]] = {}
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file of the folder. Raises `CheckpointError` when its bytes are not what was written."""
+        """Open a file in the folder. Raises `CheckpointError` if its bytes do not match the digest."""
         file = open_file(self.path / name)
         status = os.fstat(file.fileno())
         stamp = (status.st_ino, status.st_mtime_ns)
@@ -45,18 +46,18 @@ class _Folder:
         return file
 
     def slots(self, name: str) -> dict[str, Slot]:
-        """Return the place of every tensor in a file of the folder, by name. Raises `CheckpointError`."""
+        """Return tensor name -> slot for a file in the folder. Raises `CheckpointError`."""
         if Path(name).name != name:
             raise CheckpointError(f"{self.path} names the file {name[:80]!r}; only files in its own folder are read.")
         return read_slots(self.path / name)
 
 
 class TensorGroup(Mapping[str, np.ndarray]):
-    """Tensors by name, each read from disk when it is asked for and not kept.
+    """A mapping of names to tensors. Each access reads the tensor from disk; nothing is cached.
 
-    bfloat16 comes as the float32 array of the same values (numpy has no bfloat16); `spec(name)` has the dtype stored.
-    `origin`: the checkpoint folder or file. Raises `CheckpointError` when a tensor cannot be read or its file is
-    damaged.
+    A bfloat16 tensor is returned as a float32 array with the same values, since numpy has no bfloat16. `spec(name)`
+    contains the stored dtype. `origin` is the checkpoint folder or file. Raises `CheckpointError` if a tensor cannot be
+    read or its file is damaged.
     """
 
     def __init__(self, origin: Path, folder: _Folder, slots: Mapping[str, Slot]):
@@ -65,7 +66,10 @@ class TensorGroup(Mapping[str, np.ndarray]):
         self._slots = dict(sorted(slots.items()))
 
     def replaced_by(self, other: TensorGroup) -> TensorGroup:
-        """Return these tensors, with those of `other`, of the same checkpoint, in the place of its names."""
+        """Return a group in which tensors of `other` replace those with the same names.
+
+        Both groups must come from the same checkpoint.
+        """
         return TensorGroup(self.origin, self._folder, {**self._slots, **other._slots})
 
     def __iter__(self) -> Iterator[str]:
@@ -83,15 +87,16 @@ class TensorGroup(Mapping[str, np.ndarray]):
             return read_tensor(file, slot)
 
     def spec(self, name: str) -> TensorSpec:
-        """Return logical dtype and shape, without reading data."""
+        """Return the logical dtype and shape without reading data."""
         return self._slots[name].spec
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose manifest, state and file sizes are checked; tensors are read and checked when asked for.
+    """A checkpoint with verified manifest, state and file sizes. Tensors are read and checked on access.
 
-    `state`: the JSON values given to `save`. `tensors`: group (`"model"`, `"optimizer"`) -> `TensorGroup`.
+    `state` contains the JSON values passed to `save`. `tensors` maps each group, such as `"model"` or `"optimizer"`, to
+    its `TensorGroup`.
     """
 
     path: Path
@@ -101,9 +106,9 @@ class Checkpoint:
 
 
 def load(path: str | Path) -> Checkpoint:
-    """Open the checkpoint folder `path`; every rank may do so, no collective is involved.
+    """Open the checkpoint folder `path`. Not collective: any rank may call it.
 
-    Raises `CheckpointError` when anything that can be seen without reading all data is wrong.
+    Raises `CheckpointError` for any problem that can be detected without reading all data.
     """
     iteration, folder = _open_folder(Path(path))
     groups: dict[str, dict[str, Slot]] = {}
@@ -122,9 +127,10 @@ def load(path: str | Path) -> Checkpoint:
 
 
 def verify(path: str | Path, deep: bool = True) -> list[str]:
-    """Return every problem of the checkpoint folder `path`, `[]` when it can be trusted.
+    """Return a list of all problems in the checkpoint folder `path`, or `[]` if it is valid.
 
-    `deep` reads all data and compares digests; without it only the manifest, the state, headers and sizes are checked.
+    With `deep`, all data is read and compared with its digests. Otherwise only the manifest, the state, the headers and
+    the file sizes are checked.
     """
     problems = []
     try:
@@ -142,7 +148,7 @@ def verify(path: str | Path, deep: bool = True) -> list[str]:
 
 
 def _open_folder(path: Path) -> tuple[int, _Folder]:
-    """Return iteration and files of the checkpoint folder `path`, whose name is compared with its manifest."""
+    """Return the iteration and files of the checkpoint folder `path`, after checking its name against the manifest."""
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a checkpoint folder.")
     iteration, files = parse_manifest(_read(path / MANIFEST), str(path / MANIFEST))
@@ -152,14 +158,17 @@ def _open_folder(path: Path) -> tuple[int, _Folder]:
 
 
 def open_safetensors(path: str | Path) -> TensorGroup:
-    """Open the tensors of a single safetensors file, from libai or from elsewhere. Raises `CheckpointError`."""
+    """Open the tensors of a single safetensors file from libai or another library. Raises `CheckpointError`."""
     path = Path(path)
     folder = _Folder(path.parent)
     return TensorGroup(path, folder, folder.slots(path.name))
 
 
 def open_sharded(index: str | Path) -> TensorGroup:
-    """Open the tensors of a `….safetensors.index.json` next to its shards. Raises `CheckpointError`."""
+    """Open the tensors listed in a `….safetensors.index.json` file, which is next to its shards.
+
+    Raises `CheckpointError`.
+    """
     index = Path(index)
     weight_map = parse_json(_read(index), str(index)).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):

@@ -1,7 +1,8 @@
-"""Which checkpoint to resume from, which to delete, which is the best. Verification decides, pointers only hint.
+"""Choose which checkpoint to resume from, which to delete, and which is the best.
 
-There is no `last` file: it could only repeat, or contradict, what the folder shows. `best.json` remembers the choice of
-an evaluation; `resolve` understands `…/last` and `…/best` as names.
+Only verified checkpoints are trusted; pointer files are hints. There is no `last` file, because it could only repeat or
+contradict the contents of the folder. `best.json` records the best checkpoint according to the evaluation. `resolve`
+accepts `…/last` and `…/best` as names.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class Best:
 
 
 def list_checkpoints(root: str | Path) -> list[Path]:
-    """All checkpoint folders of `root`, oldest iteration first, damaged ones included; `[]` when there is no `root`."""
+    """Return all checkpoint folders in `root`, including damaged ones, in order of iteration.
+
+    Returns `[]` if `root` does not exist.
+    """
     root = Path(root)
     if not root.is_dir():
         return []
@@ -42,11 +46,11 @@ def list_checkpoints(root: str | Path) -> list[Path]:
 
 
 def find_latest(root: str | Path, among: Among | None = None) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest checkpoint in `root` that verifies, and those newer than it that do not, each with the reason.
+    """Return the newest valid checkpoint in `root`, and the newer ones that fail verification, each with the reason.
 
-    `(None, skipped)` when there is none. Reads every byte of the candidates (see `verify`), so in a job of several
-    ranks let rank 0 ask and tell the others. `among`: which checkpoints are looked at, such as those of one run.
-    A checkpoint that a dying process had moved aside, to replace it, is put back first.
+    The result is `(None, skipped)` if no checkpoint is valid. All bytes of the candidates are read (see `verify`), so
+    in a job with several ranks, call it on rank 0 and broadcast the result. `among` selects the checkpoints to
+    consider, such as those of one run. If a process died while replacing a checkpoint, the old one is restored first.
     """
     root = Path(root)
     restore_replaced(root)
@@ -65,11 +69,12 @@ def prune(
     protect: Iterable[str | Path] = (),
     among: Among | None = None,
 ) -> list[Path]:
-    """Delete old checkpoints of `root` and return them. Call on rank 0.
+    """Delete old checkpoints in `root` and return their paths. Call it on rank 0.
 
-    Kept are the newest `max_to_keep` (None: all), those in `protect`, the best (`mark_best`), and always the newest one
-    that verifies: what is damaged does not count as kept. `among`: which checkpoints it is about; the others stay and
-    do not count. A `best.json` that cannot be read protects nothing and is warned about once: it is a hint.
+    It keeps the newest `max_to_keep` checkpoints (None keeps all), those in `protect`, and the best one (`mark_best`).
+    It always keeps the newest valid checkpoint, even if newer ones are damaged. `among` selects the checkpoints to
+    consider; all others are kept and not counted. An unreadable `best.json` protects no checkpoint and causes a single
+    warning, because it is only a hint.
     """
     root = Path(root)
     if max_to_keep is not None and max_to_keep < 1:
@@ -93,7 +98,7 @@ def prune(
 
 
 def mark_best(root: str | Path, path: str | Path, metric: str, value: float) -> None:
-    """Remember `path`, a checkpoint in `root`, as the best by `metric`; replaces `best.json` in one step."""
+    """Record `path`, a checkpoint in `root`, as the best by `metric`. Replaces `best.json` atomically."""
     root, path = Path(root), Path(path)
     if iteration_of(path.name) is None or not (root / path.name).is_dir():
         raise CheckpointError(f"{path.name} cannot be marked as best: it is no checkpoint in {root}.")
@@ -105,7 +110,10 @@ def mark_best(root: str | Path, path: str | Path, metric: str, value: float) -> 
 
 
 def read_best(root: str | Path) -> Best | None:
-    """What `mark_best` remembered, None when nothing was or that is gone. Raises when `best.json` is damaged."""
+    """Return the checkpoint recorded by `mark_best`, or None if none was recorded or it no longer exists.
+
+    Raises `CheckpointError` if `best.json` is damaged.
+    """
     file = Path(root) / BEST
     if not file.exists():
         return None
@@ -128,10 +136,11 @@ def _readable_best(root: Path) -> Best | None:
 
 
 def resolve(path: str | Path) -> Path:
-    """The checkpoint a user means by `path`: a checkpoint folder, a folder of them or a run's folder (the newest that
-    verifies), or the names `last` and `best` in such a folder.
+    """Return the checkpoint folder that `path` refers to.
 
-    Raises `CheckpointError` with the reasons when there is none.
+    `path` is a checkpoint folder, a folder of checkpoints, a run's folder, or the name `last` or `best` in one of the
+    latter two. For a folder or `last`, the result is the newest valid checkpoint. Raises `CheckpointError` with the
+    reasons if there is none.
     """
     path = Path(path)
     if (path / "checkpoints").is_dir():

@@ -1,4 +1,4 @@
-"""Saving: planned by shapes alone, fetched and written shard by shard into a new folder, which is renamed once."""
+"""Save checkpoints: plan the files from tensor shapes, write shard by shard into a new folder, then rename it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from libai.utils.sizes import format_bytes
 
 T = TypeVar("T")
 DEFAULT_SHARD_BYTES = 64 * 1000 * 1000
-#: names that a checkpoint can be given; `last` and `best` are links, which are looked up when they are missing
+#: Allowed checkpoint names. `last` and `best` are reserved, because `resolve` looks them up.
 _NAME = re.compile(r"(?!(?:last|best)$|best\.json)[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One checkpoint that can be written: its files of tensors, and the bytes of the state (on rank 0)."""
+    """A plan for writing one checkpoint: its tensor files, and the serialized state (on rank 0)."""
 
     root: Path
     iteration: int
@@ -48,17 +48,17 @@ class Plan:
 
     @property
     def path(self) -> Path:
-        """The folder that it becomes."""
+        """The final folder of the checkpoint."""
         return self.root / self.name
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors and of the state."""
+        """Total bytes of all tensors and the state."""
         return sum(shard.num_bytes for shard in self.shards) + len(self.state)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Name the checkpoint in what the system refuses in the block: `CheckpointWriteError`."""
+        """Convert an `OSError` or `MemoryError` of the block into a `CheckpointWriteError` naming the checkpoint."""
         try:
             yield
         except (OSError, MemoryError) as error:
@@ -84,18 +84,18 @@ def save(
 ) -> Path:
     """Write the checkpoint `root/iter_0000200`, or `root/<name>`, and return its path once it is safely on disk.
 
-    `tensors`: group -> name -> oneflow tensor (local or global), numpy array or `TensorGroup`; `state`: JSON values.
-    Collective: every rank of a job calls it with the same names. Global tensors are gathered one at a time, local ones
-    are taken from rank 0, and rank 0 writes. Beyond the tensors themselves a save needs memory for one shard of
-    those that are not in the host memory of rank 0. An existing checkpoint of that iteration, or name, is replaced.
+    `tensors` maps group -> name -> oneflow tensor (local or global), numpy array or `TensorGroup`. `state` contains
+    JSON values. Collective: every rank must call it with the same names. Global tensors are gathered one at a time,
+    local tensors are taken from rank 0, and rank 0 writes. Tensors outside the host memory of rank 0 need additional
+    memory for one shard at a time. An existing checkpoint with the same iteration or name is replaced.
 
-    Raises `CheckpointError` on every rank alike, and `CheckpointWriteError` when the system would not take it; then
-    nothing in `root` has changed.
+    Raises `CheckpointError` on every rank, and `CheckpointWriteError` if the system cannot write the checkpoint. In the
+    latter case nothing in `root` has changed.
     """
     plan, entries = plan_save(root, iteration, tensors, state, shard_bytes, name)
     arrays = (entry.array() for entry in entries)
     if not is_main_process():
-        for _ in arrays:  # take part in the gathers
+        for _ in arrays:  # participate in the gathers
             pass
     on_rank_0(lambda: write_checkpoint(plan, arrays))
     return plan.path
@@ -109,9 +109,9 @@ def plan_save(
     shard_bytes: int,
     name: str | None = None,
 ) -> tuple[Plan, list[Entry]]:
-    """Check what can be known before any data move (arguments, permission, space); return the plan and its tensors.
+    """Check arguments, permissions and free space before any data moves. Return the plan and its tensors.
 
-    Collective. Raises `CheckpointError` on every rank alike.
+    Collective. Raises `CheckpointError` on every rank.
     """
     if isinstance(iteration, bool) or not isinstance(iteration, int) or not 0 <= iteration < 10**15:
         raise CheckpointError(f"iteration={iteration!r}: a checkpoint is numbered by a whole number from 0.")
@@ -143,15 +143,21 @@ def _checked(plan: Plan) -> Plan:
 
 
 def on_rank_0(work: Callable[[], T]) -> T | None:
-    """Run `work` on rank 0; return its result there, None elsewhere. What it raises rises on every rank: the other
-    ranks get a `CheckpointError`, or a `CheckpointWriteError` when it was no mistake in the arguments. Collective."""
+    """Run `work` on rank 0. Return its result on rank 0 and None on the other ranks. Collective.
+
+    If `work` raises an error, every rank raises. The other ranks raise a `CheckpointError`, or a `CheckpointWriteError`
+    if the arguments were not at fault.
+    """
     results: list[T] = []
     result_of_rank_0(lambda: results.append(work()), CheckpointError, CheckpointWriteError)
     return results[0] if results else None
 
 
 def write_checkpoint(plan: Plan, arrays: Iterator[np.ndarray]) -> None:
-    """Write what was planned, on rank 0 alone. Uses up `arrays` in any case: other ranks wait in its gathers."""
+    """Write the planned checkpoint. Only rank 0 calls it.
+
+    `arrays` is always exhausted, even after an error, because the other ranks wait in its gathers.
+    """
     try:
         with plan.explained(), new_folder(plan.path) as work:
             _fill(work, plan, arrays)
@@ -168,7 +174,7 @@ def _fill(folder: Path, plan: Plan, arrays: Iterator[np.ndarray]) -> None:
         files[shard.file] = finish_file(folder / shard.file)
         places.setdefault(group_of(shard.file) or "", {}).update(dict.fromkeys(shard.specs, shard.file))
     for group, weight_map in places.items():
-        if len(set(weight_map.values())) > 1:  # by the index other libraries find the shard of a tensor
+        if len(set(weight_map.values())) > 1:  # other libraries use the index to find the shard of a tensor
             total = sum(shard.num_bytes for shard in plan.shards if group_of(shard.file) == group)
             index = dump_json({"metadata": {"total_size": total}, "weight_map": weight_map}, "index")
             files[index_name(group)] = write_file(folder / index_name(group), index)

@@ -1,7 +1,7 @@
-"""The plan of a save: its files by the shapes of their tensors, and an entry for each tensor, in file order.
+"""Plan a save from the shapes of its tensors: split them into files and create an entry for each, in file order.
 
-A tensor is a numpy array, a oneflow tensor or one of another checkpoint. An entry has dtype and shape without touching
-data, so that a whole save can be planned first.
+A tensor is a numpy array, a oneflow tensor or a tensor in another checkpoint. An entry provides dtype and shape without
+reading data, so the whole save can be planned first.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from libai.checkpoint.tensor_files import CODES, TensorSpec, spec_of
 class Entry:
     """One tensor to be saved.
 
-    get: returns it on rank 0, as a numpy array or a full local oneflow tensor, without a wait for the device. For a
-        global tensor it is collective: every rank calls it, ranks other than 0 get None.
+    get: function that returns the tensor on rank 0, as a numpy array or a full local oneflow tensor. It does not wait
+        for the device. For a global tensor it is collective: every rank must call it, and ranks other than 0 get None.
     """
 
     spec: TensorSpec
     get: Callable[[], Any]
 
     def array(self) -> Any:
-        """Return the tensor as a numpy array on rank 0, without a copy where it is in host memory already."""
+        """Return the tensor as a numpy array on rank 0. Does not copy a tensor that is already in host memory."""
         value = self.get()
         return value.numpy() if hasattr(value, "numpy") else value
 
@@ -45,14 +45,14 @@ class Shard:
 
     @property
     def num_bytes(self) -> int:
-        """Raw data of all tensors."""
+        """Bytes of raw data of all tensors."""
         return sum(spec.num_bytes for spec in self.specs.values())
 
 
 def cut_shards(tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int) -> tuple[list[Shard], list[Entry]]:
-    """Cut every group, names sorted, into shards of at most `shard_bytes` (a larger tensor has a shard of its own).
+    """Sort each group by name and split it into shards of at most `shard_bytes`. A larger tensor gets its own shard.
 
-    The order is the same on every rank, so that collective gathers meet. Raises `CheckpointError` for what cannot be
+    The order is the same on every rank, so collective gathers match. Raises `CheckpointError` for values that cannot be
     saved.
     """
     shards = []
@@ -99,7 +99,7 @@ def _entry_of(tensors: Mapping[str, Any], name: str, group: str) -> Entry:
 
 
 def _gather(tensor: Any) -> Any:
-    """Return a global tensor as a full local one on rank 0. Collective unless every rank holds it all."""
+    """Return a global tensor as a full local one on rank 0. Collective unless every rank has the full tensor."""
     import oneflow as flow
 
     from libai.utils.distributed import is_main_process
@@ -108,6 +108,6 @@ def _gather(tensor: Any) -> Any:
     tensor = tensor.detach()
     if any(sbp != flow.sbp.broadcast for sbp in tensor.sbp):
         tensor = replicated(tensor)
-    if 0 not in np.ravel(tensor.placement.ranks):  # e.g. a later pipeline stage: hand it over to rank 0
+    if 0 not in np.ravel(tensor.placement.ranks):  # e.g. on a later pipeline stage: move it to rank 0
         tensor = tensor.to_global(placement=flow.placement(tensor.placement.type, [0]), sbp=flow.sbp.broadcast)
     return tensor.to_local() if is_main_process() else None

@@ -1,6 +1,6 @@
-"""JSON that comes back as it was written, or an error that names the place.
+"""Read and write JSON that round-trips exactly; raise an error with the location for anything else.
 
-Python's `json` silently turns keys of other types into text, and writes NaN, which is not JSON.
+Python's `json` silently converts non-string keys to strings, and writes NaN, which is not valid JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from libai.checkpoint.errors import CheckpointError
 
 
 def parse_json(data: bytes, what: str) -> dict[str, Any]:
-    """Return the object in `data`. `what` names it in errors. Raises `CheckpointError` for anything else."""
+    """Return the JSON object in `data`. Raises `CheckpointError` for anything else; `what` is its name in errors."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -27,8 +27,8 @@ def parse_json(data: bytes, what: str) -> dict[str, Any]:
 def dump_json(value: Any, what: str) -> bytes:
     """Return `value` as readable, deterministic UTF-8 JSON. Tuples become lists.
 
-    Raises `CheckpointError` with the place inside `value` for what JSON cannot hold exactly: NaN, infinities, keys that
-    are not strings, objects.
+    Raises `CheckpointError` for values that JSON cannot represent exactly: NaN, infinities, non-string keys and
+    arbitrary objects. The message includes the location inside `value`.
     """
     try:
         wrong = next(_wrong_parts(value, "$"), None)

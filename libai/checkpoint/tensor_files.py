@@ -1,6 +1,6 @@
-"""Files of tensors, written and checked by the package `safetensors` (huggingface.co/docs/safetensors).
+"""Read and write tensor files with the package `safetensors` (huggingface.co/docs/safetensors).
 
-numpy has no bfloat16: its bits travel as uint16, and callers see the float32 array of the same values.
+numpy has no bfloat16. Files store its bits as uint16, and callers get a float32 array with the same values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import safetensors
 
 from libai.checkpoint.errors import CheckpointError, reading
 
-#: logical dtype, also the name in numpy -> name in a header
+#: logical dtype, named as in numpy -> name in a safetensors header
 CODES = {
     "float64": "F64",
     "float32": "F32",
@@ -38,7 +38,7 @@ CODES = {
 }
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 _LOGICAL = {code: name for name, code in CODES.items()}
-_MAX_DIMENSIONS = 32  # of numpy 1.x
+_MAX_DIMENSIONS = 32  # limit of numpy 1.x
 HUGGING_FACE = {"format": "pt"}  # metadata that `transformers` expects
 
 
@@ -51,7 +51,7 @@ class TensorSpec:
 
     @property
     def raw_dtype(self) -> np.dtype:
-        """The type of the raw data in a file."""
+        """The numpy dtype of the raw data in a file."""
         return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
 
     @property
@@ -60,13 +60,13 @@ class TensorSpec:
         return math.prod(self.shape) * self.raw_dtype.itemsize
 
     def fits(self, other: TensorSpec) -> bool:
-        """Return True if `other` can take the values: the same shape, and the same dtype or floating ones."""
+        """Return True if the values can be copied to `other`: equal shapes, and equal or two floating-point dtypes."""
         is_floating = self.dtype in FLOATING and other.dtype in FLOATING
         return self.shape == other.shape and (self.dtype == other.dtype or is_floating)
 
 
 def spec_of(tensor: Any) -> TensorSpec:
-    """Return dtype and shape of a numpy array or a oneflow tensor."""
+    """Return the dtype and shape of a numpy array or a oneflow tensor."""
     is_array = isinstance(tensor, (np.ndarray, np.generic))
     dtype = tensor.dtype.newbyteorder("=") if is_array else tensor.dtype
     return TensorSpec(str(dtype).removeprefix("oneflow."), tuple(int(size) for size in tensor.shape))
@@ -74,7 +74,7 @@ def spec_of(tensor: Any) -> TensorSpec:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a tensor's raw data: `num_bytes` of its spec from byte `offset` of a file in the same folder."""
+    """The location of a tensor's raw data: `spec.num_bytes` bytes from `offset` in a file of the same folder."""
 
     file: str
     offset: int
@@ -87,9 +87,9 @@ def write_tensors(
     arrays: Mapping[str, np.ndarray],
     metadata: Mapping[str, str] = HUGGING_FACE,
 ) -> None:
-    """Write a file, or replace one; the old file stays when that fails. Raises `OSError`.
+    """Write or replace a file. An existing file is kept if the write fails. Raises `OSError`.
 
-    Arrays that have the dtype and order of the file already are not copied.
+    Arrays that already have the file's dtype and byte order are not copied.
     """
     raw = {name: _to_raw(arrays[name], spec) for name, spec in specs.items()}
     described = {
@@ -101,7 +101,7 @@ def write_tensors(
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         part.touch()
-        # the package writes a private file and renames it: take the permissions that a new file has
+        # safetensors creates the file with private permissions, so restore those of an ordinary new file
         mode = part.stat().st_mode & 0o777
         safetensors.serialize_file(described, part, metadata=dict(metadata) or None)
         part.chmod(mode)
@@ -117,20 +117,20 @@ def write_tensors(
 
 def open_file(path: Path) -> BinaryIO:
     """Open a regular file, or a link to one, for reading. Raises `CheckpointError`."""
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if path.exists() and not path.is_file():  # opening a pipe would block
         raise CheckpointError(f"{path} is not a regular file.")
     with reading(path):
         return open(path, "rb")
 
 
 def read_slots(path: Path) -> dict[str, Slot]:
-    """Return the place of every tensor of a safetensors file, by name.
+    """Return tensor name -> slot for a safetensors file.
 
     Raises `CheckpointError` unless the header is valid and its tensors cover the data exactly.
     """
     with open_file(path) as file, reading(path):
         try:
-            with safetensors.safe_open(path, "numpy"):  # checks all of it
+            with safetensors.safe_open(path, "numpy"):  # validates the whole header
                 pass
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
@@ -147,7 +147,7 @@ def read_slots(path: Path) -> dict[str, Slot]:
 
 
 def read_tensor(file: BinaryIO, slot: Slot) -> np.ndarray:
-    """Read one tensor from the open file it is in. Raises `CheckpointError`."""
+    """Read one tensor from its open file. Raises `CheckpointError`."""
     raw = np.empty(slot.spec.shape, slot.spec.raw_dtype)
     with reading(file.name):
         file.seek(slot.offset)
@@ -160,14 +160,14 @@ def read_tensor(file: BinaryIO, slot: Slot) -> np.ndarray:
 
 
 def _to_raw(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    """Return `array` as contiguous raw data in the machine's (little-endian) order; no copy when it is that already."""
+    """Return `array` as contiguous raw data in native (little-endian) byte order. Copies only if necessary."""
     if spec.dtype == "bfloat16" and array.dtype != np.uint16:
         return _round_to_bfloat16(array)
     return np.ascontiguousarray(array, dtype=spec.raw_dtype)
 
 
 def _round_to_bfloat16(array: np.ndarray) -> np.ndarray:
-    """Return the upper halves of float32 bits, rounded to nearest even; NaN stays NaN."""
+    """Return the upper 16 bits of float32 values, rounded to nearest even. NaN stays NaN."""
     values = np.ascontiguousarray(array, dtype=np.float32)
     bits = values.view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16

@@ -1,4 +1,4 @@
-"""Weights into a module: names mapped and compared first, with an exact report, then copied in place."""
+"""Load weights into a module: map and compare the names, report the differences, then copy in place."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from libai.checkpoint.reader import TensorGroup, load, open_safetensors, open_sh
 from libai.checkpoint.retention import resolve
 from libai.checkpoint.tensor_files import TensorSpec, spec_of
 
-#: lines of one kind in a report
+#: maximum number of lines of each kind in a report
 _MOST_LINES = 8
 
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """The fit between the tensors of a file and a module. `mismatched`: name -> (spec on disk, spec in the model)."""
+    """A comparison of a file's tensors with a module's. `mismatched`: name -> (spec on disk, spec in the model)."""
 
     source: str
     loaded: list[str]
     missing: list[str]
     unexpected: list[str]
     mismatched: dict[str, tuple[TensorSpec, TensorSpec]]
-    idle_patterns: list[str] = field(default_factory=list)  #: expressions of revise_keys that fit no name
+    idle_patterns: list[str] = field(default_factory=list)  #: patterns of revise_keys that match no name
 
     @property
     def is_exact(self) -> bool:
-        """True when every tensor of the model was found, nothing was left over and all fit."""
+        """True if the same tensors are on disk and in the model, and all of them fit."""
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        """Return a line of counts, then one for each tensor that does not fit, up to eight of each kind:
+        """Return a line of counts, then a line for each tensor that does not fit, up to eight of each kind:
 
         checkpoint `iter_0000500`: 12 tensors fit, 1 missing, 1 unexpected, 1 mismatched.
           missing: `tail.bias` is in the model, not on disk.
@@ -47,7 +47,7 @@ class WeightsReport:
         return self.text()
 
     def text(self, remedy: str = "") -> str:
-        """Return the report with `remedy`, a sentence, after the counts."""
+        """Return the report, with the sentence `remedy` after the counts."""
         counts = f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, {len(self.mismatched)} mismatched"
         lines = [f"checkpoint `{self.source}`: {len(self.loaded)} tensors fit, {counts}. {remedy}".rstrip()]
         for kind in (
@@ -74,16 +74,17 @@ def load_weights(
 
     Args:
         source: a checkpoint folder, a folder of checkpoints (the newest that verifies; `…/best` works), a
-            `.safetensors` file, or a folder or `.index.json` of Hugging Face shards; or the tensors or full arrays
-            themselves, by name, such as a `state_dict()`.
-        revise_keys: pairs `(regular expression, replacement)`, applied with `re.sub` in order to every name on disk; a
+            `.safetensors` file, or a folder or `.index.json` of Hugging Face shards. A mapping of names to tensors or
+            full arrays, such as a `state_dict()`, is also accepted.
+        revise_keys: pairs `(regular expression, replacement)`, applied with `re.sub` in order to every name on disk. A
             name that becomes empty is dropped.
-        strict: raise `CheckpointError` with the report unless it `is_exact`; nothing has been copied then. Otherwise
-            copy what fits, and raise when nothing does.
-        group: which tensors of a checkpoint to take.
-        optional: finds the names of tensors that the source may lack; the module keeps its own.
+        strict: if True, raise `CheckpointError` with the report unless it `is_exact`, without copying anything. If
+            False, copy the tensors that fit, and raise only if none do.
+        group: tensor group of the checkpoint to load.
+        optional: pattern for names of tensors that may be missing from the source; the module keeps its own values.
 
-    Floating dtypes are converted to the model's, other kinds must agree. Collective when the module has global tensors.
+    Floating-point values are converted to the model's dtype; other dtypes must match. Collective if the module has
+    global tensors.
     """
     if isinstance(source, Mapping):
         tensors = source
@@ -93,7 +94,7 @@ def load_weights(
         origin = tensors.origin.name
     names, idle = _revise(tensors, revise_keys or (), origin)
     on_disk = {new: _spec_in(tensors, name) for new, name in names.items()}
-    targets = dict(module.state_dict())  # tied ones under each name
+    targets = dict(module.state_dict())  # tied tensors appear under each of their names
     wanted = {
         name: spec_of(tensor)
         for name, tensor in targets.items()
@@ -119,8 +120,10 @@ def load_weights(
 
 
 def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
-    """Open the tensors of `source` (see `load_weights`), lazily; "average": the model's, those that `train.ema`
-    averages in place of the latest. Raises `CheckpointError`."""
+    """Open the tensors of `source` lazily (see `load_weights`). Raises `CheckpointError`.
+
+    The group `"average"` is the model's tensors, with the averages of `train.ema` in place of the latest weights.
+    """
     if group == "average":
         return open_weights(source).replaced_by(open_weights(source, "ema"))
     path = Path(source)
@@ -140,7 +143,7 @@ def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
 
 
 def _revise(tensors: Iterable[str], rules: Iterable[Sequence[str]], source: str) -> tuple[dict[str, str], list[str]]:
-    """Return new name -> name on disk, and the expressions that fit no name."""
+    """Return new name -> name on disk, and the patterns that match no name."""
     revised = {name: name for name in tensors}
     idle = []
     for rule in rules:
@@ -178,7 +181,7 @@ def _spec_in(tensors: Mapping[str, Any], name: str) -> TensorSpec:
 
 
 def _copy(tensor: Any, value: Any) -> None:
-    """Write a full value into one oneflow tensor, keeping its memory, device, placement and layout."""
+    """Copy a full value into a oneflow tensor, keeping its memory, device, placement and layout."""
     import oneflow as flow
 
     from libai.utils.tensors import full_tensor

@@ -1,1 +1,1 @@
-"""Variants of other libraries. They run in an interpreter of their own that has neither oneflow nor libai."""
+"""Variants that use other libraries. They run in a separate Python that has neither oneflow nor libai installed."""

@@ -1,6 +1,6 @@
-"""Train with another library what `libai.cli.export_case` wrote, as a variant: `PYTHON case.py FOLDER MODE`.
+"""Train a case exported by `libai.cli.export_case` with another library: `PYTHON case.py FOLDER MODE`.
 
-`torch_loop.py` and `jax_loop.py` in this folder define `build(folder, mode)` for the modes of their names.
+`torch_loop.py` and `jax_loop.py` in this folder define `build(folder, mode)` for the modes named after them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-# last, so that a file of that folder hides no module of the interpreter
+# appended last, so no file in that folder shadows an installed module
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from protocol import Unavailable, Variant, serve_stdio
@@ -34,24 +34,24 @@ class CaseVariant(Variant):
         self._next = 0
 
     def update(self, micro_batches: list[Batch]) -> Any:
-        """Make one update and return its loss."""
+        """Run one optimizer update and return its loss."""
         raise NotImplementedError(f"{type(self).__name__} must define update(micro_batches)")
 
     def step(self) -> Any:
-        """See `Variant.step`. The batches of the case are used in turn, again and again."""
+        """See `Variant.step`. Cycles through the batches of the case."""
         micro_batches = []
         for _ in range(self.case["num_accumulation_steps"]):
-            # a data loader hands out fresh memory as well
+            # copied because a data loader returns fresh memory too
             micro_batches.append({name: array[self._next % len(array)].copy() for name, array in self._data.items()})
             self._next += 1
         try:
             return self.update(micro_batches)
-        except Exception as error:  # a compiler that is missing, for instance: the other variants are measured
+        except Exception as error:  # e.g. a missing compiler; the other variants are still measured
             raise Unavailable(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
 
 
 def build(folder: Path, mode: str) -> Variant:
-    """Return the variant of a mode."""
+    """Return the variant for `mode`. Raises `Unavailable` if the case cannot be trained here."""
     refusal = folder / "refusal.txt"
     if refusal.exists():
         raise Unavailable(refusal.read_text(encoding="utf-8"))

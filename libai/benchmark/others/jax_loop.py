@@ -1,7 +1,7 @@
-"""Training a GPT-2 in JAX as a variant of a benchmark, with the optimizer of optax.
+"""Train GPT-2 in JAX with an optax optimizer, as a benchmark variant.
 
-`transformers` has no models in JAX any more, so GPT-2 is written here, with the names that its tensors have in the
-file. One update is one compiled function.
+`transformers` no longer includes JAX models, so this file implements GPT-2, using the tensor names of the weights file.
+One update is one compiled function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 
 class JaxVariant(CaseVariant):
-    """GPT-2 with AdamW in JAX."""
+    """A variant that trains GPT-2 with AdamW in JAX."""
 
     def __init__(self, folder: Path, mode: str):
         super().__init__(folder)
@@ -47,7 +47,7 @@ class JaxVariant(CaseVariant):
 
 
 def _step(config: Any, optimizer: Any, state: Any, **batch: Any) -> Any:
-    """Return weights and optimizer state after one update, and the loss."""
+    """Run one update. Return the new weights and optimizer state as a pair, and the loss."""
     weights, moments = state
     loss, gradients = jax.value_and_grad(partial(_loss, config))(weights, **batch)
     updates, moments = optimizer.update(gradients, moments, weights)
@@ -55,7 +55,7 @@ def _step(config: Any, optimizer: Any, state: Any, **batch: Any) -> Any:
 
 
 def _loss(config: Any, weights: Any, input_ids: Any, labels: Any) -> Any:
-    """Return the mean cross entropy of the next tokens."""
+    """Return the mean cross entropy of next-token prediction."""
 
     def linear(name: str, x: Any) -> Any:
         return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]

@@ -1,4 +1,4 @@
-"""Training in PyTorch as a variant of a benchmark, with the model of `transformers`."""
+"""Train a `transformers` model in PyTorch, as a benchmark variant."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import transformers
 from case import Batch, CaseVariant
 from protocol import Unavailable
 
-#: how `transformers` names models whose loss shifts the labels by one; ours are shifted already
+#: Class name endings of `transformers` models that shift the labels by one in the loss. Our labels are already shifted.
 SHIFTING = ("LMHeadModel", "ForCausalLM")
 
 
 class TorchVariant(CaseVariant):
-    """Eager PyTorch; `torch-fused` has a fused optimizer, `torch-compile` also compiles the model."""
+    """A variant in eager PyTorch. `torch-fused` fuses the optimizer step; `torch-compile` also compiles the model."""
 
     def __init__(self, folder: Path, mode: str):
         super().__init__(folder)
@@ -34,9 +34,10 @@ class TorchVariant(CaseVariant):
         return build(folder, config=config, dtype=torch.float32).train()
 
     def _optimizer_groups(self) -> list[dict[str, Any]]:
-        """Return the optimizer's groups; parameters in none of them are frozen.
+        """Return the optimizer's parameter groups, and freeze every parameter that belongs to none.
 
-        `transformers` renames and joins tensors while it loads them, those with the numbers of the groups as well.
+        `transformers` renames and merges tensors when it loads them. The group numbers are therefore stored as a second
+        set of weights, which goes through the same renaming and merging.
         """
         groups = [{**settings, "params": []} for settings in self.case["groups"]]
         for parameter, mark in zip(self._model.parameters(), self._load(self.groups_folder).parameters()):
@@ -51,7 +52,7 @@ class TorchVariant(CaseVariant):
 
     def update(self, micro_batches: list[Batch]) -> Any:
         """See `CaseVariant.update`."""
-        # the mean over all labels that count, however the micro-batches share them
+        # average over all labels that are not ignored, across all micro-batches
         counts = [int((batch["labels"] != -100).sum()) for batch in micro_batches]
         total = torch.zeros(())
         for batch, count in zip(micro_batches, counts):
@@ -65,7 +66,7 @@ class TorchVariant(CaseVariant):
         return total
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
-        """Return the arguments that `transformers` takes."""
+        """Return the batch as keyword arguments of the `transformers` model."""
         names = self.case["inputs"]
         inputs = {names.get(name, name): torch.from_numpy(array) for name, array in batch.items()}
         if self.case["architecture"].endswith(SHIFTING):

@@ -1,6 +1,7 @@
-"""CPU kernels of our own for OneFlow 0.9.0: C++ that is compiled once, and takes the place of OneFlow's slow kernels in
-eager operations and compiled graphs alike (docs/dev/decisions/0012-native-kernels.md).
+"""Custom C++ CPU kernels for OneFlow 0.9.0.
 
-`kernels` asks for them and loads the library, `build` compiles and caches it after the test in `check`, `symbol_table`
-puts functions in the place of OneFlow's, `layer_norm` is the one change to OneFlow's Python.
+They are compiled once and replace OneFlow's slow kernels, both in eager operations and in compiled graphs
+(docs/dev/decisions/0012-native-kernels.md). `kernels` finds and loads the library. `build` compiles it, runs the test
+in `check` and caches it. `symbol_table` replaces OneFlow's C functions. `layer_norm` is the only change to OneFlow's
+Python code.
 """

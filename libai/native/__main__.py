@@ -1,6 +1,7 @@
-"""`python -m libai.native`: compile the kernels now.
+"""Compile the kernels now: `python -m libai.native`.
 
-For tools/env.sh, and for images that have no compiler when they run. Exit code 1 and one line where that cannot be.
+This is for tools/env.sh and for container images that have no compiler at run time. If compilation is impossible, print
+one line and exit with code 1.
 """
 
 import sys

@@ -1,7 +1,8 @@
-"""Compile the kernels against the installed oneflow, test what was made, and keep it: `find_library`.
+"""Compile the kernels against the installed oneflow, test the result and cache it: `find_library`.
 
-A library is named after all that it depends on, and has a digest next to it without which it is not used. It is made in
-a temporary folder and renamed, by one process at a time. Standard library and filelock only.
+The name of a library is a hash of everything that it depends on. A library is used only if the digest file next to it
+matches. It is built in a temporary folder and renamed, by one process at a time. This module imports only the standard
+library and filelock.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from libai.utils.rank_notes import environment_of_no_rank
 SOURCES = Path(__file__).resolve().parent / "src"
 _ONEFLOW = "0.9.0"
 _BUILD_SECONDS, _WAIT_SECONDS = 180.0, 240.0
-#: a failure may be the machine's, such as a full disk
+#: A failure is retried after this time, because its cause may be temporary, such as a full disk.
 _RETRY_SECONDS = 3600.0
 
 _AVX2 = ("-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512")
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-w")
 _LOOPS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
-# as the wheel was built: with the old ABI of libstdc++
+# the same flags as the oneflow wheel, which uses the old libstdc++ ABI
 _KERNELS: tuple[str, ...] = ("-O1", "-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=0", "-DHALF_ENABLE_CPP11_USER_LITERALS=0")
 _KERNELS += ("-DLLVM_DISABLE_ABI_BREAKING_CHECKS_ENFORCING=1", "-fstrict-aliasing")
 _UNITS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -47,21 +48,21 @@ _UNITS: dict[str, tuple[str, tuple[str, ...]]] = {
     "avx2": ("level.cpp", (*_COMMON, *_LOOPS, *_AVX2, "-DLIBAI_LEVEL=kMathsAvx2")),
     "avx512": ("level.cpp", (*_COMMON, *_LOOPS, *_AVX2, *_AVX512, "-DLIBAI_LEVEL=kMathsAvx512")),
 }
-# the wheel's include folder also holds a whole /usr/include of CentOS, which must not come before the system's
+# The wheel's include folder also contains a complete CentOS /usr/include, which must not precede the system's headers.
 _HEADERS = ("oneflow", "google", "absl", "llvm", "llvm-c", "half.hpp")
 
 
 def cache_folders() -> list[Path]:
-    """Return the folders of libraries: the environment, for users who have no compiler, and the user's cache."""
+    """Return the library folders: one in the Python environment, for users without a compiler, and the user cache."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return [Path(sys.prefix) / "share" / "libai" / "native", Path(home) / "libai" / "native"]
 
 
 def find_library() -> Path:
-    """Return the library for this wheel and these sources: one that is there, else one that is compiled and tested now.
+    """Return the cached library for this wheel and these sources. If there is none, compile and test it first.
 
-    It is kept in the first of `cache_folders()` that can be written to, and works on every CPU. Raises `Unavailable`,
-    with what to change, where there is none and none can be made.
+    The library is stored in the first writable folder of `cache_folders()` and works on every CPU. If it can be neither
+    found nor built, raises `Unavailable` with the remedy in the message.
     """
     wheel = find_wheel()
     libraries = [folder / f"{_digest(describe_sources(wheel))}.so" for folder in cache_folders()]
@@ -77,7 +78,7 @@ def find_library() -> Path:
         try:
             library.parent.mkdir(parents=True, exist_ok=True)
             with _only_builder(library.with_suffix(".lock")):
-                if not _is_intact(library):  # else by the process that had the lock before
+                if not _is_intact(library):  # another process may have built it while this one waited
                     _make(library, wheel, compiler)
             return library
         except OSError as error:
@@ -86,9 +87,9 @@ def find_library() -> Path:
 
 
 def find_wheel() -> list[Path]:
-    """Return the installed oneflow's folder of headers, and the two libraries that ours is linked to.
+    """Return the header folder of the installed oneflow, and the two libraries that ours links to.
 
-    `Unavailable` for another oneflow than the one whose inner structures the kernels were written for.
+    Raises `Unavailable` for other versions of oneflow, because the kernels depend on internal structures.
     """
     require_linux_x86_64()
     spec = importlib.util.find_spec("oneflow")
@@ -106,7 +107,7 @@ def find_wheel() -> list[Path]:
 
 
 def find_compiler() -> list[str] | None:
-    """Return the command of `CXX`, else of g++ or clang++; None where there is none."""
+    """Return the compiler command from `CXX`, or else g++ or clang++. Return None if no compiler is found."""
     given = shlex.split(os.environ.get("CXX", ""))
     if given:
         return given if shutil.which(given[0]) else None
@@ -114,7 +115,7 @@ def find_compiler() -> list[str] | None:
 
 
 def describe_sources(wheel: Sequence[Path]) -> bytes:
-    """Return all that a library depends on: wheel, C library, flags, sources and the test."""
+    """Return a description of everything that a library depends on: wheel, C library, flags, sources and the test."""
     parts = [os.confstr("CS_GNU_LIBC_VERSION") or "", repr(_UNITS)]
     parts += [f"{path.name} {path.stat().st_size}" for path in wheel[1:]]
     files = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".h", ".cpp"))
@@ -127,7 +128,7 @@ def _digest(data: bytes) -> str:
 
 
 def _is_intact(library: Path) -> bool:
-    """Return True if a library is, byte for byte, the one that has passed the test."""
+    """Return True if the library exists and matches the digest written after it passed the test."""
     try:
         return library.with_suffix(".digest").read_text() == _digest(library.read_bytes())
     except (OSError, UnicodeDecodeError):
@@ -136,8 +137,8 @@ def _is_intact(library: Path) -> bool:
 
 @contextlib.contextmanager
 def _only_builder(path: Path) -> Iterator[None]:
-    """Hold the lock file, which goes with the process that holds it. `Unavailable` when others take too long."""
-    from filelock import FileLock, Timeout  # not at the top: `import libai` works without packages
+    """Hold the lock file. The lock is released if its process dies. Raises `Unavailable` when the wait times out."""
+    from filelock import FileLock, Timeout  # imported here because `import libai` must work without packages
 
     try:
         with FileLock(path, timeout=_WAIT_SECONDS, poll_interval=0.1, fallback_to_soft=False):
@@ -147,7 +148,7 @@ def _only_builder(path: Path) -> Iterator[None]:
 
 
 def _make(library: Path, wheel: Sequence[Path], compiler: list[str]) -> None:
-    """Compile and test a library, and put it in its place with its digest. Under the lock."""
+    """Compile and test a library, and move it to its final path with its digest. The caller must hold the lock."""
     failure = library.with_suffix(".failed")
     with contextlib.suppress(OSError):
         if time.time() - failure.stat().st_mtime < _RETRY_SECONDS:
@@ -163,12 +164,12 @@ def _make(library: Path, wheel: Sequence[Path], compiler: list[str]) -> None:
             raise
         digest = made.with_suffix(".digest")
         digest.write_text(_digest(made.read_bytes()))
-        os.replace(made, library)  # a process that has the old one loaded keeps its file
+        os.replace(made, library)  # a process that has loaded the old library keeps the old file
         os.replace(digest, library.with_suffix(".digest"))
 
 
 def _compile(wheel: Sequence[Path], compiler: list[str], library: Path) -> None:
-    """`Unavailable` with the compiler's first error."""
+    """Compile and link the library. Raises `Unavailable` with the compiler's first error."""
     folder = library.parent
     for header in _HEADERS:
         (folder / header).symlink_to(wheel[0] / header)
@@ -187,7 +188,7 @@ def _compile(wheel: Sequence[Path], compiler: list[str], library: Path) -> None:
         run(*flags, *includes, "-c", SOURCES / source, "-o", folder / f"{unit}.o")
         return folder / f"{unit}.o"
 
-    # the linker takes from a library its name only, and need not open the 1.7 GB of the real one
+    # the linker needs only the library's name, so empty stubs avoid opening the real library of 1.7 GB
     stubs = [folder / path.name for path in wheel[1:]]
     (folder / "empty.c").touch()
     for stub in stubs:
@@ -199,7 +200,10 @@ def _compile(wheel: Sequence[Path], compiler: list[str], library: Path) -> None:
 
 
 def test_library(library: Path) -> None:
-    """Load it in a child process and compare its results with OneFlow's; `Unavailable` for any difference or crash."""
+    """Load the library in a child process and compare its results with OneFlow's.
+
+    Raises `Unavailable` for any difference or crash.
+    """
     keep = environment_of_no_rank()
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [keep.get("PYTHONPATH")])])
     command = [sys.executable, "-c", "from libai.native.check import main; main()", str(library)]

@@ -1,6 +1,6 @@
-"""The argument of the native step of generation (`DecoderStep` in src/decode.h), made of NumPy arrays.
+"""Build the argument of the native decoding step (`DecoderStep` in src/decode.h) from NumPy arrays.
 
-All fields of the structure have eight bytes, so that it is a row of 64-bit numbers here.
+Every field of the struct is eight bytes wide, so it is represented here as an array of 64-bit integers.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ _LAYERS = ("attention_norm", "q", "k", "v", "out", "mlp_norm", "gate", "up", "do
 _ARRAYS = ("cos", "sin", "mask", "x", "keys", "values", "scores")
 _SIZES = ("num_blocks", "rows", "hidden", "heads", "kv_heads", "head_size", "inner", "vocabulary", "capacity", "length")
 
-#: weight and bias, None for one that is missing
+#: (weight, bias) of a layer; None for a missing one
 Pair = tuple[Any, Any]
 
 
 class DecoderWeights:
-    """The weights of a decoder and its sizes. Arrays are contiguous, float32, and not copied.
+    """The weights and sizes of a decoder. Arrays must be contiguous float32 and are not copied.
 
     Args:
-        blocks: the pairs of each block's layers and norms, by the names in `_LAYERS`.
-        norm, head: the layers after the blocks.
+        blocks: for each block, (weight, bias) pairs of its layers and norms, by the names in `_LAYERS`.
+        norm, head: (weight, bias) pairs of the layers after the blocks.
         epsilon, is_rms, activation: settings of all blocks.
-        sizes: those in `_SIZES` that are the same in each step.
+        sizes: the entries of `_SIZES` that are the same in every step.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DecoderWeights:
         self._settings = [int(np.float64(epsilon).view(np.int64)), int(is_rms), activation]
 
     def step(self, arrays: Mapping[str, np.ndarray | None], **sizes: int) -> np.ndarray:
-        """The argument of `Library.decode`; `arrays` must live until it has run."""
+        """Return the argument of `Library.decode`. `arrays` must stay alive until `decode` returns."""
         addresses = [_address(arrays[name]) for name in _ARRAYS]
         counts = [(self._sizes | sizes)[name] for name in _SIZES]
         return np.array([self._blocks.ctypes.data, *self._ends, *addresses, *counts, *self._settings], np.int64)

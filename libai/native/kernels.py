@@ -1,6 +1,6 @@
-"""The CPU kernels that OneFlow computes with: those of libai/native, as a compiled library, or its own.
+"""Load and control the compiled CPU kernels of libai/native, which replace OneFlow's own.
 
-Reasons and measurements: docs/dev/decisions/0012-native-kernels.md.
+Reasons and measurements are in docs/dev/decisions/0012-native-kernels.md.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow
 from libai.utils.errors import UserError
 
-#: environment variable with the best instruction set that kernels may use; all may be used without it
+#: environment variable that names the highest instruction set that kernels may use; unset allows all
 VARIABLE = "LIBAI_NATIVE"
-#: the instruction sets, lowest first: the library knows them by their index
+#: instruction sets, lowest first; the index is the level number in the library
 LEVELS = ("sse2", "avx2", "avx512")
 #: OneFlow's `IntraJobMemSharingUtil::InferMemBlockId4MemReusedRegst`
 OWN_MEMORY_PLANNER = (
@@ -25,14 +25,15 @@ OWN_MEMORY_PLANNER = (
 
 
 class Library:
-    """Registers its kernels with the loaded oneflow when constructed; there is no way back but `enable(False)`.
+    """A compiled library. Its construction registers the kernels with the loaded oneflow.
 
-    Operations that have run before keep OneFlow's kernels. `Unavailable` for a file that cannot be loaded.
+    Registration cannot be undone, but `enable(False)` disables the kernels. Operations that have already run keep
+    OneFlow's kernels. Raises `Unavailable` for a file that cannot be loaded.
     """
 
     def __init__(self, path: Path):
         self.is_enabled = True
-        oneflow = open_oneflow()  # a library that needs it would load a second one
+        oneflow = open_oneflow()  # otherwise loading our library would load a second copy of oneflow
         try:
             self._library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:
@@ -43,38 +44,40 @@ class Library:
         self._library.libai_native_decode.restype = ctypes.c_bool
         self._library.libai_products_in_parts.restype = ctypes.c_bool
         self._library.libai_memory_plan.restype = ctypes.c_void_p
-        with contextlib.suppress(Unavailable):  # products stay oneflow's
+        with contextlib.suppress(Unavailable):  # on failure, our kernels use no sgemm
             self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
 
     def decode(self, step: Any) -> bool:
-        """Compute a step of generation (libai/native/decoding.py); False, and nothing, where products are OneFlow's."""
+        """Run one decoding step (libai/native/decoding.py). Return False and do nothing if matmuls are OneFlow's."""
         return bool(self._library.libai_native_decode(ctypes.c_void_p(step.ctypes.data)))
 
     def use_level(self, level: str) -> bool:
-        """Compute with this instruction set from now on; False, and no change, where the CPU lacks it."""
+        """Switch to this instruction set. Return False and change nothing if the CPU does not support it."""
         return bool(self._library.libai_native_use_level(LEVELS.index(level)))
 
     def enable(self, is_enabled: bool) -> None:
-        """False: every operation takes OneFlow's own kernel again."""
+        """Enable or disable these kernels. While they are disabled, every operation uses OneFlow's own kernel."""
         self.is_enabled = is_enabled
         self._library.libai_native_enable(ctypes.c_bool(is_enabled))
 
     def start_threads(self, count: int) -> None:
-        """Share the loops of large operations out among `count` threads (src/team.cpp). Once per process."""
+        """Split the loops of large operations among `count` threads (src/team.cpp). Call it once per process."""
         self._library.libai_team_start(count)
 
     def share_products(self, sgemm: int) -> int:
-        """The address of a `cblas_sgemm` that shares large products out among these threads (src/products.cpp).
+        """Return the address of a `cblas_sgemm` that splits large matmuls among these threads (src/products.cpp).
 
-        `sgemm`: the address of OpenBLAS's, which must use one thread from now on. Once per process.
+        `sgemm` is the address of OpenBLAS's function, which must use a single thread from now on. Call it once per
+        process.
         """
         self._library.libai_products_start(ctypes.c_void_p(sgemm))
         return address_of(self._library, "libai_products_sgemm")
 
     def multiply_in_parts(self, sgemm: int, num_threads: int, a: Any, b: Any, c: Any, beta: float = 0.0) -> bool:
-        """`c = a b + beta c` as threads would do it, one part after another; False, and nothing, for a small product.
+        """Compute `c = a b + beta c` in the same parts as with threads, but sequentially.
 
-        float32 arrays of NumPy; `a` and `b` may be transposed views of contiguous ones.
+        The arguments are float32 NumPy arrays; `a` and `b` may be transposed views of contiguous arrays. Returns False
+        and does nothing for a small matmul.
         """
         trans = [111 if x.flags.c_contiguous else 112 for x in (a, b)]
         pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (a, b, c)]
@@ -84,16 +87,16 @@ class Library:
         return bool(function(ctypes.c_void_p(sgemm), num_threads, *trans, *sizes, *pointers[:2], factor, pointers[2]))
 
     def plan_memory(self) -> None:
-        """Make the results of compiled CPU steps share memory from now on (src/memory_plan.cpp); `Unavailable` if not.
+        """Let the results in compiled CPU steps share memory from now on (src/memory_plan.cpp).
 
-        Bit-equal. Once per process.
+        Results stay bit-equal. Call it once per process. Raises `Unavailable` if this is not possible.
         """
         oneflow = open_oneflow()
         slot = find_slot(oneflow, OWN_MEMORY_PLANNER)
         slot.value = self._library.libai_memory_plan(ctypes.c_void_p(address_of(oneflow, OWN_MEMORY_PLANNER)))
 
     def calls(self) -> dict[str, int]:
-        """Return the number of times that it has computed each operation, for tests."""
+        """Return how often the library has computed each operation, for tests."""
         library = self._library
         return {
             library.libai_native_op(i).decode(): library.libai_native_calls(i)
@@ -107,7 +110,7 @@ _plans_memory = False
 
 
 def allowed_levels() -> tuple[str, ...]:
-    """Return the instruction sets that `LIBAI_NATIVE` allows, best first; `UserError` for an unknown one."""
+    """Return the instruction sets that `LIBAI_NATIVE` allows, highest first. Raises `UserError` for an unknown one."""
     best = os.environ.get(VARIABLE, LEVELS[-1])
     if best not in LEVELS:
         raise UserError(
@@ -118,7 +121,7 @@ def allowed_levels() -> tuple[str, ...]:
 
 
 def compile_kernels() -> None:
-    """Compile them where that has not been done, so that ranks need not wait for one of them. Imports no oneflow."""
+    """Compile the kernels if necessary, so ranks do not have to wait for one another. Does not import oneflow."""
     from libai.native.build import find_library
 
     with contextlib.suppress(Unavailable):
@@ -126,10 +129,10 @@ def compile_kernels() -> None:
 
 
 def use_kernels() -> None:
-    """Make the imported oneflow compute by our kernels, with the best allowed instruction set that the CPU has.
+    """Make the imported oneflow use our kernels, with the highest allowed instruction set that the CPU supports.
 
-    Where that cannot be (no compiler, no folder to write to, another oneflow, a failed test) oneflow continues with its
-    own, and a run says so in a warning.
+    If this is impossible, oneflow keeps its own kernels and the run logs a warning. Possible reasons are a missing
+    compiler, no writable folder, a different version of oneflow, or a failed test.
     """
     global _library, _description
     if _library is not None:
@@ -146,7 +149,7 @@ def use_kernels() -> None:
 
 
 def plan_memory() -> None:
-    """Make the results of compiled CPU steps share memory, if our library is loaded and this OneFlow allows it."""
+    """Let the results in compiled CPU steps share memory, if our library is loaded and this OneFlow supports it."""
     global _plans_memory
     if _library is not None and not _plans_memory:
         with contextlib.suppress(Unavailable):
@@ -155,15 +158,15 @@ def plan_memory() -> None:
 
 
 def kernels_in_use() -> str:
-    """For reports: "libai's for avx2", or "oneflow's own" and why."""
+    """Return a description for reports: "libai's for avx2", or "oneflow's own" with the reason."""
     return _description
 
 
 def are_kernels_on() -> bool:
-    """Return whether operations take our kernels now. Some operations have no other on CPU."""
+    """Return True if operations currently use our kernels. Some operations have no other CPU kernel."""
     return _library is not None and _library.is_enabled
 
 
 def loaded_library() -> Library | None:
-    """The library in use, None with oneflow's own kernels."""
+    """Return the loaded library, or None if oneflow uses its own kernels."""
     return _library

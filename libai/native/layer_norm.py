@@ -1,6 +1,7 @@
-"""Let `nn.LayerNorm` and `nn.functional.layer_norm` of OneFlow 0.9.0 use the kernels of layer norm.
+"""Make `nn.LayerNorm` and `nn.functional.layer_norm` of OneFlow 0.9.0 use the layer norm kernels on CPU.
 
-On CPU its Python writes the norm out in a dozen operations, and calls the one operation on CUDA only.
+OneFlow's Python code calls the single layer norm operation only on CUDA. On CPU it composes the norm from a dozen
+operations.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 
 def use_operation() -> None:
-    """Replace the function that both call. Inputs that the operation cannot take are computed as before."""
+    """Replace the function that both call. Inputs that the operation does not support are computed as before."""
     import oneflow as flow
     from oneflow.nn import functional
     from oneflow.nn.modules import normalization
@@ -32,7 +33,7 @@ def use_operation() -> None:
             or axis < 1
             or tuple(input.shape[axis:]) != tuple(normalized_shape)
             or not _is_pair(weight, bias)
-            or (weight is None and input.is_global)  # a graph on several ranks would end the process
+            or (weight is None and input.is_global)  # it would crash a graph on several ranks
         ):
             return stock(input, normalized_shape, weight, bias, eps)
         axes = {"begin_norm_axis": axis, "begin_params_axis": axis}
@@ -41,7 +42,7 @@ def use_operation() -> None:
         return flow._C.layer_norm_affine(input, weight, bias, **axes, epsilon=eps)
 
     def _is_pair(weight: flow.Tensor | None, bias: flow.Tensor | None) -> bool:
-        """True for none, and for two in float32 of which both or none are trained: so much the operation can do."""
+        """Return True if the operation supports both: they are None, or float32 with equal `requires_grad`."""
         if weight is None or bias is None:
             return weight is bias
         return weight.requires_grad == bias.requires_grad and weight.dtype == bias.dtype == flow.float32

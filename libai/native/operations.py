@@ -1,4 +1,4 @@
-"""Operations of OneFlow 0.9.0 that have no function in its Python, for which libai has kernels."""
+"""Call operations of OneFlow 0.9.0 that have no Python function, but for which libai has kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import oneflow as flow
 
 @functools.lru_cache(maxsize=1024)
 def build_operation(kind: str, inputs: tuple[tuple[str, int], ...], output: str = "", **attributes: str) -> Any:
-    """An operation of OneFlow's with a number of tensors for each input; `attributes` as text of an `AttrValue`."""
+    """Build a OneFlow operation. `inputs` are pairs (name, number of tensors); `attributes` are `AttrValue` texts."""
     builder = flow._oneflow_internal.one.OpBuilder(kind, f"libai-{kind}")
     for name, count in inputs:
         builder.input(name, count)
@@ -23,10 +23,10 @@ def build_operation(kind: str, inputs: tuple[tuple[str, int], ...], output: str 
 
 
 def apply_to_many(operation: Any, tensors: Sequence[flow.Tensor]) -> flow.Tensor:
-    """The one tensor that an operation makes of several, in eager mode or in a graph.
+    """Apply an operation to several tensors and return its only output, in eager mode or in a graph.
 
-    By the only function of OneFlow's Python that lets any operation do so. The other arguments are attributes of
-    images, which other operations do not read.
+    The function used here is the only one in OneFlow's Python that accepts an arbitrary operation with several tensors.
+    Its remaining arguments are image attributes, which other operations ignore.
     """
     return flow._C.dispatch_crop_mirror_normalize_from_uint8(
         operation, tensors, 0, 0, 0.0, 0.0, [0.0], [1.0], flow.float32, "NCHW", "RGB"

@@ -1,8 +1,8 @@
-"""liboneflow's table of dynamic symbols: the addresses through which it calls its own exported functions.
+"""Access liboneflow's dynamic symbol table, the addresses through which it calls its own exported functions.
 
-A function whose address is written there takes the place of one of OneFlow's in the whole process.
-libai/patches/openblas.py does that for matrix products, launch_race.py for one function of the graph
-launch. Linux on x86_64 only.
+Writing a function's address to an entry replaces that OneFlow function in the whole process. libai/patches/openblas.py
+replaces matmul functions this way, and launch_race.py one function of the graph launch. This works only on Linux on
+x86_64.
 """
 
 from __future__ import annotations
@@ -13,41 +13,44 @@ import platform
 import sys
 from typing import Any
 
-# of <dlfcn.h> and <elf.h>; sizes and types are those of x86_64
+# constants from <dlfcn.h> and <elf.h>, with sizes and types for x86_64
 _RTLD_DI_LINKMAP = 2
 _DT_NULL, _DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_JMPREL = 0, 2, 5, 6, 23
 _R_X86_64_JUMP_SLOT = 7
 
 
 class Unavailable(Exception):
-    """Why a function of OneFlow stays as it is."""
+    """A function of OneFlow cannot be replaced, for the reason in the message."""
 
 
 class _LinkMap(ctypes.Structure):
-    """`struct link_map`: what the dynamic linker tells of a loaded library."""
+    """`struct link_map`, the dynamic linker's record of a loaded library."""
 
     _fields_ = (("l_addr", ctypes.c_uint64), ("l_name", ctypes.c_char_p), ("l_ld", ctypes.c_uint64))
 
 
 def require_linux_x86_64() -> None:
-    """`Unavailable` on every other machine."""
+    """Raise `Unavailable` on any other platform."""
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         raise Unavailable(f"this is {platform.system()} on {platform.machine()}, not Linux on x86_64")
 
 
 def open_oneflow() -> ctypes.CDLL:
-    """The liboneflow that this process has loaded; `Unavailable` if there is none."""
+    """Return the liboneflow that this process has loaded. Raises `Unavailable` if there is none."""
     return ctypes.CDLL(_path_of_oneflow(), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
 
 
 def address_of(library: ctypes.CDLL, name: str) -> int:
-    """Return where the dynamic linker finds the function `name`, beginning with `library`; 0 if nowhere."""
+    """Return the address at which the dynamic linker finds the function `name`, starting with `library`, or 0."""
     function = getattr(library, name, None)
     return (ctypes.cast(function, ctypes.c_void_p).value or 0) if function is not None else 0
 
 
 def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
-    """The entry of its table through which `library` calls the function `name`, its own or libc's; may be written."""
+    """Return the writable table entry through which `library` calls `name`, a function of its own or of libc.
+
+    Raises `Unavailable` if there is no such entry or it is read-only.
+    """
     own, preferred = address_of(library, name), address_of(ctypes.CDLL(None), name)
     if not own:
         raise Unavailable(f"oneflow has no function {name}")
@@ -67,14 +70,14 @@ def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
     # rows of Elf64_Sym: name, info and section; value; size
     rows = _view_rows(dynamic[_DT_SYMTAB], int(symbols.max()) + 1)[symbols]
     offsets = relocations[rows[:, 1] == own - base, 0]
-    if not len(offsets):  # of another library: its row has a name, but no value
+    if not len(offsets):  # imported functions have a name in the table, but no value
         imports = rows[:, 1] == 0
         names = dynamic[_DT_STRTAB] + (rows[imports, 0] & 0xFFFFFFFF)
         offsets = relocations[imports, 0][[ctypes.string_at(at) == name.encode() for at in names.tolist()]]
     if len(offsets) != 1:
         raise Unavailable(f"oneflow does not call {name} through its table of dynamic symbols")
     address = base + int(offsets[0])
-    if not _is_writable(address):  # a library that was linked with -z now
+    if not _is_writable(address):  # if the library was linked with -z now
         raise Unavailable("liboneflow's table of dynamic symbols is read-only")
     return ctypes.c_uint64.from_address(address)
 
@@ -112,7 +115,7 @@ def _read_dynamic_section(address: int) -> dict[int, int]:
 
 
 def _view_rows(address: int, count: int) -> Any:
-    """Memory as an array (count, 3) of 64-bit words."""
+    """Return a view of memory as a `(count, 3)` array of 64-bit words."""
     import numpy as np
 
     words = (ctypes.c_uint64 * (3 * count)).from_address(address)

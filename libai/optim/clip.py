@@ -1,8 +1,8 @@
-"""The norm of all gradients together, and clipping by it or by value, in eager mode.
+"""Compute the global gradient norm and clip gradients by norm or by value, in eager mode.
 
-OneFlow's `optimizer.clip_grad()` clips each parameter group by its own norm, and `flow.nn.utils.clip_grad_norm_` adds
-up squares one after the other in float32: on a 4M-element gradient its norm is off by 0.2 %. Here one norm spans all
-groups, added up in many partial sums (relative error 1e-7). Nothing is fetched to the host.
+OneFlow's `optimizer.clip_grad()` clips each parameter group by its own norm. `flow.nn.utils.clip_grad_norm_` sums the
+squares sequentially in float32, so for a gradient of 4M elements its norm is off by 0.2 %. Here a single norm covers
+all groups and is computed from many partial sums (relative error 1e-7). Nothing is copied to the host.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def clip_grad_norm(parameters: Iterable[flow.Tensor], max_norm: float) -> flow.T
     """Scale all gradients in place by `min(1, max_norm / (norm + 1e-6))` and return the norm before scaling.
 
     Args:
-        parameters: of all groups together, local or global; those whose `grad` is None are skipped.
-        max_norm: the bound, above 0.
+        parameters: parameters of all groups, local or global. Those with `grad` None are skipped.
+        max_norm: maximum norm, above 0.
 
     Returns:
-        A 0-dim tensor on the device (0 without any gradient; global when the gradients are). Global parameters make
-        this collective: every rank must call it. A norm that is not finite gives gradients that are not finite.
+        A 0-dim tensor on the device: 0 if there are no gradients, and global if the gradients are. Collective for
+        global parameters: every rank must call it. A non-finite norm makes the gradients non-finite.
     """
     gradients = _gradients(parameters)
     with flow.no_grad():
@@ -41,14 +41,14 @@ def clip_grad_norm(parameters: Iterable[flow.Tensor], max_norm: float) -> flow.T
 
 
 def clip_grad_value(parameters: Iterable[flow.Tensor], limit: float) -> None:
-    """Set every element of the gradients that is beyond ±`limit` to it, in place."""
+    """Clamp every element of the gradients to the range ±`limit`, in place."""
     with flow.no_grad():
         for gradient in _gradients(parameters):
             gradient.copy_(gradient.clamp(-limit, limit))
 
 
 def norm_and_coefficient(parameters: Iterable[flow.Tensor], max_norm: float) -> tuple[flow.Tensor, flow.Tensor]:
-    """What `clip_grad_norm` returns, and what it would multiply the gradients by; they stay as they are."""
+    """Return the norm of `clip_grad_norm` and its scaling factor, without changing the gradients."""
     with flow.no_grad():
         return _norm_and_coefficient(_gradients(parameters), max_norm)
 
@@ -64,10 +64,10 @@ def _norm_and_coefficient(gradients: list[flow.Tensor], max_norm: float) -> tupl
 
 
 def joint_norm(gradients: list[flow.Tensor]) -> flow.Tensor:
-    """The 2-norm of all numbers of `gradients`, or of other tensors, together: a 0-dim tensor on the device."""
+    """Return the 2-norm over all elements of `gradients`, or of other tensors, as a 0-dim tensor on the device."""
     if not gradients:
         return flow.tensor(0.0)
-    # One communication per layout instead of one per tensor: values of equal layout stay partial until they are joined.
+    # Communicate once per layout instead of once per tensor: tensors of equal layout stay partial sums until combined.
     parts = [_sum_of_squares(group) for group in _by_layout(gradients)]
     if gradients[0].is_global:
         placement = gradients[0].placement
@@ -79,14 +79,14 @@ def joint_norm(gradients: list[flow.Tensor]) -> flow.Tensor:
 
 
 def _sum_of_squares(tensors: list[flow.Tensor]) -> flow.Tensor:
-    """The sum over all numbers of tensors of one layout."""
+    """Return the sum of squares over all elements of `tensors`, which must have the same layout."""
     if are_joinable(tensors):
         return joined_sum_of_squares(tensors)
     return flow.stack([flow.square(tensor).sum() for tensor in tensors]).sum()
 
 
 def _by_layout(gradients: list[flow.Tensor]) -> list[list[flow.Tensor]]:
-    """Gradients grouped by placement and sbp (one group when they are local)."""
+    """Group gradients by placement and sbp. Local gradients form a single group."""
     if not gradients or not gradients[0].is_global:
         return [gradients] if gradients else []
     groups: dict[Any, list[flow.Tensor]] = {}

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, which is often better than the latest ones in evaluation."""
+"""Exponential moving average of the weights, which often evaluates better than the latest weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from libai.utils.errors import UserError
 
 
 class WeightAverage:
-    """The averages of a model's parameters, each with the layout of its parameter; buffers are not averaged.
+    """Moving averages of a model's parameters, each with the layout of its parameter. Buffers are not averaged.
 
-    They begin as the weights before the first update. `decay`: share of the old average that an update keeps. It begins
-    at 0.1 and rises as (1 + n) / (10 + n) with the number of updates until it reaches `decay`, so that the initial
-    weights are soon forgotten. `updates`: how many the averages have seen. `tensors`: the averages by the names of
-    their parameters; empty before `begin`.
+    The averages start as the weights before the first update. `decay` is the fraction of the old average that an update
+    keeps. The effective decay starts at 0.1 and rises as (1 + n) / (10 + n) after n updates until it reaches `decay`,
+    so the initial weights are forgotten quickly. `updates` is the number of updates so far. `tensors` maps parameter
+    names to averages and is empty before `begin`.
     """
 
     def __init__(self, decay: float = 0.9999):
@@ -32,13 +32,15 @@ class WeightAverage:
         self._is_swapped_in = False
 
     def begin(self, model: nn.Module) -> None:
-        """Begin with the present weights of `model`, unless it has begun."""
+        """Initialize the averages with the current weights of `model`, unless this was done before."""
         if not self.tensors:
             self.load(model, {})
 
     def load(self, model: nn.Module, tensors: Mapping[str, Any]) -> None:
-        """Continue from `tensors`, for the parameters that `model` has now; an average that is missing begins with the
-        present weight. Collective when parameters are global."""
+        """Continue from the averages in `tensors`, for the current parameters of `model`.
+
+        A missing average starts as the current weight. Collective if parameters are global.
+        """
         named = dict(model.named_parameters())
         self._parameters = list(named.values())
         self.tensors = {
@@ -47,17 +49,17 @@ class WeightAverage:
         }
 
     def update(self) -> None:
-        """Take in the weights after an update. Waits for nothing: the device does it after the update."""
+        """Update the averages with the current weights. Does not wait: the device computes them after the update."""
         decay = min(self._decay, (1 + self.updates) / (10 + self.updates))
         with flow.no_grad():
             for average, parameter in zip(self.tensors.values(), self._parameters):
-                # in this form the average of a weight that does not change is that weight, to the last bit
+                # written this way, the average of a constant weight stays bit-equal to the weight
                 average.add_(parameter - average, alpha=1 - decay)
         self.updates += 1
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The model has the averages for its weights in this block, and its own again afterwards, bit for bit."""
+        """Replace the model's weights by the averages inside the block, and restore them bit for bit afterwards."""
         if self._is_swapped_in:
             yield
             return
@@ -68,7 +70,7 @@ class WeightAverage:
             self._swap()
 
     def _swap(self) -> None:
-        """In place: a compiled graph reads the memory of the parameters."""
+        """Swap weights and averages in place, because a compiled graph reads the parameters' memory."""
         self._is_swapped_in = not self._is_swapped_in
         with flow.no_grad():
             for average, parameter in zip(self.tensors.values(), self._parameters):

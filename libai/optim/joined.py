@@ -1,7 +1,8 @@
-"""Operations on all gradients or parameters at once, for eager mode on CPU.
+"""Fused operations on all gradients or parameters at once, for eager mode on CPU.
 
-OneFlow 0.9.0 has them (`multi_...`), but in Python only for updates on CUDA, and its one sum for CPU is not exact. With
-the kernels of libai/native they pay on CPU as well: an operation costs 10 to 20 µs however small its tensors are.
+OneFlow 0.9.0 has such operations (`multi_...`), but in Python it uses them only for updates on CUDA, and its only sum
+for CPU is inexact. With the kernels of libai/native they also pay off on CPU, where every operation costs 10 to 20 µs
+regardless of tensor size.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from libai.patches.table import is_on
 
 
 def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
-    """Return True if operations of this file may take `tensors`: local, float32 and on CPU, where our kernels compute.
+    """Return True if the operations in this file support `tensors`: local float32 tensors on CPU, with our kernels on.
 
-    Not global ones: OneFlow's `multi_...` operations do not know their layouts.
+    Global tensors are not supported, because OneFlow's `multi_...` operations ignore their layouts.
     """
     if not are_kernels_on() or not tensors or tensors[0].is_global or tensors[0].device.type != "cpu":
         return False
@@ -29,19 +30,19 @@ def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
 
 
 def joined_sum_of_squares(tensors: Sequence[flow.Tensor]) -> flow.Tensor:
-    """The sum of x² over all numbers of `tensors`; exact to 1e-7. No axes."""
+    """Return the sum of squares over all elements of `tensors` as a 0-dim tensor, exact to 1e-7."""
     op = build_operation("multi_reduce_sum_pow_abs", (("x", len(tensors)),), "y", p="at_float: 2.0")
     return apply_to_many(op, tensors)
 
 
-#: what OneFlow puts around the method `step` of every optimizer; one that a user has replaced may look at gradients
+#: Name of OneFlow's wrapper around every optimizer's `step`. A `step` that a user has replaced may read the gradients.
 _OWN_STEP = "_decorate_step.<locals>.decorated_step"
 
 
 class JoinedUpdates:
-    """Lets one operation update all parameters of a group, in place of one for each; bit-equal to `optimizer.step()`.
+    """Update all parameters of a group with one operation instead of one each. Bit-equal to `optimizer.step()`.
 
-    Made when the parameters are where they will stay.
+    Create it after the parameters are on their final device.
     """
 
     def __init__(self, optimizer: flow.optim.Optimizer):
@@ -53,8 +54,8 @@ class JoinedUpdates:
 
     @property
     def fits(self) -> bool:
-        """True if the optimizer is OneFlow's SGD, Adam or AdamW as it is (or several are), and its parameters can be
-        joined."""
+        """True if the optimizer is an unmodified SGD, Adam or AdamW of OneFlow, or several of them, and its parameters
+        can be fused."""
         if not self._is_known:
             return False
         for part in self._parts:
@@ -66,7 +67,10 @@ class JoinedUpdates:
         return True
 
     def step(self, coefficient: flow.Tensor | None = None) -> None:
-        """As `optimizer.step()` with every gradient times `coefficient` (one number); gradients stay as they are."""
+        """Run `optimizer.step()` with every gradient scaled by the scalar tensor `coefficient`.
+
+        The stored gradients are not changed.
+        """
         parts: list[Any] = self._parts
         self._coefficient = coefficient
         for part in parts:
@@ -79,10 +83,10 @@ class JoinedUpdates:
             self._coefficient = None
 
     def _update(self, group: Any) -> None:
-        """Do for one group what OneFlow's method of the same name does."""
+        """Update one group, as a replacement for OneFlow's `_single_tensor_update`."""
         part = self._parts[0] if len(self._parts) == 1 else optimizer_of(self._optimizer, group)
         kind = _KINDS[type(part)](group)
-        # plain loops: this runs in every iteration, and a comprehension is a call
+        # this runs in every iteration, so it uses plain loops: a comprehension adds a function call
         parameters = []
         gradients = []
         for parameter in group.parameters:
@@ -108,8 +112,8 @@ class JoinedUpdates:
 
 
 class _Kind(NamedTuple):
-    """An update: OneFlow's operation for many parameters, what it keeps for each (argument → key of the optimizer's
-    state), and the attributes of the operation for one, given to the function that takes them."""
+    """How to update a group: OneFlow's operation for many parameters, its state tensors (argument → key of the
+    optimizer's state), the function that dispatches it, and the arguments of that function."""
 
     op: str
     state: Mapping[str, str]
@@ -118,7 +122,7 @@ class _Kind(NamedTuple):
 
 
 def _adam(group: Any, decay: str) -> _Kind:
-    corrects = group["do_bias_correction"]  # OneFlow's own step would go on with the corrections of the last one
+    corrects = group["do_bias_correction"]  # if off, OneFlow's own step would keep the last corrections
     options = {
         "learning_rate": group["lr"],
         "bias_correction1": group["bias_correction1"] if corrects else 1.0,

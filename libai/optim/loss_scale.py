@@ -1,4 +1,4 @@
-"""Loss scaling for fp16, in which small gradients would be zero: the loss is multiplied, and the gradients divided."""
+"""Loss scaling for fp16: multiply the loss and divide the gradients, so small gradients do not underflow to zero."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from libai.optim.clip import norm_and_coefficient
 
 @dataclass(frozen=True)
 class LossScaling:
-    """The scale of the loss and its growth, in both modes.
+    """Settings for the loss scale and its growth, in both modes.
 
-    An update whose gradients are not finite is left out, and the scale divided by `growth_factor`; after
-    `growth_interval` updates without one it is multiplied by it. `growth_interval=None` keeps `init_scale` and leaves
-    no update out.
+    An update with non-finite gradients is skipped, and the scale is divided by `growth_factor`. After `growth_interval`
+    successful updates in a row, the scale is multiplied by `growth_factor`. With `growth_interval=None` the scale stays
+    at `init_scale` and no update is skipped.
     """
 
     init_scale: float = 2.0**16
@@ -27,33 +27,36 @@ class LossScaling:
 
     @property
     def is_dynamic(self) -> bool:
-        """True if the scale changes, and updates may be left out."""
+        """True if the scale changes and updates may be skipped."""
         return self.growth_interval is not None
 
     def for_graph(self) -> Any:
-        """OneFlow's description of it for `nn.Graph.set_grad_scaler`."""
+        """Return the equivalent OneFlow object for `nn.Graph.set_grad_scaler`."""
         if self.growth_interval is None:
             return flow.amp.StaticGradScaler(self.init_scale)
-        # OneFlow 0.9 takes no other factor to shrink by
+        # OneFlow 0.9 supports no other backoff factor
         return flow.amp.GradScaler(self.init_scale, self.growth_factor, 1 / self.growth_factor, self.growth_interval)
 
 
 class LossScaler:
-    """Scales the loss of eager updates. Its state is part of the optimizer's, and goes with it to graph mode."""
+    """Scale the loss of eager updates. The state is part of the optimizer's state and carries over to graph mode."""
 
     def __init__(self, optimizer: flow.optim.Optimizer, scaling: LossScaling):
         self._optimizer, self._scaling = optimizer, scaling
 
     @property
     def scale(self) -> float:
-        """The factor of the next loss."""
+        """The factor for the next loss."""
         if not self._scaling.is_dynamic:
             return self._scaling.init_scale
         return self._optimizer._state.get("loss_scale", self._scaling.init_scale)
 
     def unscale(self, parameters: Iterable[flow.Tensor], full_tensor: Callable[[flow.Tensor], flow.Tensor]) -> bool:
-        """Divide the gradients by the scale; whether an update can be made with them. Waits for the device, and is
-        collective with global tensors, of which `full_tensor` gives the local value."""
+        """Divide the gradients by the scale and return True if they are finite, or if the scale is static.
+
+        With a dynamic scale this waits for the device. `full_tensor` converts a global tensor to its local value.
+        Collective with global tensors.
+        """
         parameters = list(parameters)
         with flow.no_grad():
             for parameter in parameters:
@@ -67,7 +70,7 @@ class LossScaler:
         return is_finite
 
     def _adapt(self, is_finite: bool) -> None:
-        """As OneFlow's compiled step does it, where a scale does not fall below 1."""
+        """Adapt the scale in the same way as OneFlow's compiled step, where it never falls below 1."""
         state, scaling = self._optimizer._state, self._scaling
         scale, good_steps = self.scale, int(state.get("loss_scale_good_steps", 0)) + 1
         if not is_finite:

@@ -1,7 +1,7 @@
-"""Parameter groups for OneFlow's optimizers: which parameter gets which weight decay and learning rate, also scaled.
+"""Build parameter groups for OneFlow's optimizers with individual weight decay and learning rates, and scale the rates.
 
-`get_param_groups(model, ...)` returns plain dicts for `flow.optim.AdamW(params=...)` and friends. Parameters with equal
-options share a group, so there are few groups however many rules there are.
+`get_param_groups(model, ...)` returns plain dicts for `flow.optim.AdamW(params=...)` and similar optimizers. Parameters
+with equal options share a group, so the number of groups stays small.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_DECAY_KEYWORDS = ("bias", "norm", "1d")
 
 
 class _Parameter(NamedTuple):
-    """One trainable tensor with all its names (tied weights have several)."""
+    """A trainable tensor with all its names; a tied weight has several."""
 
     tensor: flow.Tensor
     names: list[str]
@@ -41,30 +41,32 @@ def get_param_groups(
     only: str | None = None,
     without: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """The trainable parameters of `model`, each exactly once, in as few groups as their options allow.
+    """Return the trainable parameters of `model` in groups. Parameters with the same options share a group.
 
     Args:
-        model: any module; tied weights count once (under all their names), frozen parameters are left out.
-        weight_decay: for the parameters that decay; `None` leaves the optimizer's own value.
-        no_decay: what gets weight decay 0: `"bias"` (parameters of that name), `"norm"` (parameters of a module whose
-            class name contains "Norm"), `"1d"` (at most one axis), or regular expressions searched in the names.
-        layer_decay: layer-wise rate decay (arXiv:1801.06146; the indexing of BEiT, arXiv:2106.08254). With n blocks,
-            block i gets `base_lr * layer_decay ** (n - i)`, what is registered before the first block
-            `layer_decay ** (n + 1)`, what comes after the last block `base_lr`.
+        model: any module. A tied weight appears once and matches under all its names. Frozen parameters are excluded.
+        weight_decay: weight decay for the parameters that decay; None keeps the optimizer's default.
+        no_decay: which parameters get weight decay 0: `"bias"` (parameters of that name), `"norm"` (parameters of a
+            module whose class name contains "Norm"), `"1d"` (at most one axis), or regular expressions searched in the
+            names.
+        layer_decay: layer-wise learning rate decay (arXiv:1801.06146, with the indexing of BEiT, arXiv:2106.08254).
+            With n blocks, block i gets `base_lr * layer_decay ** (n - i)`. Parameters registered before the first block
+            get `base_lr * layer_decay ** (n + 1)`, and those after the last block `base_lr`.
         blocks: dotted name of the numbered block list for `layer_decay`, for example `"encoder.layers"`; by default
-            the one list with the most entries.
-        overrides: regular expression -> `{"lr": rate, "lr_mult": factor, "weight_decay": value}`. All that match apply,
-            later ones win; `lr` replaces the rate (layer decay included), `lr_mult` multiplies it.
-        base_lr: the optimizer's `lr`; needed by `layer_decay` and `lr_mult`.
-        only: regular expression; parameters whose names it does not find are left to other optimizers.
-        without: names of parameters that other optimizers have; the engine fills them in for several optimizers.
+            the list with the most entries.
+        overrides: regular expression -> `{"lr": rate, "lr_mult": factor, "weight_decay": value}`. All matching entries
+            apply, and later ones take precedence. `lr` replaces the learning rate, including layer decay; `lr_mult`
+            multiplies it.
+        base_lr: the optimizer's `lr`; required by `layer_decay` and `lr_mult`.
+        only: regular expression; parameters with no matching name are left to other optimizers.
+        without: names of parameters that belong to other optimizers. With several optimizers, the engine sets it.
 
     Returns:
-        Dicts with `params`, `param_names` (for reports) and, where they differ from the optimizer's own, `lr` and
+        Dicts with `params`, `param_names` (for reports) and, if they differ from the optimizer's defaults, `lr` and
         `weight_decay`.
 
     Raises:
-        UserError: a pattern matches nothing, an option is unknown, `base_lr` is missing, nothing is trainable.
+        UserError: a pattern matches nothing, an option is unknown, `base_lr` is missing, or nothing is trainable.
     """
     parameters = _collect(model)
     overrides = overrides or {}
@@ -115,11 +117,11 @@ def get_param_groups(
 
 
 def _collect(model: flow.nn.Module) -> list[_Parameter]:
-    """The trainable parameters of `model` in the order of registration."""
+    """Return the trainable parameters of `model` in registration order."""
     found: dict[int, _Parameter] = {}
     for module_name, module in model.named_modules():
         is_norm = any("Norm" in cls.__name__ for cls in type(module).__mro__)
-        # named_parameters() would hide the second name of a tied weight, on which a pattern may be written
+        # named_parameters() would hide the second name of a tied weight, which a pattern may refer to
         for name, tensor in module._parameters.items():
             if tensor is None or not tensor.requires_grad:
                 continue
@@ -135,7 +137,7 @@ def _collect(model: flow.nn.Module) -> list[_Parameter]:
 
 
 def _check_matches(pattern: str, parameters: list[_Parameter]) -> None:
-    """Raise unless `pattern` is a regular expression that finds a trainable parameter."""
+    """Raise `UserError` unless `pattern` is a valid regular expression that matches a trainable parameter."""
     try:
         if any(parameter.matches(pattern) for parameter in parameters):
             return
@@ -162,10 +164,10 @@ def _is_without_decay(parameter: _Parameter, no_decay: Sequence[str], patterns: 
 
 
 def _layer_scales(parameters: list[_Parameter], layer_decay: float, prefix: str, num_blocks: int) -> list[float]:
-    """The rate factor of each parameter by the depth of its block."""
+    """Return the learning rate factor of each parameter, based on the depth of its block."""
     inside = re.compile(rf"{re.escape(prefix)}\.(\d+)\." if prefix else r"(\d+)\.")
     scales = []
-    depth_outside = 0  # what is registered before the first block
+    depth_outside = 0  # depth of parameters registered before the first block
     for parameter in parameters:
         match = next(filter(None, map(inside.match, parameter.names)), None)
         if match:
@@ -176,7 +178,7 @@ def _layer_scales(parameters: list[_Parameter], layer_decay: float, prefix: str,
 
 
 def _find_blocks(model: flow.nn.Module, blocks: str | None) -> tuple[str, int]:
-    """Dotted name and length of the list of blocks: `blocks` when given, else the only longest numbered list."""
+    """Return the dotted name and length of the block list: `blocks` if given, else the unique longest numbered list."""
     lists: dict[str, int] = {}
     for name, module in model.named_modules():
         children = list(module._modules)
@@ -194,12 +196,13 @@ def _find_blocks(model: flow.nn.Module, blocks: str | None) -> tuple[str, int]:
 
 
 def auto_scale_lr(optimizer: flow.optim.Optimizer, base_batch_size: int, global_batch_size: int) -> float:
-    """Multiply every group's rate by `global_batch_size / base_batch_size` and return that factor.
+    """Multiply every group's learning rate by `global_batch_size / base_batch_size` and return that factor.
 
-    `base_batch_size`: samples per iteration for which the config's rates were tuned. `global_batch_size`: samples per
-    iteration of this run, accumulation and data-parallel ranks included.
+    `base_batch_size` is the number of samples per iteration for which the learning rates in the config were tuned.
+    `global_batch_size` is the number of samples per iteration in this run, including accumulation and data-parallel
+    ranks.
 
-    Raises `UserError` when a scheduler was built on the optimizer already: it holds the unscaled rates.
+    Raises `UserError` if a scheduler was already built on the optimizer, because it holds the unscaled learning rates.
     """
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise UserError(

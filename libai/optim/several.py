@@ -1,4 +1,4 @@
-"""Several optimizers as one, each over its own parameters, in both modes."""
+"""Combine several optimizers into one, each with its own parameters, in both modes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from libai.utils.errors import UserError
 
 
 class Optimizers(flow.optim.Optimizer):
-    """`optimizers` by name as one optimizer: `step` lets each update the groups that it brought.
+    """Several named optimizers that act as one. `step` lets each optimizer update its own groups.
 
-    Groups (`param_groups`, in the order of `optimizers`), state and step count are this object's, and lent to a part
-    while it works (`parts`); a group says in `group["optimizer"]` whose it is. Raises `UserError` when two optimizers
-    have a parameter in common.
+    This object owns the groups (`param_groups`, in the order of `optimizers`), the state and the step count. It lends
+    them to each optimizer while that optimizer is in use (`parts`). `group["optimizer"]` is the name of the optimizer
+    that a group belongs to. Raises `UserError` if two optimizers share a parameter.
     """
 
     def __init__(self, optimizers: Mapping[str, flow.optim.Optimizer]):
@@ -37,7 +37,7 @@ class Optimizers(flow.optim.Optimizer):
                         )
 
     def parts(self) -> Iterator[flow.optim.Optimizer]:
-        """The optimizers one by one, each with its groups and the state until the next one is asked for."""
+        """Yield the optimizers one by one. Each has its groups and the state until the next one is requested."""
         for name, optimizer in self.optimizers.items():
             optimizer.param_groups = [group for group in self.param_groups if group["optimizer"] == name]
             optimizer._state = self._state
@@ -47,7 +47,7 @@ class Optimizers(flow.optim.Optimizer):
                 optimizer.param_groups, optimizer._state = [], {}
 
     def step(self, closure: Any = None) -> None:
-        """One update by every optimizer. A `closure`, which would compute the gradients, is refused."""
+        """Run one update with every optimizer. Raises `UserError` if a `closure` to compute gradients is given."""
         if closure is not None:
             raise UserError("Optimizers.step takes no closure: compute the gradients first, then call step().")
         count = self._state["step"]
@@ -61,5 +61,5 @@ class Optimizers(flow.optim.Optimizer):
 
 
 def optimizer_of(optimizer: flow.optim.Optimizer, group: Any) -> flow.optim.Optimizer:
-    """The optimizer that updates `group`: `optimizer`, or one of its parts."""
+    """Return the optimizer that updates `group`, which is `optimizer` itself or one of its parts."""
     return optimizer.optimizers[group["optimizer"]] if isinstance(optimizer, Optimizers) else optimizer

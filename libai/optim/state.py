@@ -1,12 +1,12 @@
-"""Optimizer state in one form for both modes and every layout.
+"""Convert optimizer state to and from a canonical form that is the same for both modes and every layout.
 
-The form is `tensors = {"<parameter name>/<eager key>": tensor}` plus `scalars = {"step": updates made}`. Eager mode
-reads and writes it with `export_state` and `import_state`; `export_graph_state` and `to_graph_state` translate it from
-and to the names of a compiled graph, for the seven optimizers of OneFlow 0.9.0. Learning rates are not part of it: they
+The canonical form is `tensors = {"<parameter name>/<eager key>": tensor}` plus `scalars = {"step": updates made}`.
+`export_state` and `import_state` convert eager state. `export_graph_state` and `to_graph_state` convert from and to the
+names in a compiled graph, for the seven optimizers of OneFlow 0.9.0. Learning rates are not included, because they
 belong to the scheduler and the config.
 
-The state is complete: where OneFlow has not made a parameter's state yet (it does so at its first gradient) the zeros
-that it would start with stand for it. So what is missing on loading is really missing.
+The state is complete: OneFlow creates a parameter's state at its first gradient, and before that its initial value is
+exported instead. A tensor that is missing on loading is therefore an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from libai.utils.errors import UserError
 NamedParameters = Mapping[str, flow.Tensor] | Iterable[tuple[str, flow.Tensor]]
 
 
-#: a compiled graph counts updates in it, and calls the state of parameter `p` of its module `model` `model.p-<suffix>`
+#: Name of the update counter in a compiled graph. The state of parameter `p` in module `model` is `model.p-<suffix>`.
 TRAIN_STEP = "System-Train-TrainStep"
 
 _SUFFIX_OF_KEY = {
@@ -41,9 +41,9 @@ _SUFFIX_OF_KEY = {
 
 
 def state_keys(optimizer: flow.optim.Optimizer, group: Any) -> tuple[str, ...] | None:
-    """The eager state keys of each parameter of `group`, or None for an optimizer that is not one of OneFlow's.
+    """Return the eager state keys for each parameter of `group`, or None if the optimizer is not one of OneFlow's.
 
-    They follow the group's options: plain SGD has none, `amsgrad` and `centered` add one.
+    The keys depend on the group's options: plain SGD has none, and `amsgrad` and `centered` add one.
     """
     kinds = [cls.__name__ for cls in type(optimizer_of(optimizer, group)).__mro__]
     if "SGD" in kinds:
@@ -64,11 +64,11 @@ def state_keys(optimizer: flow.optim.Optimizer, group: Any) -> tuple[str, ...] |
 def export_state(
     optimizer: flow.optim.Optimizer, named_parameters: NamedParameters
 ) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
-    """The state of an eager `optimizer` as `(tensors, scalars)`; the tensors are its own, not copies.
+    """Return the state of an eager `optimizer` as `(tensors, scalars)`. The tensors are not copied.
 
-    `named_parameters`: the model's; must hold every parameter of the optimizer (tied weights under the first name).
-    `scalars` holds `"step"`, and for optimizers of your own every number in their state. Raises `UserError` when a
-    parameter of the optimizer has no name, and when the state is in a compiled graph.
+    `named_parameters` are the model's and must include every parameter of the optimizer, tied weights under their first
+    name. `scalars` contains `"step"` and, for custom optimizers, every number in their state. Raises `UserError` if a
+    parameter of the optimizer has no name, or if a compiled graph holds the state.
     """
     tensors: dict[str, flow.Tensor] = {}
     scalars: dict[str, Any] = {
@@ -100,12 +100,13 @@ def import_state(
     tensors: Mapping[str, Any],
     scalars: Mapping[str, Any],
 ) -> None:
-    """Put `(tensors, scalars)` into an eager `optimizer`; each tensor takes dtype and layout of its parameter.
+    """Load `(tensors, scalars)` into an eager `optimizer`. Each tensor gets the dtype and layout of its parameter.
 
-    `tensors` may hold OneFlow tensors (local or global) or NumPy arrays of the full, unsharded value; they are copied,
-    one at a time, so a lazy mapping is read once and never held whole. With global parameters every rank must call it.
+    `tensors` may contain OneFlow tensors (local or global) or NumPy arrays with the full, unsharded value. They are
+    copied one at a time, so a lazy mapping is read once and is never in memory as a whole. Collective for global
+    parameters: every rank must call it.
 
-    Raises `UserError` with the exact differences when something is missing, left over or of another shape; the
+    Raises `UserError` that lists the differences if entries are missing, unexpected or of the wrong shape. The
     optimizer is then unchanged.
     """
     for _, parameter, key, value in _fitted_state(optimizer, named_parameters, tensors, scalars):
@@ -121,10 +122,10 @@ def _fitted_state(
     tensors: Mapping[str, Any],
     scalars: Mapping[str, Any],
 ) -> list[tuple[str, flow.Tensor, str, Any]]:
-    """Return parameter name, parameter, key and value of each entry in a saved state, laid out as its parameter.
+    """Return (parameter name, parameter, key, value) for each saved entry. Values get the layout of their parameter.
 
-    An optimizer of the user's own takes everything that was saved for its parameters. Raises `UserError` for names and
-    shapes that `optimizer` does not have.
+    A custom optimizer accepts everything that was saved for its parameters. Raises `UserError` for names or shapes that
+    do not match `optimizer`.
     """
     saved = dict.fromkeys([*tensors, *(key for key in scalars if "/" in key)])
     fitted: list[tuple[str, flow.Tensor, str, Any]] = []
@@ -152,7 +153,7 @@ def _fitted_state(
 
 
 def _require_fit(optimizer: flow.optim.Optimizer, differences: Mapping[str, list[str]]) -> None:
-    """Raise `UserError` with the names of what does not fit, at most five of each kind."""
+    """Raise `UserError` if there are any `differences`. The message lists up to five names of each kind."""
     found = []
     for kind, names in differences.items():
         more = f", … {len(names) - 5} more" if len(names) > 5 else ""
@@ -169,9 +170,9 @@ def _require_fit(optimizer: flow.optim.Optimizer, differences: Mapping[str, list
 def walk_parameters(
     optimizer: flow.optim.Optimizer, named_parameters: NamedParameters
 ) -> Iterator[tuple[str, flow.Tensor, Any]]:
-    """`(name, parameter, group)` for every parameter of `optimizer`, in its order.
+    """Yield `(name, parameter, group)` for every parameter of `optimizer`, in the optimizer's order.
 
-    Raises `UserError` when one of them is not among `named_parameters`.
+    Raises `UserError` if a parameter is not in `named_parameters`.
     """
     pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
     names: dict[int, str] = {}
@@ -189,22 +190,22 @@ def walk_parameters(
 
 
 def initial_state(parameter: flow.Tensor, group: Any) -> flow.Tensor:
-    """Return a state tensor of `parameter` before its first update: zeros, or the value that Adagrad is given."""
+    """Return the initial value of a state tensor of `parameter`: zeros, or Adagrad's `initial_accumulator_value`."""
     zeros = flow.zeros_like(parameter)
     return zeros.fill_(group["initial_accumulator_value"]) if "initial_accumulator_value" in group else zeros
 
 
 def like_parameter(value: Any, parameter: flow.Tensor) -> flow.Tensor:
-    """A copy of `value` (array or tensor, the full logical value) with dtype and layout of `parameter`.
+    """Return a copy of `value` with the dtype and layout of `parameter`. `value` is a full array or tensor.
 
-    Collective over the ranks of both when either is global.
+    If either is global, this is collective over the ranks of both.
     """
     if isinstance(value, flow.Tensor) and value.is_global and parameter.is_global:
         moved = value.detach().to_global(placement=parameter.placement, sbp=parameter.sbp)
         return (moved.clone() if moved is value else moved + 0).to(parameter.dtype)
     if isinstance(value, flow.Tensor):
         value = value.detach().numpy()
-    array = np.ascontiguousarray(value).reshape(np.shape(value))  # which makes a number an array of one
+    array = np.ascontiguousarray(value).reshape(np.shape(value))  # ascontiguousarray makes scalars 1-dim
     if not parameter.is_global:
         return flow.tensor(array, dtype=parameter.dtype, device=parameter.device)
     broadcast = [flow.sbp.broadcast] * len(parameter.sbp)
@@ -217,9 +218,9 @@ def _is_number(value: Any) -> bool:
 
 
 def graph_state_names(optimizer: flow.optim.Optimizer) -> dict[str, str]:
-    """Eager state key -> suffix of the same tensor in a graph, for all groups of `optimizer`.
+    """Return eager state key -> suffix of the same tensor in a graph, for all groups of `optimizer`.
 
-    Raises `UserError` for an optimizer that is not one of OneFlow's, because a graph cannot compile it.
+    Raises `UserError` if the optimizer is not one of OneFlow's, because a graph cannot compile it.
     """
     names: dict[str, str] = {}
     for group in optimizer.param_groups:
@@ -240,12 +241,12 @@ def export_graph_state(
     optimizer: flow.optim.Optimizer,
     step: int | None = None,
 ) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
-    """The state of a compiled training graph as `(tensors, scalars)` of the canonical form.
+    """Return the state of a compiled training graph in the canonical form `(tensors, scalars)`.
 
-    `graph_state_dict`: `graph.state_dict()` after the first call; `prefix`: the graph's attribute that is the module;
-    `step`: the updates made, of a graph that does not count them itself.
-    A graph makes no state for a parameter without gradient; its initial value stands for it. With a global
-    graph every rank must call it.
+    `graph_state_dict` is `graph.state_dict()` after the first call. `prefix` is the name of the graph attribute that
+    holds the module. `step` is the number of updates so far, for a graph that does not count them itself. A graph has
+    no state for a parameter without a gradient; its initial value is exported instead. Collective for a global graph:
+    every rank must call it.
     """
     suffixes = graph_state_names(optimizer)
     tensors: dict[str, flow.Tensor] = {}
@@ -266,13 +267,13 @@ def to_graph_state(
     optimizer: flow.optim.Optimizer,
     named_parameters: NamedParameters,
 ) -> dict[str, flow.Tensor]:
-    """The canonical form as entries for `graph.load_state_dict`, to be called before the graph's first call.
+    """Convert the canonical form to entries for `graph.load_state_dict`, to be loaded before the graph's first call.
 
-    Each tensor takes the dtype and layout of its parameter; for global parameters every rank must call it. The weights
-    are not in it: load them into the module.
+    Each tensor gets the dtype and layout of its parameter. Collective for global parameters: every rank must call it.
+    Weights are not included; load them into the module.
 
-    Raises `UserError` for a name that `optimizer` does not have, such as a state that was not translated, for a missing
-    one and for another shape.
+    Raises `UserError` if names are missing or unknown to `optimizer`, as in a state that was not converted, or if
+    shapes differ.
     """
     suffixes = graph_state_names(optimizer)
     fitted = _fitted_state(optimizer, named_parameters, tensors, scalars)
@@ -285,16 +286,16 @@ def to_graph_state(
 
 def _read_step(step: flow.Tensor) -> int:
     if step.is_global:
-        # it lives on rank 0 alone, where other ranks would read an empty tensor
+        # the counter is stored only on rank 0; other ranks would read an empty tensor
         step = step.to_global(placement=flow.placement.all(step.placement.type), sbp=flow.sbp.broadcast).to_local()
     return int(step.numpy()[0])
 
 
 def bias_corrections(group: Any, step: int) -> tuple[float, float]:
-    """`(1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1))` of a parameter group after `step` updates.
+    """Return `(1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1))` for a parameter group after `step` updates.
 
-    `(1.0, 1.0)` for `do_bias_correction=False` and for optimizers without betas. The count is the optimizer's, as in
-    OneFlow: a parameter whose first gradient comes late is corrected by it too.
+    The result is `(1.0, 1.0)` for `do_bias_correction=False` and for optimizers without betas. As in OneFlow, `step`
+    counts the optimizer's updates, even for a parameter that got its first gradient later.
 
     >>> bias_corrections({"betas": (0.5, 0.75), "do_bias_correction": True}, step=0)
     (0.5, 0.25)
@@ -304,5 +305,5 @@ def bias_corrections(group: Any, step: int) -> tuple[float, float]:
     if "betas" not in group or not group["do_bias_correction"]:
         return 1.0, 1.0
     beta1, beta2 = group["betas"]
-    # math.pow as in OneFlow, so that the last bit agrees too
+    # math.pow, as in OneFlow, for bit-equal results
     return 1.0 - math.pow(beta1, step + 1), 1.0 - math.pow(beta2, step + 1)

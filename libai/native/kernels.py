@@ -44,11 +44,11 @@ class Library:
         self._library.libai_native_decode.restype = ctypes.c_bool
         self._library.libai_products_in_parts.restype = ctypes.c_bool
         self._library.libai_memory_plan.restype = ctypes.c_void_p
-        with contextlib.suppress(Unavailable):  # on failure, our kernels use no sgemm
+        with contextlib.suppress(Unavailable):  # without sgemm, matmuls stay oneflow's
             self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
 
     def decode(self, step: Any) -> bool:
-        """Run one decoding step (libai/native/decoding.py). Return False and do nothing if matmuls are OneFlow's."""
+        """Run one decoding step (libai/native/decoding.py). Return False and do nothing if matmuls stay OneFlow's."""
         return bool(self._library.libai_native_decode(ctypes.c_void_p(step.ctypes.data)))
 
     def use_level(self, level: str) -> bool:

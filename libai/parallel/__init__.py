@@ -1,4 +1,4 @@
-"""Spread a plain module over processes: a mesh of ranks, a plan for the model, and their meeting."""
+"""Distribute a plain module over processes: a mesh of ranks, a plan for the model, and functions to apply the plan."""
 
 from libai.parallel.layout import GlobalLayout, Layout, LocalLayout, localize, localized, parallelize
 from libai.parallel.mesh import Mesh

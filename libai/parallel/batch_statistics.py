@@ -1,9 +1,8 @@
-"""Running statistics of batch normalization in a job of several ranks; docs/dev/decisions/0003 has the reasons.
+"""Combine the running statistics of batch normalization in a job with several ranks (docs/dev/decisions/0003).
 
-In both modes each rank normalizes with the statistics of its own micro-batch and keeps running statistics of those.
-They are moving averages, hence linear: their mean over ranks is what a moving average of the mean statistics would be,
-whenever it is taken. So nothing is communicated during training, and the ranks are brought together before somebody
-reads the weights.
+In both modes each rank normalizes with the statistics of its own micro-batches and keeps running statistics of them.
+Moving averages are linear, so averaging them over ranks at any time equals a moving average of the mean statistics.
+Nothing has to be communicated during training. The statistics are averaged over ranks before the weights are read.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from libai.utils.tensors import part_here
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
-    """The layers of `model` that keep running statistics of the batches of this rank."""
+    """Return the layers of `model` that keep running statistics of this rank's batches."""
     return [m for m in model.modules() if is_batch_norm_of_rank(m) and m.running_mean is not None]
 
 
 def share_batch_statistics(layers: Sequence[nn.Module]) -> None:
     """Replace the running means and variances of `layers` by their mean over the ranks that hold them. Collective.
 
-    A pipeline stage's statistics live on its ranks alone; tensor-parallel peers hold equal ones.
+    Only the ranks of a pipeline stage hold its statistics. Tensor-parallel peers hold equal statistics.
     """
     if not layers or get_world_size() == 1:
         return
     buffers = [buffer for layer in layers for buffer in (layer.running_mean, layer.running_var)]
     mine = [part_here(buffer) for buffer in buffers]
-    # every rank sends equally many numbers: zeros for what it does not hold
+    # every rank must send the same number of elements, so it sends zeros for statistics that it does not hold
     values = [np.zeros(buffer.shape) if part is None else part.numpy() for buffer, part in zip(buffers, mine)]
     sums = all_reduce(np.concatenate(values).astype(np.float64))
     ends = np.cumsum([len(value) for value in values])[:-1]
@@ -47,8 +46,10 @@ def share_batch_statistics(layers: Sequence[nn.Module]) -> None:
 
 
 def count_batches(layers: Sequence[nn.Module], number: int) -> None:
-    """Count `number` more batches in those of `layers` that are in training mode: a compiled step updates the
-    statistics, but not their count."""
+    """Add `number` to the batch count of each layer in training mode.
+
+    This is necessary because a compiled step updates the running statistics, but not their batch count.
+    """
     for layer in layers:
         counts = layer.training and layer.num_batches_tracked is not None
         part = part_here(layer.num_batches_tracked) if counts else None
@@ -57,7 +58,7 @@ def count_batches(layers: Sequence[nn.Module], number: int) -> None:
 
 
 def refuse_split_statistics(model: nn.Module) -> None:
-    """Raise `UserError` when a plan splits running statistics: OneFlow 0.9 would update a gathered copy of them."""
+    """Raise `UserError` if running statistics are split, because OneFlow 0.9 would only update a gathered copy."""
     for name, layer in model.named_modules():
         buffer = getattr(layer, "running_mean", None) if isinstance(layer, _BatchNorm) else None
         if buffer is not None and buffer.is_global and any(sbp != flow.sbp.broadcast for sbp in buffer.sbp):

@@ -1,8 +1,8 @@
-"""Average the gradients of data-parallel ranks, in eager mode.
+"""Average gradients over data-parallel ranks, in eager mode.
 
-Two strategies behind one seam: `FlatReduction` reduces after the last micro-batch, in a few large messages;
-`OneFlowDDP` lets OneFlow's DDP reduce during every backward pass. docs/dev/decisions/0006 tells
-when which is better. Both make the weights of all ranks those of rank 0 first. Graph mode needs neither.
+There are two strategies with a common interface. `FlatReduction` reduces after the last micro-batch in a few large
+messages. `OneFlowDDP` lets OneFlow's DDP reduce during every backward pass. docs/dev/decisions/0006 compares them. Both
+first broadcast the weights of rank 0. Graph mode needs neither.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from libai.utils.errors import UserError
 from libai.utils.sizes import cut_into_buckets
 
 Reduction = Literal["auto", "flat", "ddp", "global"]
-#: bytes of one message: half a millisecond, which each costs, does not show, and the copy is small next to gradients
+#: Maximum bytes per message. It is large enough to make the 0.5 ms cost of a message negligible, and small enough to
+#: keep the copy small compared to all gradients.
 BUCKET_BYTES = 25 * 2**20
-#: what OneFlow 0.9.0 can add up on CPU; others end the process (std::out_of_range in its collective)
+#: dtypes that OneFlow 0.9.0 can all-reduce on CPU; others crash the process (std::out_of_range in its collective)
 _CPU_DTYPES = (flow.float32, flow.float64)
 _HALF_DTYPES = (flow.float16, flow.bfloat16)
 
@@ -34,13 +35,13 @@ Split = Callable[[Any], tuple[Losses, Losses]]
 
 
 class GradientReduction:
-    """What `EagerTrainer` asks of a strategy.
+    """Base class of the gradient reduction strategies that `EagerTrainer` uses.
 
     Attributes:
-        forward: what to call in place of the model, with the same result.
-        set_to_none: how gradients are cleared between iterations, for `optimizer.zero_grad`.
-        reduced: the parameters whose gradients become means.
-        leaves_hooks: the parameters keep hooks forever, so that a graph must be given others.
+        forward: callable to use instead of the model, with the same outputs.
+        set_to_none: argument for `optimizer.zero_grad` between iterations.
+        reduced: parameters with gradients that are averaged over ranks.
+        leaves_hooks: True if the parameters keep hooks permanently. A graph then needs new parameters.
     """
 
     forward: Callable[..., Any]
@@ -49,23 +50,25 @@ class GradientReduction:
     leaves_hooks = False
 
     def holds(self, parameters: Sequence[flow.Tensor]) -> bool:
-        """Return whether all of `parameters` are among those whose gradients are reduced."""
+        """Return True if the gradients of all `parameters` are reduced."""
         known = set(map(id, self.reduced))
         return all(id(parameter) in known for parameter in parameters if parameter.numel())
 
     def reduce(self) -> None:
-        """Turn the gradients into their mean over ranks, after the last backward pass of an iteration. Those that no
-        rank has are None afterwards. Collective."""
+        """Replace the gradients by their mean over ranks, after the last backward pass of an iteration. Collective.
+
+        A gradient that no rank has is None afterwards.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define reduce")
 
 
 def build_reduction(
     kind: Reduction, model: nn.Module, parameters: Sequence[flow.Tensor], split: Split, device: str
 ) -> GradientReduction:
-    """The strategy `kind` for the local `model` on this rank's `device`; "auto" is flat on CPU and DDP on CUDA.
+    """Return the strategy `kind` for the local `model` on this rank's `device`; "auto" is flat on CPU and DDP on CUDA.
 
-    `parameters`: what the optimizer updates. Collective: rank 0's weights and buffers are sent to all. Raises
-    `UserError` on all ranks for models that differ between ranks and for dtypes that the strategy cannot reduce.
+    `parameters` are the parameters that the optimizer updates. Collective: broadcasts the weights and buffers of rank 0
+    to all ranks. Raises `UserError` on all ranks if models differ between ranks or the strategy cannot reduce a dtype.
     """
     require_equal_modules(model)
     if kind == "ddp" or (kind == "auto" and device == "cuda"):
@@ -74,8 +77,11 @@ def build_reduction(
 
 
 def require_equal_modules(model: nn.Module) -> None:
-    """Raise `UserError` on every rank when names, shapes, dtypes or freezing of parameters and buffers differ between
-    ranks: their messages would not fit together, and the job would wait forever. Collective."""
+    """Raise `UserError` on every rank if parameters or buffers differ between ranks. Collective.
+
+    Names, shapes, dtypes and frozen state are compared. With different models the messages of the ranks would not
+    match, and the job would hang.
+    """
     mine = [f"{n} {tuple(p.shape)} {p.dtype} {'' if p.requires_grad else 'frozen'}" for n, p in named_tensors(model)]
     first, *others = gather_objects(mine)
     for rank, theirs in enumerate(others, start=1):
@@ -88,7 +94,7 @@ def require_equal_modules(model: nn.Module) -> None:
 
 
 def broadcast_module(model: nn.Module) -> None:
-    """Give every parameter and buffer of a local `model` the value it has on rank 0. Collective."""
+    """Set every parameter and buffer of a local `model` to its value on rank 0. Collective."""
     with flow.no_grad():
         for _, tensor in named_tensors(model):
             if tensor.dtype in _HALF_DTYPES:  # OneFlow 0.9.0 aborts on them on CPU (cpu_broadcast.cpp)
@@ -96,18 +102,18 @@ def broadcast_module(model: nn.Module) -> None:
                 flow._C.comm_broadcast(wide, inplace=True)
                 tensor.data.copy_(wide.to(tensor.dtype))
             elif tensor.numel():
-                flow._C.comm_broadcast(tensor.data, inplace=True)  # .data: it resets requires_grad of what it gets
+                flow._C.comm_broadcast(tensor.data, inplace=True)  # .data: the call resets requires_grad
 
 
 class FlatReduction(GradientReduction):
-    """Joins the gradients into buckets of one dtype, adds each up over ranks in one message, and hands them out again.
+    """Reduce gradients in buckets of one dtype, with one all-reduce per bucket.
 
-    Micro-batches accumulate locally, so that the number of messages does not depend on accumulation. The messages
-    depend on nothing that may differ between ranks: every trainable parameter has its place in them, with zeros where
-    this rank has no gradient. So ranks that reach different parameters cannot wait for each other.
+    Micro-batches accumulate locally, so the number of messages does not depend on accumulation. The messages do not
+    depend on anything that may differ between ranks: they contain every trainable parameter, with zeros if this rank
+    has no gradient for it. Ranks that reach different parameters therefore cannot deadlock.
 
-    Beside the gradients a bucket carries, for each parameter, how many ranks reach it. Only a rank that misses a
-    gradient itself has to read that (one synchronisation), because what a rank has itself is reached.
+    In addition to the gradients, a bucket contains the number of ranks that reach each parameter. Only a rank without a
+    gradient for some parameter has to read these counts, which costs one synchronization.
     """
 
     def __init__(self, model: nn.Module, device: str = "cpu", bucket_bytes: int = BUCKET_BYTES):
@@ -125,9 +131,9 @@ class FlatReduction(GradientReduction):
         self._buckets: list[_Bucket] = []
 
     def reduce(self) -> None:
-        """See `GradientReduction.reduce`. Waits for the device only where this rank misses a gradient."""
+        """See `GradientReduction.reduce`. Waits for the device only if this rank lacks a gradient."""
         trainable = [p.requires_grad for p in self._parameters]
-        if trainable != self._trainable:  # the first time, and when a hook has frozen or thawed some, on all ranks
+        if trainable != self._trainable:  # first call, or a hook froze or unfroze parameters on all ranks
             self._trainable = trainable
             chosen = [p for p, is_trained in zip(self._parameters, trainable) if is_trained]
             parts = cut_into_buckets(chosen, attrgetter("dtype"), _num_bytes, self._bucket_bytes)
@@ -142,7 +148,7 @@ def _num_bytes(tensor: flow.Tensor) -> int:
 
 
 class _Bucket:
-    """Parameters whose gradients travel in one message: `[gradient 0, gradient 1, ..., reached 0, reached 1, ...]`."""
+    """Parameters with gradients sent in one message: `[gradient 0, gradient 1, ..., reached 0, reached 1, ...]`."""
 
     def __init__(self, parameters: list[flow.Tensor]):
         self._parameters = parameters
@@ -169,7 +175,7 @@ class _Bucket:
         num_ranks = reached.numpy() if missing else []
         unreached = [i for i in missing if not num_ranks[i]]
         for i, (parameter, total, shape) in enumerate(zip(self._parameters, sums, self._shapes)):
-            # a product and no view: OneFlow 0.9 forgets where a view begins that `grad` is set to (decision 0006)
+            # assign the product instead of a view: OneFlow 0.9 loses a view's offset in `grad` (decision 0006)
             parameter.grad = None if i in unreached else total.view(shape) * self._share
 
     def _reached_here(self) -> flow.Tensor:
@@ -179,13 +185,13 @@ class _Bucket:
 
 
 class OneFlowDDP(GradientReduction):
-    """OneFlow's DDP, which reduces during the backward pass: better where the device computes meanwhile.
+    """Reduce gradients with OneFlow's DDP during the backward pass, which is faster if the device computes meanwhile.
 
-    It takes float32 only, reduces once per micro-batch, and gives zeros to parameters that no loss reaches; those are
-    taken away again. Its hooks stay on the parameters forever.
+    OneFlow's DDP supports only float32, reduces once per micro-batch, and sets the gradients of unreached parameters to
+    zero. `reduce` sets these gradients back to None. Hooks of DDP stay on the parameters permanently.
     """
 
-    # it keeps gradients in its buckets: None would leave stale ones behind (docs/dev/oneflow.md#ddp)
+    # DDP keeps gradients in its buckets, and None would leave stale gradients there (docs/dev/oneflow.md#ddp)
     set_to_none = False
     leaves_hooks = True
 
@@ -205,11 +211,11 @@ class OneFlowDDP(GradientReduction):
         self.forward = DistributedDataParallel(self._adapter, broadcast_buffers=False, broadcast_parameters=False)
 
     def reduce(self) -> None:
-        """See `GradientReduction.reduce`: the gradients are means already; take away those that nobody has.
+        """See `GradientReduction.reduce`. The gradients are already means; those that no rank has are set to None.
 
-        Momentum and weight decay would move such a parameter; elsewhere it has no gradient and stays as it is. Whether
-        it is reached is found out, by all ranks together, in the first iteration. From then on it joins the others as
-        soon as its gradient, which is the same on all ranks, is not zero.
+        With a zero gradient, momentum and weight decay would change an unreached parameter. Without a gradient it stays
+        as it is, which matches `FlatReduction`. In the first iteration all ranks determine together which parameters
+        are unreached. Later a parameter counts as reached once its gradient, which is equal on all ranks, is nonzero.
         """
         if any(parameter.requires_grad for parameter in self._frozen):
             raise UserError(
@@ -227,19 +233,22 @@ class OneFlowDDP(GradientReduction):
 
 
 class _LossesOnly(nn.Module):
-    """What DDP wraps: OneFlow's DDP takes flat dicts of tensors only, so names are flattened and metrics bypass it."""
+    """The module that DDP wraps. OneFlow's DDP supports only flat dicts of tensors, so only the losses pass through it.
+
+    Metrics bypass DDP.
+    """
 
     def __init__(self, model: nn.Module, split: Split):
         super().__init__()
         self.model = model
         self._split = split
-        #: the ends of the autograd graphs of all losses so far; None once nobody wants to know
+        #: functions in the autograd graphs of all losses so far; None once they are no longer needed
         self.reached: set[Any] | None = set()
 
     def forward(self, **batch: Any) -> Any:
         losses, self._metrics = self._split(self.model(**batch))
         if self.reached is not None:
-            # before DDP connects every parameter to its outputs
+            # must run before DDP connects every parameter to its outputs
             self.reached |= functions_behind(losses.values())
         return losses
 
@@ -248,7 +257,7 @@ class _LossesOnly(nn.Module):
 
 
 def functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
-    """All functions of the autograd graphs that end in `tensors`; `p.grad_fn` of a reached parameter is among them."""
+    """Return all functions in the autograd graphs of `tensors`, including `p.grad_fn` of every reached parameter."""
     found: set[Any] = set()
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     while waiting:
@@ -260,7 +269,7 @@ def functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
 
 
 def renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
-    """Replace every parameter by an equal new one, in the model and in the optimizer; tied ones stay tied."""
+    """Replace every parameter by an equal copy, in the model and the optimizer. Tied parameters stay tied."""
     renewed: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():

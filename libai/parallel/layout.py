@@ -1,8 +1,9 @@
-"""A module laid on a mesh, and how its inputs and outputs travel.
+"""Distribute a module over a mesh, and move its inputs and outputs between ranks.
 
-`parallelize` turns the parameters and buffers of a plain module into global tensors where a plan wants them and lets
-its blocks fetch their inputs from the stage before. The trainers then ask a layout for everything that depends on the
-mesh: `LocalLayout` for a module of local tensors (one process, or one replica per process), `GlobalLayout` otherwise.
+`parallelize` converts the parameters and buffers of a plain module to global tensors according to a plan, and makes its
+blocks fetch their inputs from the previous stage. A layout object then provides the trainers with everything that
+depends on the mesh. `LocalLayout` is for a module with local tensors (one process, or one replica per process);
+`GlobalLayout` is for all other cases.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _NOTHING = nullcontext()
 
 
 class LocalLayout:
-    """Every tensor is local: nothing has to be moved."""
+    """A layout in which every tensor is local, so nothing has to be moved."""
 
     sharding: ShardingPlan | None = None
     is_global = False
-    #: whether ranks hold different parts of the parameters, which a compiled job may then send to each other
+    #: True if ranks hold different parts of the parameters, which a compiled job may send between ranks
     cuts_parameters = False
 
     def __init__(self, mesh: Mesh):
@@ -48,48 +49,51 @@ class LocalLayout:
         self.mesh = mesh
 
     def lay_out_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
-        """This rank's micro-batch as the model takes it."""
+        """Return this rank's micro-batch in the layout that the model expects."""
         return batch
 
-    #: the same for a batch that every rank holds alike
+    #: the same as `lay_out_batch`, for a batch that is identical on all ranks
     lay_out_replicated_batch = lay_out_batch
 
     def replicate(self, tensor: flow.Tensor, stage: int | None = None) -> flow.Tensor:
-        """A small tensor that is equal on all ranks, for use on `stage` (default: the stage of the losses)."""
+        """Return a small tensor that is equal on all ranks, for use on `stage` (default: the stage of the losses)."""
         return tensor.to(self.mesh.device)
 
     def constant(self, value: float, size: int, stage: int) -> flow.Tensor:
-        """`(size,)` float32 on `stage`, every element `value`, equal on all ranks. Communicates nothing."""
-        # from_numpy runs no operation: a step must not wait for one
+        """Return a float32 tensor of shape `(size,)` on `stage` filled with `value`. Does not communicate."""
+        # from_numpy runs no operation, so a step does not have to wait for one
         tensor = flow.from_numpy(np.array([value] * size, np.float32))
         return tensor if self.mesh.device == "cpu" else tensor.to(self.mesh.device)
 
     def describe(self) -> str:
-        """The mesh in one line, for the log."""
+        """Return a one-line description of the mesh for the log."""
         return self.mesh.describe()
 
     def stage_of(self, parameter_name: str) -> int:
-        """The pipeline stage of a parameter."""
+        """Return the pipeline stage of a parameter."""
         return 0
 
     def source_ops(self) -> AbstractContextManager[Any]:
-        """The context of a forward, so that tensors made inside of it (`flow.zeros`) fit the model's."""
+        """Return the context for a forward pass, in which new tensors (`flow.zeros`) match the model's layout."""
         return _NOTHING
 
     def local_output(
         self, tensor: flow.Tensor, num_samples: int, is_replicated: bool = False, everywhere: bool = False
     ) -> flow.Tensor:
-        """This rank's part of an output of the model: its samples, or all of a tensor that is not per sample."""
+        """Return this rank's part of a model output: its own samples, or the full tensor if it is not per sample."""
         return tensor
 
     @property
     def sees_outputs(self) -> bool:
-        """True if this rank's `local_output` counts: false on ranks that repeat what another one has."""
+        """True if this rank's `local_output` should be used; False if it repeats or lacks another rank's output."""
         return True
 
 
 class GlobalLayout:
-    """Parameters, buffers and batches are global tensors on the stages of a mesh; see `LocalLayout` for the methods."""
+    """A layout with parameters, buffers and batches as global tensors on the stages of a mesh.
+
+    See `LocalLayout` for the methods.
+    """
 
     is_global = True
 
@@ -140,12 +144,15 @@ class GlobalLayout:
         return self.sharding.stage_of_module(name)
 
     def placement(self, stage: int) -> Any:
-        """The OneFlow placement of a stage."""
+        """Return the OneFlow placement of a stage."""
         return self._placements[stage]
 
     def source_ops(self) -> AbstractContextManager[Any]:
-        """See `LocalLayout`. With pipeline stages a source op cannot know its stage, so nothing is arranged for those;
-        there tensors of two stages may meet."""
+        """See `LocalLayout`.
+
+        With pipeline stages, the stage of a source op is unknown, so source ops are unchanged. Instead, the context
+        allows operations on tensors of different stages.
+        """
         if self.mesh.pipeline > 1:
             return stages_meet(self._placements)
         return source_ops(self._placements[0], self._full)
@@ -153,8 +160,10 @@ class GlobalLayout:
     def local_output(
         self, tensor: flow.Tensor, num_samples: int, is_replicated: bool = False, everywhere: bool = False
     ) -> flow.Tensor:
-        """See `LocalLayout`. `num_samples`: of this rank's micro-batch. Empty on ranks of other stages than the
-        output's, unless it is wanted `everywhere`. Collective."""
+        """See `LocalLayout`. `num_samples` is the size of this rank's micro-batch. Collective.
+
+        The result is empty on ranks of other stages than the output's, unless `everywhere` is set.
+        """
         if not tensor.is_global:
             return tensor
         rows = num_samples * self.mesh.data
@@ -181,15 +190,15 @@ def parallelize(
     zero_stage: int = 0,
     recomputed_blocks: Sequence[str] = (),
 ) -> GlobalLayout:
-    """Lay `module` on `mesh` as `plan` says; afterwards it runs on all ranks together. In place, once per module.
+    """Distribute `module` over `mesh` according to `plan`, in place. Call it once per module. Collective.
 
-    Parameters stay the same objects, so an optimizer that holds them keeps them; initial values are those of rank 0.
-    Nothing inside the module has to know: the classes of blocks on later stages are exchanged for subclasses that fetch
-    their inputs. Collective. See `ParallelPlan.arrange` for the other arguments and the errors.
+    Parameters stay the same objects, so an existing optimizer keeps working. Initial values are those of rank 0. The
+    module's code needs no change: the classes of blocks on later stages are replaced by subclasses that fetch their
+    inputs. See `ParallelPlan.arrange` for the errors.
 
     Args:
         zero_stage: above 0, data-parallel ranks share the parameters (`libai.parallel.zero`).
-        recomputed_blocks: names of modules that compute their activations again in an eager backward pass.
+        recomputed_blocks: names of modules that recompute their activations in an eager backward pass.
     """
     sharding = plan.arrange(module, mesh, shares_parameters=zero_stage > 0)
     layout = GlobalLayout(sharding)
@@ -207,7 +216,7 @@ def parallelize(
             for name, where in sharding.tensors.items()
             if where.data_axis is not None
         }
-        # what a block that runs twice saves is not kept in any case
+        # a recomputed block keeps no saved tensors anyway
         gathers_again = zero_stage == 3 and not recomputed_blocks
         compute_with_full_parameters(module, full, list(sharding.stage_of_block), gathers_again)
     recompute_in_backward(module, recomputed_blocks)
@@ -222,23 +231,23 @@ def _lay_out(tensor: flow.Tensor, where: TensorLayout, layout: GlobalLayout) -> 
     broadcast = flow.sbp.broadcast
     if not tensor.is_global:
         tensor = tensor.to(mesh.device).to_global(placement=mesh.placement(), sbp=broadcast)
-    # first to the stage, then to the layout: each is one kind of boxing that oneflow 0.9.0 knows
+    # move to the stage first and change the layout second: oneflow 0.9.0 supports each of these as a separate boxing
     tensor = tensor.to_global(placement=placement, sbp=mesh.sbp(broadcast, broadcast))
     return tensor.to_global(placement=placement, sbp=_sbp_of(where, mesh)).detach().clone()
 
 
 def _sbp_of(where: TensorLayout, mesh: Mesh, is_shared: bool = True) -> list[Any]:
-    """The layout of a tensor, with or without what data-parallel ranks share."""
+    """Return the sbp of a tensor, split over data-parallel ranks only if `is_shared`."""
     over_data = flow.sbp.broadcast if where.data_axis is None or not is_shared else flow.sbp.split(where.data_axis)
     return mesh.sbp(over_data, flow.sbp.broadcast if where.axis is None else flow.sbp.split(where.axis))
 
 
-#: a name, of a buffer or of a module, and a tensor → the one to hold in its place
+#: (name of a buffer or module, tensor) → replacement tensor
 _Change = Callable[[str, flow.Tensor], flow.Tensor]
 
 
 def _exchange_tensors(module: nn.Module, change_buffer: _Change, change_constant: _Change) -> None:
-    """Exchange the buffers, which modules may share, and the constants that modules hold as plain attributes."""
+    """Replace the buffers, which modules may share, and constant tensors stored as plain attributes of modules."""
     buffers = dict(module.named_buffers())
     renewed = {id(buffer): change_buffer(name, buffer) for name, buffer in buffers.items()}
 
@@ -249,7 +258,7 @@ def _exchange_tensors(module: nn.Module, change_buffer: _Change, change_constant
 
     for name, child in module.named_modules():
         child._buffers.update({key: renewed.get(id(buffer), buffer) for key, buffer in child._buffers.items()})
-        for attribute in sorted(vars(child).keys() - vars(nn.Module()).keys()):  # on all ranks in the same order
+        for attribute in sorted(vars(child).keys() - vars(nn.Module()).keys()):  # same order on all ranks
             value = vars(child)[attribute]
             is_known = type(value) in (flow.Tensor, list, tuple, dict)
             if is_known and any(not tensor.requires_grad for tensor in tensors_in(value)):
@@ -265,10 +274,10 @@ def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLay
     for name, child in modules.items():
         stage = sharding.stage_of_module(name)
         if name in blocks:
-            # every block and not only a stage's first: other inputs (a mask) come from the first stage each time
+            # every block fetches, not only the first of a stage: other inputs, such as a mask, come from stage 0
             is_fetching = stage != 0
         else:
-            # a residual connection around the last block keeps its value on that block's stage
+            # the value of a residual connection around the last block is on that block's stage
             is_in_block = any(name.startswith(f"{block}.") for block in blocks)
             is_fetching = stage is not None and not is_in_block and not child._modules
         if is_fetching and stage is not None:
@@ -280,7 +289,7 @@ def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLay
 
 
 def _wrap_input(module: nn.Module, change: Any) -> None:
-    """Apply `change` to every tensor that `module` is called with."""
+    """Apply `change` to every tensor in the arguments of `module`."""
 
     def run(proxy: Any, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return forward(proxy, *map_tensors(args, change), **map_tensors(kwargs, change))
@@ -294,9 +303,9 @@ def _wrap_output(module: nn.Module, change: Any) -> None:
 
 
 def localize(module: nn.Module) -> None:
-    """Turn global parameters and buffers of `module` into local ones that hold the full tensor on every rank.
+    """Convert global parameters and buffers of `module` to local ones, with the full tensor on every rank. Collective.
 
-    Parameters stay the same objects and lose their gradients. Collective.
+    Parameters stay the same objects and lose their gradients.
     """
     for parameter in module.parameters():
         parameter.grad = None
@@ -307,9 +316,9 @@ def localize(module: nn.Module) -> None:
 
 @contextmanager
 def localized(module: nn.Module) -> Iterator[None]:
-    """In the block `module` has local tensors as after `localize`, and runs as on one process; then those of before.
+    """Localize `module` inside the block (see `localize`), and restore its global tensors afterwards. Collective.
 
-    Takes the memory of the whole module on every rank. Collective.
+    Inside the block the module runs as in a single process. This needs memory for the whole module on every rank.
     """
     parameters = [(parameter, parameter.data) for parameter in module.parameters()]
     holders = [(vars(child), dict(vars(child)), dict(child._buffers)) for child in module.modules()]

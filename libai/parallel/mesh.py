@@ -1,7 +1,7 @@
-"""The ranks of a job arranged as data x tensor x pipeline, and the placements that follow from it.
+"""Arrange the ranks of a job as data x tensor x pipeline, and compute the resulting placements.
 
-A mesh is arithmetic on rank numbers; it moves no tensor. Rank order: pipeline is the slowest axis, then data, then
-tensor, so that tensor-parallel peers (who talk most) are neighbours.
+A mesh only does arithmetic on rank numbers and moves no tensors. Pipeline is the slowest axis, then data, then tensor.
+Tensor-parallel peers, which communicate most, are therefore neighbours.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Mesh:
 
     @classmethod
     def of_this_job(cls, device: str, data: int | None = None, tensor: int = 1, pipeline: int = 1) -> Mesh:
-        """The mesh over all ranks of this job; `data=None` takes the ranks that tensor and pipeline leave.
+        """Return the mesh over all ranks of this job. `data=None` uses all ranks left over by tensor and pipeline.
 
-        Raises `UserError` when the product is not the number of processes.
+        Raises `UserError` if the product is not equal to the number of processes.
         """
         world = get_world_size()
         if data is None:
@@ -48,12 +48,12 @@ class Mesh:
 
     @property
     def data_rank(self) -> int:
-        """Which slice of every global batch this process reads, in `range(data)`."""
+        """Index of the slice of every global batch that this process reads, in `range(data)`."""
         return get_rank() // self.tensor % self.data
 
     @property
     def tensor_rank(self) -> int:
-        """This process among its tensor-parallel peers, which hold parts of the same weights and read the same data."""
+        """Index of this process among its tensor-parallel peers, which share weights and read the same data."""
         return get_rank() % self.tensor
 
     @property
@@ -68,20 +68,20 @@ class Mesh:
 
     @property
     def is_data_parallel_only(self) -> bool:
-        """True when every rank holds the full model."""
+        """True if every rank holds the full model."""
         return self.tensor == 1 and self.pipeline == 1
 
     def placement(self) -> Any:
-        """The OneFlow placement of all ranks, in one row."""
+        """Return the OneFlow placement of all ranks, in one row."""
         return flow.placement(self.device, list(range(self.size)))
 
     def ranks_of_stage(self, stage: int) -> list[int]:
-        """The ranks that hold one pipeline stage, ordered by data rank, then tensor rank."""
+        """Return the ranks that hold one pipeline stage, ordered by data rank, then tensor rank."""
         count = self.data * self.tensor
         return list(range(stage * count, (stage + 1) * count))
 
     def stage_placement(self, stage: int) -> Any:
-        """The OneFlow placement of one stage: a data x tensor table where both are above 1, else one row."""
+        """Return the OneFlow placement of one stage: a data x tensor table if both are above 1, else one row."""
         ranks = self.ranks_of_stage(stage)
         if self.is_table:
             return flow.placement(self.device, [ranks[i : i + self.tensor] for i in range(0, len(ranks), self.tensor)])
@@ -89,17 +89,17 @@ class Mesh:
 
     @property
     def is_table(self) -> bool:
-        """True when a stage's ranks form a table, so that a layout has two entries: over data and over tensor ranks."""
+        """True if a stage's ranks form a table. An sbp then has two entries, one for data and one for tensor ranks."""
         return self.data > 1 and self.tensor > 1
 
     def sbp(self, data: Any, tensor: Any) -> list[Any]:
-        """The OneFlow sbp of a tensor on a stage: `data` over its data ranks and `tensor` over its tensor ranks."""
+        """Return the OneFlow sbp on a stage with `data` over its data ranks and `tensor` over its tensor ranks."""
         if self.is_table:
             return [data, tensor]
         return [tensor if self.tensor > 1 else data]
 
     def describe(self) -> str:
-        """`2 processes = 2 data x 1 tensor x 1 pipeline on cpu`."""
+        """Return a description such as `2 processes = 2 data x 1 tensor x 1 pipeline on cpu`."""
         return (
             f"{self.size} process{'es' if self.size > 1 else ''} = {self.data} data x {self.tensor} tensor x "
             f"{self.pipeline} pipeline on {self.device}"

@@ -1,7 +1,7 @@
-"""A parallel plan: how one model's parameters and blocks are laid on any mesh, as data and not as code.
+"""Describe as data how a model's parameters and blocks are distributed over any mesh.
 
-A model may carry a plan as its attribute `plan`, or a config gives one (`train.dist.plan`). `libai.parallel.layout`
-applies it; this file moves no tensor.
+The plan comes from the model's attribute `plan` or from the config (`train.dist.plan`). `libai.parallel.layout` applies
+the plan; this file moves no tensors.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ _VALUES: dict[str, tuple[type, str]] = {
 
 
 class TensorLayout(NamedTuple):
-    """The place of one parameter or buffer: its pipeline stage, the axis that tensor-parallel ranks share and the one
-    that data-parallel ranks share (None where each holds it all)."""
+    """The location of one parameter or buffer.
+
+    `stage` is its pipeline stage. `axis` is split over tensor-parallel ranks and `data_axis` over data-parallel ranks;
+    None means that each rank holds the full tensor.
+    """
 
     stage: int
     axis: int | None
@@ -40,10 +43,10 @@ class TensorLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """A plan worked out for one model and one mesh.
+    """A plan resolved for one model and one mesh.
 
-    `tensors`: every parameter and buffer by name. `stage_of_block`: name of each block, in order → its pipeline stage.
-    `tail`: the stage of what comes after the blocks.
+    `tensors` maps the name of every parameter and buffer to its layout. `stage_of_block` maps block names, in order, to
+    pipeline stages. `tail` is the stage of the modules that follow the blocks.
     """
 
     mesh: Mesh
@@ -54,7 +57,7 @@ class ShardingPlan:
 
     @property
     def shares_parameters(self) -> bool:
-        """True if data-parallel ranks hold parts of some parameters instead of all of each (ZeRO)."""
+        """True if data-parallel ranks hold only parts of some parameters (ZeRO)."""
         return any(layout.data_axis is not None for layout in self.tensors.values())
 
     @property
@@ -64,13 +67,13 @@ class ShardingPlan:
         return [stages.count(stage) for stage in range(self.mesh.pipeline)]
 
     def stage_of_module(self, name: str) -> int | None:
-        """The stage that runs the module `name`; None for one that spans stages, such as the list of blocks."""
+        """Return the stage that runs the module `name`, or None if it spans stages, as the list of blocks does."""
         if not name or f"{self.plan.blocks}.".startswith(f"{name}."):
             return None
         return self.stage_of(name)
 
     def stage_of(self, name: str) -> int:
-        """The stage of a parameter, a buffer, a module, or an argument of the model's forward."""
+        """Return the stage of a parameter, a buffer, a module, or an argument of the model's forward."""
         for block, stage in self.stage_of_block.items():
             if f"{name}.".startswith(f"{block}."):
                 return stage
@@ -79,18 +82,19 @@ class ShardingPlan:
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """Rules to spread one kind of model.
+    """Rules for distributing one kind of model.
 
     Args:
         split: pattern of parameter (or buffer) names -> axis that tensor-parallel ranks share. Column-parallel linear
-            layers split the outputs (axis 0 of weight and bias), row-parallel ones the inputs (axis 1 of the weight
-            alone). What no pattern matches is a full tensor on every rank.
-        blocks: name of the `ModuleList` (or `Sequential`) that pipeline stages and activation checkpointing cut.
-        last: patterns of the parameters and of the forward arguments (`labels`) that belong to the last pipeline
-            stage. Without any, what follows the blocks runs on the first stage again, which is right for every model,
-            also when its head shares a weight with its embedding.
-        divisible: patterns of integer attributes (`blocks.*.attention.num_heads`) that the number of tensor-parallel
-            ranks must divide.
+            layers split the outputs (axis 0 of weight and bias). Row-parallel layers split the inputs (axis 1 of the
+            weight; the bias is not split). Tensors that match no pattern are full tensors on every rank.
+        blocks: name of the `ModuleList` (or `Sequential`) that is divided into pipeline stages and used for activation
+            checkpointing.
+        last: patterns of the parameters and forward arguments (`labels`) that belong to the last pipeline stage. By
+            default, modules after the blocks run on the first stage. This is correct for every model, including one
+            with a head that shares a weight with the embedding.
+        divisible: patterns of integer attributes (`blocks.*.attention.num_heads`) that must be divisible by the number
+            of tensor-parallel ranks.
 
     Patterns are shell patterns over dotted names: `blocks.*.mlp.up.weight`.
     """
@@ -102,7 +106,7 @@ class ParallelPlan:
 
     @classmethod
     def read(cls, description: Any, source: str = "the plan") -> ParallelPlan:
-        """A plan from a mapping with the keys above, or from a plan. Raises `UserError` for anything else."""
+        """Return a plan from a mapping with the keys above, or a given plan. Raises `UserError` for anything else."""
         if isinstance(description, ParallelPlan):
             return description
         if not isinstance(description, Mapping):
@@ -121,24 +125,25 @@ class ParallelPlan:
 
     @classmethod
     def of(cls, model: nn.Module, description: Any = None) -> ParallelPlan:
-        """`description` as a plan when given, else the model's attribute `plan`, else an empty one."""
+        """Return `description` as a plan if given, else the model's attribute `plan`, else an empty plan."""
         if description is not None:
             return cls.read(description, "train.dist.plan")
         return cls.read(getattr(model, "plan", None) or {}, f"{type(model).__name__}.plan")
 
     def is_last(self, name: str) -> bool:
-        """True when a pattern of `last` names `name`, all that is in it (`head.*`), or a module that it is in."""
+        """Return True if a pattern of `last` matches `name`, a module that contains it, or its contents (`head.*`)."""
         return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") or p == f"{name}.*" for p in self.last)
 
     def arrange(self, model: nn.Module, mesh: Mesh, shares_parameters: bool = False) -> ShardingPlan:
-        """Work the plan out for `model` (local or global tensors) on `mesh`. Moves nothing.
+        """Resolve the plan for `model` (local or global tensors) on `mesh`, without moving tensors.
 
         Args:
-            shares_parameters: data-parallel ranks share each parameter on the first axis that their number divides
-                and that the plan does not split (ZeRO); one without such an axis is not split.
+            shares_parameters: split each parameter over data-parallel ranks (ZeRO). The split axis is the first one
+                that is divisible by the number of ranks and not split by the plan. A parameter without such an axis is
+                not split.
 
-        Raises `UserError` for a pattern that matches nothing, an axis that does not divide, and more stages than
-        blocks; the text lists what would fit.
+        Raises `UserError` if a pattern matches nothing, an axis is not divisible, or there are more stages than blocks.
+        The message lists valid choices.
         """
         named = dict(named_tensors(model))
         axes = self._axes(named, mesh)
@@ -155,10 +160,10 @@ class ParallelPlan:
             tensors[name] = TensorLayout(sharding.stage_of(name), axis, data_axis)
         return ShardingPlan(mesh, tensors, sharding.stage_of_block, tail, self)
 
-    # ------------------------------------------------------------------ the parts of `arrange`
+    # ------------------------------------------------------------------ helpers of `arrange`
 
     def _axes(self, named: Mapping[str, flow.Tensor], mesh: Mesh) -> dict[str, int]:
-        """Name -> axis that is split on this mesh."""
+        """Return tensor name -> axis that is split over tensor-parallel ranks on this mesh."""
         axes: dict[str, int] = {}
         for pattern, axis in self.split.items():
             for name in _matching(pattern, named, "splits"):
@@ -174,7 +179,7 @@ class ParallelPlan:
                 if mesh.tensor > 1:
                     axes[name] = axis
                     adapter = f"{name.removesuffix('weight')}{'lora_A' if axis else 'lora_B'}.weight"
-                    if adapter in named:  # the matrix of the layer's LoRA adapter that has this axis
+                    if adapter in named:  # the matrix of the layer's LoRA adapter with this axis
                         axes[adapter] = axis
         if mesh.tensor > 1 and not axes:
             raise UserError(
@@ -195,7 +200,7 @@ class ParallelPlan:
                 _check_shared(f"{name}.{attribute}".lstrip("."), value, mesh)
 
     def block_names(self, model: nn.Module) -> list[str]:
-        """The names of the blocks in order. Raises `UserError` when the plan names no list of blocks."""
+        """Return the names of the blocks in order. Raises `UserError` if the plan does not name a list of blocks."""
         modules = dict(model.named_modules())
         lists = [name for name, module in modules.items() if name and isinstance(module, nn.ModuleList | nn.Sequential)]
         if self.blocks not in lists:
@@ -208,8 +213,11 @@ class ParallelPlan:
         return [f"{self.blocks}.{name}" for name, _ in modules[self.blocks].named_children()]
 
     def _stages_of_blocks(self, model: nn.Module, names: Sequence[str], mesh: Mesh, tail: int) -> list[int]:
-        """Return the stage of each block: the one that holds the block's middle when all parameters, in the order in
-        which they are used, are cut into equal parts. Every stage gets at least one block."""
+        """Return the stage of each block.
+
+        All parameters, in order of use, are divided into equal parts, one per stage. A block goes to the stage that
+        contains its middle. Every stage gets at least one block.
+        """
         if mesh.pipeline > max(1, len(names)):
             raise UserError(
                 f"train.dist.pipeline_parallel_size={mesh.pipeline}, but {self.blocks} has {len(names)} block(s), and "
@@ -231,13 +239,13 @@ class ParallelPlan:
             stage = min(max(stage, previous, 0), previous + 1, mesh.pipeline - 1)
             stages.append(
                 max(stage, mesh.pipeline - (len(names) - index))
-            )  # the blocks left suffice for the stages left
+            )  # leave enough blocks for the remaining stages
             done += cost
         return stages
 
 
 def named_tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
-    """Every parameter, then every buffer of `model` by name; tied ones under their first name."""
+    """Return names and tensors: all parameters of `model`, then all buffers. Tied tensors have their first name."""
     return [*model.named_parameters(), *model.named_buffers()]
 
 
@@ -247,7 +255,7 @@ def _data_axis(tensor: flow.Tensor, taken: int | None, mesh: Mesh) -> int | None
 
 
 def _matching(pattern: str, names: Iterable[str], verb: str) -> list[str]:
-    """The `names` that a shell pattern matches; `UserError` if there are none."""
+    """Return the `names` that match a shell pattern. Raises `UserError` if there are none."""
     matched = [name for name in names if fnmatchcase(name, pattern)]
     if not matched:
         raise UserError(f"the plan {verb} {pattern!r}, which matches nothing. Nearest: {_nearest(pattern, names)}.")

@@ -1,8 +1,8 @@
-"""Activation checkpointing in eager mode: blocks compute their activations twice to keep fewer (Chen et al. 2016).
+"""Activation checkpointing in eager mode: blocks compute activations twice to store fewer of them (Chen et al. 2016).
 
-OneFlow 0.9.0's own `checkpoint` repeats the function and nothing else. Here the block also finds again what it ran in:
-the key of its dropout masks, autocast, and the layout of tensors made inside of it. Without that the second pass would
-silently give other activations than the first.
+OneFlow 0.9.0's own `checkpoint` only repeats the function. This module also restores the context in which the block
+ran: the random key of its dropout masks, autocast, and the layout of new tensors. Without this, the second pass would
+silently compute different activations.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from libai.patches.internals import is_tracing
 from libai.patches.wrapping import wrap_forward
 
 _data, _detach = flow.Tensor.data, flow.Tensor.detach
-#: `(module, name, tensor, another one of the same memory)`
+#: `(module, name, tensor, detached tensor with the same memory)`
 _Buffers = list[tuple[nn.Module, str, flow.Tensor, flow.Tensor]]
 
 
 def recompute_in_backward(model: nn.Module, blocks: Sequence[str]) -> None:
-    """Make the modules named `blocks` keep their inputs only, and compute the rest again in the backward pass.
+    """Make the modules named `blocks` store only their inputs and recompute everything else in the backward pass.
 
-    In place; a module that does so already is left alone. In a graph nothing changes: there the compiler has a switch
-    of its own. Results are the same to the last bit, running statistics of batch norms included.
+    Modules are changed in place, and a module that already does this is skipped. Graph mode is not affected, because
+    the compiler has its own option for it. Results are bit-equal, including running statistics of batch norms.
     """
     modules = dict(model.named_modules())
     for name in blocks:
@@ -61,7 +61,7 @@ def _recomputed(block: Any, forward: Callable[..., Any], args: Any, kwargs: Any)
 
 
 def _surroundings() -> list[Callable[[], Any]]:
-    """Functions that open the contexts again that a block runs in now."""
+    """Return functions that re-enter the contexts in which the block is currently running."""
     found: list[Callable[[], Any]] = [current_random_scope()]
     if flow.is_autocast_enabled():
         found.append(partial(flow.autocast, "cuda", dtype=flow.get_autocast_gpu_dtype()))
@@ -74,7 +74,7 @@ def _surroundings() -> list[Callable[[], Any]]:
 
 @contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """The batch has been counted by the first pass."""
+    """Restore batch norm statistics after the block, because the first pass has already counted the batch."""
     buffers = [b for m in block.modules() if is_batch_norm_of_rank(m) for b in m._buffers.values() if b is not None]
     before = [buffer.clone() for buffer in buffers]
     try:
@@ -86,8 +86,10 @@ def _statistics_kept(block: nn.Module) -> Iterator[None]:
 
 
 def _buffers(block: nn.Module) -> _Buffers:
-    """Buffers that the forward of `block` may change, except batch norms'. A trainer gives each change memory of its
-    own, so that the old values stay in the memory that is held here."""
+    """Return the buffers that the forward of `block` may change, except those of batch norms.
+
+    The trainer stores every change in new memory, so the memory referenced here keeps the old values.
+    """
     return [
         (module, name, buffer, _detach(buffer))
         for module in block.modules()
@@ -99,7 +101,7 @@ def _buffers(block: nn.Module) -> _Buffers:
 
 @contextmanager
 def _with_buffers(block: nn.Module, earlier: _Buffers) -> Iterator[None]:
-    """The buffers that the first pass has started from; afterwards those that it has left."""
+    """Inside the block, use the buffers as they were before the first pass. Restore the current ones afterwards."""
     now = _buffers(block)
     _put_back(earlier)
     try:

@@ -1,14 +1,14 @@
 """ZeRO: data-parallel ranks share parameters, their gradients and their optimizer state (Rajbhandari et al. 2020).
 
-A shared parameter is a global tensor that is split over the data-parallel ranks, and so are its gradient and whatever
-an optimizer keeps for it: nothing else is needed for stages 1 to 3, in either mode. What this file adds is that a
-forward pass computes with full copies. Left to itself, OneFlow 0.9.0 gathers the activations instead and splits the
-layer's outputs, and a batch norm would then normalize over the samples of all ranks.
+A shared parameter is a global tensor that is split over the data-parallel ranks. Its gradient and optimizer state are
+split in the same way. In either mode, this is all that stages 1 to 3 need. In addition, this file makes the forward
+pass compute with full copies. By default OneFlow 0.9.0 would gather the activations instead and split the layer's
+outputs, and a batch norm would then normalize over the samples of all ranks.
 
-Copies are made unit by unit: a block of the plan is one, the rest of the model is another, so that a weight that one
-module borrows from another (a tied head) is full too. They go away when the unit has run. What the backward pass needs
-of them is kept until then at stages 1 and 2, and gathered again at stage 3, in eager mode; a compiled step decides that
-for itself.
+Copies are made per unit. Each block of the plan is a unit, and the rest of the model is another. A weight that one
+module borrows from another, such as a tied head, is therefore full as well. Copies are released after the unit has run.
+In eager mode, copies that the backward pass needs are kept at stages 1 and 2, and gathered again at stage 3. In graph
+mode the compiler decides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from libai.utils.tensors import saved_tensor_hooks
 
 @dataclass
 class _Shared:
-    """A parameter of a unit: its layout as a full tensor, and where modules hold it, as (path of attributes, name)."""
+    """A parameter of a unit: its sbp as a full tensor, and its locations in modules as (attribute path, name)."""
 
     full: Sequence[Any]
     places: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
@@ -38,14 +38,14 @@ class _Shared:
 def compute_with_full_parameters(
     model: nn.Module, layouts: Mapping[str, Sequence[Any]], units: Sequence[str], gathers_again: bool
 ) -> None:
-    """Make the forward of `model` compute with full copies of its shared parameters. In place, once per model.
+    """Make the forward of `model` compute with full copies of its shared parameters. In place; call it once per model.
 
     Args:
         layouts: name of each shared parameter -> its sbp as a full tensor over the data-parallel ranks.
-        units: names of the modules (blocks) that make copies of their own parameters while they run.
-        gathers_again: keep no copy for the backward pass, in eager mode.
+        units: names of the modules (blocks) that copy their own parameters while they run.
+        gathers_again: in eager mode, gather copies again in the backward pass instead of keeping them.
 
-    Gradients come back in the layout of the parameter.
+    Gradients have the layout of the parameter.
     """
     by_unit: dict[str, dict[int, _Shared]] = {unit: {} for unit in (*units, "")}
     known = {id(p): layouts[name] for name, p in model.named_parameters() if name in layouts}
@@ -65,13 +65,13 @@ def compute_with_full_parameters(
 def _run_gathered(
     unit_shares: Sequence[_Shared], gathers_again: bool, unit: Any, forward: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
-    """Run a unit's forward with full copies in the place of its shared parameters."""
+    """Run a unit's forward with full copies instead of its shared parameters."""
     with ExitStack() as stack:
         parameters, copies = [], []
         for shared in unit_shares:
             owners = [(reduce(getattr, path, unit), name) for path, name in shared.places]
             parameter = getattr(*owners[0])
-            if not parameter.is_global:  # a rehearsal runs the model as one process does
+            if not parameter.is_global:  # a dry run uses local tensors, as a single process does
                 continue
             copy = parameter.to_global(placement=parameter.placement, sbp=shared.full, grad_sbp=parameter.sbp)
             for owner, name in owners:
@@ -85,8 +85,11 @@ def _run_gathered(
 
 @contextmanager
 def _shadowed(owner: Any, name: str, copy: flow.Tensor) -> Iterator[None]:
-    """`owner.name` is `copy`: modules and the proxies of a graph look into their `__dict__` first, parameters later."""
-    before = vars(owner).get(name)  # the same unit's copy, when a unit is called within itself
+    """Make `owner.name` return `copy` inside the block.
+
+    This works because modules and graph proxies look up `__dict__` before their parameters.
+    """
+    before = vars(owner).get(name)  # the same unit's earlier copy, if a unit calls itself
     vars(owner)[name] = copy
     try:
         yield
@@ -98,9 +101,9 @@ def _shadowed(owner: Any, name: str, copy: flow.Tensor) -> Iterator[None]:
 
 
 def _not_kept_for_backward(parameters: Sequence[flow.Tensor], copies: Sequence[flow.Tensor]) -> Any:
-    """Save the parameter in place of its copy, for the backward pass to gather again.
+    """Return hooks that save the parameter instead of its copy; the backward pass then gathers the copy again.
 
-    A saved tensor is another Python object than the copy (OneFlow 0.9.0), but the same function has made both.
+    In OneFlow 0.9.0 a saved tensor is a different Python object from the copy, but both have the same `grad_fn`.
     """
     makers = [copy.grad_fn for copy in copies]
     sources = [(parameter.detach(), copy.sbp) for parameter, copy in zip(parameters, copies)]

@@ -1,6 +1,7 @@
-"""Learning rate schedules for both modes: the Python scheduler steps once per iteration, graph mode reads its rates.
+"""Learning rate schedules for both modes.
 
-OneFlow's own schedulers work as well, `LambdaLR` and `ReduceLROnPlateau` included.
+The Python scheduler steps once per iteration, and graph mode reads its learning rates. OneFlow's own schedulers are
+also supported, including `LambdaLR` and `ReduceLROnPlateau`.
 """
 
 from libai.scheduler.builders import (

@@ -1,11 +1,12 @@
-"""Builders for configs, which bind a schedule to an optimizer: `lr_scheduler = LazyCall(WarmupCosineLR)(...)`.
+"""Build schedulers for configs by binding a schedule to an optimizer: `lr_scheduler = LazyCall(WarmupCosineLR)(...)`.
 
-Every `Warmup…` builder takes `optimizer, max_iter` (the run's iterations, which the engine fills in), the arguments of
-its schedule, and those that `@_with_warmup` adds: `warmup_iter, warmup_factor, warmup_method`, and `by,
-iters_per_epoch, max_epoch, warmup_epoch`. `max_iter` and `warmup_iter` count iterations; `max_epoch` and `warmup_epoch`
-replace them by epochs of `iters_per_epoch` iterations, which the engine fills in too. With `by="epoch"` the lengths
-that belong to a schedule (`milestones`, `step_size`, the exponent of `gamma`) count epochs, and after the warm-up the
-rate changes at epoch boundaries only. The names follow LiBai, so they are written like classes.
+Every `Warmup…` builder takes `optimizer, max_iter`, the arguments of its schedule, and the arguments added by
+`@_with_warmup`: `warmup_iter, warmup_factor, warmup_method`, and `by, iters_per_epoch, max_epoch, warmup_epoch`.
+`max_iter` is the length of the run in iterations; the engine sets it. `max_iter` and `warmup_iter` count iterations.
+`max_epoch` and `warmup_epoch` replace them and count epochs of `iters_per_epoch` iterations, which the engine also
+sets. With `by="epoch"`, the arguments of a schedule (`milestones`, `step_size`, the exponent of `gamma`) count epochs,
+and after the warm-up the learning rate changes only at epoch boundaries. The functions are named like classes because
+their names follow LiBai.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class _Run:
-    """Values on which a schedule may depend. `unit`: iterations in one unit of the schedule's own lengths."""
+    """Values that a schedule may depend on. `unit` is the number of iterations per unit of the schedule's arguments."""
 
     optimizer: Optimizer
     max_iter: int
@@ -34,16 +35,16 @@ class _Run:
     unit: float
 
     def as_factor(self, rate: float) -> float:
-        """`rate` as a share of the highest initial rate among the groups."""
+        """Return `rate` as a fraction of the highest initial learning rate of the groups."""
         highest = max(initial_lrs(self.optimizer))
         return rate / highest if highest > 0 else 0.0
 
 
 def _with_warmup(shape: Callable[..., Schedule]) -> Callable[..., FactorLR]:
-    """Return the builder of `shape(run, own arguments…)` with a warm-up in front.
+    """Return a builder for the schedule `shape(run, own arguments…)`, preceded by a warm-up.
 
-    Its signature, which `LazyCall` and the checks of a config read, is `optimizer, max_iter`, the own arguments, and
-    the other arguments of `_build` by keyword.
+    The builder's signature is `optimizer, max_iter`, the arguments of `shape` except `run`, and the remaining arguments
+    of `_build` as keywords. `LazyCall` and the config checks read this signature.
     """
     own = list(inspect.signature(shape).parameters.values())[1:]
     _, optimizer, max_iter, *warmup = inspect.signature(_build).parameters.values()
@@ -77,7 +78,7 @@ def _build(
     max_epoch: float | None = None,
     warmup_epoch: float | None = None,
 ) -> FactorLR:
-    """The schedule held per epoch where asked, with a checked warm-up in front, bound to `optimizer`."""
+    """Return the schedule bound to `optimizer`, after a validated warm-up and constant within epochs if requested."""
     _require_one_of("by", by, ("iter", "epoch"))
     _require_one_of("warmup_method", warmup_method, ("linear", "constant"))
     unit = _epoch(iters_per_epoch, "by='epoch'") if by == "epoch" else 1
@@ -95,7 +96,7 @@ def _build(
             f"The warm-up of {warmup_iter} iterations does not fit into the run of {max_iter} (max_iter). "
             f"Choose warmup_iter (or train.warmup_ratio) between 0 and {max_iter} iterations."
         )
-    if warmup_factor < 0:  # also without a warm-up, in which it would have no effect
+    if warmup_factor < 0:  # checked even without a warm-up, when it has no effect
         raise UserError(f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more.")
     schedule = shape(_Run(optimizer, max_iter, warmup_iter, unit))
     if by == "epoch":
@@ -107,28 +108,31 @@ def _build(
 
 @_with_warmup
 def WarmupConstantLR(run: _Run) -> Schedule:
-    """The initial rate all along, after a warm-up."""
+    """Return a constant schedule at the initial learning rate."""
     return schedules.constant()
 
 
 @_with_warmup
 def WarmupCosineLR(run: _Run, alpha: float = 0.0) -> Schedule:
-    """Cosine decay to `alpha` times the initial rate at `max_iter`."""
+    """Return a cosine decay to `alpha` times the initial learning rate at `max_iter`."""
     return schedules.cosine(run.max_iter, end=alpha)
 
 
 @_with_warmup
 def WarmupCosineAnnealingLR(run: _Run, eta_min: float = 0.0) -> Schedule:
-    """Cosine decay to the rate `eta_min` at `max_iter`.
+    """Return a cosine decay to the learning rate `eta_min` at `max_iter`.
 
-    `eta_min` is a rate: it holds for the group with the highest initial rate, and the others keep their proportion.
+    `eta_min` applies to the group with the highest initial learning rate. The other groups keep their proportion to it.
     """
     return schedules.cosine(run.max_iter, end=run.as_factor(eta_min))
 
 
 @_with_warmup
 def WarmupMultiStepLR(run: _Run, milestones: Sequence[float], gamma: float = 0.1) -> Schedule:
-    """Times `gamma` at each of `milestones`: iterations (or epochs), or fractions of `max_iter` when below 1."""
+    """Return a schedule that multiplies the learning rate by `gamma` at each milestone.
+
+    Milestones are iterations (or epochs), or fractions of `max_iter` if below 1.
+    """
     points = [round(point * run.max_iter) if 0 < point < 1 else int(int(point) * run.unit) for point in milestones]
     if points != sorted(set(points)) or min(points, default=0) < 0:
         raise UserError(
@@ -140,13 +144,13 @@ def WarmupMultiStepLR(run: _Run, milestones: Sequence[float], gamma: float = 0.1
 
 @_with_warmup
 def WarmupStepLR(run: _Run, step_size: int, gamma: float = 0.1) -> Schedule:
-    """Times `gamma` every `step_size` iterations (or epochs)."""
+    """Return a schedule that multiplies the learning rate by `gamma` every `step_size` iterations (or epochs)."""
     return schedules.every_step(_positive("step_size", int(step_size * run.unit)), gamma)
 
 
 @_with_warmup
 def WarmupExponentialLR(run: _Run, gamma: float) -> Schedule:
-    """Times `gamma` each iteration (or each epoch)."""
+    """Return a schedule that multiplies the learning rate by `gamma` every iteration (or epoch)."""
     return schedules.every_step(int(run.unit), gamma)
 
 
@@ -154,35 +158,39 @@ def WarmupExponentialLR(run: _Run, gamma: float) -> Schedule:
 def WarmupPolynomialLR(
     run: _Run, end_learning_rate: float = 0.0001, power: float = 1.0, cycle: bool = False
 ) -> Schedule:
-    """`(1 - iteration / max_iter) ** power` down to the rate `end_learning_rate`.
+    """Return a decay as `(1 - iteration / max_iter) ** power` to the learning rate `end_learning_rate`.
 
-    `end_learning_rate` holds for the group with the highest initial rate; the others keep their proportion to it.
+    `end_learning_rate` applies to the group with the highest initial learning rate. The other groups keep their
+    proportion to it.
     """
     return schedules.polynomial(run.max_iter, power, end=run.as_factor(end_learning_rate), cycle=cycle)
 
 
 @_with_warmup
 def WarmupLinearLR(run: _Run, end_factor: float = 0.0) -> Schedule:
-    """A straight line from the initial rate to `end_factor` times it at `max_iter`."""
+    """Return a linear decay to `end_factor` times the initial learning rate at `max_iter`."""
     return schedules.polynomial(run.max_iter, end=end_factor)
 
 
 @_with_warmup
 def WarmupInverseSqrtLR(run: _Run) -> Schedule:
-    """`sqrt(warmup_iter / iteration)` after the warm-up (`sqrt(1 / iteration)` without one)."""
+    """Return a decay as `sqrt(warmup_iter / iteration)` after the warm-up, or `sqrt(1 / iteration)` without one."""
     return schedules.inverse_sqrt(max(run.warmup_iter, 1))
 
 
 @_with_warmup
 def WarmupStableDecayLR(run: _Run, decay_ratio: float = 0.2, end_factor: float = 0.0) -> Schedule:
-    """Warm-up, the initial rate, then a line to `end_factor` times it over the last `decay_ratio` of the run."""
+    """Return a constant schedule with a linear decay over the last `decay_ratio` (a fraction) of the run.
+
+    The decay ends at `end_factor` times the initial learning rate.
+    """
     if not 0 <= decay_ratio <= 1:
         raise UserError(f"WarmupStableDecayLR: decay_ratio={decay_ratio} is a share of the run: give 0 to 1.")
     return schedules.stable_decay(run.max_iter, round(decay_ratio * run.max_iter), end=end_factor)
 
 
 def _epoch(iters_per_epoch: float | None, asked: str) -> float:
-    """Iterations of an epoch, for which `asked` asks."""
+    """Return `iters_per_epoch`. Raises `UserError` if it is missing; `asked` is the setting that needs it."""
     if not iters_per_epoch or iters_per_epoch < 1:
         raise UserError(
             f"{asked} needs to know how long an epoch is, but iters_per_epoch={iters_per_epoch}. Give iters_per_epoch "

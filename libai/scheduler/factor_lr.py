@@ -1,6 +1,7 @@
-"""The one scheduler class of libai: a factor of the iteration multiplies each group's initial learning rate.
+"""The only scheduler class of libai. It multiplies each group's initial learning rate by a function of the iteration.
 
-Another factor may multiply the initial momentum. `in_sequence`, `by_optimizer` and `with_momentum` combine schedulers.
+A second function may multiply the initial momentum. `in_sequence`, `by_optimizer` and `with_momentum` combine
+schedulers.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ _logger = logging.getLogger(__name__)
 
 
 class FactorLR(LRScheduler):
-    """Sets `group["lr"] = initial_lr * factor(iteration)` in every parameter group of `optimizer`.
+    """Set `group["lr"] = initial_lr * factor(iteration)` in every parameter group of `optimizer`.
 
-    One `step()` is one iteration, called after the update; the constructor sets the rates of iteration 0. Groups keep
-    their own initial rates (OneFlow's `WarmUpLR` refuses groups with different rates). It is an `LRScheduler` of
-    OneFlow's so that user code which checks the type accepts it, but it has no compiled form and needs none: graph
-    mode reads the rates from the optimizer each iteration, as eager mode does.
+    The constructor sets the learning rates of iteration 0. Call `step()` once per iteration, after the update. Groups
+    may have different initial learning rates, which OneFlow's `WarmUpLR` does not support. This class inherits from
+    OneFlow's `LRScheduler` to pass type checks in user code. It has no compiled form and needs none, since both modes
+    read the learning rates from the optimizer in each iteration.
 
     Args:
-        factor: for all groups, or one for each group.
-        momentum_factor: multiplies the groups' initial momentum (the first of `betas` for Adam and its kin). Eager mode
-            only: a compiled update holds the momentum as a constant.
-        length: iterations that the schedule was made for; `warmup_iter` of them are the warm-up.
+        factor: schedule for all groups, or a sequence with one schedule per group.
+        momentum_factor: schedule that multiplies the initial momentum (the first of `betas` for Adam and its variants).
+            Only for eager mode, because a compiled update treats momentum as a constant.
+        length: number of iterations for which the schedule was made, including `warmup_iter` iterations of warm-up.
     """
 
     base_lrs: list[float]
@@ -58,25 +59,26 @@ class FactorLR(LRScheduler):
         super().__init__(optimizer)
 
     def step(self) -> None:
-        """Move to the next iteration and write its rates into the optimizer."""
+        """Advance to the next iteration and write its learning rates to the optimizer."""
         self.last_step += 1
         self._write_rates()
 
     def get_lr(self, base_lr: float, step: int) -> float:
-        """The rate at iteration `step` of a group with initial rate `base_lr`, if all groups have one factor."""
+        """Return the learning rate at iteration `step` for initial rate `base_lr`, if all groups share one factor."""
         return base_lr * float(self.factor(step))
 
     def state_dict(self) -> dict[str, Any]:
-        """`{"last_step": int, "base_lrs": [float], "base_momenta": [float]}`: the config has the schedule itself.
+        """Return `{"last_step": int, "base_lrs": [float], "base_momenta": [float]}`.
 
-        `base_momenta` is empty without a momentum schedule.
+        The schedule itself is in the config. `base_momenta` is empty without a momentum schedule.
         """
         return {"last_step": self.last_step, "base_lrs": self.base_lrs, "base_momenta": self.base_momenta}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`: restore the iteration and the initial rates, and write the rates.
+        """Restore the iteration and initial learning rates from a `state_dict`, and write the rates to the optimizer.
 
-        Saved initial rates win over the config's, so that a resumed run continues its curve; a difference is logged.
+        Saved initial rates take precedence over those in the config, so a resumed run continues its curve. A difference
+        is logged.
         """
         saved = [float(lr) for lr in state_dict["base_lrs"]]
         if saved != self.base_lrs:
@@ -106,9 +108,9 @@ class FactorLR(LRScheduler):
 
 
 def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_iter: int) -> FactorLR:
-    """One scheduler that runs `parts` one after another, each for its `length`, in a run of `max_iter` iterations.
+    """Return one scheduler that runs `parts` in sequence, each for its `length`, in a run of `max_iter` iterations.
 
-    Raises `UserError` when a part would not begin before the end of the run.
+    Raises `UserError` if a part would start after the end of the run.
     """
     start = 0
     for index, part in enumerate(parts):
@@ -124,7 +126,7 @@ def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_
 
 
 def by_optimizer(optimizer: flow.optim.Optimizer, parts: Mapping[str, Any]) -> FactorLR:
-    """One scheduler of several optimizers, each by its own; those that `parts` does not name keep their rates."""
+    """Return one scheduler for several optimizers, with `parts` by optimizer name. Others keep their learning rate."""
     for name, part in parts.items():
         _require_factor(part, f"the schedule of the optimizer {name!r}")
     factors = {name: part.factor for name, part in parts.items()}
@@ -137,7 +139,7 @@ def by_optimizer(optimizer: flow.optim.Optimizer, parts: Mapping[str, Any]) -> F
 
 
 def with_momentum(optimizer: flow.optim.Optimizer, rates: Any, momentum: Any) -> FactorLR:
-    """One scheduler of the learning rates by `rates` (None: constant) and of the momentum by `momentum`'s factor."""
+    """Return one scheduler with the learning rates of `rates` (None: constant) and the momentum of `momentum`."""
     _require_factor(momentum, "momentum_scheduler")
     if rates is not None:
         _require_factor(rates, "lr_scheduler (next to a momentum_scheduler)")
@@ -157,7 +159,7 @@ def _require_factor(schedule: Any, what: str) -> None:
 def require_range(
     schedule: Schedule, length: int, what: str, initial: float = 1.0, least: float = 0.0, below: float = math.inf
 ) -> None:
-    """Raise `UserError` for a value outside of its bounds, at a hundred of `length` iterations."""
+    """Raise `UserError` if a value is out of bounds at any of about a hundred points within `length` iterations."""
     for step in range(0, length + 1, max(1, length // 100)):
         value = initial * schedule(step)
         if not least <= value < below:

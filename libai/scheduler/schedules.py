@@ -1,8 +1,8 @@
-"""Learning rate schedules as pure functions: iteration -> factor of the initial rate.
+"""Learning rate schedules as pure functions: iteration -> factor for the initial learning rate.
 
-A `Schedule` knows no optimizer and keeps no state, so any point of a schedule can be computed, plotted or compared
-without stepping through it. Iteration 0 is the first update; a run of `max_iter` updates uses 0 … `max_iter - 1`.
-The builders in `libai.scheduler.builders` bind schedules to optimizers.
+A `Schedule` has no optimizer and no state, so any point can be computed, plotted or compared without stepping through
+the schedule. Iteration 0 is the first update; a run of `max_iter` updates uses 0 … `max_iter - 1`. The builders in
+`libai.scheduler.builders` bind schedules to optimizers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Schedule = Callable[[int], float]
 
 
 def constant() -> Schedule:
-    """Factor 1 at every iteration.
+    """Return a schedule that is 1 at every iteration.
 
     >>> constant()(1000)
     1.0
@@ -25,7 +25,7 @@ def constant() -> Schedule:
 
 
 def cosine(max_iter: int, end: float = 0.0) -> Schedule:
-    """Half a cosine from 1 down to `end` at `max_iter`, `end` from there on (SGDR, arXiv:1608.03983, one cycle).
+    """Return half a cosine from 1 to `end` at `max_iter`, then constant `end` (one cycle of SGDR, arXiv:1608.03983).
 
     >>> [round(cosine(4)(step), 3) for step in (0, 2, 4, 9)]
     [1.0, 0.5, 0.0, 0.0]
@@ -40,7 +40,7 @@ def cosine(max_iter: int, end: float = 0.0) -> Schedule:
 
 
 def multi_step(milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
-    """`gamma` to the power of the number of milestones reached.
+    """Return `gamma` to the power of the number of milestones reached.
 
     >>> [multi_step([2, 4], gamma=0.5)(step) for step in (1, 2, 4)]
     [1.0, 0.5, 0.25]
@@ -49,7 +49,7 @@ def multi_step(milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
 
 
 def every_step(step_size: int, gamma: float = 0.1) -> Schedule:
-    """`gamma` to the power of the number of whole `step_size` iterations passed.
+    """Return `gamma` to the power of the number of completed periods of `step_size` iterations.
 
     >>> [every_step(2, gamma=0.5)(step) for step in (1, 2, 5)]
     [1.0, 0.5, 0.25]
@@ -58,8 +58,10 @@ def every_step(step_size: int, gamma: float = 0.1) -> Schedule:
 
 
 def polynomial(max_iter: int, power: float = 1.0, end: float = 0.0, cycle: bool = False) -> Schedule:
-    """From 1 to `end` at `max_iter` as `(1 - step / max_iter) ** power`; with `cycle` the horizon grows by `max_iter`
-    whenever it is passed, instead of staying at `end`. `power=1` is a straight line.
+    """Return a decay from 1 to `end` at `max_iter` as `(1 - step / max_iter) ** power`; `power=1` is linear.
+
+    After `max_iter` the factor stays at `end`. With `cycle`, the horizon instead grows by `max_iter` each time it is
+    passed.
 
     >>> [polynomial(4, end=0.5)(step) for step in (0, 2, 4, 9)]
     [1.0, 0.75, 0.5, 0.5]
@@ -68,7 +70,7 @@ def polynomial(max_iter: int, power: float = 1.0, end: float = 0.0, cycle: bool 
     def factor(step: int) -> float:
         horizon = max_iter
         if cycle:
-            # OneFlow's PolynomialLR takes iteration 0 for iteration 1 here; ours starts at 1 exactly
+            # unlike OneFlow's PolynomialLR, which treats iteration 0 as iteration 1 here, this starts at exactly 1
             horizon = max_iter * max(1, math.ceil(step / max_iter))
         return end + (1.0 - end) * (1.0 - min(step, horizon) / horizon) ** power
 
@@ -76,7 +78,9 @@ def polynomial(max_iter: int, power: float = 1.0, end: float = 0.0, cycle: bool 
 
 
 def inverse_sqrt(timescale: int) -> Schedule:
-    """1 for the first `timescale` iterations, then `sqrt(timescale / step)` (arXiv:1706.03762 without its constant).
+    """Return 1 for the first `timescale` iterations, then `sqrt(timescale / step)`.
+
+    This is the schedule of arXiv:1706.03762 without its constant.
 
     >>> [inverse_sqrt(100)(step) for step in (0, 100, 400)]
     [1.0, 1.0, 0.5]
@@ -85,7 +89,9 @@ def inverse_sqrt(timescale: int) -> Schedule:
 
 
 def stable_decay(max_iter: int, decay_iter: int, end: float = 0.0) -> Schedule:
-    """1 until `max_iter - decay_iter`, then a line down to `end` at `max_iter` (warmup-stable-decay, arXiv:2404.06395).
+    """Return 1 until `max_iter - decay_iter`, then a linear decay to `end` at `max_iter`.
+
+    This is the stable and decay part of warmup-stable-decay (arXiv:2404.06395).
 
     >>> [stable_decay(10, decay_iter=4)(step) for step in (0, 6, 8, 10)]
     [1.0, 1.0, 0.5, 0.0]
@@ -95,10 +101,10 @@ def stable_decay(max_iter: int, decay_iter: int, end: float = 0.0) -> Schedule:
 
 
 def with_warmup(schedule: Schedule, warmup_iter: int, warmup_factor: float, method: str = "linear") -> Schedule:
-    """`schedule` with its first `warmup_iter` iterations replaced; it runs on underneath and is not shifted.
+    """Return `schedule` with its first `warmup_iter` iterations replaced by a warm-up. The rest is not shifted.
 
-    `"linear"` goes from `warmup_factor` to the value that `schedule` has at `warmup_iter`, so the curve has no jump;
-    `"constant"` stays at `warmup_factor`. The meaning of OneFlow's `WarmUpLR(..., warmup_prefix=False)`.
+    `"linear"` goes from `warmup_factor` to the value of `schedule` at `warmup_iter`, so the curve has no jump.
+    `"constant"` stays at `warmup_factor`. This matches OneFlow's `WarmUpLR(..., warmup_prefix=False)`.
 
     >>> [with_warmup(constant(), 2, 0.5)(step) for step in (0, 1, 2)]
     [0.5, 0.75, 1.0]
@@ -118,7 +124,7 @@ def with_warmup(schedule: Schedule, warmup_iter: int, warmup_factor: float, meth
 
 
 def held_per_epoch(schedule: Schedule, iters_per_epoch: float) -> Schedule:
-    """`schedule` changed at the first iteration of each epoch only; `iters_per_epoch` need not be whole.
+    """Return `schedule` updated only at the first iteration of each epoch. `iters_per_epoch` may be fractional.
 
     >>> [held_per_epoch(every_step(1, 0.5), 2)(step) for step in (0, 1, 2, 3)]
     [1.0, 1.0, 0.25, 0.25]
@@ -127,19 +133,21 @@ def held_per_epoch(schedule: Schedule, iters_per_epoch: float) -> Schedule:
     """
 
     def factor(step: int) -> float:
-        epoch = math.ceil((step + 0.5) / iters_per_epoch) - 1  # the last whose first iteration is not after `step`
+        epoch = math.ceil((step + 0.5) / iters_per_epoch) - 1  # the last epoch that starts at or before `step`
         return schedule(first_iter(epoch, iters_per_epoch))
 
     return factor
 
 
 def first_iter(epochs: float, iters_per_epoch: float) -> int:
-    """The first iteration after `epochs` epochs: the nearest one, where a batch holds samples of two epochs."""
+    """Return the first iteration after `epochs` epochs, rounded to the nearest if a batch spans two epochs."""
     return math.floor(epochs * iters_per_epoch + 0.5)
 
 
 def in_sequence(parts: Sequence[tuple[Schedule, int]]) -> Schedule:
-    """Schedules one after another, each with its length; each begins at its own iteration 0, the last one stays.
+    """Return a sequence of (schedule, length) parts as one schedule. Each part starts at its own iteration 0.
+
+    The last part continues without limit.
 
     >>> [in_sequence([(constant(), 2), (every_step(1, 0.5), 3)])(step) for step in (1, 2, 3, 9)]
     [1.0, 1.0, 0.5, 0.0078125]

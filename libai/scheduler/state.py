@@ -1,7 +1,7 @@
-"""State of any scheduler, ours or OneFlow's, as JSON values; and whether it follows a metric.
+"""Save and restore the state of any scheduler, ours or OneFlow's, as JSON values, and detect metric-based schedulers.
 
-OneFlow's `state_dict` is the object's whole `__dict__`: callables and other objects may be in it. They are left out,
-since the config makes them again; nothing is pickled.
+OneFlow's `state_dict` is the scheduler's whole `__dict__`, which may contain callables and other objects. They are
+omitted, because the config recreates them. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from libai.utils.errors import UserError
 
 
 def initial_lrs(optimizer: Any) -> list[float]:
-    """The rate that each parameter group began with."""
+    """Return the initial learning rate of each parameter group."""
     return [float(group["initial_lr"] if "initial_lr" in group else group["lr"]) for group in optimizer.param_groups]
 
 
 def scheduler_state(scheduler: Any, optimizer: Any) -> dict[str, Any] | None:
-    """Return the state of `scheduler` and the current rates of `optimizer`, as JSON values; None of None.
+    """Return the state of `scheduler` and the current learning rates of `optimizer` as JSON values.
 
-    Returns `{"class": str, "lrs": [float], "state": {...}}`. Infinity (the initial `best` of `ReduceLROnPlateau`) is
-    kept as `{"float": "inf"}`, because JSON has no such number.
+    The result is `{"class": str, "lrs": [float], "state": {...}}`, or None if `scheduler` is None. Infinity, such as
+    the initial `best` of `ReduceLROnPlateau`, is stored as `{"float": "inf"}`, because JSON does not support it.
 
-    Raises `UserError` for a scheduler of the user's own that has no state, or one that JSON cannot hold exactly.
+    Raises `UserError` for a custom scheduler that has no state methods or has state that JSON cannot represent exactly.
     """
     if scheduler is None:
         return None
@@ -50,14 +50,14 @@ def scheduler_state(scheduler: Any, optimizer: Any) -> dict[str, Any] | None:
 
 
 def has_state(scheduler: Any) -> bool:
-    """Return True if a scheduler can be saved and taken back."""
+    """Return True if a scheduler can be saved and restored."""
     return all(callable(getattr(scheduler, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: Any) -> None:
-    """Restore what `scheduler_state` returned, and the rates in the groups of `optimizer`.
+    """Restore the result of `scheduler_state` into `scheduler` and the groups of `optimizer`.
 
-    Raises `UserError` when the scheduler is of another class or the optimizer has another number of groups.
+    Raises `UserError` if the scheduler's class or the number of parameter groups differs.
     """
     found, wanted = saved["class"], type(scheduler).__name__
     if found != wanted:
@@ -78,7 +78,10 @@ def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: An
 
 
 def _encode(value: Any, name: str, left_out: list[str]) -> Any:
-    """`value` as JSON; an entry that is none becomes null in a list, is missing in a dict and named in `left_out`."""
+    """Return `value` as JSON values. An entry that JSON cannot represent is omitted from a dict and null in a list.
+
+    The names of such entries are appended to `left_out`.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -105,7 +108,7 @@ def _decode(value: Any) -> Any:
 
 
 def needs_metric(scheduler: Any) -> bool:
-    """True when `scheduler.step` cannot be called without an argument: it is stepped after evaluations, with a metric.
+    """Return True if `scheduler.step` requires an argument. Such a scheduler steps after evaluations, with a metric.
 
     >>> class Plateau:
     ...     def step(self, metrics): ...

@@ -101,7 +101,7 @@ def write_tensors(
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         part.touch()
-        # safetensors creates the file with private permissions, so restore those of an ordinary new file
+        # safetensors creates the file with private permissions, so restore the usual permissions of a new file
         mode = part.stat().st_mode & 0o777
         safetensors.serialize_file(described, part, metadata=dict(metadata) or None)
         part.chmod(mode)

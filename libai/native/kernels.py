@@ -87,7 +87,7 @@ class Library:
         return bool(function(ctypes.c_void_p(sgemm), num_threads, *trans, *sizes, *pointers[:2], factor, pointers[2]))
 
     def plan_memory(self) -> None:
-        """Let the results in compiled CPU steps share memory from now on (src/memory_plan.cpp).
+        """Make results in compiled CPU steps share memory from now on (src/memory_plan.cpp).
 
         Results stay bit-equal. Call it once per process. Raises `Unavailable` if this is not possible.
         """
@@ -149,7 +149,7 @@ def use_kernels() -> None:
 
 
 def plan_memory() -> None:
-    """Let the results in compiled CPU steps share memory, if our library is loaded and this OneFlow supports it."""
+    """Make results in compiled CPU steps share memory, if our library is loaded and this OneFlow supports it."""
     global _plans_memory
     if _library is not None and not _plans_memory:
         with contextlib.suppress(Unavailable):

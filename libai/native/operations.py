@@ -1,4 +1,4 @@
-"""Call operations of OneFlow 0.9.0 that have no Python function, but for which libai has kernels."""
+"""Call operations of OneFlow 0.9.0 that have a kernel in libai, but no Python function in OneFlow."""
 
 from __future__ import annotations
 

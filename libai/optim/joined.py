@@ -112,8 +112,11 @@ class JoinedUpdates:
 
 
 class _Kind(NamedTuple):
-    """How to update a group: OneFlow's operation for many parameters, its state tensors (argument → key of the
-    optimizer's state), the function that dispatches it, and the arguments of that function."""
+    """A kind of update.
+
+    `op` is OneFlow's operation for many parameters. `state` maps its state arguments to keys of the optimizer's state.
+    `dispatch` is the function that sets the attributes, and `options` are its keyword arguments.
+    """
 
     op: str
     state: Mapping[str, str]

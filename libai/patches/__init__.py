@@ -1,1 +1,1 @@
-"""Patches: repairs of OneFlow 0.9.0, and every use of its private parts."""
+"""Fixes for OneFlow 0.9.0, and all code that uses its private APIs."""

@@ -1,5 +1,6 @@
-"""An `nn.Graph` that can be changed between completion and plan, and is called faster; what it needs of `nn.Graph` is
-private to OneFlow 0.9.0.
+"""An `nn.Graph` with a job that can be edited before planning, and with faster calls.
+
+It uses private parts of `nn.Graph` in OneFlow 0.9.0.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from libai.utils.tensors import map_tensors, tensors_in
 
 @contextlib.contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Collect dead objects now and not until the end."""
+    """Run the garbage collector now, and disable it until the end of the block."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -32,11 +33,11 @@ def garbage_kept() -> Iterator[None]:
 
 
 class CompiledGraph(nn.Graph):
-    """An `nn.Graph` whose compilation no other graph's end can disturb.
+    """An `nn.Graph` that compiles safely even if another graph is destroyed.
 
-    OneFlow 0.9 keeps the variables of the graph that is being built in one global table, and the destructor of *any*
-    graph empties it. A collection of garbage in the middle of a build then ends in "must be a variable created in
-    nn.Graph", or worse.
+    OneFlow 0.9 keeps the variables of the graph being built in one global table, and the destructor of *any* graph
+    clears this table. Garbage collection during a build can therefore cause "must be a variable created in nn.Graph",
+    or worse.
     """
 
     def __init__(self) -> None:
@@ -49,34 +50,34 @@ class CompiledGraph(nn.Graph):
             return super().build_graph(*args, **kwargs)
 
     def _Graph__print(self, *_: Any) -> None:
-        """Print nothing: what OneFlow prints of a failure it also raises."""
+        """Print nothing, because OneFlow also raises the failures that it prints."""
 
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
-        """OneFlow has completed the job, and plans it next."""
+        """Edit the job. OneFlow calls this method between completing and planning the job."""
         self.edit_job(out2name)
         super()._Graph__rebuild_outputs(out2name)
 
     def edit_job(self, out2name: Any) -> None:
-        """Change the completed job, `self._full_job_proto`; `out2name`: tensor → name of each output."""
+        """Edit the completed job, `self._full_job_proto`. `out2name` maps each output tensor to its name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call as `nn.Graph.__call__` does; once compiled, without its walks over trees of arguments."""
+        """Call the graph as `nn.Graph.__call__` does. After compilation, skip its traversal of nested arguments."""
         if self._can_skip_trees and not args:
             return self._call_compiled(kwargs)
         outputs = super().__call__(*args, **kwargs)
         if not args:
-            # nn.Graph decides in which order tensors go in; go its way only as long as ours is the same
+            # nn.Graph determines the order of input tensors, so skip its traversal only if our order is the same
             expected = self._Graph__flatten_io("input", **kwargs)
             is_same_order = [id(tensor) for tensor in tensors_in(kwargs)] == [id(tensor) for tensor in expected]
             self._can_skip_trees = is_same_order and _is_plain(outputs)
         return outputs
 
-    #: true once a call with keywords has shown that `_call_compiled` passes what nn.Graph would
+    #: True once a call with keyword arguments has shown that `_call_compiled` passes the same inputs as nn.Graph
     _can_skip_trees = False
     _cur_index_of_ouputs_buffer: int
 
     def _call_compiled(self, inputs: dict[str, Any]) -> Any:
-        """Do what `nn.Graph.__run` of OneFlow 0.9.0 does. Shapes and dtypes are checked by the launch itself."""
+        """Run the graph as `nn.Graph.__run` in OneFlow 0.9.0 does. The launch itself checks shapes and dtypes."""
         flat = tensors_in(inputs)
         for tensor in flat:
             if not tensor.is_contiguous():
@@ -85,16 +86,19 @@ class CompiledGraph(nn.Graph):
         outputs = self._outputs_tensor_tuple_buffer[index]
         native = flow._oneflow_internal.nn.graph
         native.RunLazyNNGraph(convert_to_tensor_tuple(flat), outputs, self._state_tensor_tuple, self._c_nn_graph)
-        # past nn.Graph.__setattr__, which looks for modules in what it is given
+        # bypass nn.Graph.__setattr__, which checks every value for modules
         self.__dict__["_cur_index_of_ouputs_buffer"] = (index + 1) % self._outputs_buffer_size
-        # the buffer is written again later, so that what leaves here is a copy
+        # return copies, because the buffer is reused later
         copied = map_tensors(self._eager_outputs_buffer[index], lambda tensor: tensor.to(copy=True))
         native.SoftSyncNNGraphBuffers(outputs, self._c_nn_graph)
         return copied[0]
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether `value` is tensors and None in plain dicts, lists and tuples, which `map_tensors` can copy."""
+    """Return True if `value` contains only tensors and None in plain dicts, lists and tuples.
+
+    `map_tensors` can copy such values.
+    """
     if type(value) is dict:
         return all(map(_is_plain, value.values()))
     if type(value) in (list, tuple):

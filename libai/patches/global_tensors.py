@@ -1,7 +1,7 @@
-"""Operations on global tensors that OneFlow 0.9.0 refuses or computes wrongly, made of others that are right.
+"""Replace operations on global tensors that OneFlow 0.9.0 refuses or computes wrongly by combinations of correct ones.
 
-First those that are wrong wherever they are, then tensors that index others, then operations on tensors of two pipeline
-stages. Local tensors give what they gave before.
+The file contains first the operations that are generally wrong, then indexing with tensors, then operations on tensors
+of two pipeline stages. Results for local tensors do not change.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from libai.patches.wrapping import replaced, wrap_forward
 from libai.utils.errors import UserError
 from libai.utils.tensors import map_tensors, replicated, tensors_in
 
-# `flow.stack` is the operation that trains another model silently: its gradient is wrong in eager mode where the new
-# axis is not the first, and a graph cannot be compiled.
+# `flow.stack` is the worst case, because it silently trains a different model: in eager mode its gradient is wrong if
+# the new axis is not the first. In graph mode it cannot be compiled.
 
 
 @functools.cache
 def repair_global_operations() -> None:
-    """From now on these operations are right with global tensors, too. In this process."""
+    """Make these operations correct for global tensors from now on, for the whole process."""
     index_with_all_ranks()
     for name, replacement in _REPLACEMENTS.items():
         for owner in (flow, flow._C, functional):
             if hasattr(owner, name):
                 setattr(owner, name, _for_global_tensors(getattr(owner, name), replacement))
-    # the other methods call the functions
+    # all other methods call the functions
     flow.Tensor.median = _for_global_tensors(flow.Tensor.median, _median)
     flow.Tensor.new_tensor = _for_global_tensors(flow.Tensor.new_tensor, _new_tensor)
 
 
 @contextmanager
 def source_ops(placement: Any, sbp: Any) -> Iterator[None]:
-    """OneFlow's global mode, and what does not keep to it in OneFlow 0.9.0."""
+    """Enable OneFlow's global mode, and replace the functions that ignore it in OneFlow 0.9.0."""
     with flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp), replaced(*_SOURCES):
         yield
 
@@ -57,7 +57,7 @@ def _empty(*size: Any, **kwargs: Any) -> flow.Tensor:
     return flow.zeros(*size, **kwargs)
 
 
-#: what gives local tensors in global mode -> what does not
+#: functions that return local tensors in global mode, with their replacements: (owner, name, replacement)
 _SOURCES = ((flow, "eye", _eye), (flow, "from_numpy", flow.tensor), (flow, "empty", _empty))
 
 
@@ -77,12 +77,12 @@ def _stack(_: Any, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
 
 
 def _with_full_tensors(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Each rank's part of the indices would leave out what other ranks write."""
+    """Call the operation with full tensors. With partial indices, a rank would miss the writes of other ranks."""
     return operation(*map(in_full, args), **{name: in_full(value) for name, value in kwargs.items()})
 
 
 def _like(operation: Callable[..., Any], like: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
-    """Not laid out as the parts of a sum, which most operations in place have no rule for."""
+    """Call the operation with a result that is not a partial sum, for which most in-place operations have no rule."""
     return operation(in_full(like) if flow.sbp.partial_sum in like.sbp else like, *args, **kwargs)
 
 
@@ -124,7 +124,10 @@ def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args: Any, **kwarg
 
 
 def _new_tensor(operation: Callable[..., Any], self: flow.Tensor, data: Any, *args: Any, **kwargs: Any) -> flow.Tensor:
-    """Constants laid out like an activation would be sent between ranks, which ends a process in a graph on CPU."""
+    """Create the constant with sbp broadcast by default.
+
+    With the layout of an activation it would be sent between ranks, which crashes the process in a graph on CPU.
+    """
     kwargs.setdefault("sbp", [flow.sbp.broadcast] * len(self.sbp))
     return operation(self, data, *args, **kwargs)
 
@@ -143,11 +146,11 @@ _REPLACEMENTS: dict[str, Callable[..., Any]] = {
 
 
 def give_initial_states(model: nn.Module) -> None:
-    """Make every recurrent layer of `model` create its initial state where it is given none. In place, once.
+    """Make every recurrent layer of `model` create its initial state if none is given. In place, once per layer.
 
-    OneFlow 0.9.0 (`nn/modules/rnn.py`) lays out the zeros that `nn.RNN`, `nn.LSTM` and `nn.GRU` start from as it finds
-    the input, split on axis 0 where the samples are on axis 0. But axis 0 of the state is layers. Here every rank of a
-    stage has all of the zeros, which fit any layout of the input.
+    OneFlow 0.9.0 (`nn/modules/rnn.py`) creates the initial zeros of `nn.RNN`, `nn.LSTM` and `nn.GRU` with the layout of
+    the input, which is split on axis 0 if the samples are on axis 0. However, axis 0 of the state is the layers. Here
+    every rank of a stage holds all of the zeros, which fits any layout of the input.
     """
     for module in model.modules():
         if isinstance(module, RNNBase) and not hasattr(type(module), "_gives_initial_state"):
@@ -178,20 +181,21 @@ def _initial_state(module: Any, data: flow.Tensor) -> Any:
 
 # ------------------------------------------------------------------------------------------------------- indices
 
-# Tensors indexed by tensors, as in `self.centers[labels]`, where several ranks hold them as global tensors.
+# Indexing global tensors with tensors, as in `self.centers[labels]`.
 #
-# The gradient that OneFlow 0.9.0 computes for what is indexed misses the rows of other ranks where each has its own
-# part of the indices: 2e-3 of the loss after 6 iterations, silently. With all indices on every rank it is
-# right. Lists and arrays of indices it makes local tensors of, which do not fit a global one.
+# If each rank has only its part of the indices, OneFlow 0.9.0's gradient of the indexed tensor lacks the rows of other
+# ranks. The error is silent and reaches 2e-3 of the loss after 6 iterations. With all indices on every rank, the
+# gradient is correct. OneFlow also converts lists and arrays of indices to local tensors, which do not work with a
+# global tensor.
 
 
-#: whose frames are not the user's
+#: stack frames in this package are not user code
 _PACKAGE = Path(__file__).parents[1]
 
 
 @functools.cache
 def index_with_all_ranks() -> None:
-    """From now on, global tensors of integers that index others are laid out in full on every rank. In this process."""
+    """Replicate global integer index tensors on every rank before indexing from now on, for the whole process."""
     flow.Tensor.__getitem__ = _with_full_indices(flow.Tensor.__getitem__)
     flow.Tensor.__setitem__ = _with_full_indices(flow.Tensor.__setitem__)
     flow.gather_nd = _with_full_indices(flow.gather_nd)
@@ -219,14 +223,16 @@ def _index_in_full(index: Any, indexed: flow.Tensor) -> Any:
 
 
 def in_full(value: Any) -> Any:
-    """A global tensor with all of it on every rank of its placement; anything else as it is."""
+    """Return a global tensor replicated on every rank of its placement. Return any other value unchanged."""
     return replicated(value) if isinstance(value, flow.Tensor) and value.is_global else value
 
 
 @functools.cache
 def refuse_unseen_assignments() -> None:
-    """From now on `h[:, indices] = value` raises `UserError` where a gradient would need it, because OneFlow 0.9.0's
-    backward pass sees nothing of it. In this process."""
+    """Make `h[:, indices] = value` raise `UserError` if it needs a gradient, from now on and for the whole process.
+
+    The backward pass of OneFlow 0.9.0 ignores such assignments.
+    """
     assign = flow.Tensor.__setitem__
 
     @functools.wraps(assign)
@@ -257,11 +263,12 @@ def _calling_line() -> str:
 
 # ----------------------------------------------------------------------------------------------- pipeline stages
 
-# Tensors of two pipeline stages that meet in one operation outside of the blocks, as in `h = h + block(h)`.
+# Operations outside of the blocks on tensors of two pipeline stages, as in `h = h + block(h)`.
 #
-# OneFlow refuses to compute with tensors on different ranks. While the forward of a model on stages runs, the
-# operations that join tensors move what is on an earlier stage to the latest one among their inputs; the gradient
-# goes the same way back. So a residual connection is sent along with what it is added to.
+# OneFlow refuses to compute with tensors on different ranks. During the forward pass of a model with pipeline stages,
+# operations that combine tensors therefore move inputs on earlier stages to the latest stage among their inputs.
+# Gradients are sent back the same way. For example, the value of a residual connection moves to the stage on which it
+# is added.
 
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "matmul")
@@ -269,7 +276,7 @@ _FUNCTIONS = ("add", "sub", "mul", "div", "matmul", "bmm", "cat", "concat", "sta
 
 
 def stages_meet(stages: Sequence[Any]) -> AbstractContextManager[None]:
-    """Return the context of the forward of a model on the placements `stages`, first to last, in both modes."""
+    """Return a context for the forward pass of a model on the placements `stages`, first to last, in both modes."""
     names = [f"__{side}{name}__" for name in _OPERATORS for side in ("", "r")]
     targets = [(flow.Tensor, name) for name in (*names, *_FUNCTIONS)] + [(flow, name) for name in _FUNCTIONS]
     present = [(owner, name, vars(owner)[name]) for owner, name in targets if name in vars(owner)]
@@ -289,7 +296,10 @@ def _joining(operation: Callable[..., Any], stages: Sequence[Any]) -> Callable[.
 
 
 def move_to(tensor: flow.Tensor, placement: Any) -> flow.Tensor:
-    """A global tensor on the ranks of `placement`, laid out there as it was; others are given back as they are."""
+    """Move a global tensor to the ranks of `placement` and return it with the same layout.
+
+    A partial sum becomes a broadcast. Local tensors, and tensors that are already there, are returned unchanged.
+    """
     if not tensor.is_global or tensor.placement == placement:
         return tensor
     sbp = [flow.sbp.broadcast if s == flow.sbp.partial_sum else s for s in tensor.sbp]

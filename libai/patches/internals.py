@@ -1,23 +1,23 @@
-"""Facts and actions that only private parts of OneFlow 0.9.0 offer."""
+"""Wrappers around private OneFlow 0.9.0 APIs."""
 
 from __future__ import annotations
 
 import oneflow as flow
 
-#: what an autograd.Function is given for one call
+#: context object that an autograd.Function gets for one call
 FunctionContext = flow._oneflow_internal.autograd.Function.FunctionCtx
 
 
 def wait_for_device() -> None:
-    """Return when graphs and single operations that were started are done."""
+    """Wait until all running graphs and operations have finished."""
     flow._oneflow_internal.eager.Sync()
 
 
 def is_tracing() -> bool:
-    """True while an `nn.Graph` is being built, when operations record themselves instead of running."""
+    """Return True while an `nn.Graph` is being built. Operations are then recorded instead of executed."""
     return flow._oneflow_internal.lazy_mode.is_enabled()
 
 
 def used_cuda_mib() -> float:
-    """Memory in MiB that OneFlow has taken on this GPU; its allocator keeps what it has once taken."""
+    """Return the memory in MiB that OneFlow has allocated on this GPU. Its allocator never returns memory."""
     return float(flow._oneflow_internal.GetCUDAMemoryUsed())

@@ -1,8 +1,8 @@
-"""Closes the race in OneFlow 0.9.0's graph launch, which crashes a process or hangs it.
+"""Fix the race in OneFlow 0.9.0's graph launch, which crashes or hangs a process.
 
-OneFlow hands a job to its actor threads and only then enters it in the queue of running jobs. A job that is over before
-that takes an entry out of an empty queue. `close_launch_race` makes it wait for its entry instead.
-docs/dev/decisions/0004-graph-launch-race.md has the cause, the proof and the measurements.
+OneFlow passes a job to its actor threads before it adds the job to the queue of running jobs. A job that finishes
+earlier removes an entry from an empty queue. `close_launch_race` makes the job wait for its entry instead.
+docs/dev/decisions/0004-graph-launch-race.md contains the cause, the proof and the measurements.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from libai.patches.table import is_on
 
 logger = logging.getLogger("libai.engine")
 
-#: `std::deque::pop_front` of the queue, without a look whether it is empty; the end of a job calls it
+#: function that calls `std::deque::pop_front` on the queue without checking for an empty queue; called when a job ends
 _DEQUEUE = "_ZN7oneflow2vm19LazyJobStreamPolicy14DequeueNNGraphEv"
-#: where OneFlow itself asks whether the queue is empty
+#: function in which OneFlow itself checks for an empty queue
 _WAIT = (
     "_ZN7oneflow2vm19LazyJobStreamPolicy42WaitUntilQueueEmptyIfFrontNNGraphNotEquals"
     "ERKSt10shared_ptrINS_9NNGraphIfEE"
 )  # fmt: skip
-#: the first bytes of both in the wheels of OneFlow 0.9.0; `.{4}` are distances within a build. rbx holds `this`. They
-#: show where the queue lies: `start.cur` of the deque at 0x18 and `finish.cur` at 0x38, equal when it is empty.
+#: First bytes of both functions in the wheels of OneFlow 0.9.0. `.{4}` matches offsets that vary between builds. rbx
+#: holds `this`. The code shows the location of the queue: the deque's `start.cur` is at 0x18 and `finish.cur` at 0x38.
+#: They are equal if the queue is empty.
 _DEQUEUE_CODE = re.compile(
     rb"\x41\x54\x55\x4c\x8d\x67\x58"  # push r12; push rbp; lea r12, [rdi+0x58]: the mutex
     rb"\x48\x8b\x2d.{4}\x53\x48\x89\xfb"  # mov rbp, [are there threads]; push rbx; mov rbx, rdi
     rb"\x48\x85\xed\x74\x10\x4c\x89\xe7\xe8.{4}"  # test rbp, rbp; je +16; mov rdi, r12; call pthread_mutex_lock
     rb"\x85\xc0\x0f\x85.{4}"  # test eax, eax; jne throw
     rb"\x48\x8b\x4b\x28\x48\x8b\x43\x18"  # mov rcx, [rbx+0x28]: start.last; mov rax, [rbx+0x18]: start.cur
-    rb"\x48\x8d\x51\xf0\x48\x8b\x78\x08"  # lea rdx, [rcx-16]; mov rdi, [rax+8]: the entry, without a look
+    rb"\x48\x8d\x51\xf0\x48\x8b\x78\x08"  # lea rdx, [rcx-16]; mov rdi, [rax+8]: the entry, without a check
     rb"\x48\x39\xd0\x74",  # cmp rax, rdx; je: the last one of its block
     re.DOTALL,
 )
@@ -48,10 +49,10 @@ _ADVICE = "graphs of well under a millisecond may crash on a busy machine (docs/
 
 @functools.cache
 def close_launch_race() -> None:
-    """Make jobs that are over wait until they were entered, in this process. Called before the first launch of a graph.
+    """Make finished jobs wait until they are in the queue, for this process. Call it before the first graph launch.
 
-    Needs no privilege and about 5 ms. On an unknown build of OneFlow, and where a process may not make memory
-    executable, nothing changes, and one line says that the race stays open.
+    It needs no privileges and takes about 5 ms. If the build of OneFlow is unknown, or the process may not make memory
+    executable, nothing changes and a warning is logged.
     """
     if is_on("launch-race"):
         try:
@@ -61,9 +62,9 @@ def close_launch_race() -> None:
 
 
 def _guard_dequeue() -> None:
-    """Point liboneflow's calls of `DequeueNNGraph` at code that waits for an entry first.
+    """Redirect liboneflow's calls of `DequeueNNGraph` to code that first waits for an entry.
 
-    `Unavailable` where that cannot be done, `OSError` where memory may not be made executable.
+    Raises `Unavailable` if this is not possible, and `OSError` if the system forbids executable memory.
     """
     require_linux_x86_64()
     oneflow = open_oneflow()
@@ -71,20 +72,20 @@ def _guard_dequeue() -> None:
     original, wait = address_of(oneflow, _DEQUEUE), address_of(oneflow, _WAIT)
     if not wait or not is_known_code(ctypes.string_at(original, 128), ctypes.string_at(wait, 128)):
         raise Unavailable("this build of oneflow takes jobs out of its queue by code that is not known here")
-    slot.value = make_executable(waiting_code(original))  # 8 bytes, aligned: other threads see the old or the new one
+    slot.value = make_executable(waiting_code(original))  # an aligned 8-byte write is atomic for other threads
 
 
 def is_known_code(dequeue: bytes, wait: bytes) -> bool:
-    """Return whether the two functions of OneFlow begin as those that the waiting code was written for."""
+    """Return True if the two OneFlow functions start with the code that the waiting code was written for."""
     return bool(_DEQUEUE_CODE.match(dequeue) and _WAIT_CODE.match(wait))
 
 
 def waiting_code(original: int) -> bytes:
-    """Machine code of a function that returns to nobody before the queue of `this` (rdi) has an entry, then continues
-    at the address `original`.
+    """Return machine code of a function that waits until the queue of `this` (rdi) has an entry, then jumps to
+    `original`.
 
-    It looks a hundred times, some microseconds, and then sleeps 50 µs between looks: the thread that it waits for may
-    need this core. Uses no stack and only registers that a called function may change.
+    The function polls a hundred times, which takes some microseconds, and then sleeps 50 µs between polls, because the
+    thread that it waits for may need this core. It uses no stack and only caller-saved registers.
     """
     return (
         b"\xb9\x64\x00\x00\x00"  # 00 again: mov ecx, 100
@@ -96,7 +97,7 @@ def waiting_code(original: int) -> bytes:
         b"\x75\xf0"  #             13        jne look
         b"\x48\x89\xfa"  #         15        mov rdx, rdi          keep `this`
         b"\x48\x8d\x3d\x1a\x00\x00\x00"  # 18 lea rdi, [rip+0x1a]  the timespec after the code
-        b"\x31\xf6"  #             1f        xor esi, esi          nobody asks what was left to sleep
+        b"\x31\xf6"  #             1f        xor esi, esi          ignore the remaining time
         b"\xb8\x23\x00\x00\x00"  # 21        mov eax, 35           nanosleep
         b"\x0f\x05"  #             26        syscall               changes rax, rcx and r11
         b"\x48\x89\xd7"  #         28        mov rdi, rdx
@@ -108,13 +109,16 @@ def waiting_code(original: int) -> bytes:
 
 
 def make_executable(code: bytes) -> int:
-    """The address of a new page with `code`, which stays to the end of the process. It is never writable and executable
-    at once. `OSError` where the system forbids executable memory of one's own."""
+    """Copy `code` to a new page, which stays until the process ends, and return its address.
+
+    The page is never writable and executable at the same time. Raises `OSError` if the system forbids executable
+    memory.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    # not mmap.mmap, whose end would take the page away while threads of OneFlow still run
+    # not mmap.mmap, because its destructor would unmap the page while OneFlow threads are still running
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     page = libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, 0)
     if page == ctypes.c_void_p(-1).value:

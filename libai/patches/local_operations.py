@@ -1,4 +1,4 @@
-"""Functions that OneFlow 0.9.0 gets wrong with any tensor, local ones too, made of others that are right."""
+"""Replace functions that OneFlow 0.9.0 computes wrongly for any tensor, even local ones, by correct combinations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from libai.utils.errors import UserError
 
 @functools.cache
 def repair_operations() -> None:
-    """From now on, in this process:
+    """Fix these functions from now on, for the whole process.
 
-    `flow.empty` takes the rank's device where none is asked for, as all other functions do, and not that of rank 0.
-    The gradient of `flow.diagonal` has the shape of its input where the two axes are not the first ones; `flow.einsum`
-    with an index twice in a term (`bii->bi`), whose gradient is as wrong, is refused.
+    `flow.empty` without a device uses the rank's device, as all other functions do, instead of the device of rank 0.
+    The gradient of `flow.diagonal` has the shape of its input, even if the two axes are not the first ones.
+    `flow.einsum` raises `UserError` for an index that appears twice in a term (`bii->bi`), because its gradient has the
+    same error.
     """
     import oneflow as flow
 
@@ -31,7 +32,7 @@ def _empty(operation: Callable[..., Any], *size: Any, **kwargs: Any) -> Any:
 
 
 def _diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """The elements (i, i + offset) of two axes, as the last axis, in place of both."""
+    """Return the elements (i, i + offset) of two axes as the last axis, which replaces both."""
     dim1, dim2 = dim1 % input.ndim, dim2 % input.ndim
     rows, columns = input.shape[dim1], input.shape[dim2]
     others = [axis for axis in range(input.ndim) if axis not in (dim1, dim2)]

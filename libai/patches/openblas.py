@@ -1,9 +1,9 @@
-"""Lets OneFlow take its matrix products from a current OpenBLAS, and share them out among threads.
+"""Make OneFlow compute matmuls with a current OpenBLAS, and split them among threads.
 
-The OpenBLAS in the oneflow 0.9.0 wheel is 0.3.3, of 2018. liboneflow calls it through its table of dynamic symbols
-(`cblas_sgemm@PLT`), and `use_current` writes the same function of the package `scipy-openblas32` into that
-table, `use_threads` one that calls it for parts of a product. docs/dev/decisions/0008-current-openblas.md and
-0016-threads-in-products.md tell why, and what was measured.
+The oneflow 0.9.0 wheel contains OpenBLAS 0.3.3 from 2018. liboneflow calls it through its dynamic symbol table
+(`cblas_sgemm@PLT`). `use_current` replaces the entry by the same function of the package `scipy-openblas32`.
+`use_threads` replaces it by a function that calls OpenBLAS for parts of a matmul. The reasons and measurements are in
+docs/dev/decisions/0008-current-openblas.md and 0016-threads-in-products.md.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, world_size
 if TYPE_CHECKING:
     from libai.native.kernels import Library
 
-#: OpenBLAS has memory for 128 callers at a time, and ends the process when there are more
+#: OpenBLAS has memory for 128 simultaneous callers and terminates the process if there are more
 _MOST_THREADS = 32
 _FUNCTIONS = ("cblas_sgemm", "cblas_dgemm")
 _THREADS = "OPENBLAS_NUM_THREADS"
-#: where Linux says how much processor time a container may take
+#: file with the CPU time limit of a Linux container
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 _in_use: str | None = None
@@ -36,11 +36,11 @@ _library: Library | None = None
 
 
 def use_current() -> None:
-    """Make the imported oneflow multiply by the OpenBLAS of `scipy-openblas32`, with OPENBLAS_NUM_THREADS threads for
-    each product (1 when not set).
+    """Make the imported oneflow compute matmuls with the OpenBLAS of `scipy-openblas32`.
 
-    Where that cannot be (no Linux on x86_64, the package is missing, the user has put a library of their own in front
-    of oneflow's) oneflow stays as it is, and a run says so where it names its versions.
+    Each matmul uses OPENBLAS_NUM_THREADS threads (default 1). If the replacement is impossible, oneflow is unchanged,
+    and the run reports this with its versions. Possible reasons are a platform other than Linux on x86_64, a missing
+    package, or another library that the user has loaded before oneflow's.
     """
     global _in_use
     if _in_use is None:
@@ -49,9 +49,10 @@ def use_current() -> None:
 
 
 def use_threads(library: Library | None) -> None:
-    """Share large operations out among `wanted_threads` threads, which changes no bit of them.
+    """Split large operations among `wanted_threads` threads. Results stay bit-equal.
 
-    `library`: our compiled kernels. Without them operations stay as they are, with OneFlow's own OpenBLAS its products.
+    `library` contains our compiled kernels. If it is None, no operation is split. With OneFlow's own OpenBLAS, matmuls
+    are not split.
     """
     global _library, _num_threads
     count = wanted_threads(os.environ)
@@ -71,7 +72,7 @@ def use_threads(library: Library | None) -> None:
 
 
 def _keeps_bits(library: Library, sgemm: int) -> bool:
-    """Return whether a product in parts has the same bits as in one piece, with this OpenBLAS on this CPU."""
+    """Return True if a matmul in parts is bit-equal to a single matmul, with this OpenBLAS on this CPU."""
     import numpy as np
 
     numbers = np.sin(np.arange(500 * 300, dtype=np.float32))
@@ -85,8 +86,11 @@ def _keeps_bits(library: Library, sgemm: int) -> bool:
 
 
 def wanted_threads(environment: Mapping[str, str]) -> int:
-    """Threads for each product of this process: OPENBLAS_NUM_THREADS, else OMP_NUM_THREADS, else the cores that it may
-    use, divided by the ranks on this machine; 32 at most."""
+    """Return the number of threads for each matmul of this process, at most 32.
+
+    The number is OPENBLAS_NUM_THREADS, else OMP_NUM_THREADS, else the number of usable cores divided by the number of
+    ranks on this machine.
+    """
     for name in (_THREADS, "OMP_NUM_THREADS"):
         text = environment.get(name, "").partition(",")[0].strip()
         if text.isdecimal() and int(text) > 0:
@@ -96,7 +100,7 @@ def wanted_threads(environment: Mapping[str, str]) -> int:
 
 
 def usable_cores() -> int:
-    """Cores of this process: those it may run on, and no more than its container's share of time."""
+    """Return the number of cores that this process may run on, limited by the CPU quota of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = _QUOTA.read_text().split()
@@ -105,12 +109,12 @@ def usable_cores() -> int:
 
 
 def openblas_in_use() -> str:
-    """For reports: the version that oneflow's matrix products come from on CPU, such as "0.3.30", or "bundled"."""
+    """Return the version of the OpenBLAS that oneflow uses on CPU, such as "0.3.30", or "bundled", for reports."""
     return _in_use or "bundled"
 
 
 def threads_in_use() -> int:
-    """For reports: on how many threads a large product may be computed."""
+    """Return the maximum number of threads for a large matmul, for reports."""
     if _library is not None:
         return _num_threads
     return int(_openblas.scipy_openblas_get_num_threads()) if _openblas is not None else 1
@@ -133,7 +137,7 @@ def _replace() -> str:
     oneflow = open_oneflow()
     slots = {name: find_slot(oneflow, name) for name in _FUNCTIONS}
     if _THREADS not in os.environ:
-        ours.scipy_openblas_set_num_threads(1)  # somebody may have loaded it before
+        ours.scipy_openblas_set_num_threads(1)  # other code may have loaded it before
     for name, slot in slots.items():
         slot.value = functions[name]
     _openblas = ours
@@ -144,8 +148,11 @@ def _replace() -> str:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """OpenBLAS makes its threads when it is loaded. As oneflow's own it should have none: ranks and the two threads of
-    a compiled step multiply at the same time."""
+    """Set OPENBLAS_NUM_THREADS to 1 inside the block, unless it is set. OpenBLAS creates its threads when it is loaded.
+
+    Like oneflow's own OpenBLAS, it should have no extra threads, because ranks and the two threads of a compiled step
+    compute matmuls at the same time.
+    """
     given = os.environ.get(_THREADS)
     os.environ.setdefault(_THREADS, "1")
     try:

@@ -1,8 +1,8 @@
-"""Lets OneFlow's threads sleep that wait for a compiled step by asking again and again.
+"""Make OneFlow threads sleep instead of polling while they wait for a compiled step.
 
-Some threads of OneFlow 0.9.0 call `sched_yield` until a graph ends, and so keep a core that ranks on the same machine
-compute on. A low priority is no remedy: Linux compares priorities within a session, and each rank has its own.
-Measurements: docs/dev/decisions/0014-graph-on-several-ranks.md.
+Some threads of OneFlow 0.9.0 call `sched_yield` until a graph ends. They occupy a core that ranks on the same machine
+could use. Lowering their priority does not help, because Linux compares priorities within a session and each rank has
+its own session. Measurements are in docs/dev/decisions/0014-graph-on-several-ranks.md.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from libai.native.symbol_table import Unavailable, find_slot, open_oneflow, requ
 from libai.patches.launch_race import make_executable
 from libai.patches.table import is_on
 
-#: A thread that comes back later has done something meanwhile: about 2 µs, where looking at nothing takes 0.2.
+#: A thread that calls again after more cycles than this (about 2 µs) has done work; an idle poll takes only 0.2 µs.
 _IDLE_CYCLES = 6_000
-#: It polls this long before it sleeps, about half a millisecond: eager operations never wait that long.
+#: An idle thread polls this long (about 0.5 ms) before it sleeps. Eager operations never wait that long.
 _POLLING_CYCLES = 1_500_000
 _SLEEP_NANOSECONDS = 200_000
-#: threads that can be told apart; more share entries, and then poll for longer
+#: number of threads with separate entries; additional threads share entries and poll for longer
 _ENTRIES = 64
 
 _times = (ctypes.c_uint64 * (2 * _ENTRIES))()
@@ -27,9 +27,10 @@ _slot: ctypes.c_uint64 | None = None
 
 
 def let_polling_threads_sleep() -> None:
-    """From now on a thread of OneFlow that finds nothing to do for half a millisecond looks every 200 µs.
+    """Make OneFlow threads that have been idle for half a millisecond poll only every 200 µs, for the whole process.
 
-    For the whole process. Where that cannot be (no Linux on x86_64, memory may not be made executable) they poll on.
+    If this is impossible, the threads continue to poll. Possible reasons are a platform other than Linux on x86_64, or
+    a system that forbids executable memory.
     """
     global _slot
     if _slot is None and is_on("polling-thread"):
@@ -42,11 +43,11 @@ def let_polling_threads_sleep() -> None:
 
 
 def polling_code(times: int, idle: int, polling: int) -> bytes:
-    """Machine code of a `sched_yield` that sleeps once its thread has called it for `polling` cycles and come back
-    within `idle` of them each time.
+    """Return machine code of a `sched_yield` that sleeps if its thread has been idle for `polling` cycles.
 
-    `times`: the address of 2 × 64 words, in which each thread has its last return and the end of what it did last.
-    Changes only registers that a called function may change.
+    A thread is idle if it calls again within `idle` cycles each time. `times` is the address of 2 × 64 words, two per
+    thread: the time of its last return and the time at which its last work ended. The code changes only caller-saved
+    registers.
     """
     return (
         b"\x0f\x31"  #                 00 rdtsc
@@ -62,13 +63,13 @@ def polling_code(times: int, idle: int, polling: int) -> bytes:
         b"\x49\x2b\x08"  #             2c sub rcx, [r8]        since its last return
         b"\x48\x81\xf9" + idle.to_bytes(4, "little") +  # 2f cmp rcx, idle
         b"\x72\x04"  #                 36 jb +4
-        b"\x49\x89\x40\x08"  #         38 mov [r8+8], rax      it has done something
+        b"\x49\x89\x40\x08"  #         38 mov [r8+8], rax      the thread has done work
         b"\x49\x2b\x40\x08"  #         3c sub rax, [r8+8]
         b"\x48\x3d" + polling.to_bytes(4, "little") +  # 40 cmp rax, polling
         b"\xb8\x18\0\0\0"  #           46 mov eax, 24          sched_yield
         b"\x72\x0e"  #                 4b jb +14
         b"\x48\x8d\x3d\x1f\0\0\0"  #   4d lea rdi, [rip+0x1f]  the timespec after the code
-        b"\x31\xf6"  #                 54 xor esi, esi         nobody asks what was left to sleep
+        b"\x31\xf6"  #                 54 xor esi, esi         ignore the remaining time
         b"\xb8\x23\0\0\0"  #           56 mov eax, 35          nanosleep
         b"\x0f\x05"  #                 5b syscall              changes rax, rcx and r11
         b"\x0f\x31"  #                 5d rdtsc

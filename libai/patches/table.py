@@ -1,8 +1,8 @@
-"""The table of patches of OneFlow 0.9.0, optional and needed ones, and the private parts that they use.
+"""List the patches for OneFlow 0.9.0, both optional and required, and the private OneFlow APIs that libai uses.
 
-`LIBAI_PATCHES=-openblas,-switch-interval` leaves optional patches out. Another OneFlow than 0.9.0 is refused; with
-`LIBAI_ANY_ONEFLOW=1` it runs without the optional patches. docs/dev/performance.md describes each of them.
-Standard library only. Not here: the patches themselves.
+`LIBAI_PATCHES=-openblas,-switch-interval` disables optional patches. Other versions of OneFlow are refused, unless
+`LIBAI_ANY_ONEFLOW=1` is set; they then run without the optional patches. docs/dev/performance.md describes each patch.
+This file does not contain the patches themselves and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from libai.utils.errors import UserError
 
 VARIABLE = "LIBAI_PATCHES"
 ONEFLOW_VERSION = "0.9.0"
-#: their code asks `is_on(name)`
+#: optional patches; their code checks `is_on(name)`
 OPTIONAL = (
     "openblas",
     "threads",
@@ -36,9 +36,9 @@ OPTIONAL = (
     "memory-plan",
     "joined-gradients",
 )
-#: without them numbers are wrong or the process ends
+#: required patches; without them, results are wrong or the process crashes
 NEEDED = ("clip-norm", "variable-copies", "operations", "global-operations", "buffers-in-place", "tracing")
-#: names in the package oneflow, some with their parameters; after a colon an attribute that a class sets in itself
+#: names in the package oneflow, some with parameters; a name after a colon is an attribute that the class sets itself
 PARTS = """\
 _C.assign_local_tensor
 _C.bias_add
@@ -110,24 +110,27 @@ def _left_out(text: str) -> frozenset[str]:
 
 
 def is_on(name: str) -> bool:
-    """Return whether to apply the patch `name`; `UserError` if `LIBAI_PATCHES` names anything that is not optional."""
+    """Return True if the patch `name` is enabled.
+
+    Raises `UserError` if `LIBAI_PATCHES` contains anything other than optional patches.
+    """
     left_out = _left_out(os.environ.get(VARIABLE, ""))
     return name in NEEDED or (is_known_version() and name not in left_out)
 
 
 def is_known_version() -> bool:
-    """Return True for OneFlow 0.9.0, also while none is imported."""
+    """Return True for OneFlow 0.9.0, and if oneflow is not imported yet."""
     version = getattr(sys.modules.get("oneflow"), "__version__", ONEFLOW_VERSION)
     return version.partition("+")[0] == ONEFLOW_VERSION
 
 
 def patches_that_are_on() -> list[str]:
-    """Return their names, for reports."""
+    """Return the names of the enabled patches, for reports."""
     return [name for name in (*OPTIONAL, *NEEDED) if is_on(name)]
 
 
 def missing_parts() -> list[str]:
-    """Return the lines of `PARTS` that are not in the OneFlow that is imported, or differ there."""
+    """Return the lines of `PARTS` that are missing or different in the imported OneFlow."""
     return [part for part in PARTS.splitlines() if not _is_there(part)]
 
 
@@ -146,12 +149,12 @@ def _is_there(part: str) -> bool:
 def _parameters_of(function: object) -> str:
     try:
         return ", ".join(inspect.signature(function).parameters)  # type: ignore[arg-type]
-    except ValueError:  # native: the first line of its text has them
+    except ValueError:  # native function: the first line of its docstring contains them
         return ", ".join(re.findall(r"(\w+): ", (function.__doc__ or "").partition(" ->")[0]))
 
 
 def explain_other_version() -> str | None:
-    """Return the line that refuses the OneFlow that is imported; None for 0.9.0, and if the user asked for another."""
+    """Return the message that refuses the imported OneFlow, or None for 0.9.0 and with LIBAI_ANY_ONEFLOW=1."""
     if is_known_version() or os.environ.get("LIBAI_ANY_ONEFLOW") == "1":
         return None
     missing = missing_parts()

@@ -1,4 +1,4 @@
-"""The time until OneFlow's threads get the interpreter's lock."""
+"""Shorten the time until OneFlow threads get the global interpreter lock (GIL)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from libai.patches.table import is_on
 
 
 def quick_thread_switches(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Give a thread that waits for the interpreter's lock the lock after `seconds` in the block; Python waits 5 ms.
+    """Set the interpreter's switch interval to at most `seconds` inside the block; Python's default is 5 ms.
 
-    OneFlow's thread that runs the operations needs the lock now and then, and while it waits nothing is computed
+    The OneFlow thread that runs operations sometimes needs the GIL, and nothing is computed while it waits
     (docs/dev/decisions/0007).
     """
     usual = sys.getswitchinterval()

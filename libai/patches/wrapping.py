@@ -1,8 +1,8 @@
-"""Code of others exchanged from outside: functions and OneFlow's operations for a while, and how modules are called.
+"""Replace functions and OneFlow operations temporarily, and wrap the forward of modules.
 
-The class of a module is exchanged for a subclass with another `forward`, because `nn.Graph` ignores an attribute
-`forward` of the object (docs/dev/oneflow.md#forward-in-a-graph). In a graph `self` is then
-OneFlow's proxy of the module.
+To wrap a module, its class is replaced by a subclass with a different `forward`, because `nn.Graph` ignores an
+attribute `forward` of the object (docs/dev/oneflow.md#forward-in-a-graph). In a graph, `self` is then OneFlow's proxy
+of the module.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import oneflow as flow
 from oneflow import nn
 
 _INHERITED = object()
-#: `around(module, forward, args, kwargs)` calls `forward(module, *args, **kwargs)` and returns what the module gives
+#: `around(module, forward, args, kwargs)` calls `forward(module, *args, **kwargs)` and returns the module's outputs
 Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
-#: methods of a tensor that compute something in C without passing through `oneflow._C`
+#: tensor methods that compute in C without going through `oneflow._C`
 _OPERATORS = (
     *("add", "radd", "sub", "rsub", "mul", "rmul", "isub", "imul", "truediv", "rtruediv", "itruediv", "pow", "rpow"),
     *("neg", "abs", "matmul", "rmatmul", "lt", "le", "eq", "ne", "gt", "ge", "and", "or", "invert", "getitem"),
     *("setitem", "mod", "floordiv"),
 )
-#: tensor methods that are no operations on the device
+#: tensor methods that do not run an operation on the device
 _FACTS = {
     *("storage_offset", "stride", "is_contiguous", "is_pinned", "is_floating_point", "requires_grad_", "retain_grad"),
     *("detach", "register_hook", "_register_post_grad_accumulation_hook", "global_id", "check_meta_consistency"),
@@ -37,7 +37,10 @@ _FACTS = {
 
 @contextmanager
 def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
-    """Inside, `owner.name` is `value` for each `(owner, name, value)`; an owner is a class, a module or any object."""
+    """Set `owner.name` to `value` inside the block, for each `(owner, name, value)`.
+
+    An owner is a class, a module or any other object.
+    """
     before = [(owner, name, vars(owner).get(name, _INHERITED)) for owner, name, _ in replacements]
     try:
         for owner, name, value in replacements:
@@ -54,10 +57,10 @@ def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
 def replaced_operations(
     replace: Callable[[Callable[..., Any], str], Callable[..., Any] | None], holders: Iterable[Any] = ()
 ) -> AbstractContextManager[None]:
-    """Replace OneFlow's operations while the block runs: functions of `oneflow._C`, methods and operators of tensors.
+    """Replace OneFlow's operations inside the block: functions of `oneflow._C`, and tensor methods and operators.
 
-    `replace(operation, name)` returns what stands for an operation, or None to leave it. An operation is replaced
-    wherever a module of this process, or one of `holders`, has it.
+    `replace(operation, name)` returns the replacement of an operation, or None to keep it. An operation is replaced in
+    all Python modules of this process and in `holders`.
     """
     functions: dict[int, tuple[Any, Any]] = {}
     for name, operation in vars(flow._C).items():
@@ -77,19 +80,19 @@ def replaced_operations(
 
 
 def _original(operation: Any) -> Any:
-    """Return the operation that a replacement stands for; tracing replaces operations, too."""
+    """Return the original of an operation that may have been replaced, for example by tracing."""
     return getattr(operation, "__wrapped__", operation)
 
 
 def wrap_forward(module: nn.Module, around: Around) -> None:
-    """Let `around` run the forward of `module`; wrapping again puts the new one outside."""
+    """Make `around` run the forward of `module`. Repeated calls nest, with the newest wrapper outermost."""
     base = type(module)
 
     class Wrapped(base):  # type: ignore[misc, valid-type]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return around(self, base.forward, args, kwargs)
 
-    # it still shows the name of its class
+    # keep the name of the original class
     Wrapped.__name__, Wrapped.__qualname__, Wrapped.__module__ = base.__name__, base.__qualname__, base.__module__
     module.__class__ = Wrapped
 

@@ -1,10 +1,10 @@
-"""A count of the writes to what a graph is compiled for: attributes of modules, settings of parameter groups, and which
-tensors need a gradient.
+"""Count writes to everything a compiled graph depends on: module attributes, settings of parameter groups, and
+`requires_grad` of tensors.
 
-Comparing all of them before every compiled step would cost more than the step of a small model; reading one number
-costs nothing. The count says only that something may have changed, not what (`libai.engine.compiled.guards` compares).
-Not counted: writes past `__setattr__` (`module.__dict__["x"] = 1`), to attributes of a class, and changes inside lists
-and dicts.
+Comparing all of them before every compiled step would take longer than a step of a small model, but reading a counter
+is almost free. A changed counter only means that something may have changed; `libai.engine.compiled.guards` then
+compares. Not counted are writes that bypass `__setattr__` (`module.__dict__["x"] = 1`), writes to class attributes, and
+changes inside lists and dicts.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.optim.optimizer import Optimizer, ParamGroup
 
-#: settings of a parameter group that are inputs of a compiled step, or that only schedules and eager updates use
+#: group settings that are inputs of a compiled step, or are used only by schedules and eager updates
 INPUTS = ("lr", "initial_lr", "bias_correction1", "bias_correction2")
 
 _PLAIN = (bool, int, float, str, type(None))
 _count = 0
-#: attributes of modules whose plain values somebody compares; writes of plain values to others are not counted
+#: module attributes with plain values that are compared; writes of plain values to other attributes are not counted
 _names: set[str] = set()
-#: id of a tensor → how often its `data` was set
+#: id of a tensor → number of times its `data` was set
 _new_data: collections.Counter[int] = collections.Counter()
 
 
 def count_writes() -> int:
-    """Return the number of writes so far; counting begins with the first call, for the whole process."""
+    """Return the number of writes so far. The first call starts counting, for the whole process."""
     _begin()
     return _count
 
 
 def watch_attributes(names: Iterable[str]) -> None:
-    """Count writes of numbers, texts and the like to attributes of these names, too."""
+    """Also count writes of plain values (bool, int, float, str, None) to attributes with these names."""
     _names.update(names)
 
 
 def count_new_data(tensor: flow.Tensor) -> int:
-    """Return how often `tensor.data` was set to another tensor, since counting began."""
+    """Return how often `tensor.data` was set since counting started."""
     return _new_data[id(tensor)]
 
 
@@ -68,11 +68,11 @@ def _begin() -> None:
 
     def set_setting(self: ParamGroup, key: str, value: Any) -> None:
         set_item(self, key, value)
-        if key not in INPUTS:  # schedules write the rate in every iteration
+        if key not in INPUTS:  # schedules write the learning rate in every iteration
             _add_one()
 
     ParamGroup.__setitem__ = set_setting
-    # whoever reads the dict of settings may write into it
+    # code that gets the dict of settings may write to it
     ParamGroup.options = property(_counting(ParamGroup.options.fget))
     data, needs_gradient = vars(flow.Tensor)["data"], vars(flow.Tensor)["requires_grad"]
 

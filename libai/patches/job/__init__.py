@@ -1,1 +1,1 @@
-"""Changes to a compiled job before OneFlow plans it: what it would compute wrongly or slowly."""
+"""Edit a compiled job before OneFlow plans it, to fix operations that would be wrong or slow."""

@@ -1,15 +1,15 @@
-"""Clipping in a compiled graph: its norm is over all gradients, and as exact as `libai.optim.clip_grad_norm`.
+"""Gradient clipping in a compiled graph, with one norm over all gradients as exact as `libai.optim.clip_grad_norm`.
 
-OneFlow 0.9.0 makes a chain of operations for each kind of update, from the gradients of its parameters to their
-coefficient: `join_clip_norms` leaves one for all.
+OneFlow 0.9.0 computes a separate norm and clip coefficient for each kind of update. `join_clip_norms` replaces them by
+a single chain of operations for all gradients.
 
-OneFlow 0.9.0 clips in a graph with one op, `multi_reduce_sum_pow_abs`, whose CPU kernel adds up the squares of *all*
-gradients one after the other in one float32: with 2M parameters the norm is off by 6e-4, with 4M in one tensor by
-2e-3, and a graph run leaves the curve of the eager run as soon as clipping acts. With the kernels of libai/native the
-op is exact and stays. Without them every gradient is squared and summed by ops of its own (pairwise sums, relative
-error 1e-7), and their results are added up.
+OneFlow 0.9.0 computes the norm with the op `multi_reduce_sum_pow_abs`. Its CPU kernel adds the squares of *all*
+gradients sequentially in a single float32. With 2M parameters the norm is off by 6e-4, and with 4M parameters in one
+tensor by 2e-3, so a graph run diverges from the eager run as soon as clipping takes effect. With the kernels of
+libai/native the op is exact and is kept. Otherwise `make_clip_norm_exact` squares and sums every gradient with separate
+ops (pairwise sums, relative error 1e-7) and adds the results.
 
-It clips by norm only: `clip_by_value` clips every element.
+OneFlow clips only by norm; `clip_by_value` adds element-wise clipping.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _COEFFICIENT = "System-ClipGradient-GlobalNorm-Clamp"
 
 
 def join_clip_norms(job: JobEdit) -> int:
-    """Clip all gradients of a completed `job` by one norm. Returns how many others went.
+    """Clip all gradients of a completed `job` by one norm. Return the number of other norms removed.
 
-    For jobs whose ranks all have full parameters, as `join_updates`.
+    Like `join_updates`, this requires that all ranks of the job hold full parameters.
     """
     coefficients = [op for op in job.ops.values() if op.name.startswith(_COEFFICIENT)]
     if len(coefficients) < 2:
@@ -50,7 +50,7 @@ def join_clip_norms(job: JobEdit) -> int:
 
 
 def _chain(job: JobEdit, op: Any) -> list[Any]:
-    """The operations from a coefficient back to the sum (or maximum) over gradients that it is computed from."""
+    """Return the operations from a clip coefficient back to the sum (or maximum) over gradients it is computed from."""
     chain = [op]
     while job.kind(chain[-1]) not in (_SUM_OP, "multi_reduce_max_abs"):
         (source,) = [value for values in chain[-1].user_conf.input.values() for value in values.s]
@@ -59,15 +59,15 @@ def _chain(job: JobEdit, op: Any) -> list[Any]:
 
 
 def make_clip_norm_exact(job: JobEdit) -> int:
-    """Rewrite the clip norm in a completed `job`.
+    """Rewrite the clip norm in a completed `job`, before OneFlow compiles it.
 
-    Call it before OneFlow compiles the job. Returns how many gradients were rewritten: 0 without clipping, where
-    our kernels compute the norm, and for norms other than p = 2, which libai never asks for.
+    Returns the number of gradients rewritten. It is 0 without clipping, if our kernels compute the norm, and for norms
+    other than p = 2, which libai never uses.
     """
     if are_kernels_on() and job.is_on_cpu:
         return 0
     num_rewritten = 0
-    # OneFlow makes one such op for each layout of parameters
+    # OneFlow creates one such op for each layout of parameters
     for total in [op for op in job.ops.values() if job.kind(op) == _SUM_OP]:
         if total.user_conf.attr["p"].at_float != 2.0:
             continue
@@ -89,9 +89,9 @@ def make_clip_norm_exact(job: JobEdit) -> int:
 
 
 def clip_by_value(job: JobEdit, limit: float) -> int:
-    """Clip what the updates of a completed `job` take for gradients to ±`limit`, before weight decay is added.
+    """Clip the gradients that the updates of a completed `job` read to ±`limit`, before weight decay is added.
 
-    Call it before OneFlow compiles the job and before updates are joined. Returns how many gradients are clipped.
+    Call it before OneFlow compiles the job and before updates are fused. Returns the number of clipped gradients.
     """
     updates = [op for op in job.ops.values() if is_update(op)]
     for update in updates:

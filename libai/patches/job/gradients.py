@@ -1,7 +1,7 @@
-"""Joins the gradients of a data-parallel job, so that ranks add them up in few messages.
+"""Bucket the gradients of a data-parallel job, so ranks reduce them in fewer messages.
 
-OneFlow adds up each gradient in a message of its own, between the operation that makes it and those that clip and
-update. On CPU a message costs half a millisecond however small it is (docs/dev/decisions/0014).
+OneFlow reduces each gradient in a separate message, between the operation that computes it and the clip and update
+operations. On CPU even a small message costs half a millisecond (docs/dev/decisions/0014).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from libai.patches.job.job_edit import JobEdit, copied
 from libai.patches.job.variables import is_update
 from libai.utils.sizes import cut_into_buckets
 
-#: what OneFlow calls the operations that it puts between the gradients and the updates
+#: name prefixes of operations that OneFlow inserts between the gradients and the updates
 _AFTER_BACKWARD = ("System-", "Sys-")
 _OURS = "System-JoinedGradients"
 _NUM_BYTES = 4
 
 
 class _Edge(NamedTuple):
-    """A gradient of which every rank has a part of the sum, where an operation wants the sum."""
+    """An operation's input that needs the sum of a gradient over ranks, while every rank has only a partial sum."""
 
     value: str
     reader: str
@@ -32,13 +32,13 @@ class _Edge(NamedTuple):
 
 
 def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> int:
-    """Join the gradients that ranks must add up, in messages of at most `max_bytes`.
+    """Bucket the gradients that are reduced over ranks, in messages of at most `max_bytes`.
 
-    `job`: of a data-parallel mesh on CPU, before it is compiled. Sums are over the same two or more numbers as before.
-    Returns how many gradients were joined.
+    `job` must be on a data-parallel mesh on CPU and not compiled yet. Each sum adds the same values as before. Returns
+    the number of bucketed gradients.
     """
     edges = edges_of_gradients(job)
-    # ordered as backward makes them
+    # ordered as the backward pass computes them
     gradients = [value for op in job.ops.values() for value in _outputs(op) if value in edges]
     most = max_bytes // _NUM_BYTES
     buckets = cut_into_buckets(gradients, lambda value: job.shapes[value].data_type, partial(_size, job), most)
@@ -51,7 +51,7 @@ def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> int:
 
 
 def edges_of_gradients(job: JobEdit) -> dict[str, list[_Edge]]:
-    """Each value that ranks add up for clipping and updates, and where its sum is read."""
+    """Return each value that ranks reduce for clipping and updates, with the places that read its sum."""
     edges: dict[str, list[_Edge]] = {}
     seen: set[str] = set()
     for op in job.ops.values():
@@ -66,7 +66,10 @@ def _outputs(op: Any) -> list[str]:
 
 
 def _edges_above(job: JobEdit, reader: str, seen: set[str]) -> Iterator[_Edge]:
-    """The sums over ranks that an operation after the backward pass needs, directly or through others of its kind."""
+    """Yield the sums over ranks that the operation `reader` after the backward pass needs.
+
+    It may need them directly or through other operations after the backward pass.
+    """
     pending = [reader]
     while pending:
         name = pending.pop()
@@ -95,7 +98,7 @@ def _size(job: JobEdit, value: str) -> int:
 
 
 def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edge) -> list[str]:
-    """Append operations that join the gradients, wait for their sum and cut it up again; the sums' names."""
+    """Append operations that concatenate the gradients, reduce them, and split the result. Return the sums' names."""
     like = job.ops[edge.value.split("/")[0]]
     partial = copied(job.layout_of(*edge.value.split("/")))
     full = copied(job.layout_of(edge.reader, f"{edge.argument}_{edge.position}"))

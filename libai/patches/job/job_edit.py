@@ -1,7 +1,8 @@
-"""Changes a compiled job of OneFlow (the `_full_job_proto` of an `nn.Graph`) before OneFlow plans it.
+"""Edit a compiled OneFlow job (the `_full_job_proto` of an `nn.Graph`) before OneFlow plans it.
 
-`JobEdit` reads the job once and keeps who makes and who reads what, so that a pass over the job takes time in
-proportion to the operations that it looks at. docs/dev/decisions/0013-linear-job-passes.md has the figures.
+`JobEdit` reads the job once and keeps an index of the producers and readers of all values. The time of a pass is
+therefore proportional to the number of operations that it visits. Measurements are in
+docs/dev/decisions/0013-linear-job-passes.md.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import Any
 
 
 class JobEdit:
-    """A completed job under change, with an index of its operations that every change keeps true.
+    """An editor for a completed job, with an index of its operations that every edit keeps up to date.
 
     Attributes:
-        ops: name → operation, in the order of the job. An entry must only be added and removed by methods.
+        ops: name → operation, in the order of the job. Use only the methods to add or remove entries.
         shapes: name of a value (`operation/output_0`) → its description, with shape and data type.
         layouts: the job's tables of layouts.
-        is_on_cpu: all of it.
+        is_on_cpu: True if all operations are on CPU.
 
-    Removed operations leave the job itself at the end of the `with` block.
+    Removed operations are deleted from the job itself at the end of the `with` block.
     """
 
     def __init__(self, job: Any):
@@ -46,16 +47,16 @@ class JobEdit:
             self._take_out()
 
     def kind(self, op: Any) -> str:
-        """The type of an operation of a model, `variable_conf`, `input_conf`, ... for the others."""
+        """Return the type of a model's operation, or `variable_conf`, `input_conf`, ... for any other operation."""
         kind: str = op.WhichOneof("op_type")
         return op.user_conf.op_type_name if kind == "user_conf" else kind
 
     def readers(self, name: str) -> list[Any]:
-        """The operations that read an output of the operation `name`, or wait for its end."""
+        """Return the operations that read an output of the operation `name`, or wait for it to finish."""
         return [self.ops[reader] for reader in self._readers.get(name, ())]
 
     def redirect(self, old: str, new: str) -> None:
-        """Make every operation of a model that reads the value `old` read `new`."""
+        """Make every model operation that reads the value `old` read `new` instead."""
         for op in self.readers(_maker(old)):
             if op.HasField("user_conf"):
                 for sources in op.user_conf.input.values():
@@ -63,20 +64,22 @@ class JobEdit:
                 self._learn(op)
 
     def set_source(self, op: Any, argument: str, index: int, source: str) -> None:
-        """Set the `index`-th value of one argument of an operation of a model to `source`."""
+        """Set the `index`-th value of an argument of a model operation to `source`."""
         op.user_conf.input[argument].s[index] = source
         self._learn(op)
 
     def add_source(self, op: Any, argument: str, source: str, layout: Any) -> None:
-        """Make an operation of a model read the value `source` as an argument that it did without, laid out so, or as
-        OneFlow chooses (None)."""
+        """Add an argument with the value `source` to a model operation.
+
+        `layout` is the layout of the argument; with None, OneFlow chooses.
+        """
         op.user_conf.input[argument].s.append(source)
         op.user_conf.input_order.append(argument)
         self._learn(op)
         self._set_layout(op.name, f"{argument}_0", layout)
 
     def redirect_output(self, op: Any, source: str) -> str:
-        """Make an output of the job (an operation with `output_conf`) give the value `source`; return the old one."""
+        """Make a job output (an operation with `output_conf`) return the value `source`. Return the previous value."""
         before: str = getattr(op.output_conf, "in")
         setattr(op.output_conf, "in", source)
         self._learn(op)
@@ -85,11 +88,11 @@ class JobEdit:
     def append(
         self, like: Any, name: str, kind: str, inputs: Mapping[str, Sequence[str]], output: str = "", count: int = 1
     ) -> Any:
-        """Append an operation of a model, placed as the operation `like`.
+        """Append a model operation of type `kind`, with the same placement as the operation `like`, and return it.
 
-        `inputs`: by the names that the operation has for what it reads; `output`: the name that it has for what it
-        makes, if anything, which are `NAME/OUTPUT_0` to `count` - 1. Their layouts are OneFlow's to choose, unless
-        `lay_out` tells them.
+        `inputs` maps argument names to input values. `output` is the name of the output argument, if there is one. Its
+        values are `NAME/OUTPUT_0` to `NAME/OUTPUT_{count - 1}`. OneFlow chooses their layouts unless `lay_out` sets
+        them.
         """
         op = self._job.net.op.add()
         op.name = name
@@ -111,8 +114,10 @@ class JobEdit:
         return op
 
     def lay_out(self, op: Any, layout: Any, **others: Any) -> None:
-        """Give all that an appended operation reads and makes one layout (an `NdSbp`), except the inputs `others`;
-        with None OneFlow chooses."""
+        """Set one layout (an `NdSbp`) for all inputs and outputs of an appended operation.
+
+        `others` maps argument names to different layouts. With a layout of None, OneFlow chooses.
+        """
         conf = op.user_conf
         entries = [*conf.input.items(), *conf.output.items()]
         for key, name in [(key, f"{key}_{index}") for key, entry in entries for index in range(len(entry.s))]:
@@ -122,17 +127,17 @@ class JobEdit:
         if layout is None:
             return
         self.layouts.op_name2nd_sbp_signature_conf[op_name].bn_in_op2nd_sbp[name].CopyFrom(layout)
-        if len(layout.sbp_parallel) == 1:  # a placement in one row has its layout in a second table as well
+        if len(layout.sbp_parallel) == 1:  # a one-row placement also has its layout in a second table
             flat = self.layouts.op_name2sbp_signature_conf[op_name].bn_in_op2sbp_parallel
             flat[name].CopyFrom(layout.sbp_parallel[0])
 
     def layout_of(self, op_name: str, name: str) -> Any:
-        """The layout (an `NdSbp`) of what an operation reads or makes, such as `out_0`; None where none is set."""
-        signature = self.layouts.op_name2nd_sbp_signature_conf.get(op_name)  # [] would add one
+        """Return the layout (an `NdSbp`) of an operation's input or output, such as `out_0`, or None if unset."""
+        signature = self.layouts.op_name2nd_sbp_signature_conf.get(op_name)  # [] would add an entry
         return signature.bn_in_op2nd_sbp.get(name) if signature is not None else None
 
     def remove(self, name: str) -> None:
-        """Take an operation that nothing reads any more out of the job."""
+        """Remove an operation from the job. No other operation may still read its outputs."""
         del self.ops[name]
         for maker in self._mentions.pop(name):
             self._readers[maker].pop(name, None)
@@ -142,7 +147,7 @@ class JobEdit:
         self._removed.add(name)
 
     def _learn(self, op: Any) -> None:
-        """Note what an operation reads, in place of what was noted before."""
+        """Update the index for an operation, based on the values that it reads."""
         mentions = set(_mentioned(op)) - {op.name}
         for maker in self._mentions.get(op.name, set()) - mentions:
             self._readers[maker].pop(op.name, None)
@@ -151,9 +156,9 @@ class JobEdit:
         self._mentions[op.name] = mentions
 
     def _take_out(self) -> None:
-        """Drop the removed operations from the lists of the job, in one walk over each."""
+        """Delete the removed operations from the lists of the job, in one pass over each list."""
         operations = self._job.net.op
-        operations.sort(key=lambda op: op.name in self._removed)  # stable: the others keep their order
+        operations.sort(key=lambda op: op.name in self._removed)  # stable sort: the other operations keep their order
         del operations[len(operations) - len(self._removed) :]
         for group in self._job.placement.placement_group:
             names = group.op_set.op_name
@@ -163,19 +168,19 @@ class JobEdit:
 
 
 def copied(message: Any) -> Any:
-    """A protobuf message of its own, equal to `message`."""
+    """Return a copy of a protobuf message."""
     duplicate = type(message)()
     duplicate.CopyFrom(message)
     return duplicate
 
 
 def _maker(value: str) -> str:
-    """The operation that makes a value."""
+    """Return the name of the operation that produces a value."""
     return value.split("/", 1)[0]
 
 
 def _mentioned(op: Any) -> Iterator[str]:
-    """The operations whose outputs `op` reads, and those that it waits for."""
+    """Yield the names of operations that `op` reads from or waits for."""
     yield from op.ctrl_in_op_name
     if op.HasField("user_conf"):
         for sources in op.user_conf.input.values():
@@ -186,11 +191,11 @@ def _mentioned(op: Any) -> Iterator[str]:
 
 
 def _texts(message: Any) -> Iterator[str]:
-    """All strings in a protobuf message."""
+    """Yield all strings in a protobuf message."""
     for field, value in message.ListFields():
         kind = field.message_type
         if field.label == field.LABEL_REPEATED and kind is not None and kind.GetOptions().map_entry:
-            continue  # maps in these operations are from names within an operation to layouts
+            continue  # maps in these operations contain layouts by names within an operation
         for item in value if field.label == field.LABEL_REPEATED else [value]:
             if field.type == field.TYPE_MESSAGE:
                 yield from _texts(item)

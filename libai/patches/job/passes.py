@@ -1,4 +1,4 @@
-"""All passes over a completed training job, in their order; a new one is named in `libai.patches.table`, too."""
+"""Run all passes over a completed training job, in order. Add any new pass to `libai.patches.table` as well."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from libai.patches.table import is_on
 
 @dataclass(frozen=True)
 class JobFacts:
-    """Facts about a job that passes need and the job does not hold.
+    """Facts that passes need and the job does not contain.
 
-    `copied_variables`: those that forward and backward read copies of. `joins_gradients`, `joins_updates`: ranks hold
-    full parameters on CPU, several of them, or with our kernels. `may_skip`: updates depend on the gradients.
+    `copied_variables` are the variables that forward and backward must read through copies. `joins_gradients` is True
+    if several ranks hold full parameters on CPU, and `joins_updates` if ranks hold full parameters on CPU and our
+    kernels are on. `may_skip` is True if updates may be skipped depending on the gradients.
     """
 
     copied_variables: Collection[str]
@@ -29,7 +30,7 @@ class JobFacts:
 
 
 def repair_job(job: JobEdit, facts: JobFacts) -> None:
-    """The passes before updates are connected to the inputs of a step."""
+    """Run the passes that come before updates are connected to the inputs of a step."""
     if facts.joins_gradients and is_on("joined-gradients"):
         join_gradients(job)
     join_clip_norms(job)
@@ -39,7 +40,7 @@ def repair_job(job: JobEdit, facts: JobFacts) -> None:
 
 
 def simplify_job(job: JobEdit, facts: JobFacts) -> None:
-    """The passes over a job that is complete."""
+    """Run the passes over the finished job."""
     if facts.joins_updates and is_on("scaled-updates"):
         decay_in_updates(job)
         scale_in_updates(job)
@@ -52,9 +53,9 @@ def simplify_job(job: JobEdit, facts: JobFacts) -> None:
 
 
 def compute_on_one_thread(job: JobEdit) -> None:
-    """Make one thread compute all operations of a completed CPU job, each of which is shared between the cores.
+    """Run all operations of a completed CPU job on one thread. Each operation is still parallelized over the cores.
 
-    OneFlow assigns them to two threads, both of which then ask for all cores. Bit-equal.
+    OneFlow distributes the operations over two threads, which then compete for all cores. Results are bit-equal.
     """
     for op in job.ops.values():
         op.stream_name_hint = "compute-0"

@@ -1,8 +1,8 @@
-"""Lets one operation of a compiled job clip and update many parameters, where our CPU kernels compute it.
+"""Fuse the clip and update operations of many parameters in a compiled job, for use with our CPU kernels.
 
-Each operation is an actor, which costs 10 to 30 µs in every step, however small its tensors are. OneFlow 0.9.0 makes up
-to three for each parameter: `scalar_mul_by_tensor` with the clip coefficient, `l1_l2_regularize_gradient`, and the
-update, which can do both as well.
+Each operation is an actor that costs 10 to 30 µs in every step, even for small tensors. OneFlow 0.9.0 creates up to
+three operations per parameter: `scalar_mul_by_tensor` with the clip coefficient, `l1_l2_regularize_gradient`, and the
+update. The update operation can do the work of the other two.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from typing import Any
 from libai.patches.job.job_edit import JobEdit
 from libai.utils.sizes import cut_into_buckets
 
-#: an update, what it is for many parameters, and what its arguments for each parameter are called there
+#: update for one parameter -> (fused update for many, renamed arguments)
 _JOINED = {
     "sgd_update": ("multi_tensor_sgd_update", {}),
     "momentum_update": ("multi_tensor_momentum_update", {"momentum": "momentum_buf"}),
     "adam_update": ("multi_tensor_adam_update", {}),
 }
 _OF_PARAMETERS = ("model", "model_diff", "m", "v", "momentum")
-#: numbers in the parameters of one operation: more would leave the other cores idle
+#: maximum number of elements that one operation updates; more would leave the other cores idle
 MAX_NUMBERS = 1 << 16
 
 
 def decay_in_updates(job: JobEdit) -> int:
-    """Make updates add the decay of SGD and Adam to gradients. Bit-equal on CPU. Returns how many operations went."""
+    """Move the weight decay of SGD and Adam into the update operations. Return the number of operations removed.
+
+    Results are bit-equal on CPU.
+    """
     removed = 0
     for op, decay in _updates_behind(job, "l1_l2_regularize_gradient"):
         attributes = op.user_conf.attr
@@ -42,7 +45,10 @@ def decay_in_updates(job: JobEdit) -> int:
 
 
 def scale_in_updates(job: JobEdit) -> int:
-    """Make updates multiply gradients by the clip coefficient. Bit-equal on CPU. Returns how many operations went."""
+    """Move multiplication by the clip coefficient into the update operations. Return the number of operations removed.
+
+    Results are bit-equal on CPU.
+    """
     removed = 0
     for op, scaling in _updates_behind(job, "scalar_mul_by_tensor"):
         job.set_source(op, "model_diff", 0, scaling.user_conf.input["x"].s[0])
@@ -55,7 +61,10 @@ def scale_in_updates(job: JobEdit) -> int:
 
 
 def _updates_behind(job: JobEdit, kind: str) -> list[tuple[Any, Any]]:
-    """Updates without loss scaling, each with the operation of `kind` that makes its gradient and nothing else."""
+    """Return (update, operation) pairs in which an operation of `kind` computes the gradient for that update only.
+
+    Updates with loss scaling are excluded.
+    """
     found = []
     for op in [op for op in job.ops.values() if job.kind(op) in _JOINED]:
         maker = job.ops[op.user_conf.input["model_diff"].s[0].split("/")[0]]
@@ -66,9 +75,9 @@ def _updates_behind(job: JobEdit, kind: str) -> list[tuple[Any, Any]]:
 
 
 def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> int:
-    """Join updates that differ in nothing but their parameters. Bit-equal. Returns how many operations went.
+    """Fuse updates that differ only in their parameters. Return the number of operations removed.
 
-    For jobs whose ranks all hold full parameters: the joined operations know no other layout than broadcast.
+    Results are bit-equal. All ranks must hold full parameters, because fused operations support only broadcast layouts.
     """
     joinable = [
         op
@@ -98,7 +107,7 @@ def _size(job: JobEdit, op: Any) -> int:
 
 
 def _shared(job: JobEdit, op: Any) -> Any:
-    """Return everything that updates must have in common to become one."""
+    """Return the properties that updates must have in common to be fused."""
     conf = op.user_conf
     scalars = tuple((name, conf.input[name].s[0]) for name in conf.input_order if name not in _OF_PARAMETERS)
     attributes = tuple(sorted((name, value.SerializeToString()) for name, value in conf.attr.items()))

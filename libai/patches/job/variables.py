@@ -1,13 +1,15 @@
-"""Changes what the operations of a completed job read.
+"""Change the inputs of operations in a completed job.
 
-The forward and backward of a model may have to read copies of its variables instead of the variables.
+The forward and backward pass of a model sometimes have to read copies of its variables. OneFlow 0.9.0 needs this in two
+cases.
 
-OneFlow 0.9.0 needs this twice. On CPU the variable itself must never go to another rank: its register keeps its header
-apart, and the transport between ranks refuses that (`separated_header_mem_ptr() == nullptr`, SIGABRT). The compiler
-does send variables when it reads a weight in another layout than its own, which it likes to do on a data x tensor mesh.
-And with accumulation an update may write a weight that the last micro-batch's backward still reads, because the
-`repeat` op that feeds the micro-batches hides the readers from the update: the losses are then off by 1e-5 to 1e-4 and
-differ from run to run. How both were found: docs/dev/decisions/0005-graph-variables.md.
+First, on CPU a variable must never be sent to another rank. Its register stores the header separately, which the
+transport between ranks rejects (`separated_header_mem_ptr() == nullptr`, SIGABRT). The compiler sends a variable if a
+weight is read in a different layout from its own, which often happens on a data x tensor mesh.
+
+Second, with accumulation an update may overwrite a weight that the backward pass of the last micro-batch still reads,
+because the `repeat` op that feeds the micro-batches hides the readers from the update. The losses are then off by 1e-5
+to 1e-4 and vary between runs. docs/dev/decisions/0005-graph-variables.md describes how both were found.
 """
 
 from __future__ import annotations
@@ -18,23 +20,23 @@ from typing import Any
 from libai.optim.state import TRAIN_STEP
 from libai.patches.job.job_edit import JobEdit
 
-#: arguments through which batch normalization writes its running statistics; in a copy they would be lost
+#: arguments through which batch normalization writes its running statistics; writes to a copy would be lost
 _WRITTEN = ("moving_mean", "moving_variance")
-#: the operations that count steps, `TRAIN_STEP` and one of these; the first is the variable
+#: suffixes of `TRAIN_STEP` that name the operations that count steps; the empty suffix is the variable
 _COUNT_OPS = ("", "-Identity", "-ScalarAdd", "-Assign")
 _MADE_FROM_THE_COUNT = ("learning_rate_schedule_conf", "adam_bias_correction_factor")
 
 
 def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> int:
-    """Put an `identity` op after each variable of `names` and make every reader except the updates read its output.
+    """Add an `identity` op after each variable in `names`, and make all readers except the updates read its output.
 
-    Returns how many variables got one.
+    Returns the number of `identity` ops added.
     """
     count = 0
     for variable in [op for op in job.ops.values() if op.HasField("variable_conf") and op.name in names]:
         source, result, maker = f"{variable.name}/out", "out", variable
         for op in job.readers(variable.name):
-            if job.kind(op) == "repeat":  # accumulation: only the repeat may read the variable itself
+            if job.kind(op) == "repeat":  # accumulation: only the `repeat` op may read the variable itself
                 source, result, maker = op.user_conf.output["out"].s[0], "out_0", op
         places = list(_places_that_read(job, maker.name, source))
         if places:
@@ -49,7 +51,7 @@ def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> int:
 
 
 def _places_that_read(job: JobEdit, maker: str, source: str) -> Iterator[tuple[Any, str, int]]:
-    """Yield the places at which forward and backward read the value `source`: operation, argument and index."""
+    """Yield (operation, argument, index) for every place at which forward and backward read the value `source`."""
     for op in job.readers(maker):
         if not op.HasField("user_conf") or is_update(op):
             continue
@@ -59,15 +61,15 @@ def _places_that_read(job: JobEdit, maker: str, source: str) -> Iterator[tuple[A
 
 
 def is_update(op: Any) -> bool:
-    """Return whether an operation of a model is the update of a parameter."""
+    """Return True if a model operation is the update of a parameter."""
     return "model" in op.user_conf.input and "learning_rate" in op.user_conf.input
 
 
 def remove_step_count(job: JobEdit) -> int:
-    """Take the operations out of a completed job that count its steps and make rates and bias corrections from the
-    count, where no update reads them. Returns how many that were.
+    """Remove the step count of a completed job, and the learning rates and bias corrections computed from it.
 
-    Each is an actor that runs in every step. What is still read (loss scaling counts with them) stays.
+    Operations that are still read are kept; for example, loss scaling uses the count. Each removed operation is an
+    actor that would run in every step. Returns the number of operations removed.
     """
     counting = {f"{TRAIN_STEP}{end}" for end in _COUNT_OPS} & set(job.ops)
     unread = {name for name, op in job.ops.items() if job.kind(op) in _MADE_FROM_THE_COUNT}
@@ -76,7 +78,7 @@ def remove_step_count(job: JobEdit) -> int:
         return any(op.name not in unread and op.name not in counting for name in names for op in job.readers(name))
 
     unread = {name for name in unread if not are_read([name])}
-    if not are_read(counting):  # Adagrad's update reads the count itself
+    if not are_read(counting):  # Adagrad's update reads the count directly
         unread |= counting
     for name in unread:
         job.remove(name)
@@ -84,9 +86,10 @@ def remove_step_count(job: JobEdit) -> int:
 
 
 def first_of_equal(job: JobEdit, source: Any) -> str:
-    """Make a completed job reduce a vector of equal elements, the output of its input op `source`, to `(1,)`.
+    """Add an operation to a completed job that reduces a vector of equal elements to shape `(1,)`.
 
-    Returns the name of the value, which updates may read. It is made once per step, whatever the accumulation.
+    The vector is the output of the input op `source`. Returns the name of the reduced value, which updates may read. It
+    is computed once per step, regardless of accumulation.
     """
     op = job.append(
         source, f"{source.name}-reduce_max", "reduce_max", {"input_tensor": [f"{source.name}/out"]}, "output_tensor"

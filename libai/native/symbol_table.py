@@ -49,7 +49,7 @@ def address_of(library: ctypes.CDLL, name: str) -> int:
 def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
     """Return the writable table entry through which `library` calls `name`, a function of its own or of libc.
 
-    Raises `Unavailable` if there is no such entry or it is read-only.
+    Raises `Unavailable` if there is no such entry, it is read-only, or another library already overrides `name`.
     """
     own, preferred = address_of(library, name), address_of(ctypes.CDLL(None), name)
     if not own:

@@ -125,7 +125,7 @@ class _Kind(NamedTuple):
 
 
 def _adam(group: Any, decay: str) -> _Kind:
-    corrects = group["do_bias_correction"]  # if off, OneFlow's own step would keep the last corrections
+    corrects = group["do_bias_correction"]  # if False, OneFlow's own step would use the previous corrections
     options = {
         "learning_rate": group["lr"],
         "bias_correction1": group["bias_correction1"] if corrects else 1.0,

@@ -82,7 +82,7 @@ def _with_full_tensors(operation: Callable[..., Any], *args: Any, **kwargs: Any)
 
 
 def _like(operation: Callable[..., Any], like: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
-    """Call the operation with a result that is not a partial sum, for which most in-place operations have no rule."""
+    """Replicate a partial sum first, because most in-place operations have no rule for partial sums."""
     return operation(in_full(like) if flow.sbp.partial_sum in like.sbp else like, *args, **kwargs)
 
 

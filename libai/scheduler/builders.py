@@ -108,7 +108,7 @@ def _build(
 
 @_with_warmup
 def WarmupConstantLR(run: _Run) -> Schedule:
-    """Return a constant schedule at the initial learning rate."""
+    """Return a schedule with a warm-up, then the initial learning rate."""
     return schedules.constant()
 
 
@@ -180,9 +180,10 @@ def WarmupInverseSqrtLR(run: _Run) -> Schedule:
 
 @_with_warmup
 def WarmupStableDecayLR(run: _Run, decay_ratio: float = 0.2, end_factor: float = 0.0) -> Schedule:
-    """Return a constant schedule with a linear decay over the last `decay_ratio` (a fraction) of the run.
+    """Return a schedule with a warm-up, the initial learning rate, then a linear decay.
 
-    The decay ends at `end_factor` times the initial learning rate.
+    The decay takes the last `decay_ratio` (a fraction) of the run and ends at `end_factor` times the initial learning
+    rate.
     """
     if not 0 <= decay_ratio <= 1:
         raise UserError(f"WarmupStableDecayLR: decay_ratio={decay_ratio} is a share of the run: give 0 to 1.")

@@ -16,6 +16,8 @@ from libai.launch.request import find_free_port
 from libai.utils.rank_notes import RENDEZVOUS_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
+#: the command `libai`, also where it is not installed
+LIBAI = (sys.executable, str(ROOT / "libai" / "__main__.py"))
 TRAIN_NET = str(ROOT / "tools" / "train_net.py")
 TRAIN_SH = str(ROOT / "tools" / "train.sh")
 #: `import oneflow` in the test process fills the first group in; the others may come from the user's shell

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -29,10 +28,6 @@ class AsyncCheckpointer:
         root: folder that contains the checkpoints.
         after_write: callback for the path of every finished checkpoint, for example to delete old ones. It runs on
             rank 0 in the background thread.
-
-    Attributes:
-        stall_seconds: how long the last `save` blocked the caller, including the wait for the previous write.
-        last_path: the newest finished checkpoint on rank 0; None before the first.
     """
 
     def __init__(
@@ -41,8 +36,6 @@ class AsyncCheckpointer:
         after_write: Callable[[Path], object] | None = None,
     ):
         self.root = Path(root)
-        self.stall_seconds = 0.0
-        self.last_path: Path | None = None
         self._after_write = after_write
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
@@ -59,14 +52,12 @@ class AsyncCheckpointer:
 
         Collective: every rank must call it. Waits for the previous save first and raises its error on every rank.
         """
-        start = time.perf_counter()
         self.finish()
         plan, entries = plan_save(self.root, iteration, tensors, state, DEFAULT_SHARD_BYTES, name)
         on_rank_0(lambda: self._reserve(plan, entries))  # if memory runs out, every rank must raise before the gathers
         arrays = self._copy.take(entries)
         if is_main_process():
             self._pending = self._executor.submit(self._write, plan, arrays)
-        self.stall_seconds = time.perf_counter() - start
         return plan.path
 
     def check(self) -> None:
@@ -96,7 +87,6 @@ class AsyncCheckpointer:
 
     def _write(self, plan: Plan, arrays: list[np.ndarray]) -> None:
         write_checkpoint(plan, iter(arrays))
-        self.last_path = plan.path
         if self._after_write is not None:
             self._after_write(plan.path)
 

@@ -1,4 +1,4 @@
-"""Paths of the package and the shipped configs, and the commands that start libai in a process."""
+"""Paths of the package and the shipped configs, and the command that starts a program."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import sys
 PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 #: the clone, or the folder in which the package is installed
 ROOT = os.path.dirname(PACKAGE)
-#: command that starts `libai` in a separate process, also from a clone that is not installed
-LIBAI = (sys.executable, os.path.join(PACKAGE, "__main__.py"))
 #: command that starts a program on several processes; FILE CONFIG PROCS follow
 LAUNCH = (sys.executable, os.path.join(PACKAGE, "launch", "__main__.py"))
 

@@ -94,7 +94,7 @@ def _check_cores(num_processes: int) -> None:
     most = max(MIN_PROCESSES_LIMIT, PROCESSES_PER_CORE * cores)
     if num_processes > most:
         raise UserError(
-            f"PROCS is {num_processes}, and this machine has {cores} core{'s' if cores > 1 else ''}: more than {most} "
+            f"PROCS is {num_processes}, and this machine has {cores} core(s): more than {most} "
             f"processes would take its memory and hardly run. Choose 1 to {most}, or add --oversubscribe."
         )
 
@@ -139,8 +139,10 @@ def choose_port(text: str, num_nodes: int, node_rank: int) -> int:
         return find_free_port()
     port = read_port(text) or DEFAULT_PORT
     if node_rank == 0 and not _can_bind("", port):
-        rest = " (or unset it: a free one is found)" if num_nodes == 1 else " on every machine"
-        raise UserError(f"PORT={port} is in use on this machine. Choose another{rest}.")
+        raise UserError(
+            f"PORT={port} is in use on this machine. Choose another on every machine; a job on one machine "
+            "finds a free one if PORT is not set."
+        )
     return port
 
 

@@ -36,7 +36,6 @@ def test_what_is_written_is_the_moment_of_the_call(tmp_path, gate):
     loaded = checkpoint.load(path)
     assert loaded.tensors["model"]["a"].sum() == 0
     assert loaded.state == {"iter": [1]}
-    assert checkpointer.last_path == path
 
 
 def test_a_oneflow_tensor_may_change_after_the_call(tmp_path, gate):
@@ -56,7 +55,6 @@ def test_at_most_one_write_is_in_flight(tmp_path, gate):
     threading.Timer(0.2, gate.set).start()
     second = checkpointer.save(2, {"model": {"a": np.ones(1)}}, {})
     assert (tmp_path / "iter_0000001").exists()  # the first one was waited for
-    assert checkpointer.stall_seconds > 0.1
     checkpointer.close()
     assert second.exists()
 

@@ -7,8 +7,6 @@ import json
 import jobs
 import pytest
 
-from libai.launch.installation import LIBAI
-
 pytestmark = pytest.mark.e2e
 
 #: dropout, accumulation, loader threads; 2 x 24 of 1438 samples by the stop, so in the middle of an epoch
@@ -22,7 +20,16 @@ HARD = [
 
 
 def verify(*arguments: str, timeout: float = 240) -> tuple[int, dict]:
-    done = jobs.run([*LIBAI, "verify-resume", "configs/mlp_digits.py", *arguments, "--json"], timeout=timeout)
+    done = jobs.run(
+        [
+            *jobs.LIBAI,
+            "verify-resume",
+            "configs/mlp_digits.py",
+            *arguments,
+            "--json",
+        ],
+        timeout=timeout,
+    )
     assert done.returncode in (0, 1), done
     return done.returncode, json.loads(done.stdout)
 

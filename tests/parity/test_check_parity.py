@@ -13,7 +13,6 @@ from oneflow import nn
 from parity_variants import Normalized
 
 from libai.engine import GraphTrainer, ParityReport, check_parity
-from libai.launch.installation import LIBAI
 from libai.patches.internals import is_tracing
 from libai.utils.errors import UserError
 
@@ -223,7 +222,18 @@ def loader():
 def test_the_tool_prints_json_and_tells_by_its_exit_code(tmp_path, words, code, verdict):
     (tmp_path / "config.py").write_text(CONFIG)
     (tmp_path / "my_parts.py").write_text(PARTS)
-    done = jobs.run([*LIBAI, "parity", "config.py", *words, "--iters=3", "--json"], cwd=tmp_path, timeout=120)
+    done = jobs.run(
+        [
+            *jobs.LIBAI,
+            "parity",
+            "config.py",
+            *words,
+            "--iters=3",
+            "--json",
+        ],
+        cwd=tmp_path,
+        timeout=120,
+    )
     assert done.returncode == code, done
     assert not (tmp_path / "not").exists()
     if verdict is None:

@@ -26,8 +26,6 @@ from libai.utils.sizes import available_bytes
 logger = logging.getLogger("libai.engine")
 
 Batches = list[list[dict[str, Any]]]
-#: largest relative difference between the loss of a batch and the mean over its samples
-_MEAN_BOUND = 1e-5
 #: copies of the weights in memory: weights, gradients, two Adam states, and saved copies of weights and Adam states
 _COPIES = 7
 

@@ -248,8 +248,12 @@ def _hooked(hook):
 
 _TWICE = _hooked(lambda layer: lambda module, args, output: flow.tanh(output) * 2.0)
 plant(name="hook of a function", setup=_TWICE)(_inner)
+plant(name="hook with a parameter in a closure", setup=_hooked(_bound))(_inner)
+plant(
+    name="hook with a module in a closure",
+    setup=_hooked(lambda layer: lambda module, args, output: output * layer.gain),
+)(_inner)
 # in a trace the original parameter has no gradient
-plant("right", "refused", name="hook with a parameter in a closure", setup=_hooked(_bound))(_inner)
 plant("right", "refused", name="hook of an object with a module", setup=_hooked(_Scales))(_inner)
 plant(name="hook of weight norm", setup=lambda layer: nn.utils.weight_norm(layer.inner))(_inner)
 plant(

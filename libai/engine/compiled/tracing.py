@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -40,9 +41,11 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         # flow.ones and similar functions are modules inside OneFlow 0.9, and a graph warns about each of them
         warnings.filterwarnings("ignore", ".*is called in a nn.Graph, but not registered")
-        for module in proxy.to(nn.Module).modules():
+        proxies = {one.to(nn.Module): one for _, one in proxy.named_modules()}
+        run_with_hooks = functools.partial(_run_with_hooks, proxies)
+        for module in proxies:
             if hooks_of(module):
-                wrap_forward(module, _run_with_hooks)
+                wrap_forward(module, run_with_hooks)
                 stack.callback(unwrap_forward, module)
         get_missing = functools.partialmethod(_get_missing, reads)
         stack.enter_context(replaced((ProxyModule, "__getattr__", get_missing), *_REPLACEMENTS))
@@ -52,22 +55,54 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- hooks
 
 
-def _run_with_hooks(self: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the forward of a proxy with its module's hooks, as `nn.Module.__call__` does outside graphs.
+Proxies = dict[nn.Module, Any]
 
-    If the closure of a hook holds a parameter or module, the hook uses the original, which has no gradient in a trace.
-    The rehearsal refuses such a run.
-    """
+
+def _run_with_hooks(
+    proxies: Proxies, self: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run the forward of a proxy with its module's hooks, as `nn.Module.__call__` does outside graphs."""
     module = self.to(nn.Module)
     for hook in module._forward_pre_hooks.values():
-        changed = hook(self, args)
+        changed = _traced_hook(proxies, hook)(self, args)
         if changed is not None:
             args = changed if isinstance(changed, tuple) else (changed,)
     result = forward(self, *args, **kwargs)
     for hook in module._forward_hooks.values():
-        changed = hook(self, args, result)
+        changed = _traced_hook(proxies, hook)(self, args, result)
         result = result if changed is None else changed
     return result
+
+
+def _traced_hook(proxies: Proxies, hook: Any) -> Any:
+    """Return `hook` with the proxies of modules, and the traced values of parameters and buffers, in its closure or as
+    its `self`.
+
+    The originals have no gradient in a trace. The rehearsal refuses a hook that finds them in another place.
+    """
+    if isinstance(hook, types.MethodType):
+        return types.MethodType(hook.__func__, _traced_value(proxies, hook.__self__))
+    if not isinstance(hook, types.FunctionType):
+        return hook
+    closure = []
+    for cell in hook.__closure__ or ():
+        traced = _traced_value(proxies, cell.cell_contents)
+        closure.append(cell if traced is cell.cell_contents else types.CellType(traced))
+    made = types.FunctionType(hook.__code__, hook.__globals__, hook.__name__, hook.__defaults__, tuple(closure))
+    made.__kwdefaults__ = hook.__kwdefaults__
+    return made
+
+
+def _traced_value(proxies: Proxies, value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return proxies.get(value, value)
+    if isinstance(value, flow.Tensor):
+        for module, proxy in proxies.items():
+            for kind in ("_parameters", "_buffers"):
+                for name, tensor in getattr(module, kind).items():
+                    if tensor is value:
+                        return _lazy(proxy, kind, name)
+    return value
 
 
 # ------------------------------------------------------------------------------------------------- proxies

@@ -3,12 +3,12 @@
 import json
 import subprocess
 
+import jobs
 import numpy as np
 import pytest
 from safetensors import safe_open
 
 from libai import checkpoint
-from libai.launch.installation import LIBAI
 
 pytestmark = pytest.mark.e2e
 
@@ -29,7 +29,7 @@ def run(tmp_path):
     """Run the tool; returns its exit code, output and errors."""
 
     def call(*arguments):
-        command = [*LIBAI, "checkpoint", *map(str, arguments)]
+        command = [*jobs.LIBAI, "checkpoint", *map(str, arguments)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
 

@@ -268,10 +268,11 @@ def variables_of(
             if name != "__class__" and cell != types.CellType():  # an empty cell has no value yet
                 waiting.append(cell.cell_contents)
                 where = f"the variable {name} around {function.__qualname__}"
-                yield where, functools.partial(_contents, cell), functools.partial(setattr, cell, "cell_contents")
+                yield where, functools.partial(cell_value, cell), functools.partial(setattr, cell, "cell_contents")
 
 
-def _contents(cell: types.CellType) -> Any:
+def cell_value(cell: types.CellType) -> Any:
+    """Return what a variable of a closure holds, or None if it has no value yet."""
     return cell.cell_contents if cell != types.CellType() else None
 
 

@@ -156,7 +156,7 @@ class Dist:
     pipeline_parallel_size: int = key(1, "Stages that the layers are cut into.", at_least=1)
     auto: bool = key(False, "Let OneFlow's auto-parallel choose the layout of every operation; graph mode only.")
     plan: dict[str, Any] | None = key(
-        None, "Layout of the model (split, blocks, last, pin, divisible); null takes the model's own `plan`."
+        None, "Layout of the model (split, blocks, last, divisible); null takes the model's own `plan`."
     )
     gradient_reduction: Literal["auto", "flat", "ddp", "global"] = key(
         "auto",

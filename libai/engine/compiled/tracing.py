@@ -24,7 +24,7 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict, ProxyParameterList, ProxyTensor
 
-from libai.forward.python_state import hooks_of
+from libai.forward.python_state import cell_value, hooks_of
 from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
 
 #: attributes that a forward has read during the trace: `(id of the module, name)` → the module
@@ -82,12 +82,13 @@ def _traced_hook(proxies: Proxies, hook: Any) -> Any:
     """
     if isinstance(hook, types.MethodType):
         return types.MethodType(hook.__func__, _traced_value(proxies, hook.__self__))
-    if not isinstance(hook, types.FunctionType):
+    if not isinstance(hook, types.FunctionType) or hook.__closure__ is None:
         return hook
     closure = []
-    for cell in hook.__closure__ or ():
-        traced = _traced_value(proxies, cell.cell_contents)
-        closure.append(cell if traced is cell.cell_contents else types.CellType(traced))
+    for cell in hook.__closure__:
+        value = cell_value(cell)
+        traced = _traced_value(proxies, value)
+        closure.append(cell if traced is value else types.CellType(traced))
     made = types.FunctionType(hook.__code__, hook.__globals__, hook.__name__, hook.__defaults__, tuple(closure))
     made.__kwdefaults__ = hook.__kwdefaults__
     return made

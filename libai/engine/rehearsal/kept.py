@@ -1,7 +1,7 @@
 """Save everything that updates of a trainer change, and put it back at the end of a block.
 
-The position of the data is saved elsewhere (`DataFeed.read_ahead`). Two things are not put back: values in closures of
-gradient hooks, and iterators that cannot be copied (`PythonKept.iterators`).
+The position of the data is saved elsewhere (`DataFeed.read_ahead`). Iterators that cannot be
+copied are not put back (`PythonKept.iterators`).
 """
 
 from __future__ import annotations

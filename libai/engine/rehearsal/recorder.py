@@ -147,9 +147,7 @@ def recording_trace(trainer: Any, recorder: Recorder) -> Iterator[None]:
         def build(self, *args: Any, **kwargs: Any) -> Any:
             recorder.start(is_on=False)
             losses, metrics, norm, buffers = TrainGraph.build(self, *args, **kwargs)
-            if isinstance(metrics, dict):
-                return losses, {**metrics, **recorder.forwards[0]}, norm, buffers
-            return losses, [{**own, **seen} for own, seen in zip(metrics, recorder.forwards)], norm, buffers
+            return losses, {**metrics, **recorder.forwards[0]}, norm, buffers
 
     def record(graph: TrainGraph, inputs: dict[str, Any]) -> None:
         graph.__class__ = RecordingGraph

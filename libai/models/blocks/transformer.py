@@ -19,9 +19,9 @@ from libai.layers.attention import Rotation
 from libai.utils.errors import UserError
 from libai.utils.sizes import check_rate, check_sizes
 
-#: weight -> axis that tensor parallelism splits, relative to a block. Column-parallel layers split the outputs (axis 0
-#: of (out, in) weights and of biases). The row-parallel layer after them splits the inputs and keeps its bias on every
-#: rank.
+#: weight -> axis that tensor parallelism splits, relative to a block. Column-parallel layers split the outputs, which
+#: are axis 0 of the (out, in) weights and of the biases. The row-parallel layer after them splits the inputs and keeps
+#: its bias on every rank.
 ATTENTION_SPLIT = {
     "attention.q.weight": 0,
     "attention.k.weight": 0,

@@ -46,6 +46,7 @@ class Measured:
 
     Args:
         unavailable: why the variant cannot run, or None.
+        matmul_flops: floating-point operations per second of its library's fastest large matmul, or None.
         first_seconds: time of the first iteration, which includes compilation.
         blocks: seconds per iteration, one value per round.
         cpu_blocks: CPU seconds per iteration, one value per round; empty if the variant does not report CPU time.
@@ -55,6 +56,8 @@ class Measured:
     unavailable: str | None = None
     samples_per_iter: int = 0
     tokens_per_iter: int | None = None
+    flops_per_iter: float | None = None
+    matmul_flops: float | None = None
     peak_rss_bytes: int | None = None
     first_seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
@@ -117,13 +120,16 @@ def measure(
 
 def _first_iterations(process: VariantProcess, measured: Measured, settings: Settings) -> None:
     """Run the iterations that the loss check compares, while no other variant is running."""
-    measured.samples_per_iter = process.answer().get("samples_per_iter", 0)
+    ready = process.answer()
+    measured.samples_per_iter = ready.get("samples_per_iter", 0)
+    measured.matmul_flops = ready.get("matmul_flops")
     first = process.run(1, losses=True)
     measured.first_seconds = first["seconds"]
     count = settings.check_iterations - 1
     others = process.run(count, losses=True)
     measured.losses = [*first["losses"], *others["losses"]]
     measured.tokens_per_iter = others.get("tokens_per_iter")
+    measured.flops_per_iter = others.get("flops_per_iter")
     wanted = settings.block_seconds * count / max(others["seconds"], 1e-9)
     # the upper bound limits the block of a very fast variant
     measured.block_iterations = min(max(1, round(wanted)), 100_000)

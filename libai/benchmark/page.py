@@ -25,7 +25,8 @@ def to_page(report: Mapping[str, Any], picture: str) -> str:
     lines += [
         "* Every variant is a process of its own; they are interleaved, block by block. Figures are medians over "
         "blocks, ratios medians over paired blocks; ± is half of the 95 % interval. The first iteration (`first s`) "
-        "compiles and is not among them. All losses agreed first; the learning rate is constant.",
+        "compiles and is not among them. All losses agreed first; the learning rate is constant. `of matmul` is the "
+        "share of the speed of the fastest large matmul (OneFlow's or PyTorch's) with the same number of threads.",
         f"\n![milliseconds per iteration]({picture})\n",
     ]
     for case in report["cases"]:
@@ -39,7 +40,7 @@ def to_rows(case: Mapping[str, Any]) -> list[list[str]]:
     """Return the table for one config: a header row, then one row for each variant that ran."""
     measured = [row for row in case["variants"] if row["blocks"]]
     tokens = max(row["tokens_per_iter"] or 0 for row in measured)
-    rows = [["variant", "ms/iter", "ratio", "verdict", "CPU ms", "samples/s", "first s", "RSS MiB"]]
+    rows = [["variant", "ms/iter", "ratio", "verdict", "CPU ms", "samples/s", "of matmul", "first s", "RSS MiB"]]
     if tokens:
         rows[0][5] = "tokens/s"
     for row in measured:
@@ -51,6 +52,7 @@ def to_rows(case: Mapping[str, Any]) -> list[list[str]]:
                 row["verdict"],
                 format_spread(estimate(row["cpu_blocks"]), 1e3) if row["cpu_blocks"] else "",
                 f"{(tokens or row['samples_per_iter']) / row['step_seconds']['median']:,.0f}",
+                f"{row['matmul_share']:.0%}" if row["matmul_share"] else "",
                 f"{row['first_seconds']:.2f}",
                 f"{(row['peak_rss_bytes'] or 0) / 2**20:,.0f}",
             ]

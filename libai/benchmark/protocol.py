@@ -1,8 +1,9 @@
 """Define the line protocol between the benchmark and a variant, and time the iterations. Standard library only.
 
 A variant is a program that reads JSON objects from standard input, one per line, and answers each with one line on
-standard output. It first writes `{"event": "ready", "samples_per_iter": ...}` with the global batch size. Until its
-input ends, it answers each request
+standard output. It first writes `{"event": "ready", "samples_per_iter": ...}` with the global batch size, and may add
+`matmul_flops`, the floating-point operations per second of its library's fastest large matmul. Until its input ends, it
+answers each request
 
     {"iterations": 20, "losses": true}
 
@@ -13,6 +14,7 @@ with `{"event": "done", ...}` and these fields:
     cpu_seconds     CPU time of all its processes during `seconds`                (optional)
     peak_rss_bytes  sum of the peak resident memory of all its processes so far   (optional)
     tokens_per_iter tokens per iteration                                          (optional)
+    flops_per_iter  floating-point operations per iteration                       (optional)
 
 A variant that cannot fulfill a request answers `{"event": "unavailable", "reason": TEXT}` and exits. Other lines on
 standard output are ignored. A variant must not use the CPU while it waits for a line.
@@ -29,6 +31,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 READY, DONE, UNAVAILABLE = "ready", "done", "unavailable"
+#: rows and columns of the matrices whose product a library's speed is measured by, and the number of products
+MATMUL_SIZE = 1024
+MATMUL_COUNT = 30
 
 
 class Unavailable(Exception):
@@ -57,6 +62,10 @@ class Variant:
                 found.append(self.read(loss))
         return found
 
+    def build_matmul(self, size: int) -> Callable[[], object] | None:
+        """Return a function that multiplies two float32 matrices of shape (size, size) and waits for the result."""
+        return None
+
     def begin(self) -> None:
         """Prepare for the measurement; called right before the clock starts."""
 
@@ -80,11 +89,23 @@ class Variant:
         return self.finish(answer)
 
 
+def measure_matmul(multiply: Callable[[], object]) -> float:
+    """Return the floating-point operations per second of the fastest of `MATMUL_COUNT` calls."""
+    fastest = float("inf")
+    for _ in range(MATMUL_COUNT):
+        start = time.perf_counter()
+        multiply()
+        fastest = min(fastest, time.perf_counter() - start)
+    return 2 * MATMUL_SIZE**3 / fastest
+
+
 def serve(build: Callable[[], Variant], lines: Iterable[str], reply: Callable[[Mapping[str, Any]], object]) -> None:
     """Build a variant and answer each request in `lines` through `reply`."""
     try:
         variant = build()
-        reply({"event": READY, "samples_per_iter": variant.samples_per_iter})
+        multiply = variant.build_matmul(MATMUL_SIZE)
+        rate = measure_matmul(multiply) if multiply is not None else None
+        reply({"event": READY, "samples_per_iter": variant.samples_per_iter, "matmul_flops": rate})
         for line in lines:
             reply({"event": DONE, **variant.run(**json.loads(line))})
     except Unavailable as reason:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from libai.benchmark.measure import Measured, difference_of
-from libai.benchmark.variants import TWIN
+from libai.benchmark.variants import ONE_THREAD, TWIN
 
 #: above this noise, a machine's measurements are too uncertain for any verdict
 TOO_NOISY = 0.1
@@ -63,12 +63,14 @@ def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[floa
     floor = noise_floor(noise) if noise else math.inf
     is_noisy = floor > TOO_NOISY or max(loads) > cores + 1
     limit = math.inf if is_noisy else floor
+    flops = max(measured.flops_per_iter or 0.0 for measured in everyone)
     rows = []
     for measured in everyone:
         row = asdict(measured)
         row["name"] = row.pop("spec")["name"]
         if measured.blocks:
             row["step_seconds"] = estimate(measured.blocks)
+            row["matmul_share"] = flops / row["step_seconds"]["median"] / fastest_matmul(measured, everyone)
             row.update(compare(measured, baseline, limit))
             row["verdict"] = row["verdict"] if measured is not baseline else ""
         rows.append(row)
@@ -86,6 +88,13 @@ def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[floa
             "cores. Other work favours variants with more threads. Measure again on a quiet machine."
         )
     return {"title": title, "loads": loads, "noise": noise, "variants": rows, "notes": notes}
+
+
+def fastest_matmul(measured: Measured, everyone: Sequence[Measured]) -> float:
+    """Return the best `matmul_flops` of all variants with the same number of threads; infinite if none reports one."""
+    has_one_thread = ONE_THREAD in measured.spec.name
+    alike = [one for one in everyone if (ONE_THREAD in one.spec.name) == has_one_thread]
+    return max((one.matmul_flops for one in alike if one.matmul_flops), default=math.inf)
 
 
 def compare(measured: Measured, baseline: Measured, floor: float) -> dict[str, Any]:

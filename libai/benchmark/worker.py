@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,6 +34,18 @@ from libai.utils.seeding import seed_everything
 
 class OneFlowVariant(Variant):
     """A variant that runs on all ranks of a job."""
+
+    def build_matmul(self, size: int) -> Callable[[], object] | None:
+        """See `Variant.build_matmul`. Returns None on several ranks, which share the cores."""
+        if get_world_size() > 1:
+            return None
+        matrix = flow.ones(size, size, device=default_device())
+
+        def multiply() -> None:
+            flow.matmul(matrix, matrix)
+            wait_for_device()
+
+        return multiply
 
     def begin(self) -> None:
         """See `Variant.begin`. Collective."""
@@ -90,7 +102,12 @@ class TrainerVariant(OneFlowVariant):
 
     def finish(self, answer: dict[str, Any]) -> dict[str, Any]:
         """See `Variant.finish`."""
-        return {**super().finish(answer), "tokens_per_iter": self._run.trainer.feed.items_per_iter}
+        trainer = self._run.trainer
+        answer = super().finish(answer)
+        answer["tokens_per_iter"] = trainer.feed.items_per_iter
+        if trainer.loop.flops_per_sample is not None:
+            answer["flops_per_iter"] = trainer.loop.flops_per_sample * self.samples_per_iter
+        return answer
 
 
 class RawVariant(OneFlowVariant):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ class TorchVariant(CaseVariant):
         build = getattr(torch.optim, self.case["optimizer"])
         self._optimizer = build(groups, fused=True) if mode != "torch" else build(groups)
         self._forward = torch.compile(self._model) if mode == "torch-compile" else self._model
+
+    def build_matmul(self, size: int) -> Callable[[], object]:
+        """See `Variant.build_matmul`."""
+        matrix = torch.ones(size, size)
+        return lambda: torch.mm(matrix, matrix)
 
     def _load(self, folder: Path) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder)

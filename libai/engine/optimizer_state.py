@@ -164,15 +164,23 @@ class GraphOptimizerState(OptimizerState):
 
     def copy(self) -> Any:
         """See `OptimizerState.copy`. The copy can be restored before and after compilation."""
-        wait_for_device()  # see `variables`
-        tensors, scalars = self.export()
-        copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        wait_for_device()
-        return copies, scalars
+        if self._graph is None:
+            return super().copy(), {}
+        with self.variables() as variables:
+            return super().copy(), {name: variable.clone() for name, variable in variables.items()}
 
     def put_back(self, copies: Any) -> None:
         """See `OptimizerState.put_back`."""
-        self.load(*copies)
+        state, in_graph = copies
+        super().put_back(state)
+        if self._graph is None:
+            return
+        if not in_graph:  # copied before compilation
+            self._move_into_graph()
+            return
+        with self.variables() as variables:
+            for name, variable in variables.items():
+                variable.copy_(in_graph[name])
 
     @contextmanager
     def variables(self) -> Iterator[dict[str, flow.Tensor]]:

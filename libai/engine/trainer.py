@@ -34,7 +34,7 @@ from libai.optim import Optimizers, export_state, import_state
 from libai.optim.state import walk_parameters
 from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, localize, parallelize, recompute_in_backward
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
-from libai.patches.internals import wait_for_device
+from libai.patches.internals import release_memory, wait_for_device
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects, is_main_process
 from libai.utils.errors import UserError
@@ -247,9 +247,12 @@ class ModelTrainer(TrainerBase):
         if reference is not None:
             self._learn(reference.facts)
             compare_on_mesh(self, iterations, reference)
+            release_memory()  # a graph allocates its own
         self._build_step(micro_batches)
         if reference is not None:
             require_same(self, iterations, reference)
+        del reference  # it holds copies of weights and optimizer state
+        release_memory()
         super().prepare()
 
     def _build_step(self, micro_batches: list[Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import oneflow as flow
 
 #: context object that an autograd.Function gets for one call
@@ -11,6 +13,16 @@ FunctionContext = flow._oneflow_internal.autograd.Function.FunctionCtx
 def wait_for_device() -> None:
     """Wait until all running graphs and operations have finished."""
     flow._oneflow_internal.eager.Sync()
+
+
+def release_memory() -> None:
+    """Return freed memory to the operating system or the GPU.
+
+    OneFlow's allocator of eager operations keeps what was freed, and compiled graphs allocate from elsewhere. On CPU
+    the C library also keeps small blocks.
+    """
+    flow._oneflow_internal.EmptyCache()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_tracing() -> bool:

@@ -110,8 +110,8 @@ class Difference:
 
 
 def array_of(tensor: Any) -> np.ndarray:
-    """Return a whole tensor as an array on the host. Collective for a global tensor."""
-    return full_tensor(tensor).numpy() if isinstance(tensor, flow.Tensor) else np.array(tensor)
+    """Return a copy of a whole tensor on the host, in NumPy's own memory. Collective for a global tensor."""
+    return np.array(full_tensor(tensor).numpy() if isinstance(tensor, flow.Tensor) else tensor)
 
 
 def is_same(one: np.ndarray, other: np.ndarray) -> bool:

@@ -173,14 +173,17 @@ class GraphOptimizerState(OptimizerState):
         """See `OptimizerState.put_back`."""
         state, in_graph = copies
         super().put_back(state)
-        if self._graph is None:
-            return
-        if not in_graph:  # copied before compilation
-            self._move_into_graph()
-            return
-        with self.variables() as variables:
-            for name, variable in variables.items():
-                variable.copy_(in_graph[name])
+        self.updates = None
+        if not in_graph:
+            if self._graph is not None:  # compiled since
+                self._move_into_graph()
+        elif self._graph is not None:
+            with self.variables() as variables:
+                for name, variable in variables.items():
+                    variable.copy_(in_graph[name])
+        else:  # the graph has been dropped since
+            step = None if self._has_loss_scale else self.optimizer._state["step"]
+            super().load(*export_graph_state(in_graph, self.prefix, self._parameters(), self.optimizer, step))
 
     @contextmanager
     def variables(self) -> Iterator[dict[str, flow.Tensor]]:

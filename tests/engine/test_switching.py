@@ -13,6 +13,7 @@ from marks import slow_but
 
 from libai.engine import EagerTrainer
 from libai.engine.hooks import CallbackHook
+from libai.engine.rehearsal.kept import rolled_back
 from libai.scheduler import WarmupCosineLR
 from libai.utils.errors import UserError
 
@@ -37,6 +38,27 @@ def build(mode, optimizer_name, data):
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
     schedule = WarmupCosineLR(optimizer, max_iter=12, warmup_iter=3)
     return toy.trainer_of(mode, model, data, optimizer, lr_scheduler=schedule, max_grad_norm=1.0)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True], ids=["graph_stays", "graph_is_dropped"])
+def test_undone_graph_updates_leave_the_optimizer_state_as_it_was(is_dropped):
+    data = toy.batches(12, ignored=0.4)
+    straight = build("graph", "adamw", data)
+    expected = toy.record_losses(straight)
+    straight.train(0, 8)
+
+    trainer = build("graph", "adamw", data)
+    losses = toy.record_losses(trainer)
+    trainer.train(0, 3)
+    batches = trainer.feed.peek()
+    with rolled_back(trainer):
+        for _ in range(2):
+            trainer.update(batches)
+        if is_dropped:
+            trainer.optimizer_state.leave_graph()
+            trainer.graph = None
+    trainer.train(3, 8)
+    assert losses == expected
 
 
 def other(mode):

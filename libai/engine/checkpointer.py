@@ -20,7 +20,7 @@ from libai.scheduler import scheduler_state
 from libai.utils.atomic import point_link
 from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.errors import UserError
-from libai.utils.rank_notes import phase
+from libai.utils.rank_notes import own_state, phase
 
 if TYPE_CHECKING:
     from libai.engine.trainer import ModelTrainer
@@ -121,6 +121,7 @@ class TrainerCheckpointer:
                 self.last_saved = self._save(None, best)
                 self._last_saved_iter = trainer.completed_iters
                 self.num_saves += 1
+                self._note_saved()
             elif best is not None:
                 self.close()  # the checkpoint must be written before it can be marked
                 self._after_write(self.last_saved, best)
@@ -239,6 +240,11 @@ class TrainerCheckpointer:
         self.load(path)
         return self.trainer.iter
 
+    def _note_saved(self) -> None:
+        """Record for the message after a second Ctrl-C how many iterations a checkpoint holds."""
+        if not self._weights_only:
+            own_state().saved = self.trainer.completed_iters
+
     @property
     def resumable(self) -> Path | None:
         """The newest checkpoint that a run can be resumed from."""
@@ -255,6 +261,7 @@ class TrainerCheckpointer:
         trainer = self.trainer
         saved = self.take_back(path, reset)
         self.last_saved = Path(path)
+        self._note_saved()
         # an interrupted iteration is finished first and then saved again
         self._last_saved_iter = -1 if saved.state["trainer"].get("unfinished_hooks") else trainer.iter
         if is_main_process():

@@ -27,6 +27,7 @@ from libai.utils.atomic import explain_full_disk
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import (
     LOCAL_RANKS_VARIABLE,
+    RankState,
     hide_harmless_lines,
     note_progress,
     open_state,
@@ -41,9 +42,10 @@ SAME_SIGNAL_SECONDS = 0.5
 #: messages at the terminal after the first and the second Ctrl-C
 STOPPING = "Stopping after this iteration; press Ctrl-C again to quit without saving."
 NOT_BEGUN = "Stopping before the first iteration: there is nothing to save."
-QUITTING = "Quit without saving: what was trained after the last checkpoint is lost."
 #: flag that shows all frames of a traceback; without it, only frames in the user's files are shown
 TRACEBACK_FLAG = "--traceback"
+#: variable that has the same effect; a rank of the user's own program gets it in place of the flag
+TRACEBACK_VARIABLE = "LIBAI_TRACEBACK"
 #: path fragments of code that is not the user's, least interesting first
 NOT_USERS = (
     "/oneflow/",
@@ -166,6 +168,12 @@ def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType |
             signal.signal(signum, before)
 
 
+def describe_quit(state: RankState) -> str:
+    """Return the message after a second Ctrl-C, with the number of iterations since the last checkpoint of a rank."""
+    lost = max(state.iteration - state.saved, 0)
+    return f"Quit without saving. Iterations lost: {lost}." if state.iteration else "Quit without saving."
+
+
 class Interrupts:
     """Distinguish a second Ctrl-C from one that is delivered twice."""
 
@@ -251,8 +259,9 @@ def _traceback(error: BaseException) -> str:
     """
     found = traceback.TracebackException.from_exception(error)
     is_shortened = False
+    shows_all = TRACEBACK_FLAG in sys.argv or TRACEBACK_VARIABLE in os.environ
     part: traceback.TracebackException | None = found
-    while part is not None and TRACEBACK_FLAG not in sys.argv:
+    while part is not None and not shows_all:
         users = [frame for frame in part.stack if not any(path in frame.filename for path in NOT_USERS)]
         if users and len(users) < len(part.stack):
             part.stack[:] = users

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from libai.launch.guard import guarded_main
+from libai.launch.guard import TRACEBACK_FLAG, TRACEBACK_VARIABLE, guarded_main
 from libai.utils import rank_notes
 from libai.utils.rank_notes import RankState
 
@@ -63,7 +63,11 @@ def main(output_folder: str, is_training: str, file: str, *arguments: str) -> No
     faulthandler.enable(file=crash, all_threads=True)
     rank_notes.begin_rank(state, is_training == "1")
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    guarded_main(lambda: _run(file, arguments))
+    words = list(arguments)
+    if is_training != "1" and TRACEBACK_FLAG in words:  # the user's own program may not have such a flag
+        words.remove(TRACEBACK_FLAG)
+        os.environ[TRACEBACK_VARIABLE] = "1"
+    guarded_main(lambda: _run(file, words))
 
 
 def _redirect(path: Path, descriptors: tuple[int, ...]) -> None:
@@ -73,7 +77,7 @@ def _redirect(path: Path, descriptors: tuple[int, ...]) -> None:
     os.close(file)
 
 
-def _run(file: str, arguments: tuple[str, ...]) -> None:
+def _run(file: str, arguments: list[str]) -> None:
     """Run a Python file or a libai module as `__main__`."""
     sys.argv = [file, *arguments]
     is_file = os.path.isabs(file)

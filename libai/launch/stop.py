@@ -16,7 +16,7 @@ from types import FrameType
 
 import numpy as np
 
-from libai.launch.guard import QUITTING, STOPPING, Interrupts, signals_handled
+from libai.launch.guard import STOPPING, Interrupts, describe_quit, signals_handled
 from libai.utils.distributed import all_reduce, get_world_size
 from libai.utils.errors import EXIT_RESUMABLE
 from libai.utils.rank_notes import own_folder, own_state
@@ -149,7 +149,7 @@ class StopRequest:
         if own_folder() is not None:
             return  # the launcher replies; its signal may also follow one from the terminal
         if self._interrupts.is_again(signum):
-            say(QUITTING)
+            say(describe_quit(own_state()))
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
         elif signum == signal.SIGINT and not asked_before:

@@ -23,7 +23,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from libai.launch.guard import NOT_BEGUN, NOT_USERS, QUITTING, STOPPING, Interrupts, signals_handled, with_rank
+from libai.launch.guard import (
+    NOT_BEGUN,
+    NOT_USERS,
+    STOPPING,
+    Interrupts,
+    describe_quit,
+    signals_handled,
+    with_rank,
+)
 from libai.launch.rank import ask_for_stacks, read_stack
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
@@ -203,7 +211,7 @@ class Supervisor:
             self.stop_signal = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
         if self._interrupts.is_again(signum) and self._kill_at > 0:
             self._kill_at = 0.0
-            say(QUITTING)
+            say(describe_quit(self.ranks[0].state))
 
     def _pass_stop_on(self) -> None:
         """Ask every rank once to save and stop. End the ranks if the run has not begun and has nothing to save."""

@@ -79,6 +79,7 @@ class RankState(ctypes.Structure):
         ("beats", ctypes.c_int64),  # counts signs of progress
         ("limit", ctypes.c_double),  # seconds without a beat after which it counts as hung; 0: no limit
         ("iteration", ctypes.c_int64),  # number of completed iterations
+        ("saved", ctypes.c_int64),  # number of iterations in its newest checkpoint
         ("phase", ctypes.c_char * 16),  # current phase
         ("listens", ctypes.c_int64),  # 1 if it saves and stops on a signal
         ("has_left", ctypes.c_int64),  # 1 if its work is over, with the exit code `code`

@@ -97,11 +97,12 @@ class WrongShape(toy.Classifier):
         return super().forward(x[:, :3], y)
 
 
-def test_a_run_that_fails_before_its_first_update_leaves_the_folder_as_it_was(mode, tmp_path):
+@pytest.mark.parametrize("word", ["train.rehearse=null", "train.rehearse=0"])
+def test_a_run_that_fails_before_its_first_update_leaves_the_folder_as_it_was(mode, word, tmp_path):
     contract_runs.train(tmp_path, mode)
     before = tree(tmp_path)
     with pytest.raises(Exception, match="(?i)matmul|shape|dim"):
-        make_run(tmp_path, mode, "model._target_=test_contract_folder.WrongShape").train()
+        make_run(tmp_path, mode, word, "model._target_=test_contract_folder.WrongShape").train()
     assert tree(tmp_path) == before
     make_run(tmp_path, mode).train()  # the control
     assert tree(tmp_path) != before

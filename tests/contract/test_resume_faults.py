@@ -10,7 +10,7 @@ import toy
 from libai.cli.commands import verify_resume as command
 from libai.config import validate
 from libai.engine import default_setup
-from libai.engine.run.verify_resume import Rehearsal, compare, is_exact, job_overrides
+from libai.engine.run.verify_resume import compare, job_overrides, train
 from libai.launch.stop import StoppedFromOutside
 from libai.layers import Dropout
 from libai.utils.errors import UserError
@@ -32,37 +32,34 @@ class Drawing(toy.Classifier):
         return toy.Classifier.forward(self, self.dropout(x) * scale, y)
 
 
-def rehearse(folder, model="Drawing", **options):
-    module = {"Drawing": "test_resume_faults", "Classifier": "toy"}[model]
-    overrides = [*job_overrides(ITERS, folder), f"model._target_={module}.{model}"]
-    run = default_setup(validate(contract_runs.make_config(folder, "eager", *overrides)))
-    return Rehearsal(run, **options)
+def part(folder, *overrides, **options):
+    overrides = [*job_overrides(ITERS, folder), "model._target_=test_resume_faults.Drawing", *overrides]
+    train(default_setup(validate(contract_runs.make_config(folder, "eager", *overrides))), **options)
 
 
-def first_half(folder, model="Drawing"):
+def resumed(folder, *overrides, fault):
     with pytest.raises(StoppedFromOutside):
-        rehearse(folder, model, stop_after=ITERS).train()
+        part(folder, *overrides, stop_after=ITERS)
+    part(folder, *overrides, resume=True, fault=fault)
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     folder = tmp_path_factory.mktemp("straight")
-    rehearse(folder).train()
+    part(folder)
     return folder
 
 
 @pytest.mark.parametrize("fault", [None, *command.FAULTS])
 def test_a_control_is_noticed(fault, straight, tmp_path):
-    first_half(tmp_path)
-    rehearse(tmp_path, resume=True, fault=fault).train()
-    findings = compare(straight, tmp_path, ITERS)
-    assert is_exact(findings) is (fault is None), findings
+    resumed(tmp_path, fault=fault)
+    found = compare(straight, tmp_path, ITERS)
+    assert found.is_exact is (fault is None), found
 
 
 def test_a_control_that_changes_nothing_is_refused(tmp_path, monkeypatch):
-    rehearse(tmp_path / "straight", "Classifier").train()
-    first_half(tmp_path / "resumed", "Classifier")
-    rehearse(tmp_path / "resumed", "Classifier", resume=True, fault="seed").train()
+    part(tmp_path / "straight", "lr_scheduler=null")
+    resumed(tmp_path / "resumed", "lr_scheduler=null", fault="scheduler")
     monkeypatch.setattr(command, "start_job", lambda *arguments: 0)
-    with pytest.raises(UserError, match="--fault seed changes nothing in this config"):
-        command.certify(command.parse(["config.py", "--fault", "seed", "--iters", str(ITERS)]), tmp_path)
+    with pytest.raises(UserError, match="--fault scheduler changes nothing in this config"):
+        command.certify(command.parse(["config.py", "--fault", "scheduler", "--iters", str(ITERS)]), tmp_path)

@@ -47,23 +47,21 @@ def verify(*arguments: str, timeout: float = 240) -> tuple[int, dict]:
 def test_a_resumed_run_is_the_same_to_the_last_byte(graph, procs):
     code, report = verify(*HARD, f"graph.enabled={graph}", "--procs", procs, "--iters", "4")
     assert (code, report["verdict"]) == (0, "exact"), report
-    compared = {finding["what"]: finding["compared"] for finding in report["findings"]}
-    assert compared["numbers in metrics.jsonl"] >= 8 * 3
-    assert compared["model tensors"] == 6 and compared["optimizer tensors"] == 12
+    assert report["numbers"] >= 8 * 3 and report["tensors"] == 6 + 12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "noticed_in"),
     [
-        pytest.param("seed", "numbers in metrics.jsonl", marks=pytest.mark.slow),
-        pytest.param("scheduler", "numbers in metrics.jsonl", marks=pytest.mark.slow),
-        ("sample", "counters, schedule, data, random states, hooks"),
+        pytest.param("seed", "iteration ", marks=pytest.mark.slow),
+        pytest.param("scheduler", "iteration ", marks=pytest.mark.slow),
+        ("sample", "state."),
     ],
 )
 def test_what_a_resume_leaves_out_is_noticed(fault, noticed_in):
     """Negative controls: without them an equality of two things never compared would look the same."""
     code, report = verify(*HARD, "--iters", "3", "--fault", fault)
     assert (code, report["verdict"]) == (1, "broken"), report
-    differing = {finding["what"]: finding["differing"] for finding in report["findings"]}
-    assert differing[noticed_in] and differing["model tensors"], report
+    for start in (noticed_in, "model/"):
+        assert any(place.startswith(start) for place in report["differences"]), report

@@ -276,14 +276,15 @@ def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path, hooks_on_path):
     """The first one asks; while a hook blocks the loop, the second must not be swallowed."""
     code = (
         "import os, signal, time\n"
-        "from libai.launch.stop import StopRequest\n"
+        "from libai.launch.stop import StopRequest, own_state\n"
         "stop = StopRequest()\n"
         "with stop.handling_signals():\n"
         "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)\n"
         "    assert stop() == signal.SIGINT  # delivered twice by one key press: still one request\n"
+        "    own_state().iteration, own_state().saved = 90, 10\n"
         "    time.sleep(0.7)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    time.sleep(600)\n"
     )
     done = jobs.run([sys.executable, "-c", code])
-    assert done.returncode == -signal.SIGINT, done
+    assert done.returncode == -signal.SIGINT and "Quit without saving. Iterations lost: 80." in done.stderr, done

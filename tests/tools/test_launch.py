@@ -79,12 +79,12 @@ def test_a_wrong_number_of_restarts_is_an_error(words, text):
 def test_ranks_get_their_numbers_arguments_and_libai(script):
     program = script("""
         import libai
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "LIBAI_TRACEBACK")
         values = " ".join(os.environ[name] for name in names)
         os.write(1, f"{values} {sys.argv[3:]} {os.getcwd()}\\n".encode())  # one write: lines of ranks must not mix
     """)
-    result = program.run(2, "x.y=[1, 2]", "--resume")
-    expected = [f"{r} {r} 2 127.0.0.1 1 ['x.y=[1, 2]', '--resume'] {program.folder}" for r in (0, 1)]
+    result = program.run(2, "x.y=[1, 2]", "--traceback", "--resume")
+    expected = [f"{r} {r} 2 127.0.0.1 1 1 ['x.y=[1, 2]', '--resume'] {program.folder}" for r in (0, 1)]
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == expected
     assert result.stderr == "" and not (program.folder / "log").exists()

@@ -10,6 +10,7 @@ Exit codes: 0 exact; 1 broken, or a job failed; 2 a mistake in the arguments or 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,9 @@ PROGRAM = "libai.cli.commands.verify_resume"
 PHASES = {"straight": ("straight", 0), "first": ("resumed", EXIT_RESUMABLE), "second": ("resumed", 0)}
 #: things that a negative control can leave out of the resume or change in it; the verdict must then be "broken"
 FAULTS = ("rng", "seed", "scheduler", "sample")
+EXIT_CODES = {"exact": 0, "broken": 1}
+#: number of differences that are printed without --json
+MOST_SHOWN = 8
 
 
 def build_parser() -> Parser:
@@ -61,17 +65,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def run_job(args: argparse.Namespace) -> int:
     """Run one phase as a rank of a job."""
     from libai.engine import default_setup
-    from libai.engine.run.verify_resume import Rehearsal, job_overrides
+    from libai.engine.run.verify_resume import job_overrides, train
 
     folder, _ = PHASES[args.phase]
     overrides = [*args.words, *job_overrides(args.iters, args.folder / folder)]
     run = load_config(args.config_file, overrides, get_world_size())
     prepare_device(run.train.device, is_eager=run.mode == "eager")
-    run = default_setup(run, overrides)
-    if args.phase == "second":
-        Rehearsal(run, resume=True, fault=args.fault).train()
-    else:
-        Rehearsal(run, stop_after=args.iters if args.phase == "first" else None).train()
+    stop_after = args.iters if args.phase == "first" else None
+    train(default_setup(run, overrides), stop_after=stop_after, resume=args.phase == "second", fault=args.fault)
     return 0
 
 
@@ -98,23 +99,27 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
         if code:
             return code
 
-    from libai.engine.run.verify_resume import compare, is_exact, report_json, report_table
+    from libai.engine.run.verify_resume import compare
 
-    findings = compare(folder / "straight", folder / "resumed", args.iters)
-    exact = is_exact(findings)
-    if exact and args.fault:
+    found = compare(folder / "straight", folder / "resumed", args.iters)
+    if found.is_exact and args.fault:
         raise UserError(
             f"--fault {args.fault} changes nothing in this config: the run resumed exactly with it. Choose another one."
         )
+    verdict = "exact" if found.is_exact else "broken"
     if args.json:
-        facts = {"config": args.config_file, "overrides": args.words, "processes": args.procs, "iters": args.iters}
-        print(report_json(findings, **facts, fault=args.fault))
-        return 0 if exact else 1
-    print(report_table(findings))
+        print(json.dumps({**vars(args), "folder": str(folder), "verdict": verdict, **vars(found)}, indent=1))
+        return EXIT_CODES[verdict]
+    print(
+        f"compared {found.numbers} numbers of metrics.jsonl, {found.tensors} tensors, and the state of schedule, data, "
+        "random generators and hooks"
+    )
+    for place, text in [*found.differences.items()][:MOST_SHOWN]:
+        print(f"differs: {place}: {text}")
     ways = f"{2 * args.iters} iterations, and {args.iters} + a fresh start + {args.iters}"
     without = f" (fault injected: resumed without its {args.fault})" if args.fault else ""
-    print(f"{'exact' if exact else 'broken'}: {ways}, {args.procs} process(es){without}")
-    return 0 if exact else 1
+    print(f"{verdict}: {ways}, {args.procs} process(es){without}")
+    return EXIT_CODES[verdict]
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -61,6 +61,8 @@ class ConsoleWriter(Writer):
             self._show_bar(record.max_iter, logged=record.iter, numbers=numbers)
         for line in format_eval_lines(record):
             logger.info("%s", line)
+        if self._bar is not None and record.seconds is not None:
+            self._bar.refresh()  # its frame still shows the evaluation
 
     def close(self) -> None:
         if self._bar is not None:

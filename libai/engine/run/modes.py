@@ -19,7 +19,7 @@ from libai.engine.compiled.guards import refuse_own_update
 from libai.engine.hook_base import HookBase
 from libai.engine.rehearsal.rehearsal import NotTheSame
 from libai.engine.run import build
-from libai.engine.run.trials import compare_speed
+from libai.engine.run.trials import compare_speed, try_forward
 from libai.engine.trainer import TRAINERS
 from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
@@ -78,6 +78,8 @@ def resolve(run: Any) -> None:
         return
     try:
         run.trainer.prepare()  # before the run takes its folder, which stays unchanged if the model cannot train
+        if run.config.train.rehearse == 0 and run.trainer.mode == "eager":
+            try_forward(run.trainer)
     except (GraphBuildError, NotTheSame) as error:
         falls_back = run.config.mode == "auto" or run.config.graph.on_build_error == "eager"
         if run.trainer.mode == "eager" or not falls_back:

@@ -20,7 +20,8 @@ from libai import checkpoint
 from libai.engine.data_feed import DataFeed
 from libai.engine.events.throughput import memory_gb
 from libai.engine.metrics import NonFiniteLoss
-from libai.engine.rehearsal.kept import rolled_back
+from libai.engine.rehearsal.kept import forward_rolled_back, rolled_back
+from libai.engine.rehearsal.rehearsal import is_own_update
 from libai.engine.run.parameter_table import parameter_table
 from libai.engine.run.report import start_banner
 from libai.engine.trainer import ModelTrainer
@@ -85,6 +86,21 @@ def dry_run(run: Any) -> None:
             "was kept",
         ):
             logger.info("%s", text, extra={"is_result": True})
+
+
+def try_forward(trainer: ModelTrainer) -> None:
+    """Make the forward and backward passes of the next update, and undo them. Collective.
+
+    Without a rehearsal, the errors of a model would otherwise show after the run has taken its folder.
+    """
+    if not is_own_update(trainer):
+        return
+    gradients = trainer.gradients
+    named = [gradients.name_inputs(batch) for batch in trainer.feed.peek()]
+    batches = [gradients.to_device(batch) for batch in named]
+    with forward_rolled_back(trainer.model), gradients.index_check.watch(named, gradients.describe_batch):
+        gradients.accumulate_gradients(gradients.forward, batches)
+    trainer.clear_gradients()
 
 
 def _save_and_load(run: Any) -> int:

@@ -22,7 +22,7 @@ from libai.forward.index_check import IndexCheck
 from libai.forward.state import Facts, values_kept
 from libai.layers.random import assign_layer_ids, fold, random_context
 from libai.utils.distributed import get_rank
-from libai.utils.tensors import detached
+from libai.utils.tensors import detached, saved_values
 
 logger = logging.getLogger("libai.engine")
 
@@ -131,6 +131,7 @@ class Gradients:
             total = total * self.loss_scale
         try:
             total.backward()
+            saved_values.clear()
         except Exception as error:
             if "does not require grad" not in str(error):
                 raise

@@ -39,7 +39,7 @@ from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
-from libai.utils.tensors import clear_gradients, detached, digest_of, map_tensors
+from libai.utils.tensors import clear_gradients, detached, digest_of, map_tensors, saved_values
 
 logger = logging.getLogger("libai.engine")
 #: devices on which OneFlow 0.9 computes in lower precision; compilation tests add the CPU
@@ -397,6 +397,7 @@ class ModelTrainer(TrainerBase):
 
     def _as_result(self, returned: Any) -> StepResult:
         """Convert the return value of a custom `update`, which may return losses in any form that `forward` may."""
+        saved_values.clear()
         losses, metrics = read_losses(returned, self)
         values = [{name: detached(value) for name, value in part.items()} for part in (losses, metrics)]
         ranks = 1 if self.layout.is_global else self.mesh.data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,6 +99,9 @@ def clear_gradients(model: flow.nn.Module) -> None:
         parameter.grad = None
 
 
+#: what `saved_tensor_hooks` saves for the backward pass, by number
+saved_values: dict[int, Any] = {}
+_numbers = itertools.count()
 _around: list[tuple[Callable[[flow.Tensor], Any], Callable[[Any], flow.Tensor]]] = []
 
 
@@ -111,9 +115,18 @@ def saved_tensor_hooks(pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any
     """Make operations in the block save `pack(tensor)` for the backward pass, which gets `unpack` of it.
 
     If `pack` returns a tensor unchanged, the tensor is passed to the enclosing hooks. OneFlow 0.9.0 itself calls only
-    the innermost hooks.
+    the innermost hooks, and never frees what a hook returns. So it gets a number, and the values are in `saved_values`,
+    which must be cleared after the backward pass.
     """
     others = _around[-1] if _around else None
+
+    def pack_and_number(tensor: flow.Tensor) -> int:
+        number = next(_numbers)
+        saved_values[number] = pack_or_pass(tensor)
+        return number
+
+    def unpack_by_number(number: int) -> flow.Tensor:
+        return unpack_or_pass(saved_values[number])
 
     def pack_or_pass(tensor: flow.Tensor) -> Any:
         packed = pack(tensor)
@@ -124,7 +137,7 @@ def saved_tensor_hooks(pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any
 
     _around.append((pack_or_pass, unpack_or_pass))
     try:
-        with flow.autograd.graph.saved_tensors_hooks(pack_or_pass, unpack_or_pass):
+        with flow.autograd.graph.saved_tensors_hooks(pack_and_number, unpack_by_number):
             yield
     finally:
         _around.pop()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import oneflow as flow
 import pytest
 import toy
 
-from libai.utils.tensors import detached, fetch_scalars
+from libai.utils.tensors import detached, fetch_scalars, saved_tensor_hooks, saved_values
 
 VIEWS = {
     "slice": lambda x: x[2:5],
@@ -63,3 +66,51 @@ def test_losses_and_metrics_that_are_views_are_logged_as_they_are(mode):
         logged.append(trainer.fetch_metrics())
     assert logged[1]["train/cls"] == pytest.approx(logged[0]["train/cls"], rel=1e-6)
     assert logged[1]["train/seven"] == 7.0
+
+
+class Packed:
+    """What a hook saves; weak references tell whether it is freed."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def packing(packed):
+    def pack(tensor):
+        value = Packed(tensor)
+        packed.add(value)
+        return value
+
+    return pack
+
+
+def test_values_saved_by_hooks_are_freed_after_the_backward_pass():
+    weight = flow.ones(3, requires_grad=True)
+    packed = weakref.WeakSet()
+    pack = packing(packed)
+    with saved_tensor_hooks(pack, lambda value: value.tensor):
+        loss = (weight * weight).sum()
+    assert len(packed) > 0
+    loss.backward()
+    assert weight.grad.tolist() == [2.0, 2.0, 2.0]
+    saved_values.clear()
+    assert len(packed) == 0
+
+
+def test_oneflow_never_frees_what_its_hooks_save():
+    weight = flow.ones(3, requires_grad=True)
+    packed = weakref.WeakSet()
+    pack = packing(packed)
+    with flow.autograd.graph.saved_tensors_hooks(pack, lambda value: value.tensor):
+        loss = (weight * weight).sum()
+    loss.backward()
+    del loss
+    gc.collect()
+    assert len(packed) > 0
+
+
+def test_an_eager_rehearsal_frees_the_values_that_it_saves():
+    model = toy.Tagger()
+    trainer = toy.trainer_of("eager", model, toy.batches(3), flow.optim.SGD(model.parameters(), lr=0.1))
+    trainer.prepare()
+    assert saved_values == {}

@@ -102,8 +102,16 @@ def prepare_ranks(job: Job, notes: str) -> Supervisor:
     }
     words = [str(word) for option in options.items() for word in option]
     # `-m oneflow.distributed.launch` would import oneflow first, which takes half a second
-    command = [sys.executable, "-I", str(_oneflow_launcher()), *words, "-m", "libai.launch.rank"]
-    command += [output_folder, str(int(job.is_training)), job.file, "--config-file", job.config]
+    command = [sys.executable, "-I", str(_oneflow_launcher()), *words]
+    # by its path, because -m would let a json.py in the working directory replace Python's
+    command += [
+        str(Path(__file__).with_name("rank.py")),
+        output_folder,
+        str(int(job.is_training)),
+        job.file,
+        "--config-file",
+        job.config,
+    ]
     facts = {rank_notes.NOTES_VARIABLE: notes, rank_notes.LOCAL_RANKS_VARIABLE: str(job.num_processes)}
     command += job.arguments
     announce = job.announce if job.is_training else None

@@ -1,6 +1,6 @@
 """Run one rank as two processes: the program, and a parent that watches it. `oneflow.distributed.launch` starts it.
 
-    python -m libai.launch.rank OUTPUT_FOLDER IS_TRAINING FILE [arguments of FILE …]
+    python libai/launch/rank.py OUTPUT_FOLDER IS_TRAINING FILE [arguments of FILE …]
 
 The parent records how the program ended, which OneFlow's launcher does not report. It also ends a program that hangs.
 Time counts only while the parent runs, not while Ctrl-Z or a suspended machine stops both. Uses only the standard
@@ -9,13 +9,19 @@ library.
 
 from __future__ import annotations
 
+import sys
+
+if (
+    __name__ == "__main__"
+):  # run by its path: replace this file's folder in sys.path with the folder that contains libai
+    sys.path[0] = __file__.rpartition("/libai/launch/")[0]
+
 import contextlib
 import ctypes
 import faulthandler
 import os
 import runpy
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import NoReturn

@@ -1,11 +1,12 @@
 """`libai.launch` and `tools/train.sh`: what is asked for, what the ranks get, and that they end together."""
 
 import re
+import subprocess
 import time
 from dataclasses import replace
 
 import pytest
-from launched import Script, command_of, descendants
+from launched import Script, command_of, descendants, make_environment
 
 from libai.launch import request
 from libai.launch.job import TRAINING, prepare_ranks, run_job
@@ -90,6 +91,15 @@ def test_ranks_get_their_numbers_arguments_and_libai(script):
     assert result.stderr == "" and not (program.folder / "log").exists()
 
 
+@pytest.mark.e2e
+def test_files_in_the_working_directory_do_not_replace_pythons_modules(script, tmp_path):
+    for name in ("json", "random", "types"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported')")
+    command = script("import json, random, types, libai.utils.logging").command(2)
+    result = subprocess.run(command, cwd=tmp_path, env=make_environment(), capture_output=True, text=True, timeout=100)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 # --------------------------------------------------------------------------------------------- how jobs end
 
 
@@ -140,7 +150,7 @@ def test_oneflows_launcher_is_the_parent_of_the_ranks(script):
     process = program.start(2)
     (launcher,) = [pid for pid in descendants(process.pid) if "distributed/launch.py" in command_of(pid)]
     ranks = descendants(launcher)
-    assert set(program.pids()) <= set(ranks) and all("libai.launch.rank" in command_of(pid) for pid in ranks)
+    assert set(program.pids()) <= set(ranks) and all("libai/launch/rank.py" in command_of(pid) for pid in ranks)
     process.terminate()
     process.communicate(timeout=100)
     assert process.returncode == 143 and program.survivors() == []

@@ -124,10 +124,10 @@ class RawVariant(OneFlowVariant):
             )
         self._device = default_device(train.device)
         parts = Parts(config, Mesh.of_this_job(self._device))
-        self._loader = iter(parts.loader)
+        self._loader = iter(parts.train_loader)
         self._accumulation = parts.sizes.accumulation
         self.samples_per_iter = parts.plan.global_batch_size
-        model = parts.model()
+        model = parts.new_model()
         if mode == "perturbed":
             for parameter in model.parameters():
                 parameter.data.mul_(1 + 2.0**-23 * flow.randn(*parameter.shape).sign())
@@ -135,7 +135,7 @@ class RawVariant(OneFlowVariant):
         if draws_randomness(model):
             raise Unavailable("a hand-written loop draws other dropout masks; set the rates to 0")
         loop = RawGraph if "graph" in mode else RawEager
-        self._loop = loop(model, parts.optimizer, self._accumulation, train.clip_grad.max_norm, parts.mesh)
+        self._loop = loop(model, parts.new_optimizer, self._accumulation, train.clip_grad.max_norm, parts.mesh)
 
     def step(self) -> flow.Tensor:
         """See `Variant.step`."""

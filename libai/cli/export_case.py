@@ -55,9 +55,9 @@ def export(folder: Path, config: str, overrides: Sequence[str], iterations: int 
 
     parts = Parts(run, Mesh())
     steps = parts.sizes.accumulation
-    batches = list(itertools.islice(parts.loader, iterations * steps))
-    model = parts.model()
-    optimizer = parts.optimizer(model)
+    batches = list(itertools.islice(parts.train_loader, iterations * steps))
+    model = parts.new_model()
+    optimizer = parts.new_optimizer(model)
 
     folder.mkdir(parents=True, exist_ok=True)
     if type(optimizer).__name__ not in ("AdamW", "Adam", "SGD"):

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from libai.cli.commands.page import Curves, page_of
+from libai.config.lazy_config import flatten
 from libai.utils.atomic import atomic_write_text, read_json
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
@@ -100,19 +101,6 @@ def read_record(run: Path) -> Record:
     summary = read_json(run / "summary.json")
     status = str(summary.get("status", "unfinished"))
     return Record(flatten({**settings, **facts}), read_curves(run / "metrics.jsonl"), status, summary.get("best") or {})
-
-
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the config as dotted key -> value. Lists count as values.
-
-    >>> flatten({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}, "model": None})
-    {'optim.lr': 0.1, 'optim.betas': [0.9, 0.99], 'model': None}
-    """
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        key = f"{prefix}{name}"
-        found.update(flatten(value, f"{key}.") if isinstance(value, dict) and value else {key: value})
-    return found
 
 
 def read_curves(file: Path) -> Curves:

@@ -24,7 +24,7 @@ from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.engine.snapshot import Snapshot
 from libai.forward.python_state import forward_hooks
 from libai.scheduler import has_state
-from libai.utils.distributed import any_rank, gather_objects, is_main_process
+from libai.utils.distributed import any_rank, gather_objects, get_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.tensors import part_here, tensors_in
 
@@ -159,12 +159,12 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
     """
     model = trainer.model
     places = itertools.count()
-    found: list[tuple[int, str]] = []
+    found: list[tuple[int, int, str]] = []
 
     def look(what: str, value: Any) -> None:
         place = next(places)
         if not found and not all(map(_is_finite_here, tensors_in(value))):
-            found.append((place, what))
+            found.append((place, get_rank(), what))
 
     def look_at_output(name: str, module: Any, _inputs: Any, output: Any) -> None:
         look(f"first the output of {name or 'the model'} ({type(module).__name__}) is not finite", output)
@@ -184,15 +184,13 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
     for name, parameter in reversed(list(model.named_parameters())):
         look(f"the gradient of {name} is not finite, though the forward pass is", parameter.grad)
     trainer.clear_gradients()
-    by_rank = gather_objects(found[0] if found else None)
-    where = {rank: one for rank, one in enumerate(by_rank) if one is not None}
-    if not where:
+    of_ranks = gather_objects(found)
+    everywhere = [one for of_rank in of_ranks for one in of_rank]
+    if not everywhere:
         return "every output and gradient of the replay in eager mode is finite"
-    first = min(where.values())
-    ranks = [rank for rank, one in where.items() if one == first]
-    if len(ranks) == len(by_rank):
-        return first[1]
-    return f"{first[1]} (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))})"
+    place, rank, what = min(everywhere)
+    is_everywhere = [one[0] for one in everywhere].count(place) == len(of_ranks)
+    return what if is_everywhere else f"{what} (rank {rank})"
 
 
 def _are_finite(model: flow.nn.Module) -> bool:

@@ -11,18 +11,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from libai.config.settings.errors import did_you_mean
 from libai.config.settings.sections import Evaluation
 from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.hook_base import HookBase, Period, StopTraining, is_due
-from libai.evaluation import MeanLossEvaluator, directions_of
+from libai.evaluation import directions_of
 from libai.scheduler import needs_metric
 from libai.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from libai.engine.trainer import ModelTrainer
 
 
 def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -48,24 +45,7 @@ def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tupl
     return metric, mode
 
 
-def look_for(
-    metric: str, trainer: ModelTrainer, loaders: Mapping[str, Iterable[Any]], evaluators: Mapping[str, Any]
-) -> None:
-    """Raise `UserError` before training if these evaluators do not return `metric` (`<dataset>/<name>`). Collective.
-
-    Evaluates one batch to find the names of the metrics, because there is no other source for them. The total loss
-    needs no such check.
-    """
-    dataset, _, name = metric.partition("/")
-    if dataset in loaders and name == "loss" and isinstance(evaluators.get("loss"), MeanLossEvaluator):
-        return
-    measured: list[str] = []
-    for each in [dataset] if dataset in loaders else loaders:
-        measured += trainer.evaluate(loaders[each], evaluators, each, max_batches=1)
-    _refuse_unknown(f"eval/{metric}", measured)
-
-
-def _refuse_unknown(metric: str, measured: Iterable[str]) -> None:
+def refuse_unknown(metric: str, measured: Iterable[str]) -> None:
     """Raise `UserError` if `measured` contains tags, but not `metric`."""
     names = [tag.removeprefix("eval/") for tag in measured]
     name = metric.removeprefix("eval/")
@@ -137,7 +117,7 @@ class MetricHook(HookBase):
     def after_eval(self) -> None:
         """Raises `UserError` if the evaluation does not return the metric."""
         if self._is_needed and self.trainer.storage.get(self.metric) is None:
-            _refuse_unknown(self.metric, self.trainer.storage.names("eval/"))
+            refuse_unknown(self.metric, self.trainer.storage.names("eval/"))
 
     def after_step(self) -> None:
         """Calls `judge` if there is a new value."""

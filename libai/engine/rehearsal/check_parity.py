@@ -155,12 +155,12 @@ def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: f
         )
     parts = Parts(run, Mesh(device=device))
     return check_parity(
-        parts.model,
-        parts.loader,
-        parts.optimizer,
+        parts.new_model,
+        parts.train_loader,
+        parts.new_optimizer,
         num_iters=num_iters,
         bound=bound,
-        build_lr_scheduler=parts.lr_scheduler,
+        build_lr_scheduler=parts.new_schedule,
         num_accumulation_steps=parts.sizes.accumulation,
         max_grad_norm=run.train.clip_grad.max_norm,
         max_grad_value=run.train.clip_grad.value,

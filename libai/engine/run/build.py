@@ -356,30 +356,44 @@ def build_trainer(
 
 
 class Parts:
-    """The parts of a run as `Run` builds them, for commands that measure or compare a part without a `Run`.
+    """The parts of a run that need no trainer, each built by an overridable method. `Run` adds the rest.
 
-    Seeds all generators. Attributes: `sizes`, `seed`, `mesh`, `plan`, and the `loader` of this data rank.
+    Commands that measure or compare a model use these parts without a `Run`.
+
+    Args:
+        config: a `RunConfig`.
+        mesh: the ranks of this job.
+        seed: replaces `train.seed`. All generators are seeded.
+
+    Attributes: `config`, `mesh`, `seed`, `sizes`, `plan`, and the `train_loader` of this data rank.
     """
 
-    def __init__(self, run: Any, mesh: Mesh):
-        self.run = run
-        self.mesh = mesh
-        self.seed = seed_everything(resolve_seed(run.train.seed))
-        self.sizes = batch_sizes_of(run.train, mesh.data)
-        self.loader = build_train_loader(run, mesh, self.sizes.micro, self.seed)
-        self.plan = BatchPlan.of(run.train, self.sizes, mesh.data, self.loader)
+    build_model = staticmethod(build_model)
+    build_optimizer = staticmethod(build_optimizer)
+    build_lr_scheduler = staticmethod(build_lr_scheduler)
+    build_train_loader = staticmethod(build_train_loader)
 
-    def model(self) -> flow.nn.Module:
+    def __init__(self, config: Any, mesh: Mesh, seed: int | None = None):
+        self.config = config
+        self.mesh = mesh
+        self.seed = seed_everything(resolve_seed(config.train.seed if seed is None else seed))
+        self.sizes = batch_sizes_of(config.train, mesh.data)
+        self.train_loader = self.build_train_loader(config, mesh, self.sizes.micro, self.seed)
+        self.plan = BatchPlan.of(config.train, self.sizes, mesh.data, self.train_loader)
+
+    def new_model(self) -> flow.nn.Module:
         """Return a new model. Every call returns the weights that a run starts with."""
         flow.manual_seed(self.seed)  # initial weights must not depend on random numbers that the loader drew
-        return build_model(self.run)
+        model = self.build_model(self.config)
+        adapt_model(self.config, model)  # again, because `build_model` may be the user's
+        return model
 
-    def optimizer(self, model: flow.nn.Module) -> flow.optim.Optimizer:
+    def new_optimizer(self, model: flow.nn.Module) -> flow.optim.Optimizer:
         """Return the optimizer of `model`, with learning rates scaled as `train.auto_scale_lr` asks."""
-        optimizer = build_optimizer(self.run, model)
-        scale_lr(self.run, optimizer, self.plan)
+        optimizer = self.build_optimizer(self.config, model)
+        scale_lr(self.config, optimizer, self.plan)
         return optimizer
 
-    def lr_scheduler(self, optimizer: flow.optim.Optimizer) -> Any:
+    def new_schedule(self, optimizer: flow.optim.Optimizer) -> Any:
         """Return the schedule of `optimizer`, or None."""
-        return build_lr_scheduler(self.run, optimizer, self.plan)
+        return self.build_lr_scheduler(self.config, optimizer, self.plan)

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from libai.config import fill_unset, instantiate
+from libai.config.lazy_config import flatten
 from libai.engine import hooks
 from libai.engine.check_parts import check_part
 from libai.engine.events.console import ConsoleWriter
@@ -36,7 +37,10 @@ _WRITERS: Mapping[str, Callable[[RunInfo], Writer]] = {
 def default_writers(run: Any) -> list[Writer]:
     """Return the writers of metrics in `train.writers`."""
     train = run.config.train
-    settings = _flat(OmegaConf.to_container(run.config.to_config(), resolve=True))
+    settings = {
+        name: value if isinstance(value, (bool, int, float, type(None))) else str(value)
+        for name, value in flatten(OmegaConf.to_container(run.config.to_config(), resolve=True)).items()
+    }
     info = RunInfo(run.output_dir, run.folder.run_id, run.output_dir.name, settings, run.plan.train_iter)
     writers: list[Writer] = []
     for index, section in enumerate(train.writers):
@@ -48,47 +52,17 @@ def default_writers(run: Any) -> list[Writer]:
     return [AsyncWriter(w) for w in writers] if train.async_write_metrics else writers
 
 
-def _flat(settings: Any, path: str = "") -> dict[str, Any]:
-    """Return the settings below `path` as plain values, by dotted name."""
-    if not isinstance(settings, dict):
-        is_plain = isinstance(settings, (bool, int, float, type(None)))
-        return {path: settings if is_plain else str(settings)}
-    return {
-        where: value
-        for name, below in settings.items()
-        for where, value in _flat(below, f"{path}.{name}".lstrip(".")).items()
-    }
-
-
 def default_hooks(run: Any) -> list[HookBase | None]:
     """Return the hooks of a standard run and of `train.extra_hooks`. Sets `run.timer`, which is one of them."""
     train, plan = run.config.train, run.plan
-    evaluation, saving = train.evaluation, train.checkpointer
-    log_period = plan.period(train.log_period, "train.log_period")
     run.timer = hooks.IterationTimer(plan.global_batch_size)
-    found: list[HookBase | None] = [
-        # take the output folder before any other hook acts, and release it after all of them
-        hooks.CallbackHook(before_train=lambda trainer: run.begin(), priority=0),
-        hooks.CallbackHook(after_train=lambda trainer: run.release_unless_training(), priority=100),
-        hooks.RandomStateHook(run.seed),
-        run.timer,
-    ]
-    tag = ""
-    best = None
-    if evaluation.enabled and run.test_loaders:
-        period = plan.period(evaluation.eval_period, "train.evaluation.eval_period")
-        found.append(hooks.EvalHook(period, run.evaluate))
-        if run.metric is not None:
-            tag = f"eval/{run.metric}"
-            saver = run.checkpointer if saving.enabled else None
-            best = hooks.BestCheckpointHook(saver, tag, run.better)
-            found.append(best)
-            if evaluation.early_stop_patience:
-                found.append(hooks.EarlyStopHook(tag, evaluation.early_stop_patience, run.better))
-    if needs_metric(run.trainer.lr_scheduler):
-        found.append(hooks.LRHook(tag))
-    if saving.enabled:
-        period = plan.period(saving.period, "train.checkpointer.period")
+    # take the output folder before any other hook acts, and release it after all of them
+    begin = hooks.CallbackHook(before_train=lambda trainer: run.begin(), priority=0)
+    release = hooks.CallbackHook(after_train=lambda trainer: run.release_unless_training(), priority=100)
+    found: list[HookBase | None] = [begin, release, hooks.RandomStateHook(run.seed), run.timer]
+    best = _add_evaluation(run, found)
+    if train.checkpointer.enabled:
+        period = plan.period(train.checkpointer.period, "train.checkpointer.period")
         found.append(hooks.CheckpointHook(run.checkpointer, period))
     if train.profile is not None:
         start, stop = train.profile
@@ -96,6 +70,24 @@ def default_hooks(run: Any) -> list[HookBase | None]:
     if train.rehearse_every:
         found.append(hooks.RehearsalHook(train.rehearse_every))
     found += build.build_extra_hooks(run.config)
+    log_period = plan.period(train.log_period, "train.log_period")
     writers = run.build_writers()
     found.append(hooks.WriterHook(writers, log_period, run.timer, run.folder.texts, plan.iters_per_epoch, best))
     return found
+
+
+def _add_evaluation(run: Any, found: list[HookBase | None]) -> hooks.BestCheckpointHook | None:
+    """Add the hooks that evaluate and act on the deciding metric. Return the one that stores its best value."""
+    evaluation, best = run.config.train.evaluation, None
+    if evaluation.enabled and run.test_loaders:
+        period = run.plan.period(evaluation.eval_period, "train.evaluation.eval_period")
+        found.append(hooks.EvalHook(period, run.evaluate))
+        if run.metric is not None:
+            saver = run.checkpointer if run.config.train.checkpointer.enabled else None
+            best = hooks.BestCheckpointHook(saver, f"eval/{run.metric}", run.better)
+            found.append(best)
+            if evaluation.early_stop_patience:
+                found.append(hooks.EarlyStopHook(best.metric, evaluation.early_stop_patience, run.better))
+    if needs_metric(run.trainer.lr_scheduler):
+        found.append(hooks.LRHook("" if best is None else best.metric))
+    return best

@@ -5,7 +5,6 @@ No other file of the engine reads the mode from the config. All other code asks 
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -67,11 +66,13 @@ def resolve(run: Any) -> None:
     Falls back to eager mode if the config allows it. `graph.enabled=auto` keeps the mode that all hooks support, or
     else the faster mode.
     """
-    only = _mode_of_hooks(run.trainer.hooks) if run.mode_reason == UNDECIDED else None
-    if only is not None:
-        mode, reason = only
-        run.mode_reason = f"graph.enabled=auto: {reason}"
-        switch(run, mode, run.mode_reason)
+    if run.mode_reason == UNDECIDED:
+        refusals = {mode: text for mode in TRAINERS if (text := _refusal_of_hooks(run.trainer.hooks, mode))}
+        if len(refusals) == len(TRAINERS):
+            raise UserError("graph.enabled=auto finds no mode: " + " ".join(refusals.values()))
+        for refused, text in refusals.items():
+            run.mode_reason = f"graph.enabled=auto: {text.partition('. ')[0]}"
+            switch(run, "graph" if refused == "eager" else "eager", run.mode_reason)
     run.trainer.loop.is_mode_final = True
     run.trainer.max_iter = run.plan.train_iter  # limits the rehearsal to the updates that are left
     if run.trainer.completed_iters >= run.trainer.max_iter:
@@ -98,41 +99,29 @@ def _keep_the_faster(run: Any) -> None:
     model = run.build_model(config)
     build.adapt_model(config, model)
     optimizer = run.build_optimizer(config, model)
-    eager = run.new_trainer(config, "eager", model, graph.feed.peek(), optimizer)
+    eager = run.new_trainer("eager", model, graph.feed.peek(), optimizer)
     try:
         eager.prepare()
     except NotTheSame as error:
         run.mode_reason = f"graph.enabled=auto: {error}"
         return
-    ratio, low, high = compare_speed(graph, eager, graph.feed.peek())
+    ratio, is_graph_faster = compare_speed(graph, eager, graph.feed.peek())
     seed_everything(run.seed, run.seed_offset)
-    run.mode_reason = (
-        f"graph.enabled=auto: an update in graph mode takes {ratio:.2f} times as long as in eager mode, "
-        f"95 % interval {low:.2f} to {high:.2f}"
-    )
-    if high >= 1:  # graph mode is not clearly faster, and eager mode is simpler
+    run.mode_reason = f"graph.enabled=auto: an update in graph mode takes {ratio:.2f} times as long as in eager mode"
+    if not is_graph_faster:  # eager mode is simpler
         switch(run, "eager", run.mode_reason)
     elif is_main_process():
         logger.info("graph mode stays (%s)", run.mode_reason)
 
 
-def _mode_of_hooks(hooks: Iterable[HookBase]) -> tuple[str, str] | None:
-    """Return the only mode that every hook supports, and why the other is refused. None if both are supported.
-
-    Raises `UserError` if no mode is supported.
-    """
-    refusals: dict[str, UserError] = {}
-    for mode, hook in itertools.product(TRAINERS, hooks):
+def _refusal_of_hooks(hooks: Iterable[HookBase], mode: str) -> str:
+    """Return why the first hook that does not support `mode` refuses it, or "" if all support it."""
+    for hook in hooks:
         try:
             hook.check_mode(mode)
         except UserError as error:
-            refusals.setdefault(mode, error)
-    if len(refusals) == len(TRAINERS):
-        raise UserError("graph.enabled=auto finds no mode: " + " ".join(map(str, refusals.values())))
-    for refused, refusal in refusals.items():
-        (mode,) = set(TRAINERS) - {refused}
-        return mode, str(refusal).partition(". ")[0]
-    return None
+            return str(error)
+    return ""
 
 
 def switch(run: Any, mode: str, reason: str) -> None:

@@ -187,7 +187,8 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 def _evaluated(run: Any) -> dict[str, float]:
     """Return the results of the latest evaluation, by tag."""
-    return {tag: found[0] for tag in run.evaluation_tags if (found := run.trainer.storage.get(tag))}
+    storage = run.trainer.storage
+    return {tag: found[0] for tag in storage.names("eval/") if (found := storage.get(tag))}
 
 
 def write_summary(run: Any) -> None:

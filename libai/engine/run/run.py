@@ -14,25 +14,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import oneflow as flow
-
 from libai import checkpoint
-from libai.config import RunConfig, batch_sizes_of, combinations, validate
+from libai.config import RunConfig, combinations, validate
 from libai.config.settings.other_names import member_meant
 from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.events.console import format_eval_lines
 from libai.engine.events.writers import LogRecord
 from libai.engine.hooks import IterationTimer
-from libai.engine.hooks.evaluation import chosen_metric, look_for
+from libai.engine.hooks.evaluation import chosen_metric, refuse_unknown
 from libai.engine.loop import Interrupted
 from libai.engine.run import build, modes
-from libai.engine.run.batch_plan import BatchPlan
 from libai.engine.run.default_hooks import default_hooks, default_writers
 from libai.engine.run.predictor import Predictor
 from libai.engine.run.report import TrainResult, result_of, start_banner, starting_files, write_summary
 from libai.engine.run.run_folder import RunFolder, prepare_output_dir, require_checkpoint, saved_seed
 from libai.engine.run.trials import dry_run
 from libai.engine.trainer import TRAINERS, ModelTrainer
+from libai.evaluation import MeanLossEvaluator
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.layers.lora import ADAPTER
 from libai.utils.distributed import (
@@ -74,7 +72,7 @@ def default_setup(
     return config
 
 
-class Run:
+class Run(build.Parts):
     """One run from a config. Builds all parts; then call `train()`, `evaluate()` or `resume()`.
 
     Args:
@@ -95,63 +93,40 @@ class Run:
     @phase("build")
     def __init__(self, cfg: Any, *, resume: bool | str | None = None, reset: Sequence[str] = ()):
         config: Any = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
-        self.config = config
         device = default_device(config.train.device)
         mode, self.mode_reason = modes.first_mode(config, device)
-        load_weight = config.train.load_weight
-        self.mesh = build.build_mesh(config, device)
         self.output_dir = Path(config.train.output_dir)
         self.folder = RunFolder(self.output_dir, config.train.resume if resume is None else resume, reset)
         resumed = self.folder.checkpoint
         seed = config.train.seed
         if seed is None and resumed is not None:
             seed = saved_seed(resumed)
-        self.seed = resolve_seed(seed)
-        self.seed_offset = self.mesh.data_rank if config.train.diff_rank_seed else 0
-        seed_everything(self.seed)
-
+        seed = seed_everything(resolve_seed(seed))
         self.evaluators = self.build_evaluators(config)
         self.metric, self.better = chosen_metric(config.train.evaluation, self.evaluators)  # raises before data is read
-        sizes = batch_sizes_of(config.train, self.mesh.data)
-        self.train_loader = self.build_train_loader(config, self.mesh, sizes.micro, self.seed)
-        self.test_loaders = self.build_test_loaders(config, self.mesh, sizes.micro)
-        self.plan = BatchPlan.of(config.train, sizes, self.mesh.data, self.train_loader)
-        flow.manual_seed(self.seed)  # initial weights must not depend on random numbers that the loaders drew
-        self.model = self.build_model(config)
-        build.adapt_model(config, self.model)
-        self.optimizer = self.build_optimizer(config, self.model)
+
+        super().__init__(config, build.build_mesh(config, device), seed)
+        self.seed_offset = self.mesh.data_rank if config.train.diff_rank_seed else 0
+        self.test_loaders = self.build_test_loaders(config, self.mesh, self.sizes.micro)
+        self.model = self.new_model()
+        self.optimizer = self.new_optimizer(self.model)
         mode, self.mode_reason = modes.mode_for_optimizer(mode, self.mode_reason, self.optimizer)
-        build.scale_lr(config, self.optimizer, self.plan)
-        self.trainer = self.new_trainer(config, mode, self.model, self.train_loader, self.optimizer)
+        self.trainer = self.new_trainer(mode, self.model, self.train_loader, self.optimizer)
         self.lr_scheduler = self.trainer.lr_scheduler
+        self.checkpointer = self._new_checkpointer()
+        self.stop = StopRequest(config.train.max_seconds)
         self.trainer.loop.epoch = self.plan.epoch
         self.trainer.loop.is_mode_final = self.mode_reason != modes.UNDECIDED
-        self.checkpointer = TrainerCheckpointer(
-            self.trainer,
-            self.folder.root,
-            max_to_keep=config.train.checkpointer.max_to_keep,
-            async_save=config.train.checkpointer.async_save,
-            weights_only=config.train.checkpointer.weights_only,
-            among=self.folder.owns,
-            before_save=self.folder.check,
-            links=self.output_dir,
-            facts={
-                "run_id": self.folder.run_id,
-                "seed": self.seed,
-                "mesh": self.mesh.describe(),
-                "batch": self.plan.describe(),
-                "global_batch_size": self.plan.global_batch_size,
-            },
-        )
-        self.stop = StopRequest(config.train.max_seconds)
         self.trainer.loop.agreement.ask(STOP, self.stop)
-        self.evaluation_tags: list[str] = []
         self.trainer.register_hooks(self.build_hooks())
-        self.start_iter, self._is_training = 0, False
+
+        self.start_iter = 0
+        self._is_training = False
+        load_weight = config.train.load_weight
         if resumed is not None:
             self.resume(resumed, reset)
-        elif path := load_weight.path:
-            self.load_weights(path, load_weight.revise_keys, load_weight.strict)
+        elif load_weight.path:
+            self.load_weights(load_weight.path, load_weight.revise_keys, load_weight.strict)
         if is_main_process():
             for line in combinations.warnings(config, get_world_size(), self.plan.train_iter, self.start_iter):
                 logger.warning("%s", line)
@@ -167,20 +142,36 @@ class Run:
 
     # ------------------------------------------------------------------ parts, each overridable
 
-    build_model = staticmethod(build.build_model)
-    build_optimizer = staticmethod(build.build_optimizer)
-    build_lr_scheduler = staticmethod(build.build_lr_scheduler)
-    build_train_loader = staticmethod(build.build_train_loader)
     build_test_loaders = staticmethod(build.build_test_loaders)
     build_evaluators = staticmethod(build.build_evaluators)
     build_writers = default_writers
     build_hooks = default_hooks
 
-    def new_trainer(self, config: Any, mode: str, model: Any, data_loader: Any, optimizer: Any) -> ModelTrainer:
+    def new_trainer(self, mode: str, model: Any, data_loader: Any, optimizer: Any) -> ModelTrainer:
         """Return a trainer of this run, with its own schedule for `optimizer`; see `build.build_trainer`."""
-        schedule = self.build_lr_scheduler(config, optimizer, self.plan)
+        schedule = self.new_schedule(optimizer)
         return build.build_trainer(
-            config, mode, model, data_loader, optimizer, schedule, self.plan, self.mesh, self.seed
+            self.config, mode, model, data_loader, optimizer, schedule, self.plan, self.mesh, self.seed
+        )
+
+    def _new_checkpointer(self) -> TrainerCheckpointer:
+        settings = self.config.train.checkpointer
+        return TrainerCheckpointer(
+            self.trainer,
+            self.folder.root,
+            max_to_keep=settings.max_to_keep,
+            async_save=settings.async_save,
+            weights_only=settings.weights_only,
+            among=self.folder.owns,
+            before_save=self.folder.check,
+            links=self.output_dir,
+            facts={
+                "run_id": self.folder.run_id,
+                "seed": self.seed,
+                "mesh": self.mesh.describe(),
+                "batch": self.plan.describe(),
+                "global_batch_size": self.plan.global_batch_size,
+            },
         )
 
     def begin(self) -> None:
@@ -229,8 +220,7 @@ class Run:
             else:
                 start_banner(self)
         with suppress(Interrupted):  # the loop sees the interrupt too, and ends properly
-            self.check_metric()
-            self.check_evaluation(self.config.train.num_sanity_eval_batches)
+            self.check_evaluation()
         if self.config.train.checkpointer.enabled:
             self.checkpointer.check_can_save(with_hooks=False)
         self.begin()
@@ -297,32 +287,37 @@ class Run:
             metrics.update(
                 self.trainer.evaluate(loader, self.evaluators, name, max_batches=self.config.train.evaluation.eval_iter)
             )
-        self.evaluation_tags = list(metrics)
         return metrics
 
-    def check_evaluation(self, num_batches: int) -> None:
-        """Evaluate the first batches of every test loader and discard the result.
+    def check_evaluation(self) -> None:
+        """Evaluate the first batches of every test loader and discard the result (`train.num_sanity_eval_batches`).
 
-        A mistake in the evaluation then shows before the first hours of training. `num_batches=0` does nothing.
-        Collective.
+        A mistake in the evaluation then shows before the first hours of training. Also refuses a deciding metric that
+        the evaluation does not compute. Collective.
         """
-        if num_batches == 0:
-            return
-        if not self.test_loaders:
+        num_batches = self.config.train.num_sanity_eval_batches
+        if num_batches and not self.test_loaders:
             raise UserError(
                 f"train.num_sanity_eval_batches={num_batches} has no data: dataloader.test names no dataset. Add one, "
                 "or set it to 0."
             )
+        # a hook may add its own metric; the metric is then looked up after the first evaluation
+        is_known = self.metric is None or self.config.train.extra_hooks or self._is_total_loss(self.metric)
+        if is_known and not num_batches:
+            return
+        tags: list[str] = []
         for name, loader in self.test_loaders.items():
-            self.trainer.evaluate(loader, self.evaluators, name, max_batches=num_batches)
-        if is_main_process():
+            tags += self.trainer.evaluate(loader, self.evaluators, name, max_batches=max(num_batches, 1))
+        if not is_known:
+            refuse_unknown(f"eval/{self.metric}", tags)
+        if num_batches and is_main_process():
             logger.info("evaluation works: tried on %d batch(es) of %s", num_batches, ", ".join(self.test_loaders))
 
-    def check_metric(self) -> None:
-        """Refuse a `train.evaluation.eval_metric` that the evaluation does not compute. Collective."""
-        if self.metric is not None and not self.config.train.extra_hooks:
-            # a hook may add its own metric; the metric is then looked up after the first evaluation
-            look_for(self.metric, self.trainer, self.test_loaders, self.evaluators)
+    def _is_total_loss(self, metric: str) -> bool:
+        dataset, _, name = metric.partition("/")
+        return (
+            dataset in self.test_loaders and name == "loss" and isinstance(self.evaluators["loss"], MeanLossEvaluator)
+        )
 
     def report_evaluation(self) -> dict[str, float]:
         """Evaluate once, log the result and return it (`--eval-only`). Collective."""

@@ -54,6 +54,15 @@ def test_every_block_is_run_somewhere():
     assert {page: count for page, count in found.items() if count} == COUNTS
 
 
+def test_examples_fit_80_columns():
+    pages = [*jobs.ROOT.glob("*.md"), *jobs.ROOT.glob("docs/*.md"), *jobs.ROOT.glob("docs/migrate/*.md")]
+    wide = []
+    for page in pages:
+        for part in page.read_text().split("```")[1::2]:
+            wide += [(page.name, line) for line in part.splitlines() if len(line) > 80]
+    assert wide == []
+
+
 def test_the_example_of_the_readme_prints_one_number_in_both_modes(capsys):
     text = (jobs.ROOT / "README.md").read_text()
     run(blocks(text, "python")[0])

@@ -40,8 +40,8 @@ SMOOTHING = 0.98
 FEWEST_POINTS = 10
 #: updates per timed block
 UPDATES_PER_BLOCK = 3
-#: number of pairs of blocks by which one trainer must lead, and largest number of pairs
-LEAD = 4
+#: smallest and largest number of pairs of blocks in a comparison of two trainers
+FEWEST_BLOCKS = 4
 MOST_BLOCKS = 12
 
 
@@ -241,24 +241,27 @@ def find_lr_of_run(run: Any, words: str) -> LRCurve:
     return curve
 
 
-def compare_speed(graph: ModelTrainer, eager: ModelTrainer, micro_batches: list[Any]) -> tuple[float, bool]:
-    """Return the median time of an update of `graph` divided by that of `eager`, and whether `graph` is clearly faster.
+def compare_speed(graph: ModelTrainer, eager: ModelTrainer, micro_batches: list[Any]) -> tuple[float, float, float]:
+    """Return the time of an update of `graph` divided by the time of an update of `eager`.
 
-    Blocks of updates alternate, so both trainers see the machine in the same state. They continue until one trainer was
-    faster in `LEAD` more pairs of blocks than the other. Both trainers are left as they were, and so are the generators
-    of Python and NumPy. Collective; all ranks get the same result. Call `prepare()` on both first.
+    The second and third numbers are the ends of the 95 % interval. Blocks of updates alternate, so both trainers see
+    the machine in the same state. They continue until the interval excludes 1 or `MOST_BLOCKS` pairs are done. Both
+    trainers are left as they were, and so are the generators of Python and NumPy. Collective; all ranks get the same
+    numbers. Call `prepare()` on both first.
     """
     trainers = (graph, eager)
     ratios: list[float] = []
-    lead = 0
+    low, high = 0.0, math.inf
     with rolled_back(graph), rolled_back(eager):
         for trainer in trainers:
             _seconds_per_update(trainer, micro_batches, 1)
-        while abs(lead) < LEAD and len(ratios) < MOST_BLOCKS:
+        while len(ratios) < FEWEST_BLOCKS or (low <= 1 <= high and len(ratios) < MOST_BLOCKS):
             seconds = [_seconds_per_update(trainer, micro_batches, UPDATES_PER_BLOCK) for trainer in trainers]
-            ratios.append(seconds[0] / seconds[1])
-            lead += 1 if seconds[0] < seconds[1] else -1
-    return float(np.median(ratios)), lead >= LEAD
+            ratios.append(math.log(seconds[0] / seconds[1]))
+            mean = float(np.mean(ratios))
+            half = 2 * float(np.std(ratios)) / math.sqrt(max(len(ratios) - 1, 1))
+            low, high = math.exp(mean - half), math.exp(mean + half)
+    return math.exp(mean), low, high
 
 
 def _seconds_per_update(trainer: ModelTrainer, micro_batches: list[Any], num_updates: int) -> float:

@@ -20,8 +20,7 @@ from libai.engine.events.storage import EventStorage
 from libai.engine.hook_base import HOOK_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
 from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics, StepResult
 from libai.launch.stop import STOP, Agreement
-from libai.patches.internals import wait_for_device
-from libai.patches.threads import quick_thread_switches
+from libai.patches.internals import quick_thread_switches, wait_for_device
 from libai.utils.atomic import is_full_disk
 from libai.utils.distributed import get_world_size, is_main_process
 from libai.utils.logging import setup_logging

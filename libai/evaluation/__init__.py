@@ -11,7 +11,6 @@ from libai.evaluation.evaluator import (
 from libai.evaluation.evaluators import (
     BleuEvaluator,
     ClassificationEvaluator,
-    ConfusionMatrixEvaluator,
     MeanLossEvaluator,
     PerplexityEvaluator,
     RegressionEvaluator,

@@ -78,49 +78,6 @@ class ClassificationEvaluator(Evaluator):
         return logits, labels
 
 
-class ConfusionMatrixEvaluator(ClassificationEvaluator):
-    """Metrics `accuracy`, `mean_recall` (balanced accuracy) and `macro_f1`, from a confusion matrix.
-
-    `confusion_matrix(sums)` returns the matrix itself. Classes that occur neither as label nor as prediction are left
-    out of the means. `keys`: the keys and `ignore_index` as in `ClassificationEvaluator`.
-    """
-
-    def __init__(self, num_classes: int, **keys: Any):
-        super().__init__(**keys)
-        self.num_classes = num_classes
-        self.directions = dict.fromkeys(("accuracy", "mean_recall", "macro_f1"), "max")
-
-    def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
-        """Return the confusion matrix of the batch."""
-        logits, labels = self._judged(batch, outputs)
-        if logits.shape[1] != self.num_classes:
-            raise EvaluatorError(
-                f"num_classes={self.num_classes} was given to {type(self).__name__} and the logits have "
-                f"{logits.shape[1]} classes: make them equal."
-            )
-        cells = np.bincount(labels * self.num_classes + logits.argmax(1), minlength=self.num_classes**2)
-        return {"confusion": cells.reshape(self.num_classes, self.num_classes).astype(np.float64)}
-
-    def compute(self, sums: Sums) -> dict[str, float]:
-        """Compute the three metrics, as fractions 0..1."""
-        matrix = sums["confusion"]
-        right = matrix.diagonal()
-        true = matrix.sum(1)
-        occurring = true + matrix.sum(0)
-        recalls = right[true > 0] / true[true > 0]
-        f1_scores = 2 * right[occurring > 0] / occurring[occurring > 0]
-        return {
-            "accuracy": ratio(right.sum(), matrix.sum()),
-            "mean_recall": ratio(recalls.sum(), len(recalls)),
-            "macro_f1": ratio(f1_scores.sum(), len(f1_scores)),
-        }
-
-    @staticmethod
-    def confusion_matrix(sums: Sums) -> np.ndarray:
-        """Return the counts, int64 `(classes, classes)`, with labels as rows and predictions as columns."""
-        return sums["confusion"].astype(np.int64)
-
-
 class MeanLossEvaluator(Evaluator):
     """Metric `loss`, the sum over all losses of their mean per item, and each loss by name if there are several.
 

@@ -1,4 +1,8 @@
-"""Generation on CPU with one native call per token (libai/native/src/decode.h), for supported models."""
+"""Generation on CPU with one native call per token (libai/native/src/decode.h), for supported models.
+
+The argument of the call is the struct `DecoderStep`. Each of its fields is eight bytes wide, so it is represented here
+as an array of 64-bit integers.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,13 @@ from libai.layers import Dropout, DropPath, RMSNorm
 from libai.models import GPT, Llama
 from libai.models.blocks.transformer import Attention, Block, GatedMLP, GELUTanh, MLPBlock
 from libai.native import kernels
-from libai.native.decoding import DecoderWeights, Pair
 from libai.parallel import Layout
 
 _ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.SiLU, nn.GELU, GELUTanh, nn.ReLU)
 _KNOWN = {GPT, Llama, Block, Attention, GatedMLP, MLPBlock, RMSNorm, Dropout, DropPath, *_ACTIVATIONS}
 _KNOWN |= {nn.Linear, nn.LayerNorm, nn.Embedding, nn.ModuleList}
+#: layers and norms of a block, in the order of `DecoderBlock`
+_LAYERS = ("attention_norm", "q", "k", "v", "out", "mlp_norm", "gate", "up", "down")
 
 
 def can_decode(model: Any, layout: Layout) -> bool:
@@ -51,7 +56,7 @@ class NativeDecoder(Decoder):
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
         scores = super()._compute_prompt(tokens)
-        self._weights = _weights_of(self.model)
+        self._read_weights()
         length = tokens.shape[1]
         first = self._caches[0].full[0]
         shape = (len(self._caches), *first.shape[:2], self._capacity, first.shape[3])
@@ -61,21 +66,42 @@ class NativeDecoder(Decoder):
         self._caches = []
         return scores
 
+    def _read_weights(self) -> None:
+        """Collect the addresses of the weights. Called for each generation, because training may replace tensors."""
+        model = self.model
+        self._kept = [parameter.detach() for parameter in model.parameters()]  # the memory at these addresses
+        rows = []
+        for block in model.blocks:
+            layers = {**block._modules, **block.attention._modules, **block.mlp._modules}
+            rows.append([address for name in _LAYERS for address in _addresses(layers.get(name))])
+        self._blocks = np.array(rows, np.int64)
+        self._ends = [*_addresses(model.norm), *_addresses(model.head or model.token_embedding)]
+
     def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
         model, positions = self.model, self._positions()[:, -1]
-        x = _array(model.token_embedding.weight)[tokens[:, 0]]
+        attention, mlp = model.blocks[0].attention, model.blocks[0].mlp
+        x = model.token_embedding.weight.detach().numpy()[tokens[:, 0]]
         cos = sin = None
         if isinstance(model, GPT):
-            x += _array(model.position_embedding)[positions]
+            x += model.position_embedding.detach().numpy()[positions]
         else:
-            angles = positions.astype(np.float32)[:, None] * _array(model.frequencies)
+            angles = positions.astype(np.float32)[:, None] * model.frequencies.numpy()
             cos, sin = np.cos(angles), np.sin(angles)
         mask = np.where(self._is_token, np.float32(0.0), HIDDEN)
         assert mask.shape[1] <= self._capacity  # the arrays have no room for more
-        scores = np.empty((len(tokens), model.token_embedding.weight.shape[0]), np.float32)
-        arrays = {"cos": cos, "sin": sin, "mask": mask, "x": x, "scores": scores}
-        arrays |= {"keys": self._keys, "values": self._values}
-        step = self._weights.step(arrays, rows=len(tokens), capacity=self._capacity, length=mask.shape[1])
+        vocabulary, hidden = model.token_embedding.weight.shape
+        scores = np.empty((len(tokens), vocabulary), np.float32)
+        arrays = (cos, sin, mask, x, self._keys, self._values, scores)
+        heads = (attention.num_heads, attention.num_kv_heads, attention.head_size)
+        sizes = (len(self._blocks), len(tokens), hidden, *heads, mlp.up.weight.shape[0], vocabulary)
+        lengths = (self._capacity, mask.shape[1])
+        settings = (
+            int(np.float64(model.norm.eps).view(np.int64)),
+            isinstance(model.norm, RMSNorm),
+            _ACTIVATIONS.index(type(mlp.activation)),
+        )
+        pointers = (_address(self._blocks), *self._ends, *map(_address, arrays))
+        step = np.array([*pointers, *sizes, *lengths, *settings], np.int64)
         library = kernels.loaded_library()
         assert library is not None and library.decode(step), "the kernels were turned off between two tokens"
         return scores
@@ -84,37 +110,15 @@ class NativeDecoder(Decoder):
         self._keys, self._values = (np.take(array, rows, axis=1) for array in (self._keys, self._values))
 
 
-def _weights_of(model: Any) -> DecoderWeights:
-    """Collect the weights of a model. This runs for each generation, because training may have replaced tensors."""
-    blocks = []
-    for block in model.blocks:
-        attention, mlp = block.attention, block.mlp
-        layers = {name: getattr(attention, name) for name in ("q", "k", "v", "out")}
-        layers |= {name: getattr(mlp, name) for name in ("gate", "up", "down") if hasattr(mlp, name)}
-        layers |= {"attention_norm": block.attention_norm, "mlp_norm": block.mlp_norm}
-        blocks.append({name: _pair(layer) for name, layer in layers.items()})
-    attention, mlp = model.blocks[0].attention, model.blocks[0].mlp
-    return DecoderWeights(
-        blocks,
-        _pair(model.norm),
-        _pair(model.head or model.token_embedding),
-        hidden=model.token_embedding.weight.shape[1],
-        heads=attention.num_heads,
-        kv_heads=attention.num_kv_heads,
-        head_size=attention.head_size,
-        inner=mlp.up.weight.shape[0],
-        vocabulary=model.token_embedding.weight.shape[0],
-        epsilon=model.norm.eps,
-        is_rms=isinstance(model.norm, RMSNorm),
-        activation=_ACTIVATIONS.index(type(mlp.activation)),
-    )
+def _addresses(layer: nn.Module | None) -> list[int]:
+    """Return the addresses of a layer's weight and bias, 0 for a missing one."""
+    tensors = [getattr(layer, name, None) for name in ("weight", "bias")]
+    return [_address(None if tensor is None else tensor.detach().numpy()) for tensor in tensors]
 
 
-def _pair(layer: nn.Module) -> Pair:
-    bias = getattr(layer, "bias", None)
-    return _array(layer.weight), None if bias is None else _array(bias)
-
-
-def _array(tensor: Any) -> np.ndarray:
-    """Return a NumPy view of a tensor's memory."""
-    return tensor.detach().numpy()
+def _address(array: np.ndarray | None) -> int:
+    """Return the address of an array, which must stay alive."""
+    if array is None:
+        return 0
+    assert array.dtype in (np.float32, np.int64) and array.flags.c_contiguous
+    return array.__array_interface__["data"][0]

@@ -48,7 +48,7 @@ class Library:
             self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
 
     def decode(self, step: Any) -> bool:
-        """Run one decoding step (libai/native/decoding.py). Return False and do nothing if matmuls stay OneFlow's."""
+        """Run one decoding step (libai/inference/native_decoder.py). Return False if matmuls stay OneFlow's."""
         return bool(self._library.libai_native_decode(ctypes.c_void_p(step.ctypes.data)))
 
     def use_level(self, level: str) -> bool:

@@ -1,10 +1,15 @@
-"""Wrappers around private OneFlow 0.9.0 APIs."""
+"""Wrappers around private OneFlow 0.9.0 APIs, and the GIL that OneFlow's threads share with Python."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import oneflow as flow
+
+from libai.patches.table import is_on
 
 #: context object that an autograd.Function gets for one call
 FunctionContext = flow._oneflow_internal.autograd.Function.FunctionCtx
@@ -33,3 +38,19 @@ def is_tracing() -> bool:
 def used_cuda_mib() -> float:
     """Return the memory in MiB that OneFlow has allocated on this GPU. Its allocator never returns memory."""
     return float(flow._oneflow_internal.GetCUDAMemoryUsed())
+
+
+@contextmanager
+def quick_thread_switches(seconds: float) -> Iterator[None]:
+    """Set the interpreter's switch interval to at most `seconds` inside the block; Python's default is 5 ms.
+
+    The OneFlow thread that runs operations sometimes needs the global interpreter lock, and nothing is computed while
+    it waits (docs/dev/decisions/0007).
+    """
+    before = sys.getswitchinterval()
+    if is_on("switch-interval"):
+        sys.setswitchinterval(min(before, seconds))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

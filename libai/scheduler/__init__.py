@@ -9,11 +9,9 @@ from libai.scheduler.builders import (
     WarmupCosineAnnealingLR,
     WarmupCosineLR,
     WarmupExponentialLR,
-    WarmupInverseSqrtLR,
     WarmupLinearLR,
     WarmupMultiStepLR,
     WarmupPolynomialLR,
-    WarmupStableDecayLR,
     WarmupStepLR,
 )
 from libai.scheduler.factor_lr import FactorLR, by_optimizer, in_sequence, with_momentum

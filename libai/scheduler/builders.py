@@ -31,7 +31,6 @@ class _Run:
 
     optimizer: Optimizer
     max_iter: int
-    warmup_iter: int
     unit: float
 
     def as_factor(self, rate: float) -> float:
@@ -98,7 +97,7 @@ def _build(
         )
     if warmup_factor < 0:  # checked even without a warm-up, when it has no effect
         raise UserError(f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more.")
-    schedule = shape(_Run(optimizer, max_iter, warmup_iter, unit))
+    schedule = shape(_Run(optimizer, max_iter, unit))
     if by == "epoch":
         schedule = schedules.held_per_epoch(schedule, unit)
     schedule = schedules.with_warmup(schedule, warmup_iter, warmup_factor, warmup_method)
@@ -170,24 +169,6 @@ def WarmupPolynomialLR(
 def WarmupLinearLR(run: _Run, end_factor: float = 0.0) -> Schedule:
     """Return a linear decay to `end_factor` times the initial learning rate at `max_iter`."""
     return schedules.polynomial(run.max_iter, end=end_factor)
-
-
-@_with_warmup
-def WarmupInverseSqrtLR(run: _Run) -> Schedule:
-    """Return a decay as `sqrt(warmup_iter / iteration)` after the warm-up, or `sqrt(1 / iteration)` without one."""
-    return schedules.inverse_sqrt(max(run.warmup_iter, 1))
-
-
-@_with_warmup
-def WarmupStableDecayLR(run: _Run, decay_ratio: float = 0.2, end_factor: float = 0.0) -> Schedule:
-    """Return a schedule with a warm-up, the initial learning rate, then a linear decay.
-
-    The decay takes the last `decay_ratio` (a fraction) of the run and ends at `end_factor` times the initial learning
-    rate.
-    """
-    if not 0 <= decay_ratio <= 1:
-        raise UserError(f"WarmupStableDecayLR: decay_ratio={decay_ratio} is a share of the run: give 0 to 1.")
-    return schedules.stable_decay(run.max_iter, round(decay_ratio * run.max_iter), end=end_factor)
 
 
 def _epoch(iters_per_epoch: float | None, asked: str) -> float:

@@ -77,29 +77,6 @@ def polynomial(max_iter: int, power: float = 1.0, end: float = 0.0, cycle: bool 
     return factor
 
 
-def inverse_sqrt(timescale: int) -> Schedule:
-    """Return 1 for the first `timescale` iterations, then `sqrt(timescale / step)`.
-
-    This is the schedule of arXiv:1706.03762 without its constant.
-
-    >>> [inverse_sqrt(100)(step) for step in (0, 100, 400)]
-    [1.0, 1.0, 0.5]
-    """
-    return lambda step: math.sqrt(timescale / max(step, timescale))
-
-
-def stable_decay(max_iter: int, decay_iter: int, end: float = 0.0) -> Schedule:
-    """Return 1 until `max_iter - decay_iter`, then a linear decay to `end` at `max_iter`.
-
-    This is the stable and decay part of warmup-stable-decay (arXiv:2404.06395).
-
-    >>> [stable_decay(10, decay_iter=4)(step) for step in (0, 6, 8, 10)]
-    [1.0, 1.0, 0.5, 0.0]
-    """
-    decay = polynomial(max(decay_iter, 1), end=end)
-    return lambda step: decay(max(step - (max_iter - decay_iter), 0))
-
-
 def with_warmup(schedule: Schedule, warmup_iter: int, warmup_factor: float, method: str = "linear") -> Schedule:
     """Return `schedule` with its first `warmup_iter` iterations replaced by a warm-up. The rest is not shifted.
 

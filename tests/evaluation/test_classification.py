@@ -8,7 +8,7 @@ from batches import evaluate as evaluate_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai.evaluation import ClassificationEvaluator, ConfusionMatrixEvaluator, EvaluatorError
+from libai.evaluation import ClassificationEvaluator, EvaluatorError
 
 
 def evaluate(evaluator, logits, labels, batch_size=None):
@@ -54,34 +54,6 @@ def test_tokens_are_judged_one_by_one():
     assert evaluate(ClassificationEvaluator(), logits, labels) == {"accuracy": 0.75}
 
 
-def test_the_confusion_matrix_counts_pairs_of_label_and_prediction():
-    rng = np.random.default_rng(0)
-    logits, labels = rng.random((50, 4)), rng.integers(0, 4, 50)
-    evaluator = ConfusionMatrixEvaluator(num_classes=4)
-    sums = evaluator.process({"labels": labels}, {"logits": logits})
-    predicted = logits.argmax(1)
-    matrix = np.zeros((4, 4))
-    np.add.at(matrix, (labels, predicted), 1)
-    assert np.array_equal(evaluator.confusion_matrix(sums), matrix)
-    hits = np.diag(matrix)
-    recall = hits / matrix.sum(axis=1)
-    precision = hits / matrix.sum(axis=0)
-    assert evaluate(evaluator, logits, labels, batch_size=7) == pytest.approx(
-        {
-            "accuracy": np.mean(labels == predicted),
-            "mean_recall": recall.mean(),
-            "macro_f1": (2 * precision * recall / (precision + recall)).mean(),
-        }
-    )
-
-
-def test_classes_that_never_occur_do_not_spoil_the_means():
-    logits = np.eye(5)[[0, 1, 1]]
-    result = evaluate(ConfusionMatrixEvaluator(num_classes=5), logits, np.array([0, 1, 0]))
-    assert result["mean_recall"] == pytest.approx(0.75)
-    assert result["macro_f1"] == pytest.approx(2 / 3)
-
-
 @pytest.mark.parametrize(
     ("evaluator", "labels", "text"),
     [
@@ -89,7 +61,6 @@ def test_classes_that_never_occur_do_not_spoil_the_means():
         (ClassificationEvaluator(), [0, -1], "labels from -1 to 0"),
         (ClassificationEvaluator(), [0], r"logits \(2, 3\) for labels \(1,\)"),
         (ClassificationEvaluator([5]), [0, 1], "top-5 accuracy .* 3 classes"),
-        (ConfusionMatrixEvaluator(4), [0, 1], "num_classes=4"),
     ],
 )
 def test_what_cannot_be_judged_is_explained(evaluator, labels, text):

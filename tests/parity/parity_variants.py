@@ -41,7 +41,7 @@ _WARM = {"max_iter": ITERATIONS, "warmup_iter": 5}
 
 SCHEDULES = {
     "cosine": lambda o: ours.WarmupCosineLR(o, **_WARM, alpha=0.1),
-    "stable_decay": lambda o: ours.WarmupStableDecayLR(o, **_WARM, decay_ratio=0.5),
+    "polynomial": lambda o: ours.WarmupPolynomialLR(o, **_WARM, power=2.0),
     "stock_lambda": lambda o: stock.LambdaLR(o, lambda step: 1 / (1 + step)),
     "stock_warmup": lambda o: stock.WarmUpLR(stock.CosineDecayLR(o, 15), 0.1, 4, "linear", warmup_prefix=True),
     "stock_sequential": lambda o: stock.SequentialLR(

@@ -8,8 +8,8 @@ import jobs
 import oneflow as flow
 import pytest
 
+from libai.patches.internals import quick_thread_switches
 from libai.patches.table import NEEDED, is_on, patches_that_are_on
-from libai.patches.threads import quick_thread_switches
 from libai.utils.errors import UserError
 
 

@@ -10,11 +10,9 @@ from libai.scheduler import (
     WarmupCosineAnnealingLR,
     WarmupCosineLR,
     WarmupExponentialLR,
-    WarmupInverseSqrtLR,
     WarmupLinearLR,
     WarmupMultiStepLR,
     WarmupPolynomialLR,
-    WarmupStableDecayLR,
     WarmupStepLR,
 )
 from libai.utils.errors import UserError
@@ -83,20 +81,6 @@ def test_constant_after_a_linear_warmup():
     np.testing.assert_allclose(rates[:6], BASE_LR * np.array([0, 0.25, 0.5, 0.75, 1, 1]))
 
 
-def test_inverse_sqrt_peaks_at_the_end_of_the_warmup():
-    rates = rates_of(WarmupInverseSqrtLR, max_iter=MAX_ITER, warmup_iter=9, warmup_factor=0.0)
-    steps = np.arange(len(rates))
-    expected = np.where(steps < 9, steps / 9, np.sqrt(9 / np.maximum(steps, 9)))
-    np.testing.assert_allclose(rates, BASE_LR * expected)
-
-
-def test_stable_decay_is_flat_then_falls_to_the_end():
-    rates = np.array(rates_of(WarmupStableDecayLR, max_iter=MAX_ITER, decay_ratio=0.25, end_factor=0.1))
-    np.testing.assert_allclose(rates[:31], BASE_LR)
-    np.testing.assert_allclose(rates[30:41], BASE_LR * np.linspace(1.0, 0.1, 11))
-    np.testing.assert_allclose(rates[40:], 0.1 * BASE_LR)
-
-
 def test_by_epoch_counts_own_lengths_in_epochs():
     by_epoch = rates_of(WarmupStepLR, max_iter=MAX_ITER, step_size=2, by="epoch", iters_per_epoch=5)
     assert by_epoch == rates_of(WarmupStepLR, max_iter=MAX_ITER, step_size=10)
@@ -135,7 +119,6 @@ def test_groups_keep_their_own_rates():
         (WarmupStepLR, {"step_size": 0}, "step_size=0"),
         (WarmupMultiStepLR, {"milestones": [30, 10]}, "do not increase"),
         (WarmupMultiStepLR, {"milestones": [0.5, 10]}, r"are the iterations \[20, 10\]"),
-        (WarmupStableDecayLR, {"decay_ratio": 1.5}, "decay_ratio=1.5 is a share of the run"),
     ],
 )
 def test_mistakes_are_named(build, options, text):

@@ -7,7 +7,7 @@
 
 namespace libai {
 
-// These structures are written by libai/native/decoding.py.
+// These structures are written by libai/inference/native_decoder.py.
 struct Linear {
   const float *weight, *bias;  // (out, in), and (out,) or null; of a norm (in,)
 };

@@ -48,7 +48,7 @@ class BatchReader:
                 f"{len(self.dataset)} samples: give one for each, or remove it."
             )
         self._lengths = None if lengths is None else np.asarray(lengths)
-        self._collate = collate
+        self.collate = collate
         self._num_workers = num_workers
         self._pool = ThreadPoolExecutor(num_workers, "libai-data-worker") if num_workers else None
 
@@ -70,14 +70,14 @@ class BatchReader:
             batch = parts[0] if len(parts) == 1 else _combined(self.dataset, parts, np.concatenate)
         else:
             samples = [sample for part in parts for sample in part]
-            if self._collate is None:
+            if self.collate is None:
                 batch = _combined(self.dataset, samples, np.stack)
             else:
                 batch = self._collated(samples, indices if together is None else together)
         return as_batch(self.dataset, batch, len(indices))
 
     def _collated(self, samples: list[Any], together: np.ndarray) -> Mapping[str, Any]:
-        collate: Any = self._collate
+        collate: Any = self.collate
         if self._lengths is not None and hasattr(collate, "pad_to"):
             batch = collate.pad_to(samples, int(self._lengths[together].max()))
         else:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,93 +34,58 @@ _MAX_COUNTED_SECONDS = 3e-3
 MAX_PREFETCH = 10_000
 
 
-class ReadAhead(Generic[Request, Result], Iterator[Result]):
-    """Iterate over `read(request)` for every request in order, and compute up to `depth` results ahead.
+def read_ahead(
+    read: Callable[[Request], Result], requests: Iterable[Request], depth: int
+) -> Generator[Result, None, None]:
+    """Yield `read(request)` for every request in order, and compute up to `depth` results ahead.
 
     Results are computed ahead in one background thread. It starts only when reading is slow enough to benefit from it.
     The results are the same either way. An exception in `read` is raised in place of its result and ends the iteration.
-    Deleting the object ends the thread; `close()` also waits for it.
+    `close()` ends the thread after its current read.
     """
-
-    def __init__(self, read: Callable[[Request], Result], requests: Iterable[Request], depth: int):
-        self._read = read
-        self._requests = iter(requests)
-        self._depth = depth
-        self._pending: deque[Future[Result]] = deque()
-        self._pool: ThreadPoolExecutor | None = None
-        self._spare_seconds = _GRACE_SECONDS
-
-    def __next__(self) -> Result:
-        if self._pool is None:
-            return self._next_inline()
-        try:
-            self._submit(self._pool)
-            if not self._pending:
-                raise StopIteration
-            return self._pending.popleft().result()
-        except BaseException:
-            # Also reached by a KeyboardInterrupt while waiting. Do not join: the read may take long.
-            self._end(wait=False)
-            raise
-
-    def close(self) -> None:
-        """Stop the background thread after its current read, and discard all results that were read ahead."""
-        self._end(wait=True)
-
-    def _end(self, wait: bool) -> None:
-        self._requests = iter(())
-        self._pending.clear()
-        if self._pool is not None:
-            self._pool.shutdown(wait=wait, cancel_futures=True)
-            self._pool = None
-
-    def _next_inline(self) -> Result:
-        request = next(self._requests)
+    requests = iter(requests)
+    spare_seconds = _GRACE_SECONDS
+    for request in requests:
         start = time.perf_counter()
-        try:
-            result = self._read(request)
-        except BaseException:
-            self._end(wait=False)
-            raise
-        self._spare_seconds += _INLINE_SECONDS - min(time.perf_counter() - start, _MAX_COUNTED_SECONDS)
-        if self._spare_seconds > _GRACE_SECONDS:
-            self._spare_seconds = _GRACE_SECONDS
-        elif self._spare_seconds < 0 and self._depth > 0:
-            self._pool = ThreadPoolExecutor(1, "libai-read-ahead")
-            self._submit(self._pool, keep_for_caller=0)
-        return result
-
-    def _submit(self, pool: ThreadPoolExecutor, keep_for_caller: int = 1) -> None:
-        """Keep `depth` reads in flight in addition to the one that the caller is about to take."""
-        while len(self._pending) < self._depth + keep_for_caller:
-            try:
-                request = next(self._requests)
-            except StopIteration:
+        result = read(request)
+        spare_seconds += _INLINE_SECONDS - min(time.perf_counter() - start, _MAX_COUNTED_SECONDS)
+        spare_seconds = min(spare_seconds, _GRACE_SECONDS)
+        if spare_seconds < 0 and depth > 0:
+            break
+        yield result
+    else:
+        return
+    pool = ThreadPoolExecutor(1, "libai-read-ahead")
+    pending: deque[Future[Result]] = deque()
+    is_closed = False
+    try:
+        pending.extend(pool.submit(read, request) for request in itertools.islice(requests, depth))
+        yield result
+        while True:
+            # one more than `depth`, because the caller is about to take one
+            pending.extend(
+                pool.submit(read, request) for request in itertools.islice(requests, depth + 1 - len(pending))
+            )
+            if not pending:
                 return
-            self._pending.append(pool.submit(self._read, request))
+            yield pending.popleft().result()
+    except GeneratorExit:
+        is_closed = True
+        raise
+    finally:
+        # After an error or a KeyboardInterrupt, do not wait: the read may take long.
+        pool.shutdown(wait=is_closed, cancel_futures=True)
 
 
-class _StepReader:
-    """Reads this rank's micro-batch of one step.
-
-    It is separate from the loader, so the background thread keeps no reference to the loader.
-    """
-
-    def __init__(self, reader: BatchReader, layout: DataLayout, stream: SampleStream):
-        self._reader = reader
-        self._layout = layout
-        self._stream = stream
-        self._augment = getattr(reader.dataset, "augment_batch", None)
-
-    def read(self, step_start: int) -> Batch:
-        """Return this rank's micro-batch of the step that starts at stream position `step_start`."""
-        start, stop = self._layout.slice_of_step(step_start)
-        together = self._stream.indices(step_start, step_start + self._layout.samples_per_step)
-        batch = self._reader.read(together[start - step_start : stop - step_start], together)
-        if self._augment is not None:
-            augmented = self._augment(batch, SampleRandom(self._stream.seed, np.arange(start, stop)))
-            batch = as_batch(self._reader.dataset, augmented, stop - start)
-        return batch
+def _read_step(reader: BatchReader, layout: DataLayout, stream: SampleStream, step_start: int) -> Batch:
+    """Return this rank's micro-batch of the step that starts at stream position `step_start`."""
+    start, stop = layout.slice_of_step(step_start)
+    together = stream.indices(step_start, step_start + layout.samples_per_step)
+    batch = reader.read(together[start - step_start : stop - step_start], together)
+    if hasattr(reader.dataset, "augment_batch"):
+        augmented = reader.dataset.augment_batch(batch, SampleRandom(stream.seed, np.arange(start, stop)))
+        batch = as_batch(reader.dataset, augmented, stop - start)
+    return batch
 
 
 class TrainLoader:
@@ -136,24 +102,17 @@ class TrainLoader:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        layout: DataLayout,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        prefetch: int = 2,
-        **reading: Any,
+        self, reader: BatchReader, layout: DataLayout, *, seed: int = 0, shuffle: bool = True, prefetch: int = 2
     ):
-        reader = BatchReader(dataset, **reading)
         self.dataset = reader.dataset
+        self.collate = reader.collate
         self.layout = layout
-        self.collate = reading.get("collate")
         self._stream = SampleStream(len(self.dataset), seed=seed, shuffle=shuffle)
-        self._steps = _StepReader(reader, layout, self._stream)
+        # no method of the loader, so the background thread keeps no reference to it
+        self._read = partial(_read_step, reader, layout, self._stream)
         self._prefetch = checked_count("prefetch", prefetch, MAX_PREFETCH, "read when asked")
         self._consumed_samples = 0
-        self._ahead: ReadAhead[int, Batch] | None = None
+        self._ahead: Generator[Batch, None, None] | None = None
 
     @property
     def samples_per_epoch(self) -> int:
@@ -171,7 +130,7 @@ class TrainLoader:
     def __next__(self) -> Batch:
         if self._ahead is None:
             starts = itertools.count(self._consumed_samples, self.layout.samples_per_step)
-            self._ahead = ReadAhead(self._steps.read, starts, self._prefetch)
+            self._ahead = read_ahead(self._read, starts, self._prefetch)
         try:
             batch = next(self._ahead)
         except BaseException:
@@ -243,27 +202,21 @@ def build_train_loader(
 
     Raises `DataError` for an empty dataset or impossible numbers.
     """
-    return TrainLoader(
-        dataset,
-        DataLayout(micro_batch_size, *_ranks(data_rank, num_data_ranks)),
-        seed=seed,
-        shuffle=shuffle,
-        prefetch=prefetch,
-        num_workers=num_workers,
-        collate=collate,
-    )
+    layout = _layout(micro_batch_size, data_rank, num_data_ranks)
+    reader = BatchReader(dataset, num_workers, collate=collate)
+    return TrainLoader(reader, layout, seed=seed, shuffle=shuffle, prefetch=prefetch)
 
 
-def _ranks(data_rank: int | None, num_data_ranks: int | None) -> tuple[int, int]:
-    """Return both arguments if given, else this process's rank and the number of processes."""
+def _layout(micro_batch_size: int, data_rank: int | None, num_data_ranks: int | None) -> DataLayout:
+    """Return this process's share: the given one, else by its rank and the number of processes."""
     if (data_rank is None) != (num_data_ranks is None):
         raise DataError(
             f"data_rank={data_rank} and num_data_ranks={num_data_ranks}: give both, or neither to take this process's "
             "rank and the number of processes."
         )
     if data_rank is None or num_data_ranks is None:
-        return get_rank(), get_world_size()
-    return data_rank, num_data_ranks
+        return DataLayout(micro_batch_size, get_rank(), get_world_size())
+    return DataLayout(micro_batch_size, data_rank, num_data_ranks)
 
 
 class EvalLoader:
@@ -275,19 +228,11 @@ class EvalLoader:
     stay in step.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        layout: DataLayout,
-        *,
-        max_batches: int | None = None,
-        prefetch: int = 2,
-        **reading: Any,
-    ):
+    def __init__(self, reader: BatchReader, layout: DataLayout, *, max_batches: int | None = None, prefetch: int = 2):
         if max_batches is not None and max_batches < 1:
             raise DataError(f"max_batches={max_batches}: evaluate at least one batch, or null for all of them.")
-        self._reader = BatchReader(dataset, **reading)
-        self.dataset = self._reader.dataset
+        self._reader = reader
+        self.dataset = reader.dataset
         self.layout = layout
         self._prefetch = checked_count("prefetch", prefetch, MAX_PREFETCH, "read when asked")
         self._slices = self._cut(len(self.dataset))[:max_batches]
@@ -296,7 +241,7 @@ class EvalLoader:
         return len(self._slices)
 
     def __iter__(self) -> Iterator[tuple[Batch, bool]]:
-        return ReadAhead(self._read_slice, self._slices, self._prefetch)
+        return read_ahead(self._read_slice, self._slices, self._prefetch)
 
     def _read_slice(self, slice_: tuple[int, int, bool]) -> tuple[Batch, bool]:
         start, stop, replicated = slice_
@@ -329,6 +274,6 @@ def build_eval_loader(
     `max_batches` keeps only the first batches, each of `micro_batch_size` samples per rank. The other arguments are the
     same as for `build_train_loader`. Raises `DataError` for an empty dataset or impossible numbers.
     """
-    layout = DataLayout(micro_batch_size, *_ranks(data_rank, num_data_ranks))
-    reading = {"num_workers": num_workers, "collate": collate}
-    return EvalLoader(dataset, layout, max_batches=max_batches, prefetch=prefetch, **reading)
+    layout = _layout(micro_batch_size, data_rank, num_data_ranks)
+    reader = BatchReader(dataset, num_workers, collate=collate)
+    return EvalLoader(reader, layout, max_batches=max_batches, prefetch=prefetch)

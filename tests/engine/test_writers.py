@@ -1,4 +1,3 @@
-import errno
 import json
 import math
 import os
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from libai.engine.events import console
-from libai.engine.events import writers as writers_module
 from libai.engine.events.console import ConsoleWriter, format_eval_lines, train_fields
 from libai.engine.events.writers import AsyncWriter, JSONLinesWriter, LogRecord, TensorBoardWriter, Writer
 from libai.utils.errors import OutputLostError
@@ -229,37 +227,6 @@ class TestJSONLines:
             self._run(path, 0, value)
         found = {p.name: lines_of(p)[0]["iter"] for p in path.parent.iterdir()}
         assert found == {"metrics.1.jsonl": 10, "metrics.2.jsonl": 20, "metrics.jsonl": 30}
-
-    def test_a_write_that_fails_in_its_middle_leaves_no_half_line(self, path, monkeypatch):
-        class Full:
-            """A file with room for 70 bytes."""
-
-            def __init__(self, path, mode):
-                self.file = open(path, mode)  # noqa: SIM115
-
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *_):
-                self.file.close()
-
-            def write(self, data):
-                self.file.write(data[: 70 - self.file.tell()])
-                self.file.flush()
-                if self.file.tell() == 70:
-                    raise OSError(errno.ENOSPC, "No space left on device")
-
-            def __getattr__(self, name):
-                return getattr(self.file, name)
-
-        writer = JSONLinesWriter(path)
-        writer.begin()
-        monkeypatch.setattr(writers_module, "open", Full, raising=False)
-        with pytest.raises(OSError, match="No space left on device: the metrics cannot be written") as error:
-            for i in range(1, 9):
-                writer.write(LogRecord(i, 9, {"train/loss": 0.5}))
-        assert error.value.errno == errno.ENOSPC
-        assert path.read_bytes().endswith(b"}\n") and len(path.read_text().splitlines()) == 2
 
     def test_a_file_that_is_gone_is_an_error_and_not_made_again(self, path):
         writer = JSONLinesWriter(path)

@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -135,6 +134,10 @@ class AsyncWriter(Writer):
             self._pending.popleft().result()
 
 
+#: tag in a line of `metrics.jsonl` that lists the tags without a finite value
+_NON_FINITE = "non_finite"
+
+
 class JSONLinesWriter(Writer):
     """Writes `metrics.jsonl`: one JSON object per logged iteration with `"iter"`, then tags in full float precision.
 
@@ -165,7 +168,8 @@ class JSONLinesWriter(Writer):
         kept = [line for line in lines if _is_kept(line, start_iter)]
         if not lines or len(kept) < len(lines):
             atomic_write_bytes(self._path, b"".join(kept))
-        self._last = json.loads(kept[-1]) if kept else {}
+        row = json.loads(kept[-1]) if kept else {}
+        self._last = {tag: math.nan if value is None else value for tag, value in row.items() if tag != _NON_FINITE}
         self._offset = sum(map(len, kept[:-1]))
 
     def write(self, record: LogRecord) -> None:
@@ -173,30 +177,21 @@ class JSONLinesWriter(Writer):
         is_new = self._last.get("iter") != record.iter
         if is_new:
             self._last = {"iter": record.iter}
-        non_finite = [tag for tag in self._last.pop("non_finite", []) if tag not in record.scalars]
-        for tag, value in record.scalars.items():
-            is_finite = math.isfinite(value)
-            self._last[tag] = value if is_finite else None
-            if not is_finite:
-                non_finite.append(tag)
+        self._last.update(record.scalars)
+        non_finite = [tag for tag, value in self._last.items() if not math.isfinite(value)]
+        row = {**self._last, **dict.fromkeys(non_finite)}
         if non_finite:
-            self._last["non_finite"] = non_finite
-        line = json.dumps(self._last, allow_nan=False).encode() + b"\n"
+            row[_NON_FINITE] = non_finite
         try:
-            with open(self._path, "r+b") as file:
+            with naming(self._path), open(self._path, "r+b") as file:
                 self._offset = file.seek(0, os.SEEK_END) if is_new else file.seek(self._offset)
-                file.write(line)
+                file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
                 file.truncate()  # a rewritten line may be shorter than before
         except FileNotFoundError:
             raise OutputLostError(
                 f"{self._path} was removed or renamed while the run wrote into it, so its metrics would be lost. The "
                 "run ends here. Leave the folder of a run in place until it is over."
             ) from None
-        except OSError as error:
-            with suppress(OSError):  # remove a partial line, which would merge with the next one
-                os.truncate(self._path, self._offset)
-            text = f"{os.strerror(error.errno or 0)}: the metrics cannot be written"
-            raise OSError(error.errno, text, str(self._path)) from None
 
 
 def _is_kept(line: bytes, last_iter: int) -> bool:

@@ -58,8 +58,8 @@ def default_hooks(run: Any) -> list[HookBase | None]:
     run.timer = hooks.IterationTimer(plan.global_batch_size)
     # take the output folder before any other hook acts, and release it after all of them
     begin = hooks.CallbackHook(before_train=lambda trainer: run.begin(), priority=0)
-    release = hooks.CallbackHook(after_train=lambda trainer: run.release_unless_training(), priority=100)
-    found: list[HookBase | None] = [begin, release, hooks.RandomStateHook(run.seed), run.timer]
+    end = hooks.CallbackHook(after_train=lambda trainer: run.end(), priority=100)
+    found: list[HookBase | None] = [begin, end, hooks.RandomStateHook(run.seed), run.timer]
     best = _add_evaluation(run, found)
     if train.checkpointer.enabled:
         period = plan.period(train.checkpointer.period, "train.checkpointer.period")

@@ -121,7 +121,6 @@ class Run(build.Parts):
         self.trainer.register_hooks(self.build_hooks())
 
         self.start_iter = 0
-        self._is_training = False
         load_weight = config.train.load_weight
         if resumed is not None:
             self.resume(resumed, reset)
@@ -178,10 +177,13 @@ class Run(build.Parts):
         """Take the output folder for this run, which may write to it from now on. Collective."""
         self.folder.begin(lambda: starting_files(self.config, self.folder.run_id))
 
-    def release_unless_training(self) -> None:
-        """Release the output folder, unless `train` still has to write the summary."""
-        if not self._is_training:
-            self.folder.release()
+    def end(self) -> None:
+        """Write the summary and release the output folder, if this run holds it. Every rank must call it."""
+        if not self.folder.is_held:
+            return
+        if is_main_process() and not isinstance(self.trainer.loop.failure, OutputLostError):
+            write_summary(self)
+        self.folder.release()
 
     # ------------------------------------------------------------------ training
 
@@ -195,7 +197,6 @@ class Run(build.Parts):
         if self.config.train.load_best_at_end and self.trainer.status == "stopped":
             self.resume(self.checkpointer.last_saved)  # the model has the best weights, not the last ones
         seed_everything(self.seed, self.seed_offset)  # training must not depend on numbers drawn while building
-        self._is_training = True
         with self.stop.handling_signals():  # until the end: job schedulers repeat their signals
             try:
                 self._train(until)
@@ -208,8 +209,7 @@ class Run(build.Parts):
                     raise
                 logger.exception("training failed, and train.on_exception=return")
             finally:
-                self._is_training = False
-                self.folder.release()
+                self.end()
         return result_of(self)
 
     def _train(self, until: int | None) -> None:
@@ -223,17 +223,12 @@ class Run(build.Parts):
             self.check_evaluation()
         if self.config.train.checkpointer.enabled:
             self.checkpointer.check_can_save(with_hooks=False)
-        self.begin()
-        try:
-            start = max(self.start_iter, self.trainer.completed_iters)
-            self.trainer.train(start, min(until or self.plan.train_iter, self.plan.train_iter))
-            while self.trainer.status == "paused":
-                modes.switch(self, self._next_mode or self.trainer.mode, "asked for in mid-run")
-                self._next_mode = None
-                self.trainer.train(self.trainer.iter, self.trainer.max_iter)
-        finally:
-            if is_main_process() and not isinstance(self.trainer.loop.failure, OutputLostError):
-                write_summary(self)
+        start = max(self.start_iter, self.trainer.completed_iters)
+        self.trainer.train(start, min(until or self.plan.train_iter, self.plan.train_iter))
+        while self.trainer.status == "paused":
+            modes.switch(self, self._next_mode or self.trainer.mode, "asked for in mid-run")
+            self._next_mode = None
+            self.trainer.train(self.trainer.iter, self.trainer.max_iter)
 
     def _load_best(self) -> None:
         """Load the weights of the best checkpoint once the run is over (`train.load_best_at_end`). Collective."""

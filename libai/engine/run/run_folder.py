@@ -7,7 +7,6 @@ moves the previous one to `previous/<id>`; `--resume` continues the run that is 
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import re
@@ -25,7 +24,7 @@ from libai.checkpoint import list_checkpoints
 from libai.checkpoint.manifest import STATE
 from libai.engine.checkpointer import RESETTABLE, find_checkpoint
 from libai.utils.atomic import atomic_write_text, read_json
-from libai.utils.distributed import barrier, result_of_rank_0
+from libai.utils.distributed import barrier, is_main_process, result_of_rank_0
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.folder_lock import FolderInUseError, FolderLock, describe_holder, find_holder
 from libai.utils.logging import open_log_files
@@ -92,6 +91,7 @@ class RunFolder:
     Attributes:
         run_id: the id of this run. A run that is continued keeps its id.
         checkpoint: the checkpoint to resume, by default the newest verified one of the run, or None.
+        is_held: whether this run may write into the folder.
         texts: content of `config.yaml` and `env.json`, by name without suffix, once the run has begun.
     """
 
@@ -109,26 +109,30 @@ class RunFolder:
                 logger.info("train.resume=auto: nothing to continue in %s, so that a new run begins", path)
         elif resume:
             self.checkpoint = Path(result_of_rank_0(lambda: str(checkpoint_of(Path(resume)))))
-        #: the names of the run's checkpoints when the folder was read; None for a new run
-        self._names: list[str] | None = result_of_rank_0(lambda: self._names_if_continued(present))
         new_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
-        self.run_id: str = result_of_rank_0(lambda: new_id if self._names is None else present)
-        self._is_held = False  # set on every rank, although only rank 0 has the lock
+        self.run_id: str = result_of_rank_0(lambda: present if self._continues(present) else new_id)
+        self._is_continued = self.run_id == present
+        #: the names of the run's checkpoints now, before the folder is locked
+        self._names = self._own_names()
+        self._warn_of_foreign()
+        self.is_held = False  # set on every rank, although only rank 0 has the lock
         self._has_begun = False
         self._lock: FolderLock | None = None
 
-    def _names_if_continued(self, run_id: str | None) -> list[str] | None:
-        if run_id is None or self.checkpoint is None or not is_of_run(self.checkpoint, run_id):
-            return None
-        if self.checkpoint.parent.resolve() != self.root.resolve():
-            return None
-        own = self._names_of(run_id)
-        if foreign := [each.name for each in list_checkpoints(self.root) if each.name not in own]:
-            logger.warning("left out %s: of another run than %s", ", ".join(foreign), run_id)
-        return own
+    def _continues(self, run_id: str | None) -> bool:
+        """Return whether the checkpoint to resume is in this folder and of the run in it."""
+        path = self.checkpoint
+        if path is None or run_id is None or not is_of_run(path, run_id):
+            return False
+        return path.parent.resolve() == self.root.resolve()
 
-    def _names_of(self, run_id: str) -> list[str]:
-        return [path.name for path in list_checkpoints(self.root) if is_of_run(path, run_id)]
+    def _own_names(self) -> list[str]:
+        return [path.name for path in list_checkpoints(self.root) if self.owns(path)]
+
+    def _warn_of_foreign(self) -> None:
+        foreign = [path.name for path in list_checkpoints(self.root) if not self.owns(path)]
+        if foreign and self._is_continued and is_main_process():
+            logger.warning("left out %s: of another run than %s", ", ".join(foreign), self.run_id)
 
     def owns(self, path: Path) -> bool:
         """Return True if a checkpoint in the folder is this run's, or may be, because a damaged one names no run."""
@@ -141,16 +145,16 @@ class RunFolder:
 
         May be called again, also after `release`. Raises `UserError` if another job has the folder. Collective.
         """
-        if self._is_held:
+        if self.is_held:
             return
         result_of_rank_0(lambda: self._take(contents))
-        self._is_held = self._has_begun = True
+        self.is_held = self._has_begun = True
         open_log_files()
         barrier()
 
     def release(self) -> None:
         """Release the folder to other jobs. Every rank must call it."""
-        self._is_held = False
+        self.is_held = False
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
@@ -171,7 +175,7 @@ class RunFolder:
 
     def _start(self, contents: Callable[[], Mapping[str, str]]) -> None:
         # the folder was read without the lock: another job may have come and gone since
-        if self._names is not None and self._names != self._names_of(self.run_id):
+        if self._is_continued and self._names != self._own_names():
             raise UserError(
                 f"run {self.run_id} in {self.path} was continued by another job while this one was starting. Start "
                 "again with --resume to continue from where that job has ended."
@@ -179,7 +183,7 @@ class RunFolder:
         files = contents()  # a config that cannot be written is found before anything is moved
         checkpoint.remove_leftovers(self.root)  # this run has the lock, so the process that left them has ended
         earlier = find_run(self.path)
-        if self._names is not None and self.checkpoint is not None:
+        if self._is_continued and self.checkpoint is not None:
             iteration = checkpoint.load(self.checkpoint).iteration
             newer = [self.root / name for name in self._names if (checkpoint.iteration_of(name) or 0) > iteration]
             if newer:
@@ -261,8 +265,7 @@ def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) 
     path = find_checkpoint(root, among)
     if path is not None:
         return path
-    found = sorted(p.name for p in root.iterdir()) if root.is_dir() else None
-    state = "the folder does not exist" if found is None else f"it holds {found or 'nothing'}"
+    state = f"it holds {sorted(path.name for path in root.iterdir())}" if root.is_dir() else "there is no such folder"
     raise UserError(
         f"--resume found no usable checkpoint in {root}: {state}. Leave --resume out to start from the beginning, or "
         "set train.output_dir to the folder of the run to continue."
@@ -280,9 +283,11 @@ def _move_aside(folder: Path, paths: Sequence[Path], name: str) -> Path:
     If it already has one of them, `…-2`, `…-3` and so on are used.
     """
     moved = [path.relative_to(folder) for path in paths]
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    targets = (folder / PREVIOUS / each for each in names)
-    target = next(target for target in targets if not any((target / path).exists() for path in moved))
+    target = folder / PREVIOUS / name
+    number = 1
+    while any((target / path).exists() for path in moved):
+        number += 1
+        target = target.with_name(f"{name}-{number}")
     for path in moved:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.move(folder / path, target / path)  # a folder may be a link to another disk

@@ -29,7 +29,7 @@ from libai.engine.rehearsal.rehearsal import facts_of
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.index_check import NOTHING
 from libai.forward.python_state import fingerprint
-from libai.forward.state import Facts, own_buffers, with_class
+from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.optim import bias_corrections
 from libai.parallel import Mesh
@@ -224,14 +224,14 @@ class GraphTrainer(ModelTrainer):
         if facts.counting is not None:
             named = self.model.named_modules()
             self._counting_norms = [module for name, module in named if name in facts.counting]
-        refuse_changed_parameters(self.model, facts.parameters)
-        self._updates_eagerly = bool(facts.buffers) and self.options.num_accumulation_steps > 1
+        refuse_changed_parameters(self.model, [name for name in facts.parameters if name not in facts.written])
+        self._updates_eagerly = bool(facts.written) and self.options.num_accumulation_steps > 1
         if self._updates_eagerly and is_main_process():
             logger.warning(
-                "forward changes the buffer %s, and a graph of OneFlow 0.9 that accumulates would not see it change "
+                "forward changes %s, and a graph of OneFlow 0.9 that accumulates would not see it change "
                 "from one micro-batch to the next: updates run op by op, with the same result. For a compiled step set "
                 "train.num_accumulation_steps=1.",
-                with_class(self.model, facts.buffers[0]),
+                with_class(self.model, facts.written[0]),
             )
 
     def _set_step_inputs(self) -> None:
@@ -281,7 +281,7 @@ class GraphTrainer(ModelTrainer):
             )
         start = time.perf_counter()
         self._takes_key = draws_randomness(self.model)
-        if self.gradients.facts.counting is None and own_buffers(self.model):
+        if self.gradients.facts.counting is None and (own_buffers(self.model) or frozen_parameters(self.model)):
             self._learn(facts_of(self, batches))  # no facts yet: `update` was called without `train`
             if self._updates_eagerly:
                 return
@@ -294,7 +294,7 @@ class GraphTrainer(ModelTrainer):
             self.options,
             recomputed_blocks=self._recomputed_blocks(),
             auto_parallel=self._auto_parallel,
-            buffers=self.gradients.facts.buffers,
+            buffers=self.gradients.facts.written,
             # not a bound method: through it the graph would keep the whole trainer alive
             random_scope=functools.partial(random_context, data_rank=data_rank) if self._takes_key else nullcontext,
         )

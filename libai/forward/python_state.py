@@ -147,12 +147,9 @@ class PythonState:
         found = []
         for name, value in self._now().items():
             path, _, attribute = name.rpartition(".")
-            module = modules[path]
-            if name not in self._before or value == self._before[name]:
-                continue
-            is_kept = not tensors_in(vars(module)[attribute]) or _is_made_of_itself(module, attribute)
-            if is_kept and _is_read(self._model, module, attribute):
-                found.append(f"{name} ({type(module).__name__})")
+            is_changed = name in self._before and value != self._before[name]
+            if is_changed and _is_read_later(self._model, modules[path], attribute):
+                found.append(f"{name} ({type(modules[path]).__name__})")
         return found
 
     def _now(self) -> dict[str, Any]:
@@ -194,7 +191,7 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes_in(constant)
 
 
-def _reads(line: _Line, attribute: str, of_self: bool = True) -> bool:
+def _reads(line: _Line, attribute: str, of_self: bool) -> bool:
     """Return whether a line reads `<something>.<attribute>`.
 
     Without `of_self`, reads of `self.<attribute>` do not count.
@@ -205,27 +202,38 @@ def _reads(line: _Line, attribute: str, of_self: bool = True) -> bool:
     )
 
 
-def _writes(line: _Line, attribute: str) -> bool:
-    """Return whether a line assigns the attribute or an item of it, or calls one of its methods that change it."""
+def _writes(line: _Line, attribute: str, has_items: bool) -> bool:
+    """Return whether a line assigns the attribute that it reads, or an item of it, or calls a method that changes it.
+
+    `has_items`: whether items of the attribute can be assigned. If not, an assigned item belongs to another value.
+    """
     for kind, name, before in line:
         is_changing = kind == "LOAD_METHOD" and (name.endswith("_") or name in _CHANGING_METHODS)
-        if (kind == "STORE_ATTR" and name == attribute) or (is_changing and before == attribute):
-            return True
-    return any(kind == "STORE_SUBSCR" for kind, _, _ in line) and _reads(line, attribute)
-
-
-def _is_read(model: nn.Module, module: nn.Module, attribute: str) -> bool:
-    """Return whether code of `model` reads `attribute` of `module` in a line that does not write it."""
-    for cls in {type(one) for one in model.modules()}:
-        is_own = issubclass(type(module), cls) or issubclass(cls, type(module))
-        if any(_reads(line, attribute, is_own) and not _writes(line, attribute) for line in _lines_of(cls)):
+        is_set = (kind == "STORE_ATTR" and name == attribute) or (kind == "STORE_SUBSCR" and has_items)
+        if is_set or (is_changing and before == attribute):
             return True
     return False
 
 
-def _is_made_of_itself(module: nn.Module, attribute: str) -> bool:
-    """Return whether a line of `module` computes `attribute` from its value in an earlier call."""
-    return any(_reads(line, attribute) and _writes(line, attribute) for line in _lines_of(type(module)))
+def _is_read_later(model: nn.Module, module: nn.Module, attribute: str) -> bool:
+    """Return whether code of `model` reads the value that an earlier call gave to `attribute` of `module`.
+
+    A line that also writes the attribute does not count. Tensors that no line computes from their own value do not
+    count either, because every call makes them again.
+    """
+    value = vars(module)[attribute]
+    is_read = False
+    is_kept = not tensors_in(value)
+    for cls in {type(one) for one in model.modules()}:
+        is_own = issubclass(type(module), cls) or issubclass(cls, type(module))
+        for line in _lines_of(cls):
+            if not _reads(line, attribute, is_own):
+                continue
+            if _writes(line, attribute, hasattr(value, "__setitem__")):
+                is_kept = is_kept or is_own
+            else:
+                is_read = True
+    return is_read and is_kept
 
 
 # ------------------------------------------------------------------------------------------------- variables

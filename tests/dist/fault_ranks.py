@@ -72,7 +72,8 @@ def cells() -> dict[str, Cell]:
     found["a part of a buffer, eager"] = Cell(faults.FAULTS["a part of a buffer"], "eager", "refused")
     plain = faults.Fault(cm.UNCOUPLED["plain"])
     found["plain, each rank, graph"] = Cell(plain, "graph", "right", options={"batch_scope": "rank"})
-    for name in ("buffer, copy_", "buffer, assign", "buffer, through detach", "hook of an object with a module"):
+    names = ("buffer, copy_", "buffer, through detach", "a frozen parameter that moves", "a parameter without dimensions")
+    for name in (*names, "hook of an object with a module"):
         for mode in ("eager", "graph"):
             fault = faults.FAULTS[name]
             found[f"{name}, {mode}"] = Cell(fault, mode, getattr(fault, mode))

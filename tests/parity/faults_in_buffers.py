@@ -80,7 +80,7 @@ def a_buffer_read_between_changes(self, h, x):
     return h
 
 
-@plant("right", "refused", named="teacher")
+@plant()
 def a_frozen_parameter_that_moves(self, h, x):
     h = h / self.teacher
     self.teacher.data.mul_(0.9)
@@ -149,6 +149,15 @@ def a_frozen_batch_norm(self, h, x):
 @plant(setup=with_a_norm)
 def a_batch_norm_that_nobody_calls(self, h, x):
     return h
+
+
+def _with_a_temperature(layer):
+    layer.temperature = nn.Parameter(flow.tensor(0.5))
+
+
+@plant(setup=_with_a_temperature)
+def a_parameter_without_dimensions(self, h, x):
+    return h * self.temperature
 
 
 class Block(Middle):

@@ -2,7 +2,8 @@
 
 A compiled job of OneFlow 0.9.0 writes only the variables that its optimizer updates, so a change of a buffer in forward
 would be lost. The trace has the new value: it is the traced tensor of the buffer. This tensor becomes an output of the
-step, and is copied into the buffer before anything reads it (docs/dev/decisions/0009-state-in-forward.md).
+step, and is copied into the buffer before anything reads it (docs/dev/decisions/0009-state-in-forward.md). The same
+holds for frozen parameters, such as the weights of a teacher that follows the student.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from oneflow import nn
 from libai.engine.compiled.build_errors import GraphBuildError
 from libai.forward.state import with_class
 from libai.optim.state import like_parameter
+from libai.parallel import named_tensors
 
 
 def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
-    """Return the values that the traced forward has given to the buffers `names`.
+    """Return the values that the traced forward has given to the buffers and frozen parameters `names`.
 
     `proxy`: the graph's proxy of the model.
     """
@@ -28,8 +30,10 @@ def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
     values = {}
     for name in names:
         path, _, attribute = name.rpartition(".")
-        real = stand_ins[path].to(nn.Module)._buffers[attribute]
-        value = stand_ins[path]._get_from_states(attribute, "_buffers").detach()
+        module = stand_ins[path].to(nn.Module)
+        kind = "_buffers" if attribute in module._buffers else "_parameters"
+        real = getattr(module, kind)[attribute]
+        value = stand_ins[path]._get_from_states(attribute, kind).detach()
         if real.is_global:
             value = value.to_global(placement=real.placement, sbp=real.sbp)
         values[name] = flow._C.identity(value)  # a graph output must not also be an input or another output
@@ -37,11 +41,11 @@ def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
 
 
 def write_buffers(model: nn.Module, values: Mapping[str, flow.Tensor]) -> None:
-    """Copy the values that a compiled step has returned into the buffers of `model`, in place."""
-    buffers = dict(model.named_buffers())
+    """Copy the values that a compiled step has returned into the tensors of `model`, in place."""
+    tensors = dict(named_tensors(model))
     with flow.no_grad():
         for name, value in values.items():
-            buffers[name].copy_(value)
+            tensors[name].copy_(value)
 
 
 Buffers = list[tuple[nn.Module, str, flow.Tensor]]
@@ -78,7 +82,7 @@ def same_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def refuse_changed_parameters(model: nn.Module, names: Sequence[str]) -> None:
-    """Raise `GraphBuildError` for the first of `names`, the parameters that forward itself changes."""
+    """Raise `GraphBuildError` for the first of `names`, the trained parameters that forward itself changes."""
     if names:
         raise GraphBuildError(
             f"{type(model).__name__}.forward changes the parameter {with_class(model, names[0])} itself, which only "

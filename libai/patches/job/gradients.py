@@ -38,8 +38,9 @@ def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> int:
     the number of bucketed gradients.
     """
     edges = edges_of_gradients(job)
-    # ordered as the backward pass computes them
-    gradients = [value for op in job.ops.values() for value in _outputs(op) if value in edges]
+    # ordered as the backward pass computes them. OneFlow 0.9 cannot reshape a partial sum without dimensions
+    computed = [value for op in job.ops.values() for value in _outputs(op) if value in edges]
+    gradients = [value for value in computed if job.shapes[value].shape.dim]
     most = max_bytes // _NUM_BYTES
     buckets = cut_into_buckets(gradients, lambda value: job.shapes[value].data_type, partial(_size, job), most)
     buckets = [bucket for bucket in buckets if len(bucket) > 1]

@@ -72,8 +72,9 @@ def cells() -> dict[str, Cell]:
     found["a part of a buffer, eager"] = Cell(faults.FAULTS["a part of a buffer"], "eager", "refused")
     plain = faults.Fault(cm.UNCOUPLED["plain"])
     found["plain, each rank, graph"] = Cell(plain, "graph", "right", options={"batch_scope": "rank"})
-    names = ("buffer, copy_", "buffer, through detach", "a frozen parameter that moves", "a parameter without dimensions")
-    for name in (*names, "hook of an object with a module"):
+    found["a parameter unfrozen later, eager"] = Cell(faults.FAULTS["a parameter unfrozen later"], "eager", "right")
+    moving = ("buffer, copy_", "buffer, through detach", "a frozen parameter that moves")
+    for name in (*moving, "a parameter without dimensions", "hook of an object with a module"):
         for mode in ("eager", "graph"):
             fault = faults.FAULTS[name]
             found[f"{name}, {mode}"] = Cell(fault, mode, getattr(fault, mode))

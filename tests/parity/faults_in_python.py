@@ -53,6 +53,20 @@ def a_counter_with_a_late_effect(self, h, x):
     return h * 2 if self.calls > 1000 else h
 
 
+@plant(
+    "right",
+    "refused",
+    named="middle",
+    options={"rehearse": 3},
+    setup=lambda layer: layer.inner.weight.requires_grad_(False),
+)
+def a_parameter_unfrozen_later(self, h, x):
+    self.calls += 1
+    if self.calls == 3:
+        self.inner.weight.requires_grad_(True)
+    return self.inner(h)
+
+
 @plant("right", "refused", named="middle")
 def a_list_that_is_read(self, h, x):
     self.seen.append(self.seen[-1] * 0.5)

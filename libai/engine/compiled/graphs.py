@@ -52,8 +52,8 @@ class TrainGraph(CompiledGraph):
         recomputed_blocks: names of the modules to checkpoint; the backward pass recomputes their activations.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
         auto_parallel: let OneFlow choose the layout of every operation's output with its own cost model.
-        buffers: names of the buffers and frozen parameters that forward changes. They cannot be used with accumulation, in which a
-            micro-batch would not read what the previous one has written.
+        buffers: names of the buffers and frozen parameters that forward changes. They cannot be used with accumulation,
+            in which a micro-batch would not read what the previous one has written.
 
     A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`. With accumulation the
     scalars have one element per micro-batch. `buffers` maps a name to its new value, which the caller writes. If the

@@ -229,6 +229,7 @@ def rolled_back(trainer: Any) -> Iterator[None]:
     """
     iteration = trainer.iter
     schedule = trainer.lr_scheduler
+    flags = [(parameter, parameter.requires_grad) for parameter in trainer.model.parameters()]
     python = PythonKept.of_trainer(trainer)
     trainer.lr_scheduler = None  # copied below, because it may have no state to save
     before = Snapshot.of(trainer)
@@ -242,6 +243,8 @@ def rolled_back(trainer: Any) -> Iterator[None]:
         finally:
             barrier()
             python.restore()
+            for parameter, requires_grad in flags:
+                parameter.requires_grad_(requires_grad)
             trainer.lr_scheduler = None
             before.restore(trainer)
             trainer.lr_scheduler = schedule

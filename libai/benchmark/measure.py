@@ -31,7 +31,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not value >= (2 if isinstance(value, int) else 1e-9):
-                raise UserError(f"--{name.replace('_', '-')} {value} measures nothing. Counts are at least 2.")
+                raise UserError(f"--{name.replace('_', '-')} {value} is too small. Counts must be at least 2.")
 
 
 class DifferentTraining(Exception):

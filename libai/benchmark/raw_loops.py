@@ -84,7 +84,7 @@ class RawGraph:
         groups = optimizer.param_groups
         if max_norm is not None and len(groups) > 1:
             raise Unavailable(
-                "a stock nn.Graph clips each parameter group by its own norm, which is another training; "
+                "a stock nn.Graph clips each parameter group by its own norm, which is a different update; "
                 "optim.params=null makes one group for all variants"
             )
         if max_norm is not None:

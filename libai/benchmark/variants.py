@@ -98,7 +98,7 @@ def make_variants(
     found += [VariantSpec(name, tuple(words), {"PYTHONPATH": path}) for name, words in (commands or {}).items()]
     names = [spec.name for spec in found]
     if len(set(names)) != len(names):
-        raise UserError(f"two variants have one name: {', '.join(names)}. Name each mode and each --variant once.")
+        raise UserError(f"two variants have the same name: {', '.join(names)}. Name each mode and each --variant once.")
     return found
 
 

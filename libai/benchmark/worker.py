@@ -133,7 +133,7 @@ class RawVariant(OneFlowVariant):
                 parameter.data.mul_(1 + 2.0**-23 * flow.randn(*parameter.shape).sign())
         model = model.to(self._device)
         if draws_randomness(model):
-            raise Unavailable("a hand-written loop draws other dropout masks; set the rates to 0")
+            raise Unavailable("a hand-written loop has different dropout masks; set the dropout rates to 0")
         loop = RawGraph if "graph" in mode else RawEager
         self._loop = loop(model, parts.new_optimizer, self._accumulation, train.clip_grad.max_norm, parts.mesh)
 

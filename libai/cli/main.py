@@ -103,4 +103,4 @@ def _until_nobody_reads(words: Sequence[str]) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        raise UserError(f"{error.filename}: {error.strerror}. Name a place that can be read, or written to.") from None
+        raise UserError(f"{error.filename}: {error.strerror}. Choose a file or folder that you can access.") from None

@@ -21,7 +21,7 @@ _WORDS = "CONFIG [-n PROCS] [key=value | +key=value | ~key] [flags]"
 def train(arguments: Sequence[str]) -> int:
     """Train a config, given as a file or as the name of a shipped config."""
     processes, words = _parse(arguments, f"train {_WORDS}", train.__doc__)
-    config = _take_name(words, "no config is named. `libai train --help` lists the shipped ones.")
+    config = _take_name(words, "no config given. `libai train --help` lists the shipped ones.")
     return start(config, processes, words)
 
 

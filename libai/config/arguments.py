@@ -58,7 +58,7 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
     """
     parser = Parser(prog=prog, usage="%(prog)s CONFIG [key=value | +key=value | ~key ...] [flags]")
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides", help="a config file, then settings")
-    parser.add_argument("--config-file", metavar="CONFIG", help="the config, when it is not the first word")
+    parser.add_argument("--config-file", metavar="CONFIG", help="the config, if it is not the first argument")
     for flag, text in FLAGS.items():
         if flag in OPTIONAL_VALUES:
             parser.add_argument(flag, default=False, help=text)

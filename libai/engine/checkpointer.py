@@ -302,7 +302,9 @@ class TrainerCheckpointer:
         for group, hook in self._hooks_with_tensors():
             hook.load_tensors(saved.tensors.get(group, {}))
             if group not in saved.tensors and is_main_process():
-                logger.warning("the checkpoint has no tensors of %s, which begins again", type(hook).__name__)
+                logger.warning(
+                    "the checkpoint has no tensors of %s, which starts from its initial state", type(hook).__name__
+                )
 
     def _warn_of_changes(self, before: Mapping[str, Any]) -> None:
         """Log each difference from the saved run's facts `before` that changes the loss curve."""

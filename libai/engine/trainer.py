@@ -103,7 +103,7 @@ class ModelTrainer(TrainerBase):
             self.register_hooks([BadLossHook(options.non_finite, lr_scheduler)])
         if options.zero_stage and self.mesh.data == 1 and is_main_process():
             logger.warning(
-                "ZeRO (stage %d) saves nothing here: one data-parallel rank has nobody to share with",
+                "ZeRO (stage %d) saves nothing here: a single data-parallel rank has no other rank to share with",
                 options.zero_stage,
             )
         if options.ema_decay is not None:

@@ -48,7 +48,7 @@ class GenerationOptions:
             raise UserError(f"top_p={self.top_p!r} is a probability: it must be above 0 and at most 1.")
         if self.num_beams > 1 and self.temperature > 0:
             raise UserError(
-                f"num_beams={self.num_beams} searches and temperature={self.temperature} draws: leave one of them out."
+                f"num_beams={self.num_beams} searches, but temperature={self.temperature} samples: use one of them."
             )
 
     @property
@@ -123,7 +123,7 @@ class Generator:
     def _start(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> np.ndarray:
         longest = max(map(len, prompts), default=0)
         if not all(map(len, prompts)) or not longest:
-            raise UserError("a prompt has no token, so there is nothing to continue. Begin it with one.")
+            raise UserError("a prompt has no tokens, so there is nothing to continue. Start it with at least one.")
         with_prompt = longest + options.max_new_tokens if self._max_target_length is None else longest
         if not 0 <= min(map(min, prompts)) <= max(map(max, prompts)) < self._vocab_size:
             raise UserError(

@@ -180,10 +180,10 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
         if code != EXIT_FAILED or was_stopped or not max_restarts:
             return code
         if failure is not None and failure == last_failure:
-            say(f"launch: {failure[0]} in iteration {failure[1]} came again: not started again.")
+            say(f"launch: {failure[0]} in iteration {failure[1]} happened again: not restarting.")
             return code
         if restarts_left == 0:
-            say(f"launch: failed after {max_restarts} restarts: not started again.")
+            say(f"launch: failed after {max_restarts} restarts: giving up.")
             return code
         restarts_left, last_failure = restarts_left - 1, failure
         if job.num_nodes > 1:

@@ -186,6 +186,6 @@ def take_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tupl
     if not known.max_restarts.isdecimal():
         name = "--max-restarts" if "--max-restarts" in " ".join(arguments) else "MAX_RESTARTS"
         raise UserError(
-            f"{name} is {known.max_restarts!r}; it must be how often a failed job is started again, a whole number."
+            f"{name} is {known.max_restarts!r}; it must be the number of restarts after failures, a whole number."
         )
     return int(known.max_restarts), known.oversubscribe, rest

@@ -118,5 +118,5 @@ def test_a_command_that_is_not_a_variant_is_named(tmp_path):
 
 @pytest.mark.parametrize("field", ["rounds", "block_seconds", "check_iterations", "loss_tolerance"])
 def test_settings_that_measure_nothing_are_refused(field):
-    with pytest.raises(UserError, match=f"--{field.replace('_', '-')} 0 measures nothing"):
+    with pytest.raises(UserError, match=f"--{field.replace('_', '-')} 0 is too small"):
         Settings(**{field: 0})

@@ -41,7 +41,7 @@ def test_a_stock_loop_gets_what_the_wheel_contains():
 def test_a_wrong_override_and_a_name_that_is_taken_are_found_before_anything_starts():
     with pytest.raises(ConfigError, match="model.hiden_sizes"):
         make_variants(CONFIG, ["model.hiden_sizes=[4]"], ["eager"])
-    with pytest.raises(UserError, match="two variants have one name"):
+    with pytest.raises(UserError, match="two variants have the same name"):
         make_variants(CONFIG, [], ["eager"], commands={"eager": ["true"]})
 
 

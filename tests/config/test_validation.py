@@ -69,7 +69,7 @@ def test_interpolations_are_resolved():
         ),
         (
             {"train": {"output_dir": " "}},
-            "train.output_dir=' ': expected the name of a folder, found nothing (default 'out/run').",
+            "train.output_dir=' ': expected the name of a folder, found an empty value (default 'out/run').",
         ),
         ({"train": {"seed": "???"}}, "train.seed is '???': the config leaves its value to you. Add train.seed=value."),
         (

@@ -283,7 +283,7 @@ def test_a_resumed_run_says_what_is_left(tmp_path, caplog):
     resumed.train()
     caplog.clear()
     resumed.train()
-    assert "nothing is left to do: all 8 iterations are made" in caplog.messages
+    assert "nothing left to do: all 8 iterations are done" in caplog.messages
 
 
 def test_a_killed_job_leaves_no_lock_and_its_children_hold_none(tmp_path):

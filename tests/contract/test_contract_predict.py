@@ -57,7 +57,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "-i", "broken.npz"], "broken.npz cannot be read"),
         ([folder, "-i", "text.csv"], r"x is text \('red'\).*has no tokenizer"),
         ([folder, "-i", "short.csv"], "sample 1: expected x, y, found"),
-        ([folder, "-i", "empty.jsonl"], "holds no samples"),
+        ([folder, "-i", "empty.jsonl"], "contains no samples"),
         ([folder, "-i", "words.jsonl"], "sample 2: expected x, found"),
         ([folder, "-i", "ragged.jsonl"], "x has rows of different shapes"),
         ([folder, "-i", "other.jsonl"], "the file has the columns z, and the model's forward takes x, y"),

@@ -64,7 +64,7 @@ def test_the_same_non_finite_iteration_is_not_tried_a_third_time(folder):
     assert [line for line in launch_lines(done) if "starting again" in line] == [
         "launch: starting again as before, with the same arguments; 8 restarts left."
     ]
-    assert launch_lines(done)[-1] == "launch: NonFiniteLoss in iteration 1 came again: not started again."
+    assert launch_lines(done)[-1] == "launch: NonFiniteLoss in iteration 1 happened again: not restarting."
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_prompts_come_from_files_and_stdin(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(TEXTS)))
     assert read(*TEXTS) == read() == TEXTS
     assert all(read("--file", str(tmp_path / name)) == TEXTS for name in ("lines.txt", "lines.jsonl"))
-    with pytest.raises(UserError, match="there is no prompt"):
+    with pytest.raises(UserError, match="no prompt given"):
         read()
 
 
@@ -244,7 +244,7 @@ def test_mistakes_are_one_clear_error(llama, tmp_path):
         (generate, [str(llama), "a", "-n", "0"], "both must be at least 1"),
         (predict, [bert, "-i", str(tmp_path / "two.csv")], "a model takes one column of text"),
         (predict, [vit, "-i", str(tmp_path / "one.csv")], r"a is text \('red'\).*does not define how files"),
-        (predict, [vit, "--data", "val"], "is no run, so it has no datasets"),
+        (predict, [vit, "--data", "val"], "is not the folder of a run, so it has no datasets"),
     ]:
         with pytest.raises(UserError, match=message):
             command.run(words)

@@ -54,9 +54,9 @@ def test_every_subcommand_has_help(name, capsys):
     ("words", "text"),
     [
         (["trian", "mlp_digits"], "trian: no such command. Did you mean train?"),
-        (["train"], "no config is named. `libai train --help` lists"),
-        (["verify-resume"], "no config is named. `libai train --help` lists"),
-        (["benchmark"], "no config is named. `libai train --help` lists"),
+        (["train"], "no config given. `libai train --help` lists"),
+        (["verify-resume"], "no config given. `libai train --help` lists"),
+        (["benchmark"], "no config given. `libai train --help` lists"),
         (["predict"], "the following arguments are required: RUN."),
         (["train", "mlp_digits", "-n", "0"], "-n 0: it must be the number of processes"),
         (["train", "mlp_digit"], "CONFIG is mlp_digit, and there is no such file. Did you mean mlp_digits?"),
@@ -138,7 +138,7 @@ def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "folder"
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(UserError, match=f"^{re.escape(str(place))}: Not a directory. Name a place"):
+    with pytest.raises(UserError, match=f"^{re.escape(str(place))}: Not a directory. Choose a file"):
         main._until_nobody_reads(["compare", str(tmp_path), "-o", str(place / "page.html")])
 
 

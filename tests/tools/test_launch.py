@@ -72,7 +72,7 @@ def test_flags_are_taken_from_the_command_line_then_the_environment(words, varia
 
 @pytest.mark.parametrize(("words", "text"), [(["--max-restarts"], "''"), (["--max-restarts=-1"], "'-1'")])
 def test_a_wrong_number_of_restarts_is_an_error(words, text):
-    with pytest.raises(UserError, match=f"--max-restarts is {text}; .* must be how often a failed job is started"):
+    with pytest.raises(UserError, match=f"--max-restarts is {text}; .* must be the number of restarts"):
         request.take_flags(words, {})
 
 

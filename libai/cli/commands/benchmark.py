@@ -81,7 +81,7 @@ def _benchmark(arguments: Sequence[str]) -> int:
     configs = [word for word in args.words if "=" not in word and not word.startswith(("~", "+"))]
     overrides = [word for word in args.words if word not in configs]
     if not configs:
-        raise UserError("no config is named. `libai train --help` lists the shipped ones.")
+        raise UserError("no config given. `libai train --help` lists the shipped ones.")
     specs = {config: _variants(args, config, overrides) for config in configs}
     output = _make_folder(args.output)
 
@@ -122,7 +122,9 @@ def _variants(args: argparse.Namespace, config: str, overrides: Sequence[str]) -
     modes = _listed(args.modes or _DEFAULT_MODES)
     python = args.python and shutil.which(args.python)
     if args.python and not python:
-        raise UserError(f"--python {args.python}: there is no such program. Name a Python that has PyTorch or JAX.")
+        raise UserError(
+            f"--python {args.python}: no such program. Give the interpreter of an environment with PyTorch or JAX."
+        )
     if python and not args.modes:
         modes += [*OTHER_MODES, *(mode + ONE_THREAD for mode in OTHER_MODES)]
     processes = _listed(args.procs)
@@ -152,7 +154,9 @@ def _make_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--output {path} cannot be made ({error.strerror}). Name a folder of yours.") from None
+        raise UserError(
+            f"--output {path} cannot be made ({error.strerror}). Choose a folder that you can write to."
+        ) from None
     return path
 
 

@@ -178,5 +178,5 @@ def check_gpu(facts: dict[str, Any] | None) -> Finding:
         return Finding("gpu", found or str(devices), "" if found is None else "Or train with train.device=cpu.")
     if shutil.which("nvidia-smi"):
         todo = "Update the NVIDIA driver to one for CUDA 11.7, and look at CUDA_VISIBLE_DEVICES."
-        return Finding("gpu", "there is a GPU, and oneflow cannot use it", todo)
+        return Finding("gpu", "a GPU is present, but oneflow cannot use it", todo)
     return Finding("gpu", "none; training runs on the CPU")

@@ -73,10 +73,12 @@ def _texts(pipeline: Any, prompts: list[str], options: Any, as_json: bool) -> It
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     parser.add_argument("source", metavar="SOURCE", help="a run's output folder or a Hugging Face folder")
-    parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="default: the lines of stdin")
+    parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="prompts (default: lines from stdin)")
     parser.add_argument("--file", "-f", type=Path, help='prompts: a line each, or .jsonl with {"prompt": …}')
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help=_MOST_HELP)
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default 0)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="sampling temperature; 0 takes the most likely token (default 0)"
+    )
     parser.add_argument(
         "--top-k", type=int, default=0, metavar="K", help="sample from the K most likely tokens (default: all)"
     )
@@ -85,15 +87,17 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--num-beams", type=int, default=1, help="number of beams (default 1)")
     parser.add_argument(
-        "--length-penalty", type=float, default=1.0, help="exponent of the length in the score of a beam (default 1)"
+        "--length-penalty", type=float, default=1.0, help="length exponent in the score of a beam (default 1)"
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed for sampling (default 0)")
-    parser.add_argument("--stop-token", type=int, help="id that ends a text; -1: none (default: the tokenizer's)")
-    parser.add_argument("--batch-size", type=int, default=8, help="prompts at a time (default 8)")
+    parser.add_argument(
+        "--stop-token", type=int, help="id of the token that ends a text, -1 for none (default: the tokenizer's)"
+    )
+    parser.add_argument("--batch-size", type=int, default=8, help="prompts per batch (default 8)")
     parser.add_argument("--mode", choices=("eager", "graph"), help="default: the mode of the run's config, or eager")
     parser.add_argument("--checkpoint", default="last", help="checkpoint of a run: last, best or a name (default last)")
-    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json, where the source has none")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each prompt")
+    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json, if the source has none")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per prompt")
     parser.add_argument("-n", "--procs", type=int, default=1, help="processes that share the model (default 1)")
     parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)  # prompts passed to a rank
     parser.add_argument("--config-file", help=argparse.SUPPRESS)  # passed on by the launcher
@@ -118,7 +122,7 @@ def read_prompts(args: Any) -> list[str]:
             f'{args.file}: no prompts can be read ({error}). .jsonl needs {{"prompt": …}} a line.'
         ) from None
     if not lines:
-        raise UserError("there is no prompt. Give one after the source, or --file FILE, or lines on stdin.")
+        raise UserError("no prompt given. Write one after the source, use --file FILE, or pipe lines to stdin.")
     return lines
 
 

@@ -31,16 +31,20 @@ def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
     action = actions.add_parser("import", help="write a Hugging Face folder's weights under libai's names")
-    action.add_argument("folder", help="with config.json and model.safetensors, or shards and their index")
+    action.add_argument("folder", help="folder with config.json and model.safetensors, or with shards and their index")
     action.add_argument("out")
     action = actions.add_parser("export", help="write weights as a Hugging Face folder, LoRA merged")
     action.add_argument("weights", help="a run's folder, a checkpoint, or what import wrote")
     action.add_argument("out")
     action.add_argument("--like", help="a Hugging Face folder whose names, types, order and shards are kept")
     action.add_argument("--architecture", help="architecture of a run, such as LlamaForCausalLM")
-    action.add_argument("--average", action="store_true", help="the averages of train.ema, not the latest weights")
+    action.add_argument(
+        "--average", action="store_true", help="export the averages of train.ema instead of the latest weights"
+    )
     action = actions.add_parser("verify", help="compare what libai and transformers compute")
     action.add_argument("folder")
     action.add_argument("--python", required=True, help="interpreter of an environment with PyTorch and transformers")
-    action.add_argument("--tolerance", type=float, default=1e-5, help="largest absolute difference (1e-5)")
+    action.add_argument(
+        "--tolerance", type=float, default=1e-5, help="largest absolute difference allowed (default 1e-5)"
+    )
     return parser

@@ -21,7 +21,7 @@ from libai.utils.parser import Parser, only_result, require_one_process
 def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_intermixed_args(arguments)
     if args.config is None:
-        raise UserError("no config is named. `libai train --help` lists the shipped ones.")
+        raise UserError("no config given. `libai train --help` lists the shipped ones.")
     require_one_process()
     load_config(args.config, args.overrides)  # find mistakes before importing oneflow
     from libai.engine.rehearsal.check_parity import check_config

@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     parser.add_argument("run", metavar="RUN", help="the output folder of a run, or a Hugging Face folder")
-    parser.add_argument("settings", metavar="key=value", nargs="*", help="changes of the run's config")
+    parser.add_argument("settings", metavar="key=value", nargs="*", help="settings that change the run's config")
     parser.add_argument("--input", "-i", type=Path, help="samples: .npz, .jsonl or .csv")
     parser.add_argument("--data", metavar="NAME", help="a dataset of dataloader.test in the config, instead of a file")
     parser.add_argument("--output", "-o", type=Path, help=".npz, .jsonl or .csv (default: .jsonl to stdout)")
@@ -68,14 +68,18 @@ def build_parser() -> Parser:
         metavar="NAME=COLUMNS",
         action="append",
         default=[],
-        help="argument of forward and its columns of the file, such as x=first..last; others are left out",
+        help="columns for an argument of forward, such as x=first..last; other columns are left out",
     )
-    parser.add_argument("--drop", metavar="KEY", action="append", default=[], help="leave this column out, as labels")
+    parser.add_argument(
+        "--drop", metavar="KEY", action="append", default=[], help="leave out this column, such as labels"
+    )
     parser.add_argument("--checkpoint", default="last", help="last, best or a name such as iter_0000200 (default last)")
-    parser.add_argument("--batch-size", type=int, default=64, help="samples at a time (default 64)")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per batch (default 64)")
     parser.add_argument("--only", metavar="KEY", help="write only this output of the model, such as embeddings")
-    parser.add_argument("--classify", action="store_true", help="write class and probability in place of the outputs")
-    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json for text, where the source has none")
+    parser.add_argument(
+        "--classify", action="store_true", help="write classes and probabilities instead of the outputs"
+    )
+    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json for text, if the source has none")
     parser.add_argument("--mode", choices=("eager", "graph"), help="default: the mode of the config")
     return parser
 
@@ -102,9 +106,9 @@ def read_columns(file: Path) -> Columns:
         raise UserError(f"{file} cannot be read: {error}.") from None
     lengths = {name: len(values) if values.ndim else 0 for name, values in columns.items()}
     if not columns or 0 in lengths.values():
-        raise UserError(f"{file} holds no samples: it needs one row for each.")
+        raise UserError(f"{file} contains no samples: it needs one row per sample.")
     if len(set(lengths.values())) > 1:
-        raise UserError(f"{file} has columns of different lengths: {lengths}. Each needs one row for each sample.")
+        raise UserError(f"{file} has columns of different lengths: {lengths}. Each needs one row per sample.")
     return columns
 
 
@@ -200,7 +204,7 @@ def _side_by_side(name: str, chosen: Sequence[str], columns: Columns) -> np.ndar
     """Stack columns of numbers into a (samples, columns) array of float32, or int64 if `name` ends in `ids`."""
     for column in chosen:
         if columns[column].ndim != 1 or columns[column].dtype.kind == "U":
-            raise UserError(f"{column} cannot be part of {name}: each of its columns has one number for each sample.")
+            raise UserError(f"{column} cannot be part of {name}: each of its columns must have one number per sample.")
     array = np.stack([columns[column] for column in chosen], axis=1)
     return array.astype(np.int64 if name.endswith("ids") else np.float32)
 
@@ -243,7 +247,9 @@ def _dataset(predictor: Any, args: Any) -> Iterable[Columns]:
     from libai.engine.run import build
 
     if predictor.config is None:
-        raise UserError(f"--data {args.data}: {args.run} is no run, so it has no datasets. Give --input FILE.")
+        raise UserError(
+            f"--data {args.data}: {args.run} is not the folder of a run, so it has no datasets. Give --input FILE."
+        )
     loaders = build.build_test_loaders(predictor.config, predictor.mesh, args.batch_size)
     if args.data not in loaders:
         raise UserError(

@@ -41,10 +41,12 @@ def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides")
     parser.add_argument("--procs", type=int, default=1, help="processes of each job (default 1)")
-    parser.add_argument("--iters", type=int, default=8, help="N, the iterations before and after the stop (default 8)")
-    parser.add_argument("--fault", choices=FAULTS, help="leave this out of the resume; it must be noticed")
-    parser.add_argument("--json", action="store_true", help="the report as JSON")
-    parser.add_argument("--folder", type=Path, help="keep what the jobs write here, an empty or new folder")
+    parser.add_argument("--iters", type=int, default=8, help="N iterations before the stop and N after it (default 8)")
+    parser.add_argument(
+        "--fault", choices=FAULTS, help="plant a fault: leave this out of the resume, and expect a difference"
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--folder", type=Path, help="keep the files of the jobs in this new or empty folder")
     parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)
     parser.add_argument("--config-file", help=argparse.SUPPRESS)
     return parser
@@ -55,7 +57,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     args = build_parser().parse_intermixed_args(arguments)
     if args.config_file is None:
         if not args.words:
-            raise UserError("no config is named. `libai train --help` lists the shipped ones.")
+            raise UserError("no config given. `libai train --help` lists the shipped ones.")
         args.config_file = args.words.pop(0)
     if args.iters < 1 or args.procs < 1:
         raise UserError(f"--iters {args.iters} --procs {args.procs}: both must be at least 1.")

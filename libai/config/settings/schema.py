@@ -174,7 +174,7 @@ class Key:
         if more is not None:
             raise Mismatch(f"expected {expected(self.kind, f'{self.bounds}{more}')}")
         if self.path == "train.output_dir" and not value.strip():
-            raise Mismatch("expected the name of a folder, found nothing")
+            raise Mismatch("expected the name of a folder, found an empty value")
         return value
 
 

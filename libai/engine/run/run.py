@@ -216,7 +216,7 @@ class Run(build.Parts):
         self.resolve_mode()
         if is_main_process():
             if self.trainer.completed_iters >= self.plan.train_iter:
-                logger.info("nothing is left to do: all %d iterations are made", self.plan.train_iter)
+                logger.info("nothing left to do: all %d iterations are done", self.plan.train_iter)
             else:
                 start_banner(self)
         with suppress(Interrupted):  # the loop sees the interrupt too, and ends properly

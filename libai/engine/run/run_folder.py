@@ -72,7 +72,7 @@ def prepare_output_dir(path: Path) -> None:
     except OSError as error:
         raise UserError(
             f"train.output_dir={path} cannot be written ({error.strerror or error}), and a run keeps its config, logs "
-            "and checkpoints there. Set train.output_dir to a folder of yours."
+            "and checkpoints there. Set train.output_dir to a folder that you can write to."
         ) from None
     if (holder := find_holder(path)) is not None:
         raise FolderInUseError(describe_holder(path, holder))
@@ -106,7 +106,7 @@ class RunFolder:
             find = require_checkpoint if resume is True else find_checkpoint
             self.checkpoint = find(self.root, partial(is_of_run, run_id=present))
             if self.checkpoint is None:
-                logger.info("train.resume=auto: nothing to continue in %s, so that a new run begins", path)
+                logger.info("train.resume=auto: nothing to continue in %s, so a new run begins", path)
         elif resume:
             self.checkpoint = Path(result_of_rank_0(lambda: str(checkpoint_of(Path(resume)))))
         new_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"

@@ -1,18 +1,21 @@
 """Check sizes while a model is built, and raise errors that name the layer and the argument.
 
-OneFlow 0.9.0 aborts (`Check failed: elem_cnt >= 0`, SIGABRT) or divides by zero if a layer is created with a negative
-or missing size. Without the check, a mistyped number in a config would end the process without a Python
+OneFlow 0.9.0 aborts (`Check failed: elem_cnt >= 0`, SIGABRT) or divides by zero if a layer or a tensor is created with
+a negative or missing size. Without the check, a mistyped number in a config would end the process without a Python
 exception.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import oneflow as flow
 from oneflow import nn
 
 from libai.patches.wrapping import replaced
@@ -25,12 +28,15 @@ _SIZE = re.compile(
 )
 #: name endings of sizes that multiply to the number of weights
 _WEIGHTS = re.compile(r"(features|channels|embeddings|embedding_dim)$")
+#: functions that create tensors; their positional arguments are all lengths
+_BY_LENGTHS = ("zeros", "ones", "empty", "rand", "randn")
 _init = nn.Module.__init__
 
 
 def checked_sizes() -> AbstractContextManager[None]:
-    """Check the sizes of OneFlow's layers that are created in the block. A bad size raises `ValueError`."""
-    return replaced((nn.Module, "__init__", _checked_init))
+    """Check the sizes of layers and tensors that are created in the block. A bad size raises `ValueError`."""
+    makers = [(flow, name, _checked_maker(name, getattr(flow, name))) for name in (*_BY_LENGTHS, "full")]
+    return replaced((nn.Module, "__init__", _checked_init), *makers)
 
 
 def _checked_init(module: nn.Module) -> None:
@@ -56,10 +62,27 @@ def _check(layer: str, given: Mapping[str, Any]) -> None:
             raise ValueError(f"nn.{layer} needs whole numbers >= 1, and its {name} is {value!r}")
         if _WEIGHTS.search(name) and is_size(value):
             num_weights *= int(value)
-    num_bytes = 4 * num_weights
-    available = available_bytes() if num_bytes >= 2**30 else None
+    _check_memory(f"nn.{layer}({', '.join(f'{name}={value}' for name, value in given.items())})", 4 * num_weights)
+
+
+def _checked_maker(name: str, maker: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(maker)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        lengths = args[:1] if name == "full" else args
+        if len(lengths) == 1 and isinstance(lengths[0], (list, tuple)):
+            lengths = tuple(lengths[0])
+        if all(isinstance(length, int) for length in lengths):
+            if any(length < 0 for length in lengths):
+                raise ValueError(f"flow.{name} needs lengths >= 0, found {list(lengths)}")
+            _check_memory(f"flow.{name} of {list(lengths)}", 4 * math.prod(lengths))
+        return maker(*args, **kwargs)
+
+    return checked
+
+
+def _check_memory(what: str, num_bytes: int) -> None:
+    if num_bytes < 2**30:
+        return
+    available = available_bytes()
     if available is not None and num_bytes > available:
-        arguments = ", ".join(f"{name}={value}" for name, value in given.items())
-        raise ValueError(
-            f"nn.{layer}({arguments}) takes {format_bytes(num_bytes)}, and {format_bytes(available)} are free"
-        )
+        raise ValueError(f"{what} takes {format_bytes(num_bytes)}, and {format_bytes(available)} are free")

@@ -6,13 +6,13 @@ with equal options share a group, so the number of groups stays small.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import oneflow as flow
 
+from libai.config.settings.patterns import names_matching
 from libai.utils.errors import UserError
 
 _OVERRIDE_KEYS = ("lr", "lr_mult", "weight_decay")
@@ -71,8 +71,9 @@ def get_param_groups(
     parameters = _collect(model)
     overrides = overrides or {}
     no_decay_patterns = [entry for entry in no_decay if entry not in _NO_DECAY_KEYWORDS]
-    for pattern in [*([only] if only else []), *no_decay_patterns, *overrides]:
-        _check_matches(pattern, parameters)
+    names = [name for parameter in parameters for name in parameter.names]
+    patterns = [*([only] if only else []), *no_decay_patterns, *overrides]
+    names_matching(patterns, names, "get_param_groups", "trainable parameters (frozen ones do not count)")
     for pattern, override in overrides.items():
         if not set(override) <= set(_OVERRIDE_KEYS) or {"lr", "lr_mult"} <= set(override):
             raise UserError(
@@ -134,24 +135,6 @@ def _collect(model: flow.nn.Module) -> list[_Parameter]:
             "Set requires_grad=True on some of them."
         )
     return list(found.values())
-
-
-def _check_matches(pattern: str, parameters: list[_Parameter]) -> None:
-    """Raise `UserError` unless `pattern` is a valid regular expression that matches a trainable parameter."""
-    try:
-        if any(parameter.matches(pattern) for parameter in parameters):
-            return
-    except re.error as error:
-        raise UserError(
-            f"get_param_groups: {pattern!r} is not a regular expression ({error}). Escape special characters, for "
-            r"example 'blocks\.0\.'."
-        ) from None
-    names = [name for parameter in parameters for name in parameter.names]
-    near = difflib.get_close_matches(pattern, names, n=5, cutoff=0.3) or names[:5]
-    raise UserError(
-        f"get_param_groups: the pattern {pattern!r} matches none of the {len(parameters)} trainable parameters (frozen "
-        f"ones do not count). Near: {', '.join(near)}. Correct the pattern or remove it."
-    )
 
 
 def _is_without_decay(parameter: _Parameter, no_decay: Sequence[str], patterns: list[str]) -> bool:

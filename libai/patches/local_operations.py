@@ -21,7 +21,9 @@ def repair_operations() -> None:
     import oneflow as flow
 
     flow.empty = functools.wraps(flow.empty)(functools.partial(_empty, flow.empty))
-    flow.diagonal = flow.Tensor.diagonal = _diagonal
+    diagonal = functools.partial(_diagonal, flow._C.diagonal)
+    flow.diagonal = functools.wraps(flow.diagonal)(diagonal)
+    flow.Tensor.diagonal = lambda self, *args, **kwargs: diagonal(self, *args, **kwargs)
     flow.einsum = functools.wraps(flow.einsum)(functools.partial(_einsum, flow.einsum))
 
 
@@ -31,16 +33,11 @@ def _empty(operation: Callable[..., Any], *size: Any, **kwargs: Any) -> Any:
     return operation(*size, **kwargs)
 
 
-def _diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+def _diagonal(operation: Callable[..., Any], input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """Return the elements (i, i + offset) of two axes as the last axis, which replaces both."""
-    dim1, dim2 = dim1 % input.ndim, dim2 % input.ndim
-    rows, columns = input.shape[dim1], input.shape[dim2]
-    others = [axis for axis in range(input.ndim) if axis not in (dim1, dim2)]
-    start = offset if offset >= 0 else -offset * columns
-    count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
-    end = start + (count - 1) * (columns + 1) + 1 if count else start
-    flat = input.permute(*others, dim1, dim2).reshape(*[input.shape[axis] for axis in others], rows * columns)
-    return flat[..., start : end : columns + 1]
+    axes = [dim1 % input.ndim, dim2 % input.ndim]
+    others = [axis for axis in range(input.ndim) if axis not in axes]
+    return operation(input.permute(*axes, *others), offset, 0, 1)
 
 
 def _einsum(operation: Callable[..., Any], equation: str, *operands: Any) -> Any:

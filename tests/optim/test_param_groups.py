@@ -114,9 +114,9 @@ def test_overrides_apply_in_order_and_multiply():
     [
         (
             {"overrides": {"hed.weight": {"lr": 0.1}}},
-            "pattern 'hed.weight' matches none .* Near: head.weight",
+            "'hed.weight', which matches none .* Near: head.weight",
         ),
-        ({"no_decay": ("bias", "token_type")}, "pattern 'token_type' matches none"),
+        ({"no_decay": ("bias", "token_type")}, "'token_type', which matches none"),
         ({"overrides": {"(": {"lr": 0.1}}}, "not a regular expression"),
         (
             {"overrides": {"head": {"learning_rate": 0.1}}},
@@ -136,7 +136,7 @@ def test_mistakes_are_named(options, text):
 def test_a_pattern_on_frozen_parameters_only_is_refused():
     model = Model()
     model.blocks.requires_grad_(False)
-    with pytest.raises(UserError, match=r"none of the 3 trainable parameters \(frozen ones do not count\)"):
+    with pytest.raises(UserError, match=r"none of the 4 trainable parameters \(frozen ones do not count\)"):
         get_param_groups(model, overrides={"blocks": {"lr": 0.1}})
 
 

@@ -1,7 +1,6 @@
 """Model families as plain modules, without parallel code or config objects. A mesh reads their `plan`."""
 
 from libai.models.bert import BERT, BERTClassifier, BERTEmbedder
-from libai.models.custom_graph import CustomGraph
 from libai.models.gpt import GPT
 from libai.models.llama import Llama
 from libai.models.mlp import MLP

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 
 import jobs
@@ -13,7 +12,6 @@ import toy
 from oneflow import nn
 
 from libai.engine import EagerTrainer, GraphTrainer, TrainerBase, hooks
-from libai.models import MLP, CustomGraph, custom_graph
 from libai.scheduler import WarmupCosineLR
 from libai.utils.errors import UserError
 
@@ -133,18 +131,6 @@ def test_a_graph_of_its_own_trains_as_the_eager_loop(optimizer):
     # OneFlow's own graph computes Adam's bias corrections in float32
     np.testing.assert_allclose(weights(own), weights(eager), rtol=1e-4, atol=1e-6)
     assert own.fetch_metrics() == pytest.approx(eager.fetch_metrics(), rel=1e-4)
-
-
-@pytest.mark.e2e
-def test_the_example_of_the_library_trains_with_and_without_a_trainer():
-    assert doctest.testmod(custom_graph).failed == 0
-    flow.manual_seed(0)
-    model = MLP(8, (8,), 4)
-    batches = [{"images": batch["x"], "labels": batch["y"]} for batch in BATCHES]
-    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
-    trainer = GraphTrainer(model, batches, optimizer, train_graph=CustomGraph)
-    trainer.train(0, 12)
-    assert isinstance(trainer.graph, CustomGraph) and np.isfinite(trainer.fetch_metrics()["train/loss"])
 
 
 def test_a_run_with_a_graph_of_its_own_continues_in_eager_mode():

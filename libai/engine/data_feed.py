@@ -39,9 +39,9 @@ class DataFeed:
         self.is_ahead = False
         self.batches: list[Any] = []
         self._num_micro_batches = num_micro_batches
-        self._reset(source)
+        self.reset(source)
 
-    def _reset(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+    def reset(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         """See `TrainerBase.reset_data_loader`."""
         self._builder = source if callable(source) else None
         self._loader: Any = None if self._builder else source

@@ -57,17 +57,17 @@ class EagerTrainer(ModelTrainer):
         **kwargs: Any,
     ):
         super().__init__(model, *args, **kwargs)
-        self._begin_mode(zero_grad_before_forward=zero_grad_before_forward, zero_grad_set_to_none=zero_grad_set_to_none)
+        self._settings = {
+            "zero_grad_before_forward": zero_grad_before_forward,
+            "zero_grad_set_to_none": zero_grad_set_to_none,
+        }
+        self._begin_mode(**self._settings)
 
     def _begin_mode(self, zero_grad_before_forward: bool = False, zero_grad_set_to_none: bool | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""
         self._scaler = LossScaler(self.optimizer, self.options.loss_scaling) if self.options.amp == "fp16" else None
         self._runs_alone = True
         self._zero_grad_before_forward = zero_grad_before_forward
-        self._settings = {
-            "zero_grad_before_forward": zero_grad_before_forward,
-            "zero_grad_set_to_none": zero_grad_set_to_none,
-        }
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
         #: input tensors, kept until the host waits for the device. Otherwise OneFlow's worker thread would free their
         #: arrays, for which it needs the interpreter's lock, and training would wait (docs/dev/decisions/0007)
@@ -86,6 +86,7 @@ class EagerTrainer(ModelTrainer):
         if zero_grad_set_to_none and not may_be_none:
             raise UserError("zero_grad_set_to_none=True: gradient_reduction=ddp keeps gradients. Use null, or flat.")
         self._set_to_none = may_be_none if zero_grad_set_to_none is None else zero_grad_set_to_none
+        self.gradients.clear = partial(self.optimizer.zero_grad, set_to_none=self._set_to_none)
         # gradients left over from the user's own code must not enter the first update
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -113,13 +114,13 @@ class EagerTrainer(ModelTrainer):
                 "one instead (copy_), or build the trainer again."
             )
 
-    def _use_global_tensors(self) -> None:
+    def use_global_tensors(self) -> None:
         """Convert the model from one local replica per data-parallel rank to global tensors. Collective.
 
         Training continues as if `gradient_reduction` had been "global".
         """
         options = replace(self.options, gradient_reduction="global")
-        self._change_to(type(self), options, **self._settings)
+        self._change_to(type(self), options, self._settings)
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
@@ -233,7 +234,7 @@ class EagerTrainer(ModelTrainer):
         changing = facts.buffers
         if changing and self._reduction is not None:
             if self.options.batch_scope == "global" and self.options.gradient_reduction == "auto":
-                self._use_global_tensors()
+                self.use_global_tensors()
                 return
             raise UserError(
                 f"forward changes the buffer {with_class(self.model, changing[0])}, and with train.dist.batch_scope="
@@ -247,9 +248,6 @@ class EagerTrainer(ModelTrainer):
         """See `ModelTrainer.collect`."""
         self._held.clear()
         return super().collect(results)
-
-    def clear_gradients(self) -> None:
-        self.optimizer.zero_grad(set_to_none=self._set_to_none)
 
 
 TRAINERS["eager"] = EagerTrainer

@@ -10,6 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -22,7 +23,7 @@ from libai.forward.index_check import IndexCheck
 from libai.forward.state import Facts, values_kept
 from libai.layers.random import assign_layer_ids, fold, random_context
 from libai.utils.distributed import get_rank
-from libai.utils.tensors import detached, saved_values
+from libai.utils.tensors import clear_gradients, detached, saved_values
 
 logger = logging.getLogger("libai.engine")
 
@@ -36,21 +37,26 @@ class Gradients:
     Attributes:
         draws_randomness: true if forward needs a random key. The masks of OneFlow's own dropout layers ignore every
             seed (docs/dev/oneflow.md#dropout-ignores-seeds).
+        data_rank: number of this rank among the data-parallel ranks, which selects its dropout masks.
         counts_items: true if the model defines `num_loss_items`, the number of items that its losses average over.
         index_check: raises `IndexOutOfRange` for ids and labels that the model has no row for.
         facts: side effects of forward, once they are known.
         forward: the model as called by updates: unwrapped, or wrapped by OneFlow's DDP.
+        clear: clears all gradients, as the mode requires before its next update.
+        has_own_graph: true if a user-defined graph makes the updates, and these passes are for evaluation only.
         evaluated: name of the dataset and number of the batch that is being evaluated; None outside of evaluation.
     """
 
     def __init__(self, trainer: Any, device: str):
         self.model, self.mesh, self.device = trainer.model, trainer.mesh, device
         self.forward: Callable[..., Any] = self.model
-        self._data_rank = trainer.mesh.data_rank
+        self.clear: Callable[[], None] = partial(clear_gradients, self.model)
+        self.data_rank = trainer.mesh.data_rank
         self.draws_randomness = bool(assign_layer_ids(self.model))
         self.counts_items = hasattr(self.model, "num_loss_items")
         self.index_check = IndexCheck(self.model)
         self.facts = Facts()
+        self.has_own_graph = False
         self.evaluated: tuple[str, int] | None = None
         #: factor for the loss before the backward pass (loss scaling); None: no scaling
         self.loss_scale: float | None = None
@@ -90,7 +96,7 @@ class Gradients:
         """
         if not self.draws_randomness:
             return _NO_SCOPE
-        return random_context(fold(self._trainer.options.seed, self._trainer.iter, micro), self._data_rank)
+        return random_context(fold(self._trainer.options.seed, self._trainer.iter, micro), self.data_rank)
 
     def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
         """Return the losses of one micro-batch as `update` would, computed eagerly by the unwrapped module."""

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from oneflow import nn
 
 from libai.engine.compiled.buffers import refuse_changed_parameters, same_buffers, write_buffers
 from libai.engine.compiled.build_errors import GraphBuildError, explain_build_error
-from libai.engine.compiled.graphs import EvalGraph, TrainGraph
+from libai.engine.compiled.graphs import MODULE_NAME, EvalGraph, TrainGraph
 from libai.engine.compiled.guards import Guards, refuse_own_update
-from libai.engine.compiled.own_graph import MakeGraph, OwnGraph, refuse_options
+from libai.engine.compiled.own_graph import MakeGraph, make_own_graph, refuse_options, traced_build
 from libai.engine.gradients import Batch, map_shares
 from libai.engine.metrics import Shares, StepResult
 from libai.engine.optimizer_state import GraphOptimizerState
@@ -35,6 +35,7 @@ from libai.optim import bias_corrections
 from libai.parallel import Mesh
 from libai.parallel.batch_statistics import count_batches
 from libai.patches.polling import let_polling_threads_sleep
+from libai.patches.writes import INPUTS
 from libai.utils.distributed import any_rank, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.logging import warn_once
@@ -52,15 +53,11 @@ class GraphTrainer(ModelTrainer):
     Args:
         train_graph: `train_graph(model, optimizer)` returns a custom `nn.Graph` that makes the update when it is called
             (`libai.engine.compiled.own_graph`).
-
-    Attributes:
-        graph: the compiled update; None before compilation.
     """
 
     mode = "graph"
     optimizer_state: GraphOptimizerState
-    #: the user's own graph; the guards of the compiled update; the compiled forward and its guards. None before use
-    _own_graph: OwnGraph | None = None
+    #: the guards of the compiled update; the compiled forward and its guards. None before use
     _guards: Any = None
     _eval_graph: Any = None
     _eval_guards: Any = None
@@ -82,13 +79,13 @@ class GraphTrainer(ModelTrainer):
                 "graph of your own (train_graph=MyGraph), or write the update for an EagerTrainer."
             )
         self._refuse_parts(self.options, train_graph=train_graph)
-        self._begin_mode(auto_parallel=auto_parallel, train_graph=train_graph)
+        self._settings = {"auto_parallel": auto_parallel, "train_graph": train_graph}
+        self._begin_mode(**self._settings)
 
     def _end_mode(self) -> None:
         """See `ModelTrainer._end_mode`. Releases all graphs."""
         self.optimizer_state.leave_graph()
-        self.graph = self._own_graph = self._guards = None
-        self._eval_graph = self._eval_guards = None
+        self._guards = self._eval_graph = self._eval_guards = None
 
     def _refuse_parts(self, options: TrainOptions, train_graph: MakeGraph | None = None, **settings: Any) -> None:
         """See `ModelTrainer._refuse_parts`."""
@@ -104,7 +101,8 @@ class GraphTrainer(ModelTrainer):
     def _begin_mode(self, auto_parallel: bool = False, train_graph: MakeGraph | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""
         self._runs_alone = self.mesh.is_single
-        self._own_graph = None if train_graph is None else OwnGraph(train_graph)
+        self._make_graph = train_graph
+        self.gradients.has_own_graph = train_graph is not None
         self._auto_parallel = auto_parallel
         self._corrects_bias = any("betas" in group for group in self.optimizer.param_groups)
         #: scalars that the host sets for each step: current values of `lr`, `bias1` and `bias2` of each group
@@ -135,18 +133,19 @@ class GraphTrainer(ModelTrainer):
 
     def update(self, micro_batches: list[Any]) -> StepResult:
         """See `TrainerBase.update`. Batches whose shape differs from the compiled one run eagerly."""
-        if self._own_graph is not None:
-            return self._own_graph.update(self, micro_batches)
         batches = [self.gradients.name_inputs(batch) for batch in micro_batches]
         if not self._is_compiled_for(batches):
             with same_buffers(self.model):
                 return update_op_by_op(self, batches)
-        self._check_indices(batches)
-        inputs, shares = self._inputs(batches)
-        losses, metrics, norm, buffers = self.graph(**inputs)
-        result = StepResult.of([losses], [metrics], shares, norm)
-        if buffers:
-            write_buffers(self.model, buffers)
+        if self._make_graph is not None:
+            result = self._as_result(self.graph(**self.to_device(batches[0])))
+        else:
+            self._check_indices(batches)
+            inputs, shares = self._inputs(batches)
+            losses, metrics, norm, buffers = self.graph(**inputs)
+            result = StepResult.of([losses], [metrics], shares, norm)
+            if buffers:
+                write_buffers(self.model, buffers)
         if self._counting_norms:
             count_batches(self._counting_norms, self.options.num_accumulation_steps)
         self.optimizer._state["step"] += 1  # the compiled update has its own step count; this one is for the host
@@ -175,6 +174,11 @@ class GraphTrainer(ModelTrainer):
             if decision == "compiled":
                 return True
             differences = self._guards.differences()
+            if decision == "eager" and self._make_graph is not None:
+                raise UserError(
+                    f"{differences} changes again and again, and a graph of your own is compiled for one value. Leave "
+                    "it as it is, put it into a buffer, or leave train_graph out."
+                )
             if decision == "eager":
                 warn_once(
                     logger,
@@ -184,8 +188,10 @@ class GraphTrainer(ModelTrainer):
                     "(`self.register_buffer`) are inputs of it and may change in every iteration.",
                 )
                 return False
-            self._forget_graph(differences)
-        self._build(batches)
+            if is_main_process():
+                logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
+            self.optimizer_state.leave_graph()
+        self.compile(batches)
         return self.graph is not None
 
     def _check_indices(self, batches: Sequence[dict[str, Any]]) -> None:
@@ -201,22 +207,9 @@ class GraphTrainer(ModelTrainer):
             for micro, batch in enumerate(batches):
                 gradients.forward_eagerly(gradients.to_device(batch), micro)
 
-    def _forget_graph(self, differences: str = "") -> None:
-        """Return to the state before compilation, but keep the graph's optimizer state.
-
-        `differences`: the changes that require a new compilation, for the log.
-        """
-        if differences and is_main_process():
-            logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
-        self.optimizer_state.leave_graph()
-        self.graph = None
-
     def _build_step(self, micro_batches: list[Any]) -> None:
         """See `ModelTrainer._build_step`."""
-        if self._own_graph is None:
-            self._is_compiled_for([self.gradients.name_inputs(batch) for batch in micro_batches])
-        elif self.graph is None:
-            self._own_graph.compile(self, self.to_device(micro_batches[0]))
+        self._is_compiled_for([self.gradients.name_inputs(batch) for batch in micro_batches])
 
     def _learn(self, facts: Facts) -> None:
         """See `ModelTrainer._learn`."""
@@ -272,8 +265,11 @@ class GraphTrainer(ModelTrainer):
     # ------------------------------------------------------------------ compilation
 
     @phase("compile")
-    def _build(self, batches: Sequence[dict[str, Any]]) -> None:
-        """Compile the graph for the shapes of `batches`, the micro-batches of one iteration as keyword arguments."""
+    def compile(self, batches: Sequence[dict[str, Any]], graph_class: type[TrainGraph] = TrainGraph) -> None:
+        """Compile the graph for the shapes of `batches`, the micro-batches of one iteration as keyword arguments.
+
+        Does nothing if the updates must run eagerly. Collective.
+        """
         if not self.model.training:
             raise UserError(
                 f"{type(self.model).__name__} is in eval mode while the training graph is compiled, and the mode is "
@@ -285,9 +281,37 @@ class GraphTrainer(ModelTrainer):
             self._learn(facts_of(self, batches))  # no facts yet: `update` was called without `train`
             if self._updates_eagerly:
                 return
-        inputs, _ = self._inputs(batches)
+        state = self.optimizer_state
+        with python_kept(self.model), ExitStack() as stack:
+            if self._make_graph is None:
+                inputs, _ = self._inputs(batches)
+                graph: Any = self._new_graph(graph_class)
+                state.prefix = MODULE_NAME
+                reads = graph.reads
+                inputs_of_step: Sequence[str] = INPUTS
+                self._shapes = _shapes(batches[0])
+            else:  # OneFlow itself refuses batches of another shape
+                inputs = self.to_device(batches[0])
+                graph, state.prefix = make_own_graph(self._make_graph, self.model, self.optimizer)
+                reads = {}
+                inputs_of_step = ()
+                stack.enter_context(traced_build(graph, state.prefix, reads))
+            state.give_to(graph)
+            self._trace(graph, inputs)
+        note_progress()
+        graph.finish_complie_and_init_runtime()
+        state.keep_in(graph)
+        self._guards = Guards(self.model, reads, self.optimizer, inputs_of_step, before=self._guards)
+        if self.mesh.device == "cpu":
+            let_polling_threads_sleep()
+        # bypass nn.Graph.__setattr__, which refuses it in a graph of the user's own
+        graph.__dict__["build_seconds"] = time.perf_counter() - start
+        if is_main_process():
+            logger.info("compiled the training graph in %.1f s", graph.build_seconds)
+
+    def _new_graph(self, graph_class: type[TrainGraph]) -> TrainGraph:
         data_rank = self.mesh.data_rank
-        graph = TrainGraph(
+        return graph_class(
             self.model,
             self.optimizer,
             self.layout,
@@ -298,33 +322,19 @@ class GraphTrainer(ModelTrainer):
             # not a bound method: through it the graph would keep the whole trainer alive
             random_scope=functools.partial(random_context, data_rank=data_rank) if self._takes_key else nullcontext,
         )
-        self.optimizer_state.give_to(graph)
-        with python_kept(self.model):
-            self._trace(graph, inputs)
-        note_progress()
-        graph.finish_complie_and_init_runtime()
-        self.graph = graph
-        self._guards = Guards(self.model, graph.reads, self.optimizer, before=self._guards)
-        self.optimizer_state.keep_in(graph)
-        self._shapes = _shapes(batches[0])
-        if self.mesh.device == "cpu":
-            let_polling_threads_sleep()
-        graph.build_seconds = time.perf_counter() - start
-        if is_main_process():
-            logger.info("compiled the training graph in %.1f s", graph.build_seconds)
 
-    def _trace(self, graph: TrainGraph, inputs: dict[str, Any]) -> None:
+    def _trace(self, graph: nn.Graph, inputs: dict[str, Any]) -> None:
         """Trace the model. Raises an error on every rank if tracing fails on any rank. Collective.
 
         Without this agreement the other ranks would wait forever, because the next step needs all of them.
         """
-        self.clear_gradients()
+        self.gradients.clear()
         failure: Exception | None = None
         try:
             graph.build_graph(**inputs)
         except Exception as error:
             failure = error
-        self.clear_gradients()
+        self.gradients.clear()
         has_failed_somewhere = any_rank(failure is not None)
         if failure is not None:
             raise explain_build_error(failure, self.model) from failure

@@ -209,7 +209,7 @@ class TrainerBase:
         `builder`: the loader, or a function that returns it and is called at the first read. Batches that were read
         ahead from the old loader are dropped. Every rank must call this in the same iteration.
         """
-        self.feed._reset(builder)
+        self.feed.reset(builder)
         if self.status != "running":
             self._is_prepared = False
 

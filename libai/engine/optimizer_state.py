@@ -31,10 +31,12 @@ _LOSS_SCALE = {
 class OptimizerState:
     """The state of an `optimizer` over the parameters of `model`, as OneFlow keeps it in the optimizer.
 
-    `updates`: applies the optimizer's updates in eager mode; None before the first one.
+    `updates`: applies the optimizer's updates in eager mode; None before the first one. `graph`: the compiled graph
+    that holds the state; None if the optimizer holds it.
     """
 
     updates: JoinedUpdates | None = None
+    graph: Any = None
 
     def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer):
         self.model = model
@@ -91,7 +93,6 @@ class GraphOptimizerState(OptimizerState):
         super().__init__(model, optimizer)
         self._layout = layout
         self._has_loss_scale = has_loss_scale
-        self._graph: Any = None
         self.prefix = MODULE_NAME
 
     def give_to(self, graph: nn.Graph) -> None:
@@ -101,7 +102,7 @@ class GraphOptimizerState(OptimizerState):
 
     def keep_in(self, graph: nn.Graph) -> None:
         """Use the compiled `graph` as the owner of the state from now on."""
-        self._graph = graph
+        self.graph = graph
         self._forget_copies()
         # `optimizer.state_dict` would return no state, so it is replaced on the object. A weak reference lets the
         # graph be freed
@@ -119,21 +120,21 @@ class GraphOptimizerState(OptimizerState):
 
     def leave_graph(self) -> None:
         """Move the state back to the optimizer, for eager updates or the next graph. Collective."""
-        if self._graph is None:
+        if self.graph is None:
             return
         state = self.export()
-        self._graph = None
+        self.graph = None
         del self.optimizer.state_dict
         super().load(*state)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """See `OptimizerState.export`."""
-        if self._graph is None:
+        if self.graph is None:
             return super().export()
         # with loss scaling the graph counts the steps, because it may skip updates; otherwise the optimizer counts
         step = None if self._has_loss_scale else self.optimizer._state["step"]
         parameters = self._parameters()
-        state = self._graph.state_dict()
+        state = self.graph.state_dict()
         tensors, scalars = export_graph_state(state, self.prefix, parameters, self.optimizer, step)
         for name, parameter in parameters.items():
             for key, value in self.optimizer._state.get(parameter, {}).items():  # state that is not in the graph
@@ -145,13 +146,13 @@ class GraphOptimizerState(OptimizerState):
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
         """See `OptimizerState.load`. A compiled graph is updated in place."""
         super().load(tensors, scalars)
-        if self._graph is not None:
+        if self.graph is not None:
             self._move_into_graph()
 
     @contextmanager
     def in_optimizer(self) -> Iterator[None]:
         """See `OptimizerState.in_optimizer`."""
-        if self._graph is None:
+        if self.graph is None:
             yield
             return
         super().load(*self.export())
@@ -164,7 +165,7 @@ class GraphOptimizerState(OptimizerState):
 
     def copy(self) -> Any:
         """See `OptimizerState.copy`. The copy can be restored before and after compilation."""
-        if self._graph is None:
+        if self.graph is None:
             return super().copy(), {}
         with self.variables() as variables:
             return super().copy(), {name: variable.clone() for name, variable in variables.items()}
@@ -175,9 +176,9 @@ class GraphOptimizerState(OptimizerState):
         super().put_back(state)
         self.updates = None
         if not in_graph:
-            if self._graph is not None:  # compiled since
+            if self.graph is not None:  # compiled since
                 self._move_into_graph()
-        elif self._graph is not None:
+        elif self.graph is not None:
             with self.variables() as variables:
                 for name, variable in variables.items():
                     variable.copy_(in_graph[name])
@@ -194,24 +195,24 @@ class GraphOptimizerState(OptimizerState):
         miss it. Therefore the device is idle before and after the block.
         """
         wait_for_device()
-        job = self._graph._c_nn_graph
+        job = self.graph._c_nn_graph
         yield dict(zip(job.additional_var_names, job.additional_var_tensors))
         wait_for_device()
 
     def loss_scale(self) -> dict[str, float]:
         """See `OptimizerState.loss_scale`."""
-        if self._graph is None:
+        if self.graph is None:
             return super().loss_scale()
         found = {}
         with self.variables() as variables:
             for key, (suffix, _) in _LOSS_SCALE.items():
-                name = _loss_scale_name(self._graph, suffix)
+                name = _loss_scale_name(self.graph, suffix)
                 if name in variables:
                     found[key] = float(full_tensor(variables[name]).numpy()[0])
         return found
 
     def _move_into_graph(self) -> None:
-        state = self._tensors_for(self._graph)
+        state = self._tensors_for(self.graph)
         with self.variables() as variables:
             for name, variable in variables.items():
                 if name in state:
@@ -220,7 +221,7 @@ class GraphOptimizerState(OptimizerState):
 
     def _forget_copies(self) -> None:
         """Delete the optimizer's copies of state that is in the graph, because updates would make them stale."""
-        in_graph = set(self._graph._c_nn_graph.additional_var_names)
+        in_graph = set(self.graph._c_nn_graph.additional_var_names)
         suffixes = graph_state_names(self.optimizer).values()
         for name, parameter in self._parameters().items():
             if any(f"{self.prefix}.{name}-{suffix}" in in_graph for suffix in suffixes):

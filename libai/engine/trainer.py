@@ -16,7 +16,7 @@ import numpy as np
 import oneflow as flow
 
 from libai.engine.check_parts import check_arguments, check_metrics, check_part
-from libai.engine.compiled.build_errors import raise_forward_error
+from libai.engine.compiled.build_errors import GraphBuildError, raise_forward_error
 from libai.engine.gradients import Batch, Gradients
 from libai.engine.hooks.bad_losses import BadLossHook
 from libai.engine.hooks.ema import EMAHook
@@ -24,7 +24,7 @@ from libai.engine.loop import TrainerBase
 from libai.engine.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import ARGUMENTS_OF_A_MODE, TrainOptions
-from libai.engine.rehearsal.rehearsal import compare_on_mesh, look_ahead, require_same
+from libai.engine.rehearsal.rehearsal import NotTheSame, compare_on_mesh, look_ahead, require_same
 from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.forward.index_check import NOTHING
 from libai.forward.state import Facts, note_unsaved_buffers
@@ -39,7 +39,7 @@ from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
-from libai.utils.tensors import clear_gradients, detached, digest_of, map_tensors, saved_values
+from libai.utils.tensors import detached, digest_of, map_tensors, saved_values
 
 logger = logging.getLogger("libai.engine")
 #: devices on which OneFlow 0.9 computes in lower precision; compilation tests add the CPU
@@ -72,8 +72,10 @@ class ModelTrainer(TrainerBase):
     _runs_alone = True
     #: true while a forward pass in evaluation looks up indices that were not looked up before
     _looks_up = False
-    #: the compiled update, a `TrainGraph` or the user's own graph; None in eager mode and before compilation
-    graph: Any = None
+    #: arguments of the trainer that only this mode accepts
+    _settings: Mapping[str, Any] = {}
+    #: class, options and settings before `switch_to`; None once the new mode is ready
+    _switched_from: tuple[type[ModelTrainer], TrainOptions, Mapping[str, Any]] | None = None
 
     def __init__(
         self,
@@ -120,6 +122,11 @@ class ModelTrainer(TrainerBase):
         list(walk_parameters(self.optimizer, self.model.named_parameters()))
         self._warn_of_stock_dropout()
 
+    @property
+    def graph(self) -> Any:
+        """The compiled update, a `TrainGraph` or the user's own graph; None in eager mode and before compilation."""
+        return self.optimizer_state.graph
+
     def _begin_mode(self, *args: Any, **settings: Any) -> None:
         """Set all attributes that only this mode has. `settings`: arguments that only this mode accepts."""
         raise NotImplementedError(f"{type(self).__name__} must define _begin_mode")
@@ -138,6 +145,9 @@ class ModelTrainer(TrainerBase):
         are replaced by new `Parameter` objects. Do not keep references to single parameters.
 
         `settings`: arguments of the trainer of `mode`. `amp` and `gradient_reduction` are reset to their defaults.
+
+        If the model cannot be laid out for `mode`, the trainer stays in its old mode and raises the error. If it cannot
+        be compiled for `mode`, the next `prepare` (or `train`) returns to the old mode and raises the error.
 
         Raises `NonFiniteLoss` instead of continuing with corrupted weights. Raises `UserError` for an unknown mode, for
         a hook that cannot work in it, and for a trainer class of your own, because the other mode would not call its
@@ -167,27 +177,47 @@ class ModelTrainer(TrainerBase):
         for hook in self.hooks:
             hook.check_mode(mode)
         target._refuse_parts(self, options, **settings)
-        self._change_to(target, options, **settings)
+        before = (type(self), self.options, self._settings)
+        self._change_to(target, options, settings)
+        self._switched_from = before
         self._is_prepared = False
 
-    def _change_to(self, target: type[ModelTrainer], options: TrainOptions, **settings: Any) -> None:
-        """Change the class to `target` and the options. Optimizer and hook state and the facts of forward are kept."""
+    def _change_to(self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any]) -> None:
+        """Change the class to `target` and the options. Optimizer and hook state and the facts of forward are kept.
+
+        After a `UserError` the trainer is as before. Other errors may occur on one rank only, and then nothing can be
+        undone, because that is collective.
+        """
+        before = (type(self), self.options, self._settings)
         layout, facts = self.layout, self.gradients.facts
-        is_global = target._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction)
         state = self.optimizer_state.export()
         tensors = [(hook, hook.tensors()) for hook in self.hooks if hook.overrides("tensors")]
         self._end_mode()
-        if layout.is_global and not is_global:
+        try:
+            self._enter(target, options, settings, layout)
+        except UserError:
+            self._enter(*before, layout)
+            raise
+        finally:
+            self.gradients.facts = facts
+            self.optimizer_state.load(*state)
+            for hook, of_hook in tensors:
+                hook.load_tensors(of_hook)
+            self.loop.generation += 1
+
+    def _enter(
+        self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any], layout: Layout
+    ) -> None:
+        """Begin the mode of `target`. `layout`: the previous layout, which is kept if it also fits this mode."""
+        was_global = any(parameter.is_global for parameter in self.model.parameters())
+        is_global = target._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction)
+        if was_global and not is_global:
             localize(self.model)
         self.__class__ = target
         self.options = options
-        self._take_layout(layout if layout.is_global == is_global else None)
-        self.gradients.facts = facts
+        self._settings = settings
+        self._take_layout(layout if layout.is_global == is_global == was_global else None)
         self._begin_mode(**settings)
-        self.optimizer_state.load(*state)
-        for hook, of_hook in tensors:
-            hook.load_tensors(of_hook)
-        self.loop.generation += 1
 
     def _lay_out(self) -> Layout:
         options = self.options
@@ -240,6 +270,17 @@ class ModelTrainer(TrainerBase):
         """
         if self._is_prepared:
             return
+        try:
+            self._rehearse_and_build()
+        except (GraphBuildError, NotTheSame):  # on all ranks
+            if self._switched_from is not None:
+                self._change_to(*self._switched_from)
+                self._switched_from = None
+            raise
+        self._switched_from = None
+        super().prepare()
+
+    def _rehearse_and_build(self) -> None:
         micro_batches = self.feed.peek()
         self.feed.items_per_iter = self._count_tokens(micro_batches)
         self._refuse_equal_batches(micro_batches)
@@ -253,7 +294,6 @@ class ModelTrainer(TrainerBase):
             require_same(self, iterations, reference)
         del reference  # it holds copies of weights and optimizer state
         release_memory()
-        super().prepare()
 
     def _build_step(self, micro_batches: list[Any]) -> None:
         """Make the trainer ready for updates, for example by compiling."""
@@ -359,10 +399,6 @@ class ModelTrainer(TrainerBase):
 
     def reduce_gradients(self) -> None:
         """Average the gradients over the data-parallel ranks, unless they already are averages. Collective."""
-
-    def clear_gradients(self) -> None:
-        """Clear all gradients, as this mode requires before its next update."""
-        clear_gradients(self.model)
 
     def check_finite(self) -> None:
         """See `TrainerBase.check_finite`. Also combines the batch statistics of all ranks.

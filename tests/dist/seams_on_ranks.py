@@ -205,4 +205,10 @@ for mode, cls in TRAINERS.items():
     trainer.train(0, 1_000_000)
     found[f"stopped, {mode}"] = [trainer.status, trainer.completed_iters]
 
+# a plan that graph mode needs and cannot follow: the trainer stays eager and trains on
+switched = trained(EagerTrainer, own_batches, 3, plan={"split": {"no.such.weight": 0}})
+found["switched"] = refusal(lambda: switched.switch_to("graph"))
+switched.train(3, 6)
+np.testing.assert_array_equal(weights(switched), weights(trained(EagerTrainer, own_batches)))
+
 Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))

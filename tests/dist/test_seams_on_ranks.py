@@ -36,6 +36,7 @@ def test_a_loader_gives_each_rank_its_own_part(found):
         ("returns more, eager", r"other losses or metrics.*'more'\] on rank 1"),
         ("swapped", "a parameter that the model did not have when the trainer was built"),
         ("thawed, ddp", "trained that was frozen when the trainer was built"),
+        ("switched", "no.such.weight.*matches nothing"),
         ("forgotten", "parameters differ between the ranks.*self.reduce_gradients()"),
     ],
 )

@@ -56,7 +56,6 @@ def test_undone_graph_updates_leave_the_optimizer_state_as_it_was(is_dropped):
             trainer.update(batches)
         if is_dropped:
             trainer.optimizer_state.leave_graph()
-            trainer.graph = None
     trainer.train(3, 8)
     assert losses == expected
 
@@ -136,3 +135,26 @@ def test_a_switch_lets_go_of_the_graph():
     trainer.switch_to("eager")
     gc.collect()
     assert graph() is None and type(trainer) is EagerTrainer
+
+
+class ReadsValues(toy.Tagger):
+    """Cannot be compiled."""
+
+    def forward(self, x, y):
+        largest = float(x.numpy().max())
+        return super().forward(x / largest, y)
+
+
+def test_a_switch_that_cannot_be_compiled_goes_back_to_the_old_mode(monkeypatch):
+    data = toy.batches(12)
+    monkeypatch.setattr(toy, "Tagger", ReadsValues)
+    straight, trainer = build("eager", "adamw", data), build("eager", "adamw", data)
+    expected, losses = toy.record_losses(straight), toy.record_losses(trainer)
+    straight.train(0, 8)
+    trainer.train(0, 4)
+    trainer.switch_to("graph")
+    with pytest.raises(UserError, match="graph"):
+        trainer.train(4, 8)
+    assert type(trainer) is EagerTrainer and trainer.graph is None
+    trainer.train(4, 8)
+    assert losses == expected

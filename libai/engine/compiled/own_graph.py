@@ -6,19 +6,15 @@ hooks, metrics, evaluation, checkpoints, switching. docs/model_and_data.md has a
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.compiled.build_errors import explain_build_error
-from libai.engine.compiled.guards import Guards
 from libai.engine.compiled.tracing import Reads, tracing
-from libai.engine.metrics import StepResult
 from libai.engine.options import TrainOptions
-from libai.parallel.batch_statistics import count_batches
 from libai.patches.compiled_graph import garbage_kept
 from libai.patches.launch_race import close_launch_race
 from libai.patches.wrapping import replaced
@@ -54,67 +50,28 @@ def refuse_options(trainer: Any, options: TrainOptions) -> None:
         )
 
 
-class OwnGraph:
-    """The compiled step of a `GraphTrainer` with a user-defined graph, made by `make` (see `MakeGraph`)."""
+def make_own_graph(make: MakeGraph, model: nn.Module, optimizer: flow.optim.Optimizer) -> tuple[nn.Graph, str]:
+    """Return the user's graph, not compiled yet, and the name of its attribute that holds `model`."""
+    close_launch_race()
+    graph = make(model, optimizer)
+    blocks = graph._blocks if isinstance(graph, nn.Graph) else {}
+    for name, block in blocks.items():
+        if block.to(nn.Module) is model:
+            return graph, name
+    raise UserError(
+        f"train_graph returned a {type(graph).__name__}, not an nn.Graph with the trainer's model; in the constructor "
+        "of a graph write `self.model = model` for the model that train_graph was called with."
+    )
 
-    def __init__(self, make: MakeGraph):
-        self._make = make
-        self._guards: Guards | None = None
 
-    def update(self, trainer: Any, micro_batches: Sequence[Any]) -> StepResult:
-        """Make one update. OneFlow raises an error if the shape of the batch is not the compiled one."""
-        batch = trainer.to_device(micro_batches[0])
-        if trainer.graph is not None:
-            self._follow_changes(trainer)
-        if trainer.graph is None:
-            self.compile(trainer, batch)
-        result = trainer._as_result(trainer.graph(**batch))
-        count_batches(trainer._batch_norms, 1)
-        trainer.optimizer._state["step"] += 1  # the graph has a counter of its own; this one is for the host
-        trainer.finish_update()
-        return result
+@contextlib.contextmanager
+def traced_build(graph: nn.Graph, name: str, reads: Reads) -> Iterator[None]:
+    """Let the user's `graph` be traced in the block as libai's own graphs are. `name`: its attribute with the model."""
+    plain = graph.build
 
-    def compile(self, trainer: Any, batch: dict[str, flow.Tensor]) -> None:
-        """Create the graph and compile it for the shapes of `batch`, without making an update."""
-        start = time.perf_counter()
-        close_launch_race()
-        graph = self._make(trainer.model, trainer.optimizer)
-        blocks = graph._blocks if isinstance(graph, nn.Graph) else {}
-        names = [name for name, block in blocks.items() if block.to(nn.Module) is trainer.model]
-        if not names:
-            raise UserError(
-                f"train_graph returned a {type(graph).__name__}, not an nn.Graph with the trainer's model; in the "
-                "constructor of a graph write `self.model = model` for the model that train_graph was called with."
-            )
-        reads: Reads = {}
-        plain = graph.build
+    def build(**inputs: Any) -> Any:
+        with tracing(graph._blocks[name], reads):
+            return plain(**inputs)
 
-        def build(**inputs: Any) -> Any:
-            with tracing(blocks[names[0]], reads):
-                return plain(**inputs)
-
-        state = trainer.optimizer_state
-        state.prefix = names[0]
-        state.give_to(graph)
-        trainer.clear_gradients()
-        try:
-            with garbage_kept(), replaced((graph, "build", build)):
-                graph._compile(**batch)
-        except Exception as error:
-            raise explain_build_error(error, trainer.model) from error
-        self._guards = Guards(trainer.model, reads, trainer.optimizer, inputs=(), before=self._guards)
-        trainer.graph = graph
-        state.keep_in(graph)
-        graph.__dict__["build_seconds"] = time.perf_counter() - start
-
-    def _follow_changes(self, trainer: Any) -> None:
-        """Drop the graph if a compiled-in value has changed."""
-        assert self._guards is not None
-        decision = self._guards.decide(trainer.iter)
-        if decision == "eager":
-            raise UserError(
-                f"{self._guards.differences()} changes again and again, and a graph of your own is compiled for one "
-                "value. Leave it as it is, put it into a buffer, or leave train_graph out."
-            )
-        if decision == "recompile":
-            trainer._forget_graph(self._guards.differences())
+    with garbage_kept(), replaced((graph, "build", build)):
+        yield

@@ -175,7 +175,7 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
     for batch in batches:
         for name, tensor in batch.items():
             look(f"the input {name} of the batch is not finite: look at the data", tensor)
-    trainer.clear_gradients()
+    trainer.gradients.clear()
     # roll back, because batch statistics would absorb the bad values
     with forward_rolled_back(model), forward_hooks(model.named_modules(), look_at_output):
         result = trainer.gradients.accumulate_gradients(model, batches)
@@ -183,7 +183,7 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
         look(f"the loss {name} is not finite, though every module's output is", values)
     for name, parameter in reversed(list(model.named_parameters())):
         look(f"the gradient of {name} is not finite, though the forward pass is", parameter.grad)
-    trainer.clear_gradients()
+    trainer.gradients.clear()
     of_ranks = gather_objects(found)
     everywhere = [one for of_rank in of_ranks for one in of_rank]
     if not everywhere:

@@ -277,7 +277,7 @@ def updates_undone(trainer: Any, restore: Callable[[], None], seed: int | None =
     finally:
         for module, p in zip(dropouts, probabilities):
             vars(module)["p"] = p
-        trainer.clear_gradients()
+        trainer.gradients.clear()
         trainer.loop.calls_at = calls
         if has_drawn_since(draws):
             flow.set_rng_state(draws)

@@ -17,7 +17,7 @@ from libai.engine.rehearsal.comparison import Reference
 from libai.engine.rehearsal.kept import python_kept
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
-from libai.engine.rehearsal.recorder import GRADIENT, VALUE, Record, Recorder, recording_trace
+from libai.engine.rehearsal.recorder import GRADIENT, VALUE, Record, Recorder, recording_graph
 from libai.engine.rehearsal.reference import Iterations, copied, keeping_copies, rehearsing
 from libai.forward.state import Facts
 from libai.utils.distributed import gather_arrays, gather_objects
@@ -57,9 +57,8 @@ def find_culprit(
         expected = [_watch(trainer, recorder, iterations[:update], reference) for update in numbers]
         if is_compiled:
             batches = [trainer.gradients.name_inputs(batch) for batch in iterations[0]]
-            trainer._forget_graph()
-            with recording_trace(trainer, recorder):
-                trainer._build(batches)
+            trainer.optimizer_state.leave_graph()
+            trainer.compile(batches, recording_graph(recorder))
         for update, record in zip(numbers, expected):
             found = _watch(trainer, recorder, iterations[:update], reference, is_own=True, is_compiled=is_compiled)
             culprit = _in_forward(record, found) or _in_backward(record, found)
@@ -69,7 +68,7 @@ def find_culprit(
     finally:
         recorder.remove()
         if is_compiled:
-            trainer._forget_graph()
+            trainer.optimizer_state.leave_graph()
 
 
 def begins_in(

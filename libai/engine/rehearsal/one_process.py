@@ -106,7 +106,7 @@ def _as_one_process(trainer: Any) -> Iterator[None]:
     (docs/dev/decisions/0003). Collective.
     """
     mesh, gradients = trainer.mesh, trainer.gradients
-    data_rank = gradients._data_rank
+    data_rank = gradients.data_rank
     norms = []
     with ExitStack() as stack:
         if trainer.layout.is_global:
@@ -118,13 +118,13 @@ def _as_one_process(trainer: Any) -> Iterator[None]:
         for module in norms:
             wrap_forward(module, functools.partial(_rank_by_rank, mesh.data))
         trainer.mesh = gradients.mesh = Mesh(device=mesh.device)
-        gradients._data_rank = 0
+        gradients.data_rank = 0
         try:
             yield
         finally:
             vars(gradients).pop("random_scope", None)
             trainer.mesh = gradients.mesh = mesh
-            gradients._data_rank = data_rank
+            gradients.data_rank = data_rank
             for module in norms:
                 unwrap_forward(module)
 

@@ -23,7 +23,7 @@ def update_op_by_op(
     gradients, optimizer, options = trainer.gradients, trainer.optimizer, trainer.options
     named = [gradients.name_inputs(batch) for batch in micro_batches]
     parameters = dict(trainer.model.named_parameters())
-    trainer.clear_gradients()
+    trainer.gradients.clear()
     with gradients.index_check.watch(named, gradients.describe_batch):
         batches = [gradients.to_device(batch) for batch in named]
         result = gradients.accumulate_gradients(forward or gradients.forward, batches)
@@ -38,6 +38,6 @@ def update_op_by_op(
         result.grad_norm = clip_grad_norm(parameters.values(), options.max_grad_norm)
     with trainer.optimizer_state.in_optimizer():
         optimizer.step()
-    trainer.clear_gradients()
+    trainer.gradients.clear()
     trainer.finish_update()
     return result

@@ -6,8 +6,7 @@ that calls the recorder. A step compiled inside `recording_trace` returns the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -138,23 +137,13 @@ class Recorder:
                 tensor.register_hook(partial(keep, GRADIENT + name))
 
 
-@contextmanager
-def recording_trace(trainer: Any, recorder: Recorder) -> Iterator[None]:
-    """Make a step that `trainer` compiles in this block return the values that `recorder` saw, as extra metrics."""
-    trace = trainer._trace
+def recording_graph(recorder: Recorder) -> type[TrainGraph]:
+    """Return the class of a compiled step that returns the values that `recorder` saw, as extra metrics."""
 
     class RecordingGraph(TrainGraph):
         def build(self, *args: Any, **kwargs: Any) -> Any:
             recorder.start(is_on=False)
-            losses, metrics, norm, buffers = TrainGraph.build(self, *args, **kwargs)
+            losses, metrics, norm, buffers = super().build(*args, **kwargs)
             return losses, {**metrics, **recorder.forwards[0]}, norm, buffers
 
-    def record(graph: TrainGraph, inputs: dict[str, Any]) -> None:
-        graph.__class__ = RecordingGraph
-        trace(graph, inputs)
-
-    vars(trainer)["_trace"] = record
-    try:
-        yield
-    finally:
-        del vars(trainer)["_trace"]
+    return RecordingGraph

@@ -117,7 +117,7 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
         gradients.facts = written
     text = refusal(trainer, difference, reference)
     if reference.is_of_one_process and is_graph:
-        trainer._forget_graph()  # without a graph, one process can make the same updates
+        trainer.optimizer_state.leave_graph()  # without a graph, one process can make the same updates
     itself = _agreed_difference(trainer, reference, reference_of(trainer, iterations))
     if itself is not None:
         unstable = (
@@ -164,7 +164,7 @@ def _use_global_tensors(
             begins,
             trainer.mesh.data,
         )
-    trainer._use_global_tensors()
+    trainer.use_global_tensors()
     try:
         found = own_updates(trainer, iterations, reference, make)
     except Exception as error:  # any error that OneFlow raises for an operation on global tensors, on all ranks
@@ -202,7 +202,7 @@ def facts_of(trainer: Any, micro_batches: Sequence[Any]) -> Facts:
 def is_own_update(trainer: Any) -> bool:
     """Return whether the trainer makes updates as this project defines them, and not in a user-defined way."""
     is_plain = (trainer.update.__module__ or "").startswith("libai.")  # also true for a proxy that a hook makes
-    return is_plain and getattr(trainer, "_own_graph", None) is None
+    return is_plain and not trainer.gradients.has_own_graph
 
 
 def _obstacle(trainer: Any) -> str | None:

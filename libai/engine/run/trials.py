@@ -100,7 +100,7 @@ def try_forward(trainer: ModelTrainer) -> None:
     batches = [gradients.to_device(batch) for batch in named]
     with forward_rolled_back(trainer.model), gradients.index_check.watch(named, gradients.describe_batch):
         gradients.accumulate_gradients(gradients.forward, batches)
-    trainer.clear_gradients()
+    trainer.gradients.clear()
 
 
 def _save_and_load(run: Any) -> int:

@@ -66,7 +66,7 @@ def make_own_graph(make: MakeGraph, model: nn.Module, optimizer: flow.optim.Opti
 
 @contextlib.contextmanager
 def traced_build(graph: nn.Graph, name: str, reads: Reads) -> Iterator[None]:
-    """Let the user's `graph` be traced in the block as libai's own graphs are. `name`: its attribute with the model."""
+    """Trace the user's `graph` in the block as libai's own graphs are traced. `name`: its attribute with the model."""
     plain = graph.build
 
     def build(**inputs: Any) -> Any:

@@ -61,7 +61,7 @@ def test_a_new_run_in_a_used_folder_is_not_mixed_with_the_old_one(mode, tmp_path
 
     aside = folder / "previous" / first.folder.run_id
     log = (folder / "log.txt").read_text()
-    assert f"{folder} held run {first.folder.run_id}: moved to {aside}" in log
+    assert f"moved the earlier run in this folder to {aside}" in log
     assert f"iter_0000006 after iteration 6 of run {second.folder.run_id}" in log
     mine = {"notes.txt", "checkpoints/mine.txt"}
     assert tree(aside) == {name: found for name, found in before.items() if name not in mine}
@@ -280,10 +280,12 @@ def test_a_resumed_run_says_what_is_left(tmp_path, caplog):
     banner = banner_of(resumed)
     assert "continued from iter_0000005" in banner[f"libai {__version__}"]
     assert banner["data"].endswith("evaluate val, other every 4, save at the end")
+    resumed.train(6)
     resumed.train()
+    assert any(message.startswith("done after 2 iterations (8 of 8)") for message in caplog.messages)
     caplog.clear()
     resumed.train()
-    assert "nothing left to do: all 8 iterations are done" in caplog.messages
+    assert caplog.messages == ["nothing left to do: all 8 iterations are done"]
 
 
 def test_a_killed_job_leaves_no_lock_and_its_children_hold_none(tmp_path):

@@ -28,6 +28,8 @@ class IterationTimer(HookBase):
 
     Args:
         samples_per_iter: samples per iteration over all ranks.
+
+    Attributes: `throughput`, `first_seconds`, and `start_iter`, the updates made before the latest `train`.
     """
 
     priority = 10
@@ -35,6 +37,7 @@ class IterationTimer(HookBase):
     def __init__(self, samples_per_iter: int):
         self.throughput = Throughput()
         self.first_seconds = 0.0
+        self.start_iter = 0
         self._samples = samples_per_iter
         self._train_start = self._start = self._data_seconds = 0.0
         self._iters = 0
@@ -42,6 +45,7 @@ class IterationTimer(HookBase):
 
     def before_train(self) -> None:
         self._train_start = time.perf_counter()
+        self.start_iter = self.trainer.start_iter
         self._begin_window()
 
     def before_step(self) -> None:

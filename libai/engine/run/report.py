@@ -120,12 +120,14 @@ def _describe_optimizer(run: Any) -> str:
     kinds = " + ".join(type(part).__name__ for part in parts)
     clip = run.config.train.clip_grad.max_norm
     clipped = f", clipped to norm {clip:g}" if clip else ""
-    return f"{kinds}, {len(run.optimizer.param_groups)} group(s), rate {rate:.3g}{clipped}; seed {run.seed}"
+    count = len(run.optimizer.param_groups)
+    groups = f", {count} parameter groups" if count > 1 else ""
+    return f"{kinds}{groups}, lr {rate:.3g}{clipped}; seed {run.seed}"
 
 
 def _describe_schedule(run: Any) -> str:
     """Return a text such as `WarmupCosineLR, 400 iterations (1.2 epochs), 20 of warm-up`."""
-    name = "constant rate"
+    name = "constant lr"
     if run.lr_scheduler is not None:
         named = target_of(run.config.lr_scheduler)  # None for a list of schedules
         name = getattr(named, "__name__", type(run.lr_scheduler).__name__)
@@ -196,9 +198,9 @@ def write_summary(run: Any) -> None:
     trainer = run.trainer
     summary = summary_of(run)
     atomic_write_text(run.output_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
-    if trainer.status not in ("finished", "stopped"):
+    made = trainer.completed_iters - run.timer.start_iter
+    if not made or trainer.status not in ("finished", "stopped"):
         return
-    made = trainer.completed_iters - run.start_iter
     of_all = f" ({trainer.completed_iters} of {run.plan.train_iter})" if made != run.plan.train_iter else ""
     verb = "done" if trainer.status == "finished" else "stopped"
     parts = [f"{verb} after {made} iterations{of_all} in {timedelta(seconds=round(run.timer.total_seconds))}"]

@@ -25,7 +25,7 @@ MAX_WORKERS = 1024
 
 
 class BatchReader:
-    """Reads the samples at given indices as one batch, with the work divided among `num_workers` threads.
+    """Reads the samples at given indices as one batch, with single samples divided among `num_workers` threads.
 
     Threads are sufficient when most of the time is spent on reading files, decoding or NumPy, because these release the
     interpreter lock. `collate(samples) -> dict` builds the batch from a list of the values returned by `ds[i]`. A
@@ -38,19 +38,17 @@ class BatchReader:
         if collate is not None and not callable(collate):
             raise DataError(f"collate is a {type(collate).__name__}, not a function of a list of samples.")
         self.dataset = as_dataset(dataset)
+        self.collate = collate
         self._has_batches = collate is None and hasattr(self.dataset, "get_batch")
         if not self._has_batches and not hasattr(self.dataset, "__getitem__"):
             raise DataError(f"collate needs single samples, and {type(self.dataset).__name__} has no ds[i]. Add it.")
-        lengths = getattr(self.dataset, "lengths", None)
-        if lengths is not None and len(lengths) != len(self.dataset):
+        self._lengths = getattr(self.dataset, "lengths", None)
+        if self._lengths is not None and len(self._lengths) != len(self.dataset):
             raise DataError(
-                f"{type(self.dataset).__name__}.lengths has {len(lengths)} numbers, and the dataset "
+                f"{type(self.dataset).__name__}.lengths has {len(self._lengths)} numbers, and the dataset "
                 f"{len(self.dataset)} samples: give one for each, or remove it."
             )
-        self._lengths = None if lengths is None else np.asarray(lengths)
-        self.collate = collate
-        self._num_workers = num_workers
-        self._pool = ThreadPoolExecutor(num_workers, "libai-data-worker") if num_workers else None
+        self._map = ThreadPoolExecutor(num_workers, "libai-data-worker").map if num_workers else map
 
     def read(self, indices: np.ndarray, together: np.ndarray | None = None) -> Batch:
         """Return the samples at `indices`, in this order.
@@ -59,30 +57,20 @@ class BatchReader:
 
         `together`: indices that all ranks read in this step, for collate functions that pad (default: `indices`).
         """
-        read = partial(_read_rows if self._has_batches else _read_samples, self.dataset)
-        chunks = np.array_split(indices, max(1, min(self._num_workers, len(indices))))
-        if self._pool is None or len(chunks) == 1:
-            parts: list[Any] = [read(indices)]
-        else:
-            parts = list(self._pool.map(read, chunks))
-        batch: Mapping[str, Any]
-        if self._has_batches:
-            batch = parts[0] if len(parts) == 1 else _combined(self.dataset, parts, np.concatenate)
-        else:
-            samples = [sample for part in parts for sample in part]
-            if self.collate is None:
-                batch = _combined(self.dataset, samples, np.stack)
-            else:
-                batch = self._collated(samples, indices if together is None else together)
-        return as_batch(self.dataset, batch, len(indices))
-
-    def _collated(self, samples: list[Any], together: np.ndarray) -> Mapping[str, Any]:
         collate: Any = self.collate
-        if self._lengths is not None and hasattr(collate, "pad_to"):
-            batch = collate.pad_to(samples, int(self._lengths[together].max()))
+        if self._has_batches:
+            batch = _checked_dict("get_batch", self.dataset, _read_rows(self.dataset, indices))
         else:
-            batch = collate(samples)
-        return _checked_dict("what collate returned for samples", self.dataset, batch)
+            samples = list(self._map(partial(_read_sample, self.dataset), indices.tolist()))
+            if collate is None:
+                batch = _stack_samples(self.dataset, samples)
+            elif self._lengths is not None and hasattr(collate, "pad_to"):
+                longest = np.asarray(self._lengths)[indices if together is None else together].max()
+                batch = collate.pad_to(samples, int(longest))
+            else:
+                batch = collate(samples)
+            batch = _checked_dict("what collate returned for samples", self.dataset, batch)
+        return as_batch(self.dataset, batch, len(indices))
 
 
 def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch:
@@ -108,40 +96,35 @@ def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch
     return batch
 
 
-def _read_samples(dataset: Any, indices: np.ndarray) -> list[Any]:
-    """Call `ds[i]` for each index in turn."""
-    samples = []
-    for index in indices.tolist():
-        try:
-            samples.append(dataset[index])
-        except Exception as error:
-            raise _reading_failed(dataset, f"sample {index}", error) from error
-    return samples
-
-
-def _read_rows(dataset: Any, indices: np.ndarray) -> Mapping[str, Any]:
+def _read_sample(dataset: Any, index: int) -> Any:
     try:
-        batch = dataset.get_batch(indices)
+        return dataset[index]
+    except Exception as error:
+        raise _reading_failed(dataset, f"sample {index}", error) from error
+
+
+def _read_rows(dataset: Any, indices: np.ndarray) -> Any:
+    try:
+        return dataset.get_batch(indices)
     except Exception as error:
         raise _reading_failed(dataset, f"samples {', '.join(map(str, indices[:8].tolist()))}", error) from error
-    return _checked_dict("get_batch", dataset, batch)
 
 
-def _combined(dataset: Any, parts: Sequence[Any], combine: Callable[[list[np.ndarray]], np.ndarray]) -> Batch:
-    """Combine many dicts of arrays into one: stack samples, or concatenate the parts of a batch."""
-    first = _checked_dict("a sample", dataset, parts[0])
-    for part in parts:
-        if not isinstance(part, Mapping) or part.keys() != first.keys():
-            found = sorted(part) if isinstance(part, Mapping) else f"a {type(part).__name__}"
+def _stack_samples(dataset: Any, samples: Sequence[Any]) -> Batch:
+    """Combine dicts of arrays into one by stacking."""
+    first = _checked_dict("a sample", dataset, samples[0])
+    for sample in samples:
+        if not isinstance(sample, Mapping) or sample.keys() != first.keys():
+            found = sorted(sample) if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
             raise DataError(
                 f"samples of {type(dataset).__name__} have the keys {sorted(first)} and {found}: every sample must "
                 "have the same keys."
             )
     batch = {}
     for key in first:
-        arrays = [_to_numpy(part[key]) for part in parts]
+        arrays = [_to_numpy(sample[key]) for sample in samples]
         try:
-            batch[key] = combine(arrays)
+            batch[key] = np.stack(arrays)
         except ValueError as error:
             raise DataError(
                 f"{key!r} of {type(dataset).__name__} has the shapes {sorted({a.shape for a in arrays})} within one "

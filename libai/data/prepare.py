@@ -51,7 +51,23 @@ def build_text_dataset(
     conflicting options.
     """
     documents = _matching_files(files)
-    folder = _prepare(documents, name, tokenizer, vocab_size, validation_fraction, cache_dir)
+    if not 0 <= validation_fraction < 1:
+        raise DataError(f"validation_fraction={validation_fraction} is not a share of the files: use 0 <= share < 1.")
+    options = {"tokenizer": tokenizer, "vocab_size": vocab_size, "validation_fraction": validation_fraction}
+    if tokenizer not in ("bytes", "bpe"):
+        options["tokenizer"] = hashlib.sha256(find_tokenizer(tokenizer).read_bytes()).hexdigest()
+    root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
+
+    def write(temporary: Path) -> None:
+        splits = _split_by_file(_without_copies(documents), validation_fraction)
+        pairs = [(split, path) for split, chosen in splits.items() for _, path in chosen]
+
+        def texts() -> Iterator[tuple[str, str]]:
+            return ((split, read_text(path)) for split, path in pairs)
+
+        write_token_files(temporary, texts, list(splits), tokenizer, vocab_size)
+
+    folder = prepare_once(root / f"{name}-{_fingerprint(documents, options)}", is_complete, write)
     return TokenDataset(folder, sequence_length, split)
 
 
@@ -76,35 +92,16 @@ def build_stdlib_dataset(
             f"the standard library was looked for in {root}, which holds no .py files (a stripped or zipped Python?): "
             "use build_text_dataset(...) with text files of your own."
         )
-    folder = _prepare(_named(paths, root), "stdlib", tokenizer, vocab_size, validation_fraction, cache_dir)
-    return TokenDataset(folder, sequence_length, split)
-
-
-def _prepare(
-    documents: list[Document],
-    name: str,
-    tokenizer: str,
-    vocab_size: int | None,
-    validation_fraction: float,
-    cache_dir: str | os.PathLike | None,
-) -> Path:
-    if not 0 <= validation_fraction < 1:
-        raise DataError(f"validation_fraction={validation_fraction} is not a share of the files: use 0 <= share < 1.")
-    options = {"tokenizer": tokenizer, "vocab_size": vocab_size, "validation_fraction": validation_fraction}
-    if tokenizer not in ("bytes", "bpe"):
-        options["tokenizer"] = hashlib.sha256(find_tokenizer(tokenizer).read_bytes()).hexdigest()
-    root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-
-    def write(temporary: Path) -> None:
-        splits = _split_by_file(_without_copies(documents), validation_fraction)
-        pairs = [(split, path) for split, chosen in splits.items() for _, path in chosen]
-
-        def texts() -> Iterator[tuple[str, str]]:
-            return ((split, read_text(path)) for split, path in pairs)
-
-        write_token_files(temporary, texts, list(splits), tokenizer, vocab_size)
-
-    return prepare_once(root / f"{name}-{_fingerprint(documents, options)}", is_complete, write)
+    return build_text_dataset(
+        paths,
+        sequence_length=sequence_length,
+        split=split,
+        name="stdlib",
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        validation_fraction=validation_fraction,
+        cache_dir=cache_dir,
+    )
 
 
 def _split_by_file(documents: list[Document], validation_fraction: float) -> dict[str, list[Document]]:

@@ -39,25 +39,6 @@ class ClassificationEvaluator(Evaluator):
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
         """Count the samples and, for each k, the correct ones."""
-        logits, labels = self._judged(batch, outputs)
-        num_classes = logits.shape[1]
-        if max(self.topk) > num_classes:
-            raise EvaluatorError(
-                f"top-{max(self.topk)} accuracy was asked for and the logits have {num_classes} classes, so every "
-                "answer would be right: use a smaller k."
-            )
-        own = np.take_along_axis(logits, labels[:, None], axis=1)
-        before = (logits > own) | ((logits == own) & (np.arange(num_classes) < labels[:, None]))
-        rank = np.where(np.isnan(logits).any(1), num_classes, before.sum(1))
-        counts = {f"top{k}": float(np.count_nonzero(rank < k)) for k in self.topk}
-        return {**counts, "num_samples": float(len(labels))}
-
-    def compute(self, sums: Sums) -> dict[str, float]:
-        """Return `{"accuracy": ..., "top5_accuracy": ...}` for the values in `topk`."""
-        return {name: ratio(sums[f"top{k}"], sums["num_samples"]) for k, name in self._names.items()}
-
-    def _judged(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the logits `(N, classes)` and labels `(N,)` of all counted samples."""
         logits = read_array(outputs, self.logits_key, "outputs", self)
         labels = read_array(batch, self.labels_key, "batch", self)
         if logits.shape[:-1] != labels.shape:
@@ -66,8 +47,13 @@ class ClassificationEvaluator(Evaluator):
                 "of the labels and one more axis for the classes."
             )
         num_classes = logits.shape[-1]
-        labels = labels.reshape(-1).astype(np.int64)
-        counted = labels != self.ignore_index
+        if max(self.topk) > num_classes:
+            raise EvaluatorError(
+                f"top-{max(self.topk)} accuracy was asked for and the logits have {num_classes} classes, so every "
+                "answer would be right: use a smaller k."
+            )
+        labels = labels.reshape(-1, 1).astype(np.int64)
+        counted = labels[:, 0] != self.ignore_index
         logits = logits.reshape(-1, num_classes)[counted]
         labels = labels[counted]
         if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
@@ -75,7 +61,15 @@ class ClassificationEvaluator(Evaluator):
                 f"labels from {labels.min()} to {labels.max()} do not fit logits with {num_classes} classes: correct "
                 f"the labels, the model's number of classes, or ignore_index={self.ignore_index}."
             )
-        return logits, labels
+        own = np.take_along_axis(logits, labels, axis=1)
+        before = (logits > own) | ((logits == own) & (np.arange(num_classes) < labels))
+        rank = np.where(np.isnan(logits).any(1), num_classes, before.sum(1))
+        counts = {f"top{k}": float(np.count_nonzero(rank < k)) for k in self.topk}
+        return {**counts, "num_samples": float(len(labels))}
+
+    def compute(self, sums: Sums) -> dict[str, float]:
+        """Return `{"accuracy": ..., "top5_accuracy": ...}` for the values in `topk`."""
+        return {name: ratio(sums[f"top{k}"], sums["num_samples"]) for k, name in self._names.items()}
 
 
 class MeanLossEvaluator(Evaluator):

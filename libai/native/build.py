@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,14 +73,20 @@ def find_library() -> Path:
     if compiler is None:
         missing = f"CXX={os.environ['CXX']} is not there" if os.environ.get("CXX") else "no g++ or clang++"
         raise Unavailable(f"{missing}; install one, such as `apt install g++`")
+    from filelock import FileLock, Timeout  # imported here because `import libai` must work without packages
+
     problems = []
     for library in libraries:
+        lock = library.with_suffix(".lock")
         try:
             library.parent.mkdir(parents=True, exist_ok=True)
-            with _only_builder(library.with_suffix(".lock")):
+            # the lock is released if its process dies
+            with FileLock(lock, timeout=_WAIT_SECONDS, poll_interval=0.1, fallback_to_soft=False):
                 if not _is_intact(library):  # another process may have built it while this one waited
                     _make(library, wheel, compiler)
             return library
+        except Timeout:
+            raise Unavailable(f"another process has been compiling them for {_WAIT_SECONDS:.0f} s") from None
         except OSError as error:
             problems.append(f"{library.parent}: {error.strerror or error}")
     raise Unavailable(f"no folder to keep them in ({'; '.join(problems)}); set XDG_CACHE_HOME to one")
@@ -133,18 +139,6 @@ def _is_intact(library: Path) -> bool:
         return library.with_suffix(".digest").read_text() == _digest(library.read_bytes())
     except (OSError, UnicodeDecodeError):
         return False
-
-
-@contextlib.contextmanager
-def _only_builder(path: Path) -> Iterator[None]:
-    """Hold the lock file. The lock is released if its process dies. Raises `Unavailable` when the wait times out."""
-    from filelock import FileLock, Timeout  # imported here because `import libai` must work without packages
-
-    try:
-        with FileLock(path, timeout=_WAIT_SECONDS, poll_interval=0.1, fallback_to_soft=False):
-            yield
-    except Timeout:
-        raise Unavailable(f"another process has been compiling them for {_WAIT_SECONDS:.0f} s") from None
 
 
 def _make(library: Path, wheel: Sequence[Path], compiler: list[str]) -> None:

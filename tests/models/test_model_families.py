@@ -21,39 +21,24 @@ VOCABULARY, LENGTH, CLASSES, BATCH = 64, 16, 10, 6
 class Family(NamedTuple):
     build: Callable[..., nn.Module]
     is_text: bool
-    num_parameters: int
 
 
-#: parameter counts are worked out by hand from the layer sizes
 FAMILIES = {
-    # embeddings 64*32 + 16*32, two blocks of 12*32^2 + 13*32, last norm 2*32
-    "gpt": Family(lambda: GPT(VOCABULARY, LENGTH, 32, 2, 4), True, 2560 + 2 * 12704 + 64),
-    # embedding and head 64*32 each, two blocks of q, out 32*32, k, v 16*32, gated 3*32*48, two norms, last norm
-    "llama": Family(
-        lambda: Llama(VOCABULARY, LENGTH, 32, 2, 4, 48, num_kv_heads=2), True, 2 * 2048 + 2 * (3072 + 4608 + 64) + 32
-    ),
-    # the same tied, with biases
+    "gpt": Family(lambda: GPT(VOCABULARY, LENGTH, 32, 2, 4), True),
+    "llama": Family(lambda: Llama(VOCABULARY, LENGTH, 32, 2, 4, 48, num_kv_heads=2), True),
     "llama_bias": Family(
         lambda: Llama(VOCABULARY, LENGTH, 32, 2, 4, 48, 2, None, qkv_bias=True, mlp_bias=True, tie_head=True),
         True,
-        2048 + 2 * (3072 + 4608 + 64 + 64 + 128) + 32,
     ),
-    # as GPT, and the head's 32*32 + 32 + 2*32 with 64 biases of the vocabulary
-    "bert": Family(lambda: BERT(VOCABULARY, LENGTH, 32, 2, 4), True, 2560 + 2 * 12704 + 64 + 1120 + 64),
-    # as BERT without the last norm, with one behind the embeddings, one token type and a position more
+    "bert": Family(lambda: BERT(VOCABULARY, LENGTH, 32, 2, 4), True),
     "roberta": Family(
         lambda: BERT(VOCABULARY, LENGTH, 32, 2, 4, is_post_norm=True, num_token_types=1, padding_token=0),
         True,
-        2560 + 2 * 12704 + 64 + 1120 + 64 + 64,
     ),
-    # embedding, two blocks of attention 4*32^2, units 2*32*48 and two norms, in the decoder also attention and norm to
-    # the text, two tables of 32 buckets for 4 heads, two last norms
     "t5": Family(
         lambda: T5(VOCABULARY, LENGTH, hidden_size=32, num_layers=2, num_heads=4, inner_size=48),
         True,
-        2048 + 4 * (4096 + 3072 + 64) + 2 * (4096 + 32) + 2 * 128 + 64,
     ),
-    # one block in the decoder, gates, heads of 6 units and an output layer
     "t5_gated": Family(
         lambda: T5(
             VOCABULARY,
@@ -69,34 +54,22 @@ FAMILIES = {
             is_gated=True,
         ),
         True,
-        2 * 2048 + 3 * (4 * 24 * 32 + 3 * 1536 + 64) + 4 * 24 * 32 + 32 + 2 * 128 + 64,
     ),
-    # patches 4*32 + 32, class token 32, positions 17*32, blocks, norm, head 32*10 + 10
-    "vit": Family(lambda: ViT(8, 2, 1, CLASSES, 32, 2, 4), False, 160 + 32 + 544 + 2 * 12704 + 64 + 330),
-    "mlp": Family(lambda: MLP(64, (32, 16), CLASSES), False, 64 * 32 + 32 + 32 * 16 + 16 + 170),
-    # patches 4*16 + 16, norm 32; stage 16: twice 12*16^2 + 13*16 and 9*2 biases; merging 128 + 64*32; stage 32:
-    # once 12*32^2 + 13*32 and 9*2 biases; norm, head
+    "vit": Family(lambda: ViT(8, 2, 1, CLASSES, 32, 2, 4), False),
+    "mlp": Family(lambda: MLP(64, (32, 16), CLASSES), False),
     "swin": Family(
         lambda: Swin(8, 2, 1, CLASSES, 16, (2, 1), (2, 2), window_size=2),
         False,
-        80 + 32 + 2 * (3280 + 18) + 128 + 2048 + 12704 + 18 + 64 + 330,
     ),
-    # patches 4*16 + 16; twice affine 2*32, patches 16^2 + 16, 8*16^2 + 5*16, scales 32; affine, head
     "resmlp": Family(
         lambda: ResMLP(8, 2, 1, CLASSES, 16, 2, layer_scale=0.1),
         False,
-        80 + 2 * (64 + 272 + 2128 + 32) + 32 + 170,
     ),
-    # no biases of keys; for the table of biases 2*512 + 512 + 2*512 and two scales; the norm of the merging is of 32
     "swinv2": Family(
         lambda: SwinV2(8, 2, 1, CLASSES, 16, (2, 1), (2, 2), window_size=2),
         False,
-        80 + 32 + 2 * (3264 + 2562) + 64 + 2048 + 12672 + 2562 + 64 + 330,
     ),
-    # stem 9*4 + 8; block 4-4: 2*144 + 16; block 4-8: 288 + 576 + 32 + shortcut 32 + 16; head 80 + 10
-    "resnet": Family(
-        lambda: ResNet(1, CLASSES, width=4, blocks_per_stage=(1, 1), stem="cifar"), False, 44 + 304 + 944 + 90
-    ),
+    "resnet": Family(lambda: ResNet(1, CLASSES, width=4, blocks_per_stage=(1, 1), stem="cifar"), False),
 }
 
 each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
@@ -141,11 +114,6 @@ def losses_of_training(family: Family, mode: str) -> list[float]:
     losses = toy.record_losses(trainer)
     trainer.train(0, 4)
     return losses
-
-
-@each_family
-def test_number_of_parameters_is_as_worked_out_by_hand(family: Family) -> None:
-    assert sum(p.numel() for p in build(family).parameters()) == family.num_parameters
 
 
 @each_family

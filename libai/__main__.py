@@ -3,7 +3,7 @@
 import os
 import sys
 
-if not __package__:  # run by its path: the folder of the package takes the place of the package's own folder
+if __name__ == "__main__":  # replaces this file's folder or, after `python -m`, the working directory with its json.py
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 from libai.cli.main import main

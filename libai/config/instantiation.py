@@ -260,7 +260,7 @@ def locate(path: str) -> Any:
 def _no_such_name(holder: Any, names: list[str], index: int) -> str:
     """Return a message about the name in a dotted path that `holder` does not have, with a suggestion."""
     name = names[index]
-    modules = pkgutil.iter_modules(getattr(holder, "__path__", []) if index else sys.path[:1])
+    modules = pkgutil.iter_modules(getattr(holder, "__path__", []) if index else None)
     others = getattr(holder, "__all__", None) or (dir(holder) if index else sys.modules)
     known = [other for other in [*others, *(module.name for module in modules)] if not re.search(r"\.|^_", other)]
     hint = did_you_mean(name, known, at_least=0.5)

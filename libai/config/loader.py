@@ -30,7 +30,7 @@ from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.config.settings.other_names import is_foreign, meant
 from libai.config.settings.schema import LAZY_SECTIONS, SCHEDULES, SECTIONS, TYPED_SECTIONS, defaults
-from libai.launch.installation import shipped_configs
+from libai.launch import installation
 from libai.launch.request import find_config
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import START_VARIABLE
@@ -157,7 +157,7 @@ def _run(path: Path) -> dict[str, Any]:
     for name in hidden:
         del sys.modules[name]
     # For `from configs.common.train import train`, search the nearest `configs` folder first and libai's last.
-    homes = [*path.parents, *map(Path, sys.path), Path(shipped_configs()).parent]
+    homes = [*path.parents, *map(Path, sys.path), Path(installation.shipped_configs()).parent]
     _add_package("configs", [home / "configs" for home in homes])
     # A config file may load another. The finder of the inner load must come before the finder of the outer one.
     is_path_finder = [other is PathFinder or isinstance(other, _Finder) for other in sys.meta_path]
@@ -191,19 +191,16 @@ def _holds_config(name: str, module: Any) -> bool:
 
 
 def make_importable(folder: Path) -> None:
-    """Put `folder` first on `sys.path`, and unload modules of the same names from other config folders."""
+    """Put `folder` on `sys.path`, and unload modules of the same names from other config folders."""
     if folder in _import_folders:
         _import_folders.remove(folder)
-        sys.path.remove(str(folder))
-    elif str(folder) in sys.path:
-        sys.path.remove(str(folder))
     for name in list(sys.modules):
         top = name.partition(".")[0]
         is_here = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
         if is_here and top != "libai" and import_folder_of(name) is not None:
             del sys.modules[name]
     _import_folders.append(folder)
-    sys.path.insert(0, str(folder))
+    installation.make_importable(str(folder))
     importlib.invalidate_caches()
 
 

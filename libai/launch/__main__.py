@@ -6,7 +6,7 @@ tools/train.sh calls this file by its path, which works without installation. li
 import os
 import sys
 
-if not __package__:  # run by its path: replace this file's folder in sys.path with the folder that contains libai
+if __name__ == "__main__":  # replaces this file's folder or, after `python -m`, the working directory with its json.py
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 from libai.cli.launch import run

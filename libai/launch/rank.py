@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import sys
 
-if (
-    __name__ == "__main__"
-):  # run by its path: replace this file's folder in sys.path with the folder that contains libai
+if __name__ == "__main__":  # this file's folder gives way to the one that contains libai
     sys.path[0] = __file__.rpartition("/libai/launch/")[0]
 
 import contextlib
@@ -27,6 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from libai.launch.guard import TRACEBACK_FLAG, TRACEBACK_VARIABLE, guarded_main
+from libai.launch.installation import make_importable
 from libai.utils import rank_notes
 from libai.utils.rank_notes import RankState
 
@@ -87,8 +86,9 @@ def _run(file: str, arguments: list[str]) -> None:
     """Run a Python file or a libai module as `__main__`."""
     sys.argv = [file, *arguments]
     is_file = os.path.isabs(file)
-    sys.path[:1] = [str(Path(file).resolve().parent)] if is_file else []
+    del sys.path[0]  # the folder that contains libai
     if is_file:
+        make_importable(str(Path(file).resolve().parent))
         runpy.run_path(file, run_name="__main__")
     else:
         runpy.run_module(file, run_name="__main__", alter_sys=True)

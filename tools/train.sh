@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: bash tools/train.sh FILE CONFIG PROCS [key=value | +key=value | ~key | --resume | --eval-only | --max-restarts N | --oversubscribe | ...]
+# usage: bash tools/train.sh FILE CONFIG PROCS [key=value | +key=value | ~key | --resume | --eval-only | --max-restarts N | ...]
 # example: bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py 2 graph.enabled=true train.train_iter=100
 # PROCS = processes on this machine. Several machines: NODE=<how many> NODE_RANK=<0...> ADDR=<address of machine 0> [PORT=29500] before it
 #

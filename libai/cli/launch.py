@@ -29,7 +29,7 @@ from libai.launch.external import Place
 from libai.launch.installation import ROOT, is_clone
 from libai.launch.job import TRAINING, Job, run_job
 from libai.launch.rank import end_with_parent
-from libai.launch.request import choose_port, find_config, find_free_port, read_job, take_flags
+from libai.launch.request import choose_port, find_config, find_free_port, read_job, take_restarts
 from libai.launch.supervisor import SLOW_SECONDS
 from libai.native import kernels
 from libai.patches import openblas
@@ -47,7 +47,7 @@ from libai.utils.screen import say, say_error
 
 USAGE = """\
 usage: python -m libai.launch FILE CONFIG PROCS [--max-restarts N]
-                              [--oversubscribe] [key=value | --flag | ...]
+                              [key=value | --flag | ...]
 FILE = a program of yours; every process gets --config-file CONFIG and the other
        arguments
 PROCS = processes on this machine\
@@ -129,7 +129,7 @@ def run(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
-    max_restarts, is_oversubscribed, arguments = take_flags(arguments, os.environ)
+    max_restarts, arguments = take_restarts(arguments, os.environ)
     if len(arguments) < 3:
         print(USAGE, file=sys.stderr)
         return EXIT_USER_MISTAKE
@@ -137,7 +137,7 @@ def run(arguments: Sequence[str]) -> int:
     os.environ[START_VARIABLE] = str(time.time())
     for name in (START_LIMIT, STEP_LIMIT):
         read_limit(name, 0.0)  # the ranks read these limits; a mistake is reported once, here
-    job = read_job(arguments, os.environ, is_oversubscribed)
+    job = read_job(arguments, os.environ)
     job.announce_start()
     with guard.signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _stop_before_start)):
         # A single rank checks the config itself. Several ranks would only find a typo after their rendezvous.
@@ -161,7 +161,7 @@ def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
 
     Every rank checks the config before the rendezvous. Only rank 0 prints mistakes.
     """
-    restarts, _, words = take_flags(arguments, {})
+    restarts, words = take_restarts(arguments, {})
     if restarts:
         raise UserError(f"--max-restarts {restarts}: {place.launcher} starts the processes, and has to restart them.")
     runtime.hide_rendezvous_environment()  # the check of the config must not wait for other ranks

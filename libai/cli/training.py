@@ -76,7 +76,6 @@ def build_parser(usage: str = f"train {_WORDS}", description: str | None = train
     parser = Parser(usage=f"libai {usage}", description=description)
     parser.add_argument("-n", "--procs", metavar="PROCS", help="processes on this machine (default 1)")
     parser.add_argument("--max-restarts", metavar="N", help="restart a failed job up to N times (default 0)")
-    parser.add_argument("--oversubscribe", action="store_true", help="allow many more processes than cores")
     from libai.config.arguments import FLAGS, VALUES
 
     for flag, text in {**FLAGS, **VALUES}.items():

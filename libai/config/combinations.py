@@ -50,32 +50,25 @@ def refused(run: Any) -> list[str]:
     train, evaluation = run.train, run.train.evaluation
     metric = evaluation.eval_metric
     datasets = _datasets(run)
-    patience = "train.evaluation.early_stop_patience"
-    needs_metric = [patience, "train.evaluation.eval_metric"]
-    keeps_best = evaluation.enabled and datasets and metric is not None and train.checkpointer.enabled
+    has_metric = evaluation.enabled and datasets and metric is not None
     zero = train.zero_optimization
     inner = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size
     start, end = train.profile if train.profile is not None and len(train.profile) == 2 else (1, 0)
     rules: list[Rule] = [
         (
-            metric is None,
-            [patience],
-            ' does nothing: train.evaluation.eval_metric is null. Set it, for example to "val/loss", or leave '
-            "early_stop_patience out.",
-        ),
-        (
-            not evaluation.enabled,
-            [patience],
-            " does nothing: train.evaluation.enabled is false. Set it to true, or leave early_stop_patience out.",
+            not has_metric,
+            ["train.evaluation.early_stop_patience"],
+            " does nothing: no metric is measured. It needs dataloader.test, train.evaluation.enabled=true and "
+            'train.evaluation.eval_metric, for example "val/loss".',
         ),
         (
             evaluation.enabled and not datasets,
-            needs_metric,
+            ["train.evaluation.eval_metric"],
             " does nothing: dataloader.test names no dataset to measure it on. Add one, "
             'dataloader.test = {"val": LazyCall(...)(...)}, or remove the setting.',
         ),
         (
-            not keeps_best,
+            not (has_metric and train.checkpointer.enabled),
             ["train.load_best_at_end"],
             " does nothing: no best checkpoint is kept. It needs dataloader.test, train.evaluation.enabled=true, "
             "train.evaluation.eval_metric and train.checkpointer.enabled=true.",

@@ -26,12 +26,11 @@ PROCESSES_PER_CORE, MIN_PROCESSES_LIMIT = 8, 16
 FREE_PORTS = range(20000, 32000)
 
 
-def read_job(arguments: Sequence[str], environment: Mapping[str, str], is_oversubscribed: bool = False) -> Job:
+def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
     """Return the job described by three or more arguments and the environment. Raises `UserError` if it is invalid."""
     file, config, processes, *rest = arguments
     num_processes = _positive_int("PROCS", processes)
-    if not is_oversubscribed:
-        _check_cores(num_processes)
+    _check_cores(num_processes)
     file_path = file if is_own_module(file) else find_file("FILE", file)
     config_path = find_config(config)
     if config_path == str(TRAIN_NET):
@@ -95,7 +94,7 @@ def _check_cores(num_processes: int) -> None:
     if num_processes > most:
         raise UserError(
             f"PROCS is {num_processes}, and this machine has {cores} core(s): more than {most} "
-            f"processes would take its memory and hardly run. Choose 1 to {most}, or add --oversubscribe."
+            f"processes would take its memory and hardly run. Choose 1 to {most}."
         )
 
 
@@ -174,18 +173,17 @@ def _can_bind(address: str, port: int) -> bool:
     return True
 
 
-def take_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bool, list[str]]:
-    """Return the number of restarts, whether `--oversubscribe` is given, and the other arguments.
+def take_restarts(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Return the number of restarts and the other arguments.
 
     The number of restarts is taken from `--max-restarts N` or else from MAX_RESTARTS. The default is 0.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-restarts", nargs="?", const="", default=environment.get("MAX_RESTARTS") or "0")
-    parser.add_argument("--oversubscribe", action="store_true")
     known, rest = parser.parse_known_args(list(arguments))
     if not known.max_restarts.isdecimal():
         name = "--max-restarts" if "--max-restarts" in " ".join(arguments) else "MAX_RESTARTS"
         raise UserError(
             f"{name} is {known.max_restarts!r}; it must be the number of restarts after failures, a whole number."
         )
-    return int(known.max_restarts), known.oversubscribe, rest
+    return int(known.max_restarts), rest

@@ -163,7 +163,7 @@ REFUSED = [
             "train.evaluation.enabled=false",
         ],
         {},
-        "train.evaluation.early_stop_patience=2 does nothing: train.evaluation.enabled is false",
+        "train.evaluation.early_stop_patience=2 does nothing: no metric is measured",
     ),
     (
         ["train.evaluation.eval_metric=val/loss"],
@@ -204,8 +204,7 @@ REFUSED = [
     (
         ["train.evaluation.early_stop_patience=3"],
         {},
-        "train.evaluation.early_stop_patience=3 does nothing: train.evaluation.eval_metric is null. Set it, for "
-        'example to "val/loss", or leave early_stop_patience out.',
+        "train.evaluation.early_stop_patience=3 does nothing: no metric is measured. It needs dataloader.test",
     ),
     (
         ["train.zero_optimization.stage=2"],

@@ -59,20 +59,20 @@ def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "variable", "expected"),
     [
-        ([], None, (0, False, [])),
-        (["a=1", "--max-restarts", "3", "--resume", "x"], None, (3, False, ["a=1", "--resume", "x"])),
-        (["--max-restarts=4", "--oversubscribe"], "2", (4, True, [])),
-        (["a=1", "~b"], "2", (2, False, ["a=1", "~b"])),
+        ([], None, (0, [])),
+        (["a=1", "--max-restarts", "3", "--resume", "x"], None, (3, ["a=1", "--resume", "x"])),
+        (["--max-restarts=4"], "2", (4, [])),
+        (["a=1", "~b"], "2", (2, ["a=1", "~b"])),
     ],
 )
 def test_flags_are_taken_from_the_command_line_then_the_environment(words, variable, expected):
-    assert request.take_flags(words, {"MAX_RESTARTS": variable} if variable else {}) == expected
+    assert request.take_restarts(words, {"MAX_RESTARTS": variable} if variable else {}) == expected
 
 
 @pytest.mark.parametrize(("words", "text"), [(["--max-restarts"], "''"), (["--max-restarts=-1"], "'-1'")])
 def test_a_wrong_number_of_restarts_is_an_error(words, text):
     with pytest.raises(UserError, match=f"--max-restarts is {text}; .* must be the number of restarts"):
-        request.take_flags(words, {})
+        request.take_restarts(words, {})
 
 
 @pytest.mark.e2e

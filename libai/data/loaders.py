@@ -35,13 +35,13 @@ MAX_PREFETCH = 10_000
 
 
 def read_ahead(
-    read: Callable[[Request], Result], requests: Iterable[Request], depth: int
+    read: Callable[[Request], Result], requests: Iterable[Request], depth: int, pool: ThreadPoolExecutor
 ) -> Generator[Result, None, None]:
     """Yield `read(request)` for every request in order, and compute up to `depth` results ahead.
 
-    Results are computed ahead in one background thread. It starts only when reading is slow enough to benefit from it.
+    Results are computed ahead in the thread of `pool`. It starts only when reading is slow enough to benefit from it.
     The results are the same either way. An exception in `read` is raised in place of its result and ends the iteration.
-    `close()` ends the thread after its current read.
+    At the end, results that were not begun are cancelled, without waiting for the current read, which may take long.
     """
     requests = iter(requests)
     spare_seconds = _GRACE_SECONDS
@@ -55,26 +55,25 @@ def read_ahead(
         yield result
     else:
         return
-    pool = ThreadPoolExecutor(1, "libai-read-ahead")
     pending: deque[Future[Result]] = deque()
-    is_closed = False
     try:
         pending.extend(pool.submit(read, request) for request in itertools.islice(requests, depth))
         yield result
         while True:
             # one more than `depth`, because the caller is about to take one
-            pending.extend(
-                pool.submit(read, request) for request in itertools.islice(requests, depth + 1 - len(pending))
-            )
+            new = itertools.islice(requests, depth + 1 - len(pending))
+            pending.extend(pool.submit(read, request) for request in new)
             if not pending:
                 return
             yield pending.popleft().result()
-    except GeneratorExit:
-        is_closed = True
-        raise
     finally:
-        # After an error or a KeyboardInterrupt, do not wait: the read may take long.
-        pool.shutdown(wait=is_closed, cancel_futures=True)
+        for future in pending:
+            future.cancel()
+
+
+def _reading_thread() -> ThreadPoolExecutor:
+    """Return an executor whose thread begins with the first task, and ends when the executor is deleted."""
+    return ThreadPoolExecutor(1, "libai-read-ahead")
 
 
 def _read_step(reader: BatchReader, layout: DataLayout, stream: SampleStream, step_start: int) -> Batch:
@@ -130,7 +129,8 @@ class TrainLoader:
     def __next__(self) -> Batch:
         if self._ahead is None:
             starts = itertools.count(self._consumed_samples, self.layout.samples_per_step)
-            self._ahead = read_ahead(self._read, starts, self._prefetch)
+            self._pool = _reading_thread()
+            self._ahead = read_ahead(self._read, starts, self._prefetch, self._pool)
         try:
             batch = next(self._ahead)
         except BaseException:
@@ -173,6 +173,7 @@ class TrainLoader:
         """Stop the background thread and discard what it read ahead. Iterating again starts a new thread."""
         if self._ahead is not None:
             self._ahead.close()
+            self._pool.shutdown()
             self._ahead = None
 
 
@@ -241,7 +242,7 @@ class EvalLoader:
         return len(self._slices)
 
     def __iter__(self) -> Iterator[tuple[Batch, bool]]:
-        return read_ahead(self._read_slice, self._slices, self._prefetch)
+        return read_ahead(self._read_slice, self._slices, self._prefetch, _reading_thread())
 
     def _read_slice(self, slice_: tuple[int, int, bool]) -> tuple[Batch, bool]:
         start, stop, replicated = slice_

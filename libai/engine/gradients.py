@@ -64,9 +64,8 @@ class Gradients:
         # a weak reference avoids a cycle: the trainer and its graph are freed with the last reference to the trainer
         self._trainer: Any = weakref.proxy(trainer)
 
-    def to_device(self, batch: Any) -> Batch:
-        """Convert a loader's batch to keyword arguments of forward: local tensors on this rank's device."""
-        batch = self.name_inputs(batch)
+    def to_device(self, batch: Mapping[str, Any]) -> Batch:
+        """Convert the result of `name_inputs` to local tensors on this rank's device."""
         tensors = {}
         for name, value in batch.items():
             tensor = value if isinstance(value, flow.Tensor) else as_tensor(value)
@@ -97,11 +96,6 @@ class Gradients:
         if not self.draws_randomness:
             return _NO_SCOPE
         return random_context(fold(self._trainer.options.seed, self._trainer.iter, micro), self.data_rank)
-
-    def forward_eagerly(self, batch: Batch, micro: int) -> dict[str, flow.Tensor]:
-        """Return the losses of one micro-batch as `update` would, computed eagerly by the unwrapped module."""
-        with self.random_scope(micro), self._trainer.layout.source_ops():
-            return read_losses(self.model(**self._trainer.layout.lay_out_batch(batch)), self.model)[0]
 
     def accumulate_gradients(self, forward: Callable[..., Any], batches: Sequence[Batch]) -> StepResult:
         """Run forward and backward eagerly over the micro-batches of one iteration, weighting each loss by its share.

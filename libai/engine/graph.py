@@ -205,7 +205,8 @@ class GraphTrainer(ModelTrainer):
             return
         with forward_rolled_back(self.model), watching, flow.no_grad():
             for micro, batch in enumerate(batches):
-                gradients.forward_eagerly(gradients.to_device(batch), micro)
+                with gradients.random_scope(micro), self.layout.source_ops():
+                    self.model(**self.to_device(batch))
 
     def _build_step(self, micro_batches: list[Any]) -> None:
         """See `ModelTrainer._build_step`."""

@@ -444,7 +444,7 @@ class ModelTrainer(TrainerBase):
 
         Intended for a custom `update`. Collective with global tensors.
         """
-        return self.layout.lay_out_batch(self.gradients.to_device(batch))
+        return self.layout.lay_out_batch(self.gradients.to_device(self.gradients.name_inputs(batch)))
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `TrainerBase.collect`. The last dict has all losses and metrics, learning rates and the gradient norm.

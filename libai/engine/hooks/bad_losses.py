@@ -171,7 +171,8 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
 
     for name, parameter in model.named_parameters():
         look(f"the parameter {name} was not finite before the update", parameter)
-    batches = [trainer.gradients.to_device(batch) for batch in micro_batches]
+    gradients = trainer.gradients
+    batches = [gradients.to_device(gradients.name_inputs(batch)) for batch in micro_batches]
     for batch in batches:
         for name, tensor in batch.items():
             look(f"the input {name} of the batch is not finite: look at the data", tensor)

@@ -1,5 +1,3 @@
-import sys
-
 import numpy as np
 import pytest
 
@@ -24,7 +22,6 @@ def test_rates_forget_what_lies_before_the_window():
     for seconds in (100.0, 1.0, 1.0):
         throughput.update(seconds, samples=1)
     assert throughput.rates()["samples_per_s"] == 1.0
-    assert Throughput(window=3).window == 3
     wider = Throughput(window=3)  # negative control: the slow one would show
     for seconds in (100.0, 1.0, 1.0):
         wider.update(seconds, samples=1)
@@ -56,4 +53,3 @@ def test_device_memory_is_asked_for_on_cuda_only(monkeypatch):
     monkeypatch.setattr(flow._oneflow_internal, "GetCUDAMemoryUsed", lambda: 512.0, raising=False)
     assert memory_gb("cuda")["device_mem_gb"] == 0.5
     assert "device_mem_gb" not in memory_gb("cpu")
-    assert "oneflow" in sys.modules

@@ -185,7 +185,7 @@ def _compare(trainer: GraphTrainer, num_iters: int, bound: float) -> ParityRepor
             f"two eager runs from the same bytes differ: {itself}. The training is not reproducible. Something in "
             "forward draws numbers that no seed governs, reads a clock, or remembers the run before"
         )
-    graph = own_updates(trainer, iterations, eager)
+    graph = own_updates(trainer, iterations, eager, bound=bound)
     losses = {"eager": _totals(eager), "graph": _totals(graph)}
     difference = first_difference(eager, graph, bound)
     if difference is None:

@@ -68,12 +68,14 @@ class Updates:
     """The results of several updates.
 
     `losses` and `metrics`: one dict by tag for every update. `states`: number of updates → the state after them, for 0,
-    1 and all updates.
+    1 and all updates. `differences`: number of updates → what differs in the state after them, for updates that were
+    compared as they were made, so that their states need no memory.
     """
 
     losses: list[dict[str, float]] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
+    differences: dict[int, str | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -125,11 +127,12 @@ def first_difference(expected: Updates, found: Updates, bound: float) -> Differe
     `bound`: largest relative difference of a loss. The bounds for weights, gradients and buffers are wider than on CPU
     by the same factor, but at most ten times as wide. With `bound=0` every bit counts.
     """
-    factor = min(bound / LOSS_BOUND["cpu"], _WIDEST)
     for number, (one, other) in enumerate(zip(expected.losses, found.losses), 1):
         text = _differing_loss(one, other, bound)
         if text is None and number in expected.states and number in found.states:
-            text = _differing_state(expected.states[0], expected.states[number], found.states[number], factor)
+            text = differing_state(expected, number, found.states[number], bound)
+        elif text is None:
+            text = found.differences.get(number)
         if text is not None:
             return Difference(number, text)
     return None
@@ -148,11 +151,13 @@ def _differing_loss(expected: Mapping[str, float], found: Mapping[str, float], b
     return None
 
 
-def _differing_state(before: State, expected: State, found: State, factor: float) -> str | None:
-    """Return a description of the first tensor that differs, or None.
+def differing_state(updates: Updates, number: int, found: State, bound: float) -> str | None:
+    """Return a description of the first tensor that differs from the state after `number` of `updates`, or None.
 
-    `factor`: how much wider the bounds are than on CPU; 0 requires equal bits.
+    `bound`: as for `first_difference`.
     """
+    factor = min(bound / LOSS_BOUND["cpu"], _WIDEST)  # how much wider the bounds are than on CPU
+    before, expected = updates.states[0], updates.states[number]
     largest = max((float(np.abs(one).max(initial=0)) for one in expected.gradients.values()), default=0.0)
     for kind, (label, bound, smallest) in _KINDS.items():
         start = getattr(before, kind) if kind != "buffers" else {}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from libai.engine.hook_base import HookBase
-from libai.engine.rehearsal.comparison import LOSS_BOUND, Difference, State, Updates, first_difference
+from libai.engine.rehearsal.comparison import LOSS_BOUND, Difference, State, Updates, differing_state, first_difference
 from libai.engine.rehearsal.kept import PythonKept
 from libai.engine.rehearsal.naming import begins_in
 from libai.engine.rehearsal.op_by_op import update_op_by_op
@@ -175,12 +175,18 @@ def _use_global_tensors(
 
 
 def own_updates(
-    trainer: Any, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
+    trainer: Any,
+    iterations: Iterations,
+    reference: Reference,
+    make: Callable[[Any], Any] | None = None,
+    bound: float | None = None,
 ) -> Updates:
     """Make updates as `trainer` makes them, undo them, and return their results. Collective.
 
-    `make`: called instead of `trainer.update`.
+    `make`: called instead of `trainer.update`. `bound`: for the comparison with the states of `reference`; the
+    default depends on the device.
     """
+    bound = bound or LOSS_BOUND[trainer.gradients.device]
     found, start = Updates(), trainer.iter
     with rehearsing(trainer, reference):
         for number, micro_batches in enumerate(iterations, 1):
@@ -190,7 +196,7 @@ def own_updates(
             found.losses.append(losses)
             found.metrics.append(metrics)
             if number in reference.states:
-                found.states[number] = State.of(trainer)
+                found.differences[number] = differing_state(reference, number, State.of(trainer), bound)
     return found
 
 

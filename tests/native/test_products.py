@@ -89,8 +89,8 @@ SHARE = (
     SETUP
     + """
 print(openblas.threads_in_use())
-a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((500, 900), (900, 33)))
-expected = np.empty((500, 33), np.float32)
+a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((1500, 900), (900, 7)))
+expected = np.empty((1500, 7), np.float32)
 whole(a, b, expected, 0.0)
 left, right = flow.from_numpy(a), flow.from_numpy(b)
 print(all(flow.matmul(left, right).numpy().tobytes() == expected.tobytes() for _ in range(60)))
@@ -104,11 +104,11 @@ print(sum(shared_loops()))
 shared = symbol_table.find_slot(symbol_table.open_oneflow(), "cblas_sgemm").value
 child = os.fork()
 if child == 0:
-    found = np.empty((500, 33), np.float32)
+    found = np.empty((1500, 7), np.float32)
     at = [array.ctypes.data_as(ctypes.c_void_p) for array in (a, b, found)]
     multiply = ctypes.CFUNCTYPE(None)(shared)
     one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-    multiply(101, 111, 111, 500, 33, 900, one, at[0], 900, at[1], 33, zero, at[2], 33)
+    multiply(101, 111, 111, 1500, 7, 900, one, at[0], 900, at[1], 7, zero, at[2], 7)
     has_none = shared_loops() == (0, 0)
     os._exit(0 if has_none and found.tobytes() == expected.tobytes() else 1)
 print(os.waitpid(child, 0)[1], flush=True)

@@ -36,6 +36,15 @@ struct FilterRun {
   int64_t lines, count, dy_step, x_step, dw_step, rows, width;
 };
 
+// c (rows, width) = a (rows, terms) b (terms, width), added to c where `adds` says so. Numbers of a lie `a_row` and `a_term`
+// apart, rows of b and c `b_row` and `c_row`. `width` is at least a vector.
+struct ProductRun {
+  const float *a, *b;
+  float* c;
+  int64_t a_row, a_term, b_row, c_row, rows, terms, width;
+  bool adds;
+};
+
 #define LIBAI_UNARY(X) \
   X(Gelu) X(FastGelu) X(QuickGelu) X(Silu) X(TanhAll) X(ExpAll) X(ErfAll) X(SqrtAll) X(Rsqrt) \
   X(Square) X(Cube) X(SigmoidAll)
@@ -84,6 +93,7 @@ struct FilterRun {
                        const float* c, int step, float* dx, int64_t n))                                         \
   X(void, ConvPixels, (const ConvRun* run, const int64_t* x_at, const int64_t* y_at, int64_t pixels))           \
   X(void, ConvFilter, (const FilterRun* run))                                                                   \
+  X(void, Multiply, (const ProductRun* run))                                                                    \
   X(void, DotRows, (const float* x, int64_t num_x, const float* w, int64_t num_w, int64_t d, float alpha,       \
                     bool adds, float* y, int64_t y_step))                                                       \
   X(void, WeighRows, (const float* p, const float* v, int64_t count, int64_t d, float* y))                      \

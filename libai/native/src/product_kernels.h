@@ -1,5 +1,5 @@
-// Products of matrices by the loops of the convolutions, with one tap; OpenBLAS computes the others, from OneFlow's place
-// for it. Every number of a result is a sum over k in one order, whichever thread computes it and beside which others.
+// Products of matrices by loops of our own; OpenBLAS computes the others, from OneFlow's place for it. Every number of a
+// result is a sum over k in one order, whichever thread computes it and beside which others.
 #pragma once
 #include "conv_kernels.h"
 
@@ -16,11 +16,8 @@ struct Product {
   float alpha;
 
   double Work() const { return static_cast<double>(m) * n * k; }
-  // Neither so small that to begin takes long, nor so large that OpenBLAS is as good.
-  bool IsOurs() const {
-    const bool fits = m >= 4 && RoundUp(n, kWidth / 2) * 4 <= n * 5 && (!transposes_a || IsSumOfOuter());
-    return fits && Work() >= 3e4 && Work() < (transposes_a ? 5e7 : 1e9);
-  }
+  // Neither narrower than a vector of AVX2, nor so large that OpenBLAS is as good.
+  bool IsOurs() const { return m >= 4 && n >= kNarrow / 2 && Work() >= 1e3 && Work() < (transposes_a ? 5e7 : 1e9); }
   void operator()(const float* a, const float* b, float* c) const {
     if (m * n == 0) return;
     if (IsOfFewRows()) {
@@ -28,20 +25,22 @@ struct Product {
     } else if (!IsOurs()) {
       (*g_sgemm)(101, transposes_a ? 112 : 111, transposes_b ? 112 : 111, m, n, k, alpha, a, std::max<int64_t>(1, transposes_a ? m : k),
                  b, std::max<int64_t>(1, transposes_b ? k : n), adds ? 1.0f : 0.0f, c, n);
-    } else if (transposes_a) {
-      SumOuter(a, b, c);
     } else {
-      MultiplyRows(a, b, c);
+      MultiplyTiles(a, b, c);
     }
   }
 
  private:
   static constexpr int64_t kRows = 256, kTerms = 256;  // at a time
   static constexpr int64_t kFewRows = 8;
+  static constexpr int64_t kRowsWorthPacking = 256;
+  static constexpr int64_t kNarrow = 16;  // the columns of a vector of AVX-512
 
-  int64_t RowsOfPart() const { return RoundUp(static_cast<int64_t>(kPartWork * m / Work()) + 1, 8); }
+  int64_t RowsOfPart() const { return RoundUp(static_cast<int64_t>(kPartWork * m / Work()) + 1, 24); }
 
-  bool IsSumOfOuter() const { return !transposes_b && n % (kWidth / 2) == 0 && alpha == 1.0f; }
+  // Columns are computed in panels of `kWidth`; the last one takes what is left, up to 1.5 times as many.
+  int64_t NumPanels() const { return RoundUp(std::max<int64_t>(n - kWidth / 2, 1), kWidth) / kWidth; }
+  int64_t WidthOfPanel(int64_t panel) const { return panel + 1 < NumPanels() ? kWidth : n - panel * kWidth; }
 
   // As when a model generates text, one token for each sequence: b is read once, and is not worth packing.
   bool IsOfFewRows() const { return m <= kFewRows && transposes_b && !transposes_a && n >= kFewRows && Work() >= 3e4; }
@@ -56,63 +55,37 @@ struct Product {
       }
     }, Work());
   }
-  // The sum over k of a row of a times a row of b: as the gradient of a filter of one tap.
-  void SumOuter(const float* a, const float* b, float* c) const {
-    ForRanges(m, RowsOfPart(), [&](int64_t row, int64_t end) {
-      float* to = c + row * n;
-      if (!adds) std::memset(to, 0, (end - row) * n * sizeof(float));
-      const int64_t zero = 0;
-      for (int64_t first = 0; first < k; first += kTerms) {
-        const int64_t count = std::min(kTerms, k - first);
-        const FilterRun run{a + first * m + row, b + first * n, to, &zero, &zero, 1, count, m, n, n, end - row, n};
-        g_maths->ConvFilter(&run);
-      }
-    }, Work());
+  void MultiplyTiles(const float* a, const float* b, float* c) const {
+    const float* packed = nullptr;  // panel after panel
+    if (transposes_b || alpha != 1.0f || m >= kRowsWorthPacking) {
+      float* const w = ScratchFor(0, n * k);
+      const int64_t grain = std::max<int64_t>(1, kLightGrain / (k * kWidth));
+      ForRanges(NumPanels(), grain, [&](int64_t panel, int64_t end) {
+        for (; panel < end; ++panel) Pack(b, panel * kWidth, WidthOfPanel(panel), w + panel * kWidth * k);
+      }, kPackingWork * static_cast<double>(n * k));
+      packed = w;
+    }
+    ForRanges(m, RowsOfPart(), [&](int64_t row, int64_t end) { MultiplyRange(a, b, packed, row, end, c); }, Work());
   }
-  // Rows of a times packed columns of b: as a filter of one tap over pixels.
-  void MultiplyRows(const float* a, const float* b, float* c) const {
-    const int64_t width = WidthOf(n), num_blocks = RoundUp(n, width) / width;
-    float* const w = ScratchFor(0, num_blocks * k * width);
-    const double packing = kPackingWork * static_cast<double>(num_blocks * k * width);
-    ForRanges(num_blocks, std::max<int64_t>(1, kLightGrain / (k * width)), [&](int64_t block, int64_t end) {
-      for (; block < end; ++block) Pack(b, block * width, width, w + block * k * width);
-    }, packing);
-    ForRanges(m, RowsOfPart(), [&](int64_t row, int64_t end) { MultiplyRange(a, w, width, row, end, c); }, Work());
-  }
-  // `width` columns of b as rows, with zeros for those that it does not have.
   void Pack(const float* b, int64_t first, int64_t width, float* to) const {
-    const int64_t count = std::min(width, n - first);
-    if (count < width) std::memset(to, 0, k * width * sizeof(float));
     if (transposes_b) {
-      g_maths->Transpose(b + first * k, k, to, width, count, k);
+      g_maths->Transpose(b + first * k, k, to, width, width, k);
     } else {
-      for (int64_t i = 0; i < k; ++i) std::memcpy(to + i * width, b + i * n + first, count * sizeof(float));
+      for (int64_t i = 0; i < k; ++i) std::memcpy(to + i * width, b + i * n + first, width * sizeof(float));
     }
     if (alpha != 1.0f) g_maths->MulLine(to, 1, &alpha, 0, to, k * width);
   }
-  void MultiplyRange(const float* a, const float* w, int64_t width, int64_t begin, int64_t end, float* c) const {
-    const int64_t num_blocks = RoundUp(n, width) / width;
-    float* part = ScratchFor(2, kRows * width + width);  // of columns that are fewer than a block
-    float* zeros = part + kRows * width;
-    std::memset(zeros, 0, width * sizeof(float));
-    const ConvTap tap{0, 0};
-    int64_t a_at[kRows], c_at[kRows], part_at[kRows];
-    for (int64_t i = 0; i < std::min(kRows, end - begin); ++i) {
-      a_at[i] = i * k;
-      c_at[i] = i * n;
-      part_at[i] = i * width;
-    }
+  void MultiplyRange(const float* a, const float* b, const float* packed, int64_t begin, int64_t end, float* c) const {
+    const Maths& maths = n < kNarrow && g_maths == &kMathsAvx512 ? kMathsAvx2 : *g_maths;
+    const int64_t a_row = transposes_a ? 1 : k, a_term = transposes_a ? m : 1, num_panels = NumPanels();
     for (int64_t row = begin; row < end; row += kRows)
       for (int64_t term = 0; term < k; term += kTerms)
-        for (int64_t block = 0; block < num_blocks; ++block) {
-          const int64_t rows = std::min(kRows, end - row), first = block * width, count = std::min(width, n - first);
-          float* out = c + row * n + first;
-          const bool is_whole = count == width, begins = term == 0 && !adds;
-          for (int64_t i = 0; !is_whole && !begins && i < rows; ++i) std::memcpy(part + i * width, out + i * n, count * sizeof(float));
-          const ConvRun run{a + row * k + term, w + (block * k + term) * width, begins ? zeros : nullptr, is_whole ? out : part,
-                            &tap, 1, std::min(kTerms, k - term), width, width};
-          g_maths->ConvPixels(&run, a_at, is_whole ? c_at : part_at, rows);
-          for (int64_t i = 0; !is_whole && i < rows; ++i) std::memcpy(out + i * n, part + i * width, count * sizeof(float));
+        for (int64_t panel = 0; panel < num_panels; ++panel) {
+          const int64_t first = panel * kWidth, width = WidthOfPanel(panel), b_row = packed == nullptr ? n : width;
+          const float* from = packed == nullptr ? b + first : packed + first * k;
+          const ProductRun run{a + row * a_row + term * a_term, from + term * b_row, c + row * n + first, a_row, a_term, b_row, n,
+                               std::min(kRows, end - row), std::min(kTerms, k - term), width, adds || term > 0};
+          maths.Multiply(&run);
         }
   }
 };

@@ -1,22 +1,22 @@
-// Vector registers by name: convolutions and transposed copies. Included by level.cpp only.
+// Vector registers by name: products, convolutions and transposed copies. Included by level.cpp only.
 
 #if defined(__AVX512F__)
 using Vector = __m512;
-constexpr int kLanes = 16, kTileRows = 8;
+constexpr int kLanes = 16, kTileRows = 8, kWideTileRows = 8;
 INLINE Vector Load(const float* p) { return _mm512_loadu_ps(p); }
 INLINE void Store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
 INLINE Vector All(float x) { return _mm512_set1_ps(x); }
 INLINE Vector AddProduct(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 #elif defined(__AVX2__)
 using Vector = __m256;
-constexpr int kLanes = 8, kTileRows = 6;
+constexpr int kLanes = 8, kTileRows = 6, kWideTileRows = 4;
 INLINE Vector Load(const float* p) { return _mm256_loadu_ps(p); }
 INLINE void Store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
 INLINE Vector All(float x) { return _mm256_set1_ps(x); }
 INLINE Vector AddProduct(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 #else
 using Vector = __m128;
-constexpr int kLanes = 4, kTileRows = 4;
+constexpr int kLanes = 4, kTileRows = 4, kWideTileRows = 2;
 INLINE Vector Load(const float* p) { return _mm_loadu_ps(p); }
 INLINE void Store(float* p, Vector v) { _mm_storeu_ps(p, v); }
 INLINE Vector All(float x) { return _mm_set1_ps(x); }
@@ -24,6 +24,60 @@ INLINE Vector AddProduct(Vector a, Vector b, Vector c) { return _mm_add_ps(_mm_m
 #endif
 
 #define UNROLL _Pragma("GCC unroll 8")
+
+// A tile of a product: R rows and V vectors of columns, in registers. The last vector ends where the columns do, and so
+// may repeat columns of the one before, which get the same sums.
+template<int R, int V>
+INLINE void ProductTile(const ProductRun& r, int64_t row, int64_t column, int64_t width) {
+  const float *a[R], *b[V];
+  float* c[R];
+  UNROLL for (int m = 0; m < R; ++m) {
+    const int64_t i = row + m < r.rows ? row + m : r.rows - 1;  // the last one again gives the same
+    a[m] = r.a + i * r.a_row;
+    c[m] = r.c + i * r.c_row + column;
+  }
+  int64_t at[V];
+  UNROLL for (int v = 0; v < V; ++v) {
+    at[v] = v < V - 1 ? v * kLanes : width - kLanes;
+    b[v] = r.b + column + at[v];
+  }
+  Vector sum[R][V];
+  UNROLL for (int m = 0; m < R; ++m)
+    UNROLL for (int v = 0; v < V; ++v) sum[m][v] = r.adds ? Load(c[m] + at[v]) : All(0.0f);
+  int64_t a_at = 0, b_at = 0;
+  for (int64_t k = 0; k < r.terms; ++k, a_at += r.a_term, b_at += r.b_row) {
+    Vector factor[V];
+    UNROLL for (int v = 0; v < V; ++v) factor[v] = Load(b[v] + b_at);
+    UNROLL for (int m = 0; m < R; ++m) {
+      const Vector number = All(a[m][a_at]);
+      UNROLL for (int v = 0; v < V; ++v) sum[m][v] = AddProduct(number, factor[v], sum[m][v]);
+    }
+  }
+  UNROLL for (int m = 0; m < R; ++m)
+    UNROLL for (int v = 0; v < V; ++v) Store(c[m] + at[v], sum[m][v]);
+}
+
+template<int R, int V>
+INLINE void ProductRows(const ProductRun& r, int64_t column, int64_t width) {
+  int64_t row = 0;
+  for (; row + R / 2 < r.rows; row += R) ProductTile<R, V>(r, row, column, width);
+  if (row < r.rows) ProductTile<R / 2, V>(r, row, column, width);
+}
+
+void Multiply(const ProductRun* run) {
+  const ProductRun r = *run;
+  for (int64_t column = 0; column < r.width;) {
+    const int64_t left = r.width - column, width = left > 3 * kLanes ? 2 * kLanes : left;
+    if (width > 2 * kLanes) {
+      ProductRows<kWideTileRows, 3>(r, column, width);
+    } else if (width > kLanes) {
+      ProductRows<kTileRows, 2>(r, column, width);
+    } else {
+      ProductRows<kTileRows, 1>(r, column, width);
+    }
+    column += width;
+  }
+}
 
 // y = start (or y itself where that is null) + sums over taps and channels, for kTileRows pixels and V vectors of channels
 template<int V>

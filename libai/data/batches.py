@@ -25,7 +25,7 @@ MAX_WORKERS = 1024
 
 
 class BatchReader:
-    """Reads the samples at given indices as one batch, with single samples divided among `num_workers` threads.
+    """Reads the samples at given indices as one batch, with the work divided among `num_workers` threads.
 
     Threads are sufficient when most of the time is spent on reading files, decoding or NumPy, because these release the
     interpreter lock. `collate(samples) -> dict` builds the batch from a list of the values returned by `ds[i]`. A
@@ -48,6 +48,7 @@ class BatchReader:
                 f"{type(self.dataset).__name__}.lengths has {len(self._lengths)} numbers, and the dataset "
                 f"{len(self.dataset)} samples: give one for each, or remove it."
             )
+        self._num_workers = num_workers
         self._map = ThreadPoolExecutor(num_workers, "libai-data-worker").map if num_workers else map
 
     def read(self, indices: np.ndarray, together: np.ndarray | None = None) -> Batch:
@@ -59,11 +60,13 @@ class BatchReader:
         """
         collate: Any = self.collate
         if self._has_batches:
-            batch = _checked_dict("get_batch", self.dataset, _read_rows(self.dataset, indices))
+            chunks = np.array_split(indices, max(1, min(self._num_workers, len(indices))))
+            parts = list(self._map(partial(_read_rows, self.dataset), chunks))
+            batch = parts[0] if len(parts) == 1 else _combined(self.dataset, parts, np.concatenate)
         else:
             samples = list(self._map(partial(_read_sample, self.dataset), indices.tolist()))
             if collate is None:
-                batch = _stack_samples(self.dataset, samples)
+                batch = _combined(self.dataset, samples, np.stack)
             elif self._lengths is not None and hasattr(collate, "pad_to"):
                 longest = np.asarray(self._lengths)[indices if together is None else together].max()
                 batch = collate.pad_to(samples, int(longest))
@@ -103,28 +106,29 @@ def _read_sample(dataset: Any, index: int) -> Any:
         raise _reading_failed(dataset, f"sample {index}", error) from error
 
 
-def _read_rows(dataset: Any, indices: np.ndarray) -> Any:
+def _read_rows(dataset: Any, indices: np.ndarray) -> Mapping[str, Any]:
     try:
-        return dataset.get_batch(indices)
+        batch = dataset.get_batch(indices)
     except Exception as error:
         raise _reading_failed(dataset, f"samples {', '.join(map(str, indices[:8].tolist()))}", error) from error
+    return _checked_dict("get_batch", dataset, batch)
 
 
-def _stack_samples(dataset: Any, samples: Sequence[Any]) -> Batch:
-    """Combine dicts of arrays into one by stacking."""
-    first = _checked_dict("a sample", dataset, samples[0])
-    for sample in samples:
-        if not isinstance(sample, Mapping) or sample.keys() != first.keys():
-            found = sorted(sample) if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
+def _combined(dataset: Any, parts: Sequence[Any], combine: Callable[[list[np.ndarray]], np.ndarray]) -> Batch:
+    """Combine many dicts of arrays into one: stack samples, or concatenate the parts of a batch."""
+    first = _checked_dict("a sample", dataset, parts[0])
+    for part in parts:
+        if not isinstance(part, Mapping) or part.keys() != first.keys():
+            found = sorted(part) if isinstance(part, Mapping) else f"a {type(part).__name__}"
             raise DataError(
                 f"samples of {type(dataset).__name__} have the keys {sorted(first)} and {found}: every sample must "
                 "have the same keys."
             )
     batch = {}
     for key in first:
-        arrays = [_to_numpy(sample[key]) for sample in samples]
+        arrays = [_to_numpy(part[key]) for part in parts]
         try:
-            batch[key] = np.stack(arrays)
+            batch[key] = combine(arrays)
         except ValueError as error:
             raise DataError(
                 f"{key!r} of {type(dataset).__name__} has the shapes {sorted({a.shape for a in arrays})} within one "

@@ -119,7 +119,7 @@ class GraphTrainer(ModelTrainer):
         self.optimizer_state = GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
         self._shapes: Shapes | None = None
         self._eval_shapes: Shapes = ()
-        #: batch norms that run in training mode
+        #: batch norms that the compiled step runs in training mode
         self._counting_norms = self._batch_norms
         #: true if evaluation changes no buffer; None before its first batch
         self._eval_buffers_stay: bool | None = None
@@ -215,9 +215,6 @@ class GraphTrainer(ModelTrainer):
     def _learn(self, facts: Facts) -> None:
         """See `ModelTrainer._learn`."""
         super()._learn(facts)
-        if facts.counting is not None:
-            named = self.model.named_modules()
-            self._counting_norms = [module for name, module in named if name in facts.counting]
         refuse_changed_parameters(self.model, [name for name in facts.parameters if name not in facts.written])
         self._updates_eagerly = bool(facts.written) and self.options.num_accumulation_steps > 1
         if self._updates_eagerly and is_main_process():
@@ -278,7 +275,7 @@ class GraphTrainer(ModelTrainer):
             )
         start = time.perf_counter()
         self._takes_key = draws_randomness(self.model)
-        if self.gradients.facts.counting is None and (own_buffers(self.model) or frozen_parameters(self.model)):
+        if self.gradients.facts.reached is None and (own_buffers(self.model) or frozen_parameters(self.model)):
             self._learn(facts_of(self, batches))  # no facts yet: `update` was called without `train`
             if self._updates_eagerly:
                 return
@@ -299,6 +296,8 @@ class GraphTrainer(ModelTrainer):
                 stack.enter_context(traced_build(graph, state.prefix, reads))
             state.give_to(graph)
             self._trace(graph, inputs)
+            read = [norm for norm in self._batch_norms if (id(norm), "training") in reads]
+            self._counting_norms = [norm for norm in read if norm.training]
         note_progress()
         graph.finish_complie_and_init_runtime()
         state.keep_in(graph)

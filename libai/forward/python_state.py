@@ -29,7 +29,7 @@ from libai.utils.tensors import local_part, tensors_in
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _MAX_DEPTH = 5
 #: attributes that `nn.Module` itself keeps
-_OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
+OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
 #: types that are not compared. Parameters and modules are compared elsewhere. Reading the `__dict__` of a function
 #: context corrupts the memory of OneFlow 0.9.0.
 NOT_COMPARED = (
@@ -62,11 +62,6 @@ _MAX_ENTRIES = 256
 _MAX_WATCHED = 50
 #: `(function that returns a copy, copy)` of the contents of a container, array or tensor
 Watched = list[tuple[Callable[[], Any], Any]]
-
-
-def plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of `module` other than parameters, buffers, submodules and hooks."""
-    return {name: value for name, value in vars(module).items() if name not in _OF_MODULE}
 
 
 # ------------------------------------------------------------------------------------------------- values
@@ -155,8 +150,9 @@ class PythonState:
     def _now(self) -> dict[str, Any]:
         values = {}
         for path, module in self._model.named_modules():
-            for name, value in plain_attributes(module).items():
-                values[f"{path}.{name}" if path else name] = fingerprint(value)
+            for name, value in vars(module).items():
+                if name not in OF_MODULE:
+                    values[f"{path}.{name}" if path else name] = fingerprint(value)
         return values
 
 

@@ -34,15 +34,13 @@ class Facts:
 
     `buffers`: buffers that change, except those of batch normalization. `written`: these buffers, and frozen parameters
     that forward changes. `reached`: parameters that get a gradient from the losses; None if this was not checked.
-    `parameters`: parameters that forward itself changes. `counting`: batch norms that run in training mode; None if
-    this was not checked.
+    `parameters`: parameters that forward itself changes.
     """
 
     buffers: Sequence[str] = ()
     written: Sequence[str] = ()
     reached: frozenset[str] | None = None
     parameters: Sequence[str] = ()
-    counting: frozenset[str] | None = None
 
 
 def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:

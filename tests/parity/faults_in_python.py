@@ -171,15 +171,6 @@ def a_cached_mask(self, h, x):
     return h * self.last
 
 
-@plant()
-def a_clock_that_only_measures(self, h, x):
-    started = time.perf_counter()
-    self.count += 1
-    h = h / (1 + self.count.to(flow.float32))
-    assert time.perf_counter() >= started
-    return h
-
-
 def _forever():
     number = 0
     while True:
@@ -218,12 +209,6 @@ def a_default_argument_that_grows(self, h, x):
 def a_lock(self, h, x):
     with self.lock:
         return h
-
-
-@plant(setup=_with_a_lock)
-def a_lock_and_a_counter(self, h, x):
-    self.calls += 1
-    return h
 
 
 @plant("trains", "refused", setup=_with_a_generator)

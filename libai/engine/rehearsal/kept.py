@@ -13,7 +13,7 @@ import gc
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from oneflow import nn
 from libai.engine.snapshot import Snapshot
 from libai.forward.python_state import (
     NOT_COMPARED,
+    OF_MODULE,
     PACKAGES,
     RANDOM_STATES,
     SIMPLE,
@@ -31,7 +32,6 @@ from libai.forward.python_state import (
     copy_of_iterator,
     hooks_of,
     is_users_frame,
-    plain_attributes,
     variables_of,
 )
 from libai.layers.random import STOCK_DROPOUTS
@@ -43,7 +43,7 @@ logger = logging.getLogger("libai.engine")
 #: largest nesting depth of containers and objects that are kept
 _MAX_DEPTH = 6
 #: optimizer attributes that `Snapshot` already holds
-_IN_SNAPSHOT = ("param_groups", "_state")
+_IN_SNAPSHOT = frozenset({"param_groups", "_state"})
 
 
 class PythonKept:
@@ -84,13 +84,11 @@ class PythonKept:
         """Keep the attributes of `root`, and everything that the methods of its user-defined classes can reach."""
         label = type(root).__name__
         if isinstance(root, nn.Module):
-            self._keep_entries(vars(root), lambda: plain_attributes(root), label)
-            self._keep_entries(root._buffers, lambda: root._buffers, label, is_deep=False)
+            self._keep_entries(vars(root), label, OF_MODULE)
+            self._keep_entries(root._buffers, label, is_deep=False)
             self._keep(hooks_of(root), label)
         else:
-            self._keep_entries(
-                vars(root), lambda: {n: v for n, v in vars(root).items() if n not in _IN_SNAPSHOT}, label
-            )
+            self._keep_entries(vars(root), label, _IN_SNAPSHOT)
         for cls in type(root).__mro__:
             if cls.__module__.split(".")[0] not in (*PACKAGES, "builtins") and id(cls) not in self._seen:
                 self._seen[id(cls)] = cls
@@ -114,18 +112,20 @@ class PythonKept:
             self._keep([one.__defaults__, one.__kwdefaults__], one.__qualname__)
 
     def _keep_entries(
-        self, owner: dict[str, Any], read: Callable[[], Mapping[str, Any]], label: str, is_deep: bool = True
+        self, owner: dict[str, Any], label: str, skip: frozenset[str] = frozenset(), is_deep: bool = True
     ) -> None:
-        """Keep the entries of `owner` that `read` returns. Restoring also deletes entries added since then."""
-        before = set(read())
+        """Keep the entries of `owner` except `skip`. Restoring also deletes entries added since then."""
+        known = skip.union(owner)
 
         def drop_new() -> None:
-            for name in read().keys() - before:
+            for name in owner.keys() - known:
                 del owner[name]
 
         self._put_back.append(drop_new)
-        for name, value in read().items():  # not `setattr`: the guards of a graph count such writes
-            self._keep_variable(value, functools.partial(owner.__setitem__, name), f"{label}.{name}", is_deep)
+        for name in filter(lambda name: name not in skip, owner):
+            # not `setattr`: the guards of a graph count such writes
+            restore = functools.partial(owner.__setitem__, name)
+            self._keep_variable(owner[name], restore, f"{label}.{name}", is_deep)
 
     def _keep_variable(self, value: Any, assign: Callable[[Any], None], name: str, is_deep: bool = True) -> None:
         if cannot_go_back(value):

@@ -25,7 +25,6 @@ from libai.forward.flops import counted_flops
 from libai.forward.index_check import IndexOutOfRange
 from libai.forward.python_state import PythonState
 from libai.forward.state import Facts, frozen_parameters, with_class
-from libai.layers import is_batch_norm_of_rank
 from libai.parallel.data_parallel import functions_behind
 from libai.utils.distributed import broadcast_object, gather_objects
 from libai.utils.errors import UserError, first_line
@@ -138,9 +137,8 @@ def _first_update(
     """Make the first update, and fill in the facts of `reference`. Collective."""
     model = trainer.model
     weights = reference.states[0].weights
-    kinds = ("errors", "program", "reached", "changed", "counting", "flags")
+    kinds = ("errors", "program", "reached", "changed", "flags")
     mine: dict[str, list[str]] = {kind: [] for kind in kinds}
-    counts = _batch_counts(model)
     draws = flow.get_rng_state()
 
     def forward(**batch: Any) -> Any:
@@ -167,6 +165,7 @@ def _first_update(
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 mine["reached"].append(name)
+                mine["program"].append(f"the gradient of {name}")
             if not is_same(weights[name], array_of(parameter)):
                 mine["changed"].append(name)
 
@@ -174,12 +173,11 @@ def _first_update(
     failure: Exception | None = None
     try:
         result = update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)
-        mine["counting"] = [name for name, count in _batch_counts(model).items() if count != counts[name]]
         if has_drawn_since(draws):
             mine["flags"].append("draws")
     except Exception as error:
         failure = error
-        mine["errors"].append(first_line(error))
+        mine["errors"].append(f"the error {first_line(error)!r}")
     finally:
         calls.stop()
     of_ranks, found = _of_all_ranks(mine)
@@ -193,7 +191,6 @@ def _first_update(
     reference.facts = Facts(
         reached=frozenset(found["reached"]),
         parameters=tuple(found["changed"]),
-        counting=frozenset(found["counting"]),
     )
     return result
 
@@ -221,22 +218,18 @@ def _of_all_ranks(mine: dict[str, list[str]]) -> tuple[list[dict[str, list[str]]
 
 def _refuse_other_programs(trainer: Any, of_ranks: list[dict[str, list[str]]], failure: Exception | None) -> None:
     """Raise `UserError` on every rank if forward behaves differently on some rank for the same samples."""
-    raising = [rank for rank, one in enumerate(of_ranks) if one["errors"]]
-    if raising:
-        if len(raising) < len(of_ranks):
-            text = of_ranks[raising[0]]["errors"][0]
-            raise _differs_by_rank(trainer, f"it raises on rank {raising[0]} and not everywhere: {text}") from failure
+    if all(one["errors"] for one in of_ranks):
         return
-    programs = [{*one["program"], *(f"the gradient of {name}" for name in one["reached"])} for one in of_ranks]
+    kind = "errors" if any(one["errors"] for one in of_ranks) else "program"
+    programs = [set(one[kind]) for one in of_ranks]
     for rank, theirs in enumerate(programs):
-        here = sorted(programs[0] - theirs, reverse=True)  # puts operations last
-        there = sorted(theirs - programs[0], reverse=True)
-        if here or there:
+        if theirs != programs[0]:
+            # puts operations last
+            here = ", ".join(sorted(programs[0] - theirs, reverse=True)[:4]) or "nothing"
+            there = ", ".join(sorted(theirs - programs[0], reverse=True)[:4]) or "nothing"
             raise _differs_by_rank(
-                trainer,
-                f"it has {', '.join(here[:4]) or 'nothing'} on rank 0 only, and {', '.join(there[:4]) or 'nothing'} on "
-                f"rank {rank} only",
-            )
+                trainer, f"it has {here} on rank 0 only, and {there} on rank {rank} only"
+            ) from failure
 
 
 def _refuse_other_losses(trainer: Any, reference: Reference) -> None:
@@ -286,15 +279,6 @@ def numbers_of(trainer: Any, result: Any) -> tuple[dict[str, float], dict[str, f
     tags = {"train/loss", *(f"train/{name}" for name in result.losses)}
     losses = {tag: value for tag, value in numbers.items() if tag in tags}
     return losses, {name: numbers[f"train/{name}"] for name in result.metrics}
-
-
-def _batch_counts(model: Any) -> dict[str, int]:
-    """Return the number of batches that each batch norm has counted. Collective for global tensors."""
-    counts = {}
-    for name, module in model.named_modules():
-        if is_batch_norm_of_rank(module) and module.num_batches_tracked is not None:
-            counts[name] = int(array_of(module.num_batches_tracked))
-    return counts
 
 
 def _copy(tensor: flow.Tensor) -> flow.Tensor:

@@ -133,7 +133,7 @@ class GraphTrainer(ModelTrainer):
 
     def update(self, micro_batches: list[Any]) -> StepResult:
         """See `TrainerBase.update`. Batches whose shape differs from the compiled one run eagerly."""
-        batches = [self.gradients.name_inputs(batch) for batch in micro_batches]
+        batches = list(map(self.gradients.name_inputs, micro_batches))
         if not self._is_compiled_for(batches):
             with same_buffers(self.model):
                 return update_op_by_op(self, batches)
@@ -160,7 +160,7 @@ class GraphTrainer(ModelTrainer):
         """
         if self._updates_eagerly:
             return False
-        shapes = [_shapes(batch) for batch in batches]
+        shapes = list(map(_shapes, batches))
         if shapes != [self._shapes or shapes[0]] * len(shapes):
             warn_once(
                 logger,

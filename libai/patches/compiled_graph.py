@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,9 @@ from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 from libai.patches.launch_race import close_launch_race
 from libai.utils.rank_notes import without_harmless_lines
 from libai.utils.tensors import map_tensors, tensors_in
+
+#: a function without Python code of its own, because this runs in every step
+_copy = operator.methodcaller("to", copy=True)
 
 
 @contextlib.contextmanager
@@ -89,9 +93,9 @@ class CompiledGraph(nn.Graph):
         # bypass nn.Graph.__setattr__, which checks every value for modules
         self.__dict__["_cur_index_of_ouputs_buffer"] = (index + 1) % self._outputs_buffer_size
         # return copies, because the buffer is reused later
-        copied = map_tensors(self._eager_outputs_buffer[index], lambda tensor: tensor.to(copy=True))
+        copied = map_tensors(self._eager_outputs_buffer[index][0], _copy)
         native.SoftSyncNNGraphBuffers(outputs, self._c_nn_graph)
-        return copied[0]
+        return copied
 
 
 def _is_plain(value: Any) -> bool:

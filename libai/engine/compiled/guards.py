@@ -97,9 +97,12 @@ class Guards:
             if read() is not value:
                 return True
         try:
-            return any(read() != contents for read, contents in self._watched)
+            for read, contents in self._watched:
+                if read() != contents:
+                    return True
         except Exception:  # values that cannot be compared, such as tensors, count as changed
             return True
+        return False
 
     def _compare(self, iteration: int) -> None:
         keep_buffers(self._buffers)

@@ -202,18 +202,20 @@ class Flowers(InMemoryDataset):
 
 
 @pytest.mark.e2e
-def test_columns_of_a_table_form_an_argument(tmp_path):
+def test_an_ordinary_table_is_predicted_by_its_columns(tmp_path, capsys):
     model = LazyCall(MLP)(input_size=3, hidden_sizes=[4], num_classes=2)
     folder = str(trained(tmp_path, 30, model, LazyCall(Flowers)()))
     table, output = tmp_path / "flowers.csv", tmp_path / "out.csv"
     table.write_text("name,height,width,petals\na,0,4,0\nb,4,0.5,2\n")
     words = [folder, "-i", str(table), "-o", str(output)]
-    chosen = ["--columns", "images=height..petals"]
-    assert predict.run([*words, *chosen, "--classify"]) == 0
+    capsys.readouterr()
+    assert predict.run([*words, "--classify"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "images is height, width, petals, without name (text)"
     header, *rows = (line.split(",") for line in output.read_text().splitlines())
     assert header == ["class", "probability"] and [row[0] for row in rows] == ["rose", "tulip"]
     assert all(0.5 < float(row[1]) <= 1 for row in rows)
-    assert predict.run([*words, *chosen, "--only", "logits"]) == 0
+    assert predict.run([*words, "--columns", "images=height..petals", "--only", "logits"]) == 0
     assert output.read_text().splitlines()[0] == "logits_0,logits_1"
     with pytest.raises(UserError, match=r"the file has no column 'size'. It has name, height, width, petals"):
         predict.run([*words, "--columns", "images=height..size"])

@@ -1,10 +1,10 @@
 """Predict with the model of a run or of a Hugging Face folder, for samples in a file or in a run's test dataset.
 
 A file is .npz (arrays with one row per sample), .jsonl (one object per line) or .csv (a header, then numbers, lists or
-text). Columns are passed by name as arguments of the model's forward; --columns NAME=FIRST..LAST stacks columns of
-numbers to form one argument. A column of text is turned into token ids by the model's tokenizer. Every output of
-forward with one row per sample is written. With --classify, the most likely class and its probability are written
-instead.
+text). Columns are passed by name as arguments of the model's forward. A column of text is turned into token ids by the
+model's tokenizer. Columns of numbers with other names are stacked to form the one missing argument, or the argument
+given by --columns NAME=FIRST..LAST. Every output of forward with one row per sample is written. With --classify, the
+most likely class and its probability are written instead.
 """
 
 from __future__ import annotations
@@ -162,12 +162,23 @@ def _parsed(cell: str) -> Any:
 def as_arguments(columns: Columns, choices: Sequence[str], parameters: Any) -> Columns:
     """Return the columns of a file as arguments of a forward with these `parameters`.
 
-    `choices` are `NAME=COLUMNS`; if there are any, other columns are left out. Raises `UserError` for columns that
-    forward does not take, except text.
+    `choices` are `NAME=COLUMNS`; if there are any, other columns are left out. Without choices, columns of numbers form
+    the one missing argument. Raises `UserError` for columns that forward does not take.
     """
     if choices:
         return dict(_chosen(choice, columns) for choice in choices)
-    unknown = [name for name in columns if name not in parameters and columns[name].dtype.kind != "U"]
+    others = [name for name in columns if name not in parameters]
+    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    missing = [name for name in required if name not in columns]
+    numbers = [name for name in others if columns[name].ndim == 1 and columns[name].dtype.kind != "U"]
+    texts = [name for name in others if columns[name].dtype.kind == "U"]
+    takes_text = texts and (missing == ["input_ids"] or (missing == ["images"] and len(numbers) == 1))
+    if len(missing) == 1 and numbers and not takes_text:
+        left_out = f", without {listed(texts)} (text)" if texts else ""
+        print(f"{missing[0]} is {listed(numbers)}{left_out}", file=sys.stderr)
+        kept = {name: values for name, values in columns.items() if name in parameters}
+        return {**kept, missing[0]: _side_by_side(missing[0], numbers, columns)}
+    unknown = [name for name in others if name not in texts]
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise UserError(
             f"the file has the columns {listed(unknown)}, and the model's forward takes {listed(list(parameters))}. "

@@ -2,20 +2,19 @@
 
 void Gelu(const float* x, float* y, int64_t n) {
   SIMD for (int64_t i = 0; i < n; ++i) {
-    const float v = x[i], a = Abs(v);
-    float tail = Exp(-0.5f * a * a) * ScaledTail(a);
-    tail = a > 13.0f ? 0.0f : tail;  // smaller than the normal numbers
-    const float phi = v > 0.0f ? 1.0f - tail : tail;
-    y[i] = v * phi;
+    const float v = x[i], distance = Abs(v), a = distance < 13.0f ? distance : 13.0f;
+    const float e = distance < 13.0f ? Bell(a) : 0.0f;  // beyond, tails are smaller than the normal numbers
+    const float tail = e * ScaledTail(a);
+    y[i] = v * (v > 0.0f ? 1.0f - tail : tail);
   }
 }
 
 void GeluGrad(const float* x, const float* dy, float* dx, int64_t n) {
   SIMD for (int64_t i = 0; i < n; ++i) {
     float v = x[i];
-    v = v > 20.0f ? 20.0f : v;  // where the derivative is 1 and 0; inf has no digits left for the formula
-    v = v < -20.0f ? -20.0f : v;
-    const float a = Abs(v), e = Exp(-0.5f * a * a), tail = e * ScaledTail(a);
+    v = v > 13.0f ? 13.0f : v;  // where the derivative is 1 and 0; inf has no digits left for the formula
+    v = v < -13.0f ? -13.0f : v;
+    const float a = Abs(v), e = Bell(a), tail = e * ScaledTail(a);
     const float phi = v > 0.0f ? 1.0f - tail : tail;
     dx[i] = dy[i] * Fma(v, e * 0.3989422804014327f, phi);
   }

@@ -33,7 +33,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]+)?\)")
 
 
 def site_markdown(text: str, page: str) -> str:
-    """`text` of a page with links that hold on the site; a link to a file that is no page becomes its text."""
+    """`text` of a page with links that hold on the site; a link to a file without a page becomes its text."""
     source = SHOWN.get(page, f"docs/{page}")
     shown = {file: name for name, file in SHOWN.items()}
 

@@ -136,8 +136,8 @@ class Gradients:
             if "does not require grad" not in str(error):
                 raise
             raise ModelContractError(
-                f"the losses of {type(self.model).__name__}.forward ({list(losses)}) depend on no parameter, so there "
-                "is no gradient. Compute them from the layers' outputs without detach(), no_grad() or numpy()."
+                f"the losses of {type(self.model).__name__}.forward ({list(losses)}) depend on no parameter. "
+                "Compute them from the layers' outputs without detach(), no_grad() or numpy()."
             ) from error
 
     def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:

@@ -148,7 +148,7 @@ def resolve(path: str | Path) -> Path:
     if path.name == "best" and not path.exists():
         best = read_best(path.parent)
         if best is None:
-            raise CheckpointError(f"{path}: no best checkpoint is remembered in {path.parent}.")
+            raise CheckpointError(f"{path}: no best checkpoint is recorded in {path.parent}.")
         return best.path
     root = path.parent if path.name == "last" and not path.exists() else path
     if not root.is_dir():

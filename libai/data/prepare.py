@@ -52,7 +52,9 @@ def build_text_dataset(
     """
     documents = _matching_files(files)
     if not 0 <= validation_fraction < 1:
-        raise DataError(f"validation_fraction={validation_fraction} is not a share of the files: use 0 <= share < 1.")
+        raise DataError(
+            f"validation_fraction={validation_fraction} is not a fraction of the files: use 0 <= fraction < 1."
+        )
     options = {"tokenizer": tokenizer, "vocab_size": vocab_size, "validation_fraction": validation_fraction}
     if tokenizer not in ("bytes", "bpe"):
         options["tokenizer"] = hashlib.sha256(find_tokenizer(tokenizer).read_bytes()).hexdigest()

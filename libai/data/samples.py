@@ -43,7 +43,7 @@ class MaskedTokens(BatchDataset):
     ):
         if not 0.0 < mask_prob < 1.0:
             raise DataError(
-                f"mask_prob={mask_prob} is not a share of positions. Choose one between 0 and 1, such as 0.15."
+                f"mask_prob={mask_prob} is not a fraction of positions. Choose a number between 0 and 1, such as 0.15."
             )
         self.dataset, self.mask_token, self.mask_prob, self.seed = dataset, mask_token, mask_prob, seed
         self.ignore_index = ignore_index
@@ -109,7 +109,7 @@ class SentenceOrder(BatchDataset):
         ends: np.ndarray = np.asarray(dataset.offsets[1:]) - (end_of_document is not None)
         self._starts, self._lengths = _pieces(np.asarray(dataset.offsets[:-1]), ends, sequence_length - 3)
         if not len(self._starts):
-            raise DataError("no document has the two tokens that a pair of segments takes: give longer documents.")
+            raise DataError("no document has the two tokens that a pair of segments needs: give longer documents.")
 
     def __len__(self) -> int:
         return len(self._starts)

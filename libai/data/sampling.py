@@ -25,7 +25,7 @@ class SampleStream:
         if num_samples < 1:
             raise DataError("the dataset is empty (len 0), so there is nothing to visit: check its path and split.")
         if seed < 0:
-            raise DataError(f"seed={seed} is negative, and a seed of the sample order is not: use 0 or more.")
+            raise DataError(f"seed={seed} is negative: the seed of the sample order must be 0 or more.")
         self.num_samples = num_samples
         self.seed = seed
         self.shuffle = shuffle

@@ -109,7 +109,7 @@ def test_names_of_checkpoints_are_resolved(root):
 def test_what_cannot_be_resolved_is_explained(root):
     with pytest.raises(CheckpointError, match="does not exist"):
         checkpoint.resolve(root / "nowhere")
-    with pytest.raises(CheckpointError, match="no best checkpoint is remembered"):
+    with pytest.raises(CheckpointError, match="no best checkpoint is recorded"):
         checkpoint.resolve(root / "best")
     for iteration in range(1, 6):
         _damage(root, iteration)

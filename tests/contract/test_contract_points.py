@@ -66,7 +66,7 @@ def test_a_callback_is_called_once_or_where_its_filter_says(mode, tmp_path):
 
 
 def test_a_callback_at_an_unknown_point_is_a_mistake():
-    with pytest.raises(TypeError, match="knows no point after_steps; there are before_train"):
+    with pytest.raises(TypeError, match="has no point after_steps; there are before_train"):
         CallbackHook(after_steps=print)
 
 

@@ -61,7 +61,7 @@ def test_changed_files_and_options_are_prepared_anew(corpus, cache):
         ({"tokenizer": "words"}, "tokenizer='words' is unknown"),
         ({"tokenizer": "bpe"}, "add vocab_size"),
         ({"vocab_size": 1000}, "always has 257 tokens"),
-        ({"validation_fraction": 1.0}, "not a share"),
+        ({"validation_fraction": 1.0}, "not a fraction"),
         ({"files": "0.txt"}, r"1 different, not empty file\(s\) leaves none to train on"),
     ],
 )

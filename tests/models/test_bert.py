@@ -44,7 +44,7 @@ def test_masking_keeps_its_shares(masked: MaskedTokens) -> None:
 
 
 def test_impossible_share_is_refused() -> None:
-    with pytest.raises(UserError, match=r"mask_prob=15 is not a share.*0\.15"):
+    with pytest.raises(UserError, match=r"mask_prob=15 is not a fraction.*0\.15"):
         MaskedTokens(Tokens(), MASK, mask_prob=15)
 
 

@@ -78,7 +78,7 @@ def build_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the output folder of a run")
-    parser.add_argument("--output", "-o", type=Path, metavar="PAGE.html", help="write a page with curves as well")
+    parser.add_argument("--output", "-o", type=Path, metavar="PAGE.html", help="also write a page with curves")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

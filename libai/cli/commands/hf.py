@@ -34,7 +34,7 @@ def build_parser() -> Parser:
     action.add_argument("folder", help="folder with config.json and model.safetensors, or with shards and their index")
     action.add_argument("out")
     action = actions.add_parser("export", help="write weights as a Hugging Face folder, LoRA merged")
-    action.add_argument("weights", help="a run's folder, a checkpoint, or what import wrote")
+    action.add_argument("weights", help="a run's folder, a checkpoint, or an imported folder")
     action.add_argument("out")
     action.add_argument("--like", help="a Hugging Face folder whose names, types, order and shards are kept")
     action.add_argument("--architecture", help="architecture of a run, such as LlamaForCausalLM")

@@ -140,7 +140,9 @@ def _array(file: Path, name: str, values: list[Any]) -> np.ndarray:
         values = parsed if all(is_number) else values
         if is_number[0] and not all(is_number):
             number = is_number.index(False)
-            raise UserError(f"{file}, sample {number + 1}: {name} is {values[number]!r}, and a number before.")
+            raise UserError(
+                f"{file}, sample {number + 1}: {name} is {values[number]!r}, but a number in earlier samples."
+            )
     if all(isinstance(value, str) for value in values):
         return np.array(values)
     try:
@@ -148,7 +150,7 @@ def _array(file: Path, name: str, values: list[Any]) -> np.ndarray:
     except ValueError:
         array = np.array([None])
     if array.dtype.kind not in "fiub":
-        raise UserError(f"{file}: {name} has rows of different shapes, or something else than numbers or text.")
+        raise UserError(f"{file}: {name} has rows of different shapes, or values that are neither numbers nor text.")
     return array.astype({"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int64))
 
 

@@ -76,7 +76,7 @@ def explain_build_error(error: Exception, model: Any) -> UserError:
         return error
     return GraphBuildError(
         f"{type(model).__name__} could not be compiled into a graph: {first_line(error)} ({type(error).__name__})."
-        f"{_where(error)}{_remedy(error)} Run with graph.enabled=false to debug it op by op, or "
+        f"{_where(error)}{_remedy(error)} Run with graph.enabled=false to debug it eagerly, or "
         "set graph.on_build_error=eager to train in eager mode."
     )
 

@@ -34,7 +34,7 @@ class CallbackHook(HookBase):
     ):
         unknown = sorted(functions.keys() - set(HOOK_POINTS))
         if unknown:
-            raise TypeError(f"CallbackHook knows no point {', '.join(unknown)}; there are {', '.join(HOOK_POINTS)}")
+            raise TypeError(f"CallbackHook has no point {', '.join(unknown)}; there are {', '.join(HOOK_POINTS)}")
         self._functions = functions
         self._every, self._once, self._filter = every, once, filter
         self._done: set[str] = set()

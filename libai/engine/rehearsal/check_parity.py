@@ -115,9 +115,11 @@ def check_parity(
             "modes there. Start it without the launcher."
         )
     if num_iters < 2:
-        raise UserError(f"check_parity: num_iters={num_iters} is below 2, the smallest that shows anything.")
+        raise UserError(f"check_parity: num_iters={num_iters} must be at least 2.")
     if not 0.0 < bound < 1.0:
-        raise UserError(f"check_parity: bound={bound} is a relative difference and must be between 0 and 1, as 1e-5.")
+        raise UserError(
+            f"check_parity: bound={bound} is a relative difference and must be between 0 and 1, such as 1e-5."
+        )
     micro_batches = list(itertools.islice(batches, num_iters * settings.get("num_accumulation_steps", 1)))
     seed_everything(seed)
     model = build_model()

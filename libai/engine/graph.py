@@ -205,8 +205,9 @@ class GraphTrainer(ModelTrainer):
             return
         with forward_rolled_back(self.model), watching, flow.no_grad():
             for micro, batch in enumerate(batches):
+                inputs = self.to_device(batch)  # outside of `source_ops`, which would make these tensors global
                 with gradients.random_scope(micro), self.layout.source_ops():
-                    self.model(**self.to_device(batch))
+                    self.model(**inputs)
 
     def _build_step(self, micro_batches: list[Any]) -> None:
         """See `ModelTrainer._build_step`."""

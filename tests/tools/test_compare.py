@@ -92,11 +92,15 @@ def test_equal_runs_one_run_and_a_run_without_metrics(tmp_path, capsys):
     assert "No run has metrics yet." in Page(page).words
 
 
-def test_the_best_checkpoint_is_shown(tmp_path, capsys):
+def test_one_run_is_compared_with_the_defaults_after_its_result(tmp_path, capsys):
     a = make_run(tmp_path / "a", status=None)
     best = {"metric": "val/accuracy", "value": 0.5, "iteration": 10}
     (tmp_path / "a" / "summary.json").write_text(json.dumps({"status": "finished", "best": best}))
-    assert ["best", "val/accuracy 0.5 at 10"] in compared(capsys, a)
+    rows = compared(capsys, a)
+    assert ["best", "val/accuracy 0.5 at 10"] in rows[:5]
+    assert (
+        ["differs", "default", a] in rows and ["train.seed", "1234", "1"] in rows and ["optim.lr", "-", "0.1"] in rows
+    )
 
 
 def test_equal_curves_are_told_apart(tmp_path):

@@ -1,6 +1,6 @@
 """Compare runs: how they ended, their metrics, and the settings and versions that differ.
 
-With --output, a self-contained HTML page with the curves is written too.
+A single run is compared with the defaults. With --output, a self-contained HTML page with the curves is written too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ from libai.utils.screen import format_table
 _NAMES = ("train.output_dir",)
 #: parts of env.json that can explain a difference
 _FACTS = ("layout", "libai", "git", "oneflow", "packages", "python", "machine")
+#: sections without defaults that are shown for a single run
+_CHOSEN = ("model", "optim", "lr_scheduler")
+#: name of the column that a single run is compared with
+_DEFAULT = "default"
 #: marks a setting that a run does not have
 _MISSING = object()
 
@@ -116,22 +120,33 @@ def read_curves(file: Path) -> Curves:
 
 
 def differing(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
-    """Return the keys that differ, each with its value in every run that has it. A single run differs in nothing."""
+    """Return the keys that differ, each with its value in every run that has it.
+
+    A single run is compared with the defaults.
+    """
+    columns = {name: record.settings for name, record in records.items()}
+    if len(records) == 1:
+        from libai.config.settings.schema import TYPED_SECTIONS
+
+        (name, settings), *_ = columns.items()
+        chosen = {key: settings[key] for key in settings if key.partition(".")[0] in (*TYPED_SECTIONS, *_CHOSEN)}
+        columns = {_DEFAULT: flatten({name: asdict(cls()) for name, cls in TYPED_SECTIONS.items()}), name: chosen}
     found: dict[str, dict[str, Any]] = {}
-    for key in dict.fromkeys(key for record in records.values() for key in record.settings):
-        values = {name: record.settings[key] for name, record in records.items() if key in record.settings}
+    for key in dict.fromkeys(key for settings in columns.values() for key in settings):
+        values = {name: settings[key] for name, settings in columns.items() if key in settings}
         first = next(iter(values.values()))
-        if key not in _NAMES and (len(values) < len(records) or any(value != first for value in values.values())):
+        if key not in _NAMES and (len(values) < len(columns) or any(value != first for value in values.values())):
             found[key] = values
     return found
 
 
 def settings_table(records: dict[str, Record]) -> list[list[str]]:
     """Return a header and one row per setting or version that differs."""
-    rows = [["differs", *records]]
+    names = [_DEFAULT, *records] if len(records) == 1 else list(records)
+    rows = [["differs", *names]]
     for key, values in differing(records).items():
-        rows.append([key, *(_show(values.get(name, _MISSING)) for name in records)])
-    return rows if len(rows) > 1 else [*rows, ["nothing", *("" for _ in records)]]
+        rows.append([key, *(_show(values.get(name, _MISSING)) for name in names)])
+    return rows if len(rows) > 1 else [*rows, ["nothing", *("" for _ in names)]]
 
 
 def metrics_table(records: dict[str, Record]) -> list[list[str]]:

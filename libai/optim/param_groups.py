@@ -73,7 +73,7 @@ def get_param_groups(
     no_decay_patterns = [entry for entry in no_decay if entry not in _NO_DECAY_KEYWORDS]
     names = [name for parameter in parameters for name in parameter.names]
     patterns = [*([only] if only else []), *no_decay_patterns, *overrides]
-    names_matching(patterns, names, "get_param_groups", "trainable parameters (frozen ones do not count)")
+    names_matching(patterns, names, "get_param_groups", "trainable parameters")
     for pattern, override in overrides.items():
         if not set(override) <= set(_OVERRIDE_KEYS) or {"lr", "lr_mult"} <= set(override):
             raise UserError(

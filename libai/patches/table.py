@@ -45,6 +45,7 @@ _C.bias_add
 _C.comm_broadcast
 _C.constant
 _C.conv2d
+_C.diagonal
 _C.dispatch_adam_update
 _C.dispatch_crop_mirror_normalize_from_uint8
 _C.dispatch_momentum_update
@@ -57,6 +58,7 @@ _C.layer_norm
 _C.layer_norm_affine
 _C.local_all_reduce
 _C.matmul
+_oneflow_internal.EmptyCache()
 _oneflow_internal.GetCUDAMemoryUsed
 _oneflow_internal.autograd.Function.FunctionCtx
 _oneflow_internal.eager.Sync()

@@ -98,11 +98,11 @@ def test_variants_that_cannot_train_this_take_no_part(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "no config is named"),
+        ([], "no config given"),
         ([CONFIG, "--modes", "eagre"], "is not a mode. There are: eager, graph"),
         ([CONFIG, "--procs", "0"], "whole numbers of at least 1"),
         ([CONFIG, "--procs", "1,1"], "two variants have the same name"),
-        ([CONFIG, "--rounds", "1"], "Counts are at least 2"),
+        ([CONFIG, "--rounds", "1"], "Counts must be at least 2"),
         ([CONFIG, "--variant", "torch"], "write NAME=COMMAND"),
         ([CONFIG, "--python", "no-such-python"], "no such program"),
         ([CONFIG, "--python", sys.executable, "--modes", "eager,graph"], "--python does nothing for --modes"),

@@ -199,8 +199,8 @@ def _train(words, monkeypatch, capfd):
     records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     parts = [run, run.trainer, run.trainer.options, run.stop, *run.trainer.hooks, run.checkpointer]
     parts += [run.train_loader, *run.build_writers()]
-    if hasattr(run.train_loader, "_steps"):
-        parts.append(run.train_loader._steps._reader)
+    if isinstance(run.train_loader, libai.data.loaders.TrainLoader):
+        parts.append(run.train_loader._read.args[0])
     return {
         "parts": [(type(part).__name__, *filter(_is_told, vars(part).items())) for part in parts],
         "files": {str(path.relative_to(folder)).split(".out.tfevents")[0] for path in folder.glob("[!p]*/**")},

@@ -1,4 +1,8 @@
 // Registers the kernels when the library is loaded, and has the functions that libai/native calls.
+#include <strings.h>
+
+#include <cstdlib>
+
 #include "channel_kernels.h"
 #include "conv_kernels.h"
 #include "decode.h"
@@ -40,6 +44,8 @@ EXPORTED bool libai_native_use_level(int level) {
   using namespace libai;
   if ((level >= 1 && !HasAvx2()) || (level >= 2 && !HasAvx512())) return false;
   g_maths = level == 2 ? &kMathsAvx512 : level == 1 ? &kMathsAvx2 : &kMathsSse2;
+  const char* core = std::getenv("OPENBLAS_CORETYPE");
+  g_sgemm_is_narrow = level == 2 && core != nullptr && (!strcasecmp(core, "Haswell") || !strcasecmp(core, "Zen"));
   return true;
 }
 // Where OneFlow keeps the address of the function that multiplies matrices for it.

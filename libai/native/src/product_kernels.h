@@ -8,6 +8,7 @@ namespace libai {
 using Sgemm = void (*)(int order, int transposes_a, int transposes_b, int m, int n, int k, float alpha, const float* a, int lda,
                        const float* b, int ldb, float beta, float* c, int ldc);
 inline Sgemm* g_sgemm = nullptr;  // through which OneFlow calls it; null: its own kernels stay
+inline bool g_sgemm_is_narrow = false;  // has no AVX-512, which our loops use
 
 // c (m, n) = alpha op(a) op(b), added to c where `adds` says so; each matrix without gaps.
 struct Product {
@@ -17,7 +18,10 @@ struct Product {
 
   double Work() const { return static_cast<double>(m) * n * k; }
   // Neither narrower than a vector of AVX2, nor so large that OpenBLAS is as good.
-  bool IsOurs() const { return m >= 4 && n >= kNarrow / 2 && Work() >= 1e3 && Work() < (transposes_a ? 5e7 : 1e9); }
+  bool IsOurs() const {
+    const bool is_small = Work() < (transposes_a ? 5e7 : 1e9);
+    return m >= 4 && n >= kNarrow / 2 && Work() >= 1e3 && (is_small || g_sgemm_is_narrow);
+  }
   void operator()(const float* a, const float* b, float* c) const {
     if (m * n == 0) return;
     if (IsOfFewRows()) {

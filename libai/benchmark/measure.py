@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from libai.benchmark.process import VariantProcess
+from libai.benchmark.process import VariantFailed, VariantProcess
 from libai.benchmark.protocol import Unavailable
-from libai.benchmark.variants import VariantSpec
+from libai.benchmark.variants import OTHER_MODES, VariantSpec
 from libai.utils.errors import UserError
 
 #: Losses may differ by this multiple of the difference that a last-bit change in the weights causes. Different kernels
@@ -91,6 +91,11 @@ def measure(
                 running.append((process, measured))
             except Unavailable as reason:
                 measured.unavailable = str(reason).rstrip(".")
+                say(f"{measured.spec.name} takes no part: {measured.unavailable}")
+            except VariantFailed as failure:
+                if not measured.spec.name.startswith(OTHER_MODES):
+                    raise
+                measured.unavailable = f"it crashed: {str(failure).splitlines()[-1]}"  # other libraries are not ours
                 say(f"{measured.spec.name} takes no part: {measured.unavailable}")
         if not running:
             reasons = [f"{measured.spec.name}: {measured.unavailable}." for measured in everyone]

@@ -89,13 +89,12 @@ def measure(
                 process = stack.enter_context(VariantProcess(measured.spec, folder))
                 _first_iterations(process, measured, settings)
                 running.append((process, measured))
-            except Unavailable as reason:
-                measured.unavailable = str(reason).rstrip(".")
-                say(f"{measured.spec.name} takes no part: {measured.unavailable}")
-            except VariantFailed as failure:
-                if not measured.spec.name.startswith(OTHER_MODES):
-                    raise
-                measured.unavailable = f"it crashed: {str(failure).splitlines()[-1]}"  # other libraries are not ours
+            except (Unavailable, VariantFailed) as reason:
+                has_crashed = isinstance(reason, VariantFailed)
+                if has_crashed and not measured.spec.name.startswith(OTHER_MODES):
+                    raise  # a crash of another library does not end the benchmark
+                last = str(reason).splitlines()[-1].rstrip(".")
+                measured.unavailable = f"it crashed: {last}" if has_crashed else last
                 say(f"{measured.spec.name} takes no part: {measured.unavailable}")
         if not running:
             reasons = [f"{measured.spec.name}: {measured.unavailable}." for measured in everyone]

@@ -33,13 +33,16 @@ from libai.utils.seeding import seed_everything
 
 
 class OneFlowVariant(Variant):
-    """A variant that runs on all ranks of a job."""
+    """A variant that runs on all ranks of a job, on the config's device."""
+
+    def __init__(self, config: Any):
+        self._device = default_device(config.train.device)
 
     def build_matmul(self, size: int) -> Callable[[], object] | None:
         """See `Variant.build_matmul`. Returns None on several ranks, which share the cores."""
         if get_world_size() > 1:
             return None
-        matrix = flow.ones(size, size, device=default_device())
+        matrix = flow.ones(size, size, device=self._device)
 
         def multiply() -> None:
             flow.matmul(matrix, matrix)
@@ -81,6 +84,7 @@ class TrainerVariant(OneFlowVariant):
     """A variant that runs `Run` as `libai train` does, with its loader, hooks and writers."""
 
     def __init__(self, config: Any):
+        super().__init__(config)
         default_setup(config)
         self._run = Run(config)
         self._pause = _Pause()
@@ -122,7 +126,7 @@ class RawVariant(OneFlowVariant):
                 "a hand-written loop has no tensor or pipeline ranks, no average of the weights, no clipping by value, "
                 "no AMP and no activation checkpointing"
             )
-        self._device = default_device(train.device)
+        super().__init__(config)
         parts = Parts(config, Mesh.of_this_job(self._device))
         self._loader = iter(parts.train_loader)
         self._accumulation = parts.sizes.accumulation

@@ -49,7 +49,7 @@ def address_of(library: ctypes.CDLL, name: str) -> int:
 def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
     """Return the writable table entry through which `library` calls `name`, a function of its own or of libc.
 
-    Raises `Unavailable` if there is no such entry, or another library already overrides `name`.
+    Raises `Unavailable` if there is no such entry, it is read-only, or another library already overrides `name`.
     """
     own, preferred = address_of(library, name), address_of(ctypes.CDLL(None), name)
     if not own:
@@ -57,9 +57,12 @@ def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
     if preferred not in (0, own):
         raise Unavailable(f"a library with a {name} of its own has been put in front of oneflow's")
     record = ctypes.POINTER(_LinkMap)()
-    ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record))
+    if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record)):
+        raise Unavailable("the dynamic linker tells nothing about liboneflow")
     base = record.contents.l_addr
     dynamic = _read_dynamic_section(record.contents.l_ld)
+    if not {_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_JMPREL} <= dynamic.keys():
+        raise Unavailable("liboneflow has no table of dynamic symbols")
     # rows of Elf64_Rela: offset, info (symbol << 32 | type), addend
     relocations = _view_rows(dynamic[_DT_JMPREL], dynamic[_DT_PLTRELSZ] // 24)
     relocations = relocations[(relocations[:, 1] & 0xFFFFFFFF) == _R_X86_64_JUMP_SLOT]
@@ -74,16 +77,33 @@ def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
     if len(offsets) != 1:
         raise Unavailable(f"oneflow does not call {name} through its table of dynamic symbols")
     address = base + int(offsets[0])
-    return ctypes.c_uint64.from_address(address)  # writable: the wheel is linked without -z now
+    if not _is_writable(address):  # if the library was linked with -z now
+        raise Unavailable("liboneflow's table of dynamic symbols is read-only")
+    return ctypes.c_uint64.from_address(address)
+
+
+def _is_writable(address: int) -> bool:
+    for line in _read_maps():
+        first, last = (int(word, 16) for word in line.split()[0].split("-"))
+        if first <= address < last:
+            return "w" in line.split()[1]
+    return False
 
 
 def _path_of_oneflow() -> str:
-    with open("/proc/self/maps", encoding="utf-8") as file:
-        for line in file:
-            path = line.rstrip("\n").partition("/")[2]
-            if os.path.basename(path).startswith("liboneflow-"):
-                return f"/{path}"
+    for line in _read_maps():
+        path = line.partition("/")[2]
+        if os.path.basename(path).startswith("liboneflow-"):
+            return f"/{path}"
     raise Unavailable("no liboneflow is loaded")
+
+
+def _read_maps() -> list[str]:
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as file:
+            return file.read().splitlines()
+    except OSError as error:
+        raise Unavailable(f"/proc/self/maps cannot be read ({error.strerror})") from error
 
 
 def _read_dynamic_section(address: int) -> dict[int, int]:

@@ -99,7 +99,7 @@ def clear_gradients(model: flow.nn.Module) -> None:
         parameter.grad = None
 
 
-#: what `saved_tensor_hooks` saves for the backward pass, by number
+#: values that `saved_tensor_hooks` saved for the backward pass, by number
 saved_values: dict[int, Any] = {}
 _numbers = itertools.count()
 _around: list[tuple[Callable[[flow.Tensor], Any], Callable[[Any], flow.Tensor]]] = []

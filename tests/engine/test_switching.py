@@ -40,12 +40,18 @@ def build(mode, optimizer_name, data):
     return toy.trainer_of(mode, model, data, optimizer, lr_scheduler=schedule, max_grad_norm=1.0)
 
 
+def straight_losses(mode, optimizer_name, data, num_iters):
+    """The losses of a run without interruption."""
+    trainer = build(mode, optimizer_name, data)
+    losses = toy.record_losses(trainer)
+    trainer.train(0, num_iters)
+    return losses
+
+
 @pytest.mark.parametrize("is_dropped", [False, True], ids=["graph_stays", "graph_is_dropped"])
 def test_undone_graph_updates_leave_the_optimizer_state_as_it_was(is_dropped):
     data = toy.batches(12, ignored=0.4)
-    straight = build("graph", "adamw", data)
-    expected = toy.record_losses(straight)
-    straight.train(0, 8)
+    expected = straight_losses("graph", "adamw", data, 8)
 
     trainer = build("graph", "adamw", data)
     losses = toy.record_losses(trainer)
@@ -68,9 +74,7 @@ def other(mode):
 @pytest.mark.parametrize("optimizer_name", slow_but(OPTIMIZERS, "adamw"))
 def test_there_and_back_again_continues_the_curve(mode, optimizer_name):
     data = toy.batches(12, ignored=0.4)
-    straight = build(mode, optimizer_name, data)
-    expected = toy.record_losses(straight)
-    straight.train(0, 12)
+    expected = straight_losses(mode, optimizer_name, data, 12)
 
     trainer = build(mode, optimizer_name, data)
     losses = toy.record_losses(trainer)
@@ -88,9 +92,7 @@ def test_there_and_back_again_continues_the_curve(mode, optimizer_name):
 def test_forgetting_the_optimizer_state_would_be_noticed():
     """Negative control."""
     data = toy.batches(12)
-    straight = build("eager", "adamw", data)
-    expected = toy.record_losses(straight)
-    straight.train(0, 12)
+    expected = straight_losses("eager", "adamw", data, 12)
     trainer = build("eager", "adamw", data)
     losses = toy.record_losses(trainer)
     trainer.train(0, 4)

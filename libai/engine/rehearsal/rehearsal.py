@@ -186,7 +186,8 @@ def own_updates(
     `make`: called instead of `trainer.update`. `bound`: for the comparison with the states of `reference`; the
     default depends on the device.
     """
-    bound = bound or LOSS_BOUND[trainer.gradients.device]
+    if bound is None:
+        bound = LOSS_BOUND[trainer.gradients.device]
     found, start = Updates(), trainer.iter
     with rehearsing(trainer, reference):
         for number, micro_batches in enumerate(iterations, 1):

@@ -45,7 +45,8 @@ EXPORTED bool libai_native_use_level(int level) {
   if ((level >= 1 && !HasAvx2()) || (level >= 2 && !HasAvx512())) return false;
   g_maths = level == 2 ? &kMathsAvx512 : level == 1 ? &kMathsAvx2 : &kMathsSse2;
   const char* core = std::getenv("OPENBLAS_CORETYPE");
-  g_sgemm_is_narrow = level == 2 && core != nullptr && (!strcasecmp(core, "Haswell") || !strcasecmp(core, "Zen"));
+  const auto is_core = [&](const char* name) { return core == nullptr || !strcasecmp(core, name); };
+  g_sgemm_is_narrow = level == 2 && !is_core("SkylakeX") && !is_core("Cooperlake") && !is_core("SapphireRapids");
   return true;
 }
 // Where OneFlow keeps the address of the function that multiplies matrices for it.

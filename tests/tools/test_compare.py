@@ -82,7 +82,7 @@ def test_json_has_the_values_unrounded(tmp_path, capsys):
 
 
 def test_equal_runs_one_run_and_a_run_without_metrics(tmp_path, capsys):
-    a = make_run(tmp_path / "a")
+    a = make_run(tmp_path / "a", lr_scheduler=None)
     b = make_run(tmp_path / "b", losses=())
     assert compared(capsys, a, b)[-2:] == [["differs", a, b], ["nothing"]]
     assert compared(capsys, a, b)[2:4] == [["iterations", "20", "0"], ["train/loss", "1", "-"]]

@@ -132,10 +132,13 @@ def differing(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
         chosen = {key: settings[key] for key in settings if key.partition(".")[0] in (*TYPED_SECTIONS, *_CHOSEN)}
         columns = {_DEFAULT: flatten({name: asdict(cls()) for name, cls in TYPED_SECTIONS.items()}), name: chosen}
     found: dict[str, dict[str, Any]] = {}
-    for key in dict.fromkeys(key for settings in columns.values() for key in settings):
+    keys = dict.fromkeys(key for settings in columns.values() for key in settings)
+    for key in keys:
         values = {name: settings[key] for name, settings in columns.items() if key in settings}
-        first = next(iter(values.values()))
-        if key not in _NAMES and (len(values) < len(columns) or any(value != first for value in values.values())):
+        compared = [values.get(name, _MISSING) for name in columns]
+        if "." not in key or any(other.startswith(f"{key}.") for other in keys):
+            compared = [None if value is _MISSING else value for value in compared]  # a section is null by default
+        if key not in _NAMES and any(value != compared[0] for value in compared):
             found[key] = values
     return found
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -25,6 +26,10 @@ _AT = {"compile": "compiling", "evaluate": "evaluating", "save": "saving", "load
 _FRAMES_PER_SECOND = 3
 #: number of log points whose median step time gives the remaining time
 _ETA_WINDOW = 10
+#: tag of the duration of an evaluation
+EVAL_SECONDS = "perf/eval_s"
+#: key of the share of time spent waiting for data; not a tag
+_DATA_SHARE = "data share"
 #: tags with a fixed place on the line
 _PLACED = ("train/loss", "train/lr", "train/grad_norm", "train/epoch")
 
@@ -53,7 +58,7 @@ class ConsoleWriter(Writer):
             self._show_bar(self._max_iter)
 
     def write(self, record: LogRecord) -> None:
-        if record.kind == "train" and any(tag.startswith("train/") for tag in record.scalars):
+        if "train/loss" in record.scalars:
             self._step_ms.append(record.scalars.get("perf/step_ms", math.nan))
             fields = train_fields(record, median(self._step_ms))
             logger.info("%s", "  ".join(fields.values()), extra={"screen": self._screen_line(record, fields)})
@@ -61,7 +66,7 @@ class ConsoleWriter(Writer):
             self._show_bar(record.max_iter, logged=record.iter, numbers=numbers)
         for line in format_eval_lines(record):
             logger.info("%s", line)
-        if self._bar is not None and record.seconds is not None:
+        if self._bar is not None and EVAL_SECONDS in record.scalars:
             self._bar.refresh()  # its frame still shows the evaluation
 
     def close(self) -> None:
@@ -121,38 +126,47 @@ def _build_bar(max_iter: int) -> Any:
     return bar
 
 
+#: fields of a line after the losses: kind, tag, format of {0} the number or {1} its short form
+_FIRST_FIELDS = (
+    ("loss", "train/loss", "loss {0:.4f}"),
+    ("rate", "perf/tokens_per_s", "{1} tok/s"),
+    ("rate", "perf/samples_per_s", "{1} samples/s"),
+)
+_LAST_FIELDS = (
+    ("step", "perf/step_ms", "{1} ms/step"),
+    ("lr", "train/lr", "lr {0:.2e}"),
+    ("grad", "train/grad_norm", "grad {0:.3g}"),
+    ("epoch", "train/epoch", "epoch {0:.2f}"),
+    ("data", _DATA_SHARE, "data {0:.1%}"),
+    ("mem", "perf/mem_gb", "mem {0:.1f} GB"),
+)
+
+
 def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]:
     """Return the fields of a record by kind, most important first. Values that the record lacks are left out.
 
     Joined: `iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22  122 ms/step  lr 6.00e-04  grad 0.9  epoch 0.40 …`.
     `step_ms`: expected time of each remaining iteration in ms.
     """
-    numbers = record.scalars
+    numbers = dict(record.scalars)
+    if numbers.get("perf/step_ms", 0) > 0 and "perf/data_ms" in numbers:
+        numbers[_DATA_SHARE] = min(1.0, numbers["perf/data_ms"] / numbers["perf/step_ms"])
     fields = {"iter": f"iter {position(record.iter, record.max_iter)}"}
-
-    def add(kind: str, tag: str, text: str) -> None:
-        if tag in numbers:
-            fields.setdefault(kind, text.format(numbers[tag]))
-
-    add("loss", "train/loss", "loss {:.4f}")
-    for tag, unit in (("perf/tokens_per_s", "tok/s"), ("perf/samples_per_s", "samples/s")):
-        if tag in numbers:
-            fields.setdefault("rate", f"{_short(numbers[tag])} {unit}")
+    _add(fields, numbers, _FIRST_FIELDS)
     for tag, value in numbers.items():
         is_own = tag.startswith("train/") and tag not in _PLACED
         if is_own and value != numbers.get("train/loss"):  # do not show a single loss twice
             fields[tag] = f"{tag.removeprefix('train/')} {value:.4g}"
     if math.isfinite(step_ms):
         fields["eta"] = f"eta {timedelta(seconds=round((record.max_iter - record.iter) * step_ms / 1e3))}"
-    if "perf/step_ms" in numbers:
-        fields["step"] = f"{_short(numbers['perf/step_ms'])} ms/step"
-    add("lr", "train/lr", "lr {:.2e}")
-    add("grad", "train/grad_norm", "grad {:.3g}")
-    add("epoch", "train/epoch", "epoch {:.2f}")
-    if numbers.get("perf/step_ms", 0) > 0 and "perf/data_ms" in numbers:
-        fields["data"] = f"data {min(1.0, numbers['perf/data_ms'] / numbers['perf/step_ms']):.1%}"
-    add("mem", "perf/mem_gb", "mem {:.1f} GB")
+    _add(fields, numbers, _LAST_FIELDS)
     return fields
+
+
+def _add(fields: dict[str, str], numbers: Mapping[str, float], table: Iterable[tuple[str, str, str]]) -> None:
+    for kind, tag, text in table:
+        if tag in numbers:
+            fields.setdefault(kind, text.format(numbers[tag], _short(numbers[tag])))
 
 
 def position(iteration: int, max_iter: int) -> str:
@@ -177,7 +191,8 @@ def format_eval_lines(record: LogRecord) -> list[str]:
             dataset, _, metric = tag.removeprefix("eval/").rpartition("/")
             mark = " (best)" if tag == record.best else ""
             datasets.setdefault(dataset or "all", []).append(f"{metric} {_metric(value)}{mark}")
-    took = "" if record.seconds is None else f"  {record.seconds:.1f} s"
+    seconds = record.scalars.get(EVAL_SECONDS)
+    took = "" if seconds is None else f"  {seconds:.1f} s"
     if took and len(datasets) > 1:
         took += " in all"
     where = position(record.iter, record.max_iter)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import resource
 from collections import deque
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -26,18 +25,7 @@ class Throughput:
     def __init__(self, window: int = 20):
         self.window = window
         #: one row per update: seconds, samples, items, flops, seconds spent waiting for data, iterations
-        self._updates: deque[np.ndarray] = deque(maxlen=KEPT_UPDATES)
-        self._totals = np.zeros(6)
-
-    @property
-    def total_iters(self) -> int:
-        """Number of iterations added so far."""
-        return int(self._totals[5])
-
-    @property
-    def total_seconds(self) -> float:
-        """Total seconds added so far."""
-        return float(self._totals[0])
+        self._updates: deque[list[float]] = deque(maxlen=KEPT_UPDATES)
 
     def update(
         self,
@@ -53,15 +41,13 @@ class Throughput:
         `samples`: number of samples. `items`: number of tokens, if samples contain several. `flops`: floating-point
         operations of forward and backward. `data_seconds`: the part of `seconds` spent waiting for data.
         """
-        row = np.array([seconds, samples, items or 0.0, flops or 0.0, data_seconds, iters])
-        self._updates.append(row)
-        self._totals += row
+        if seconds > 0:
+            self._updates.append([seconds, samples, items or 0.0, flops or 0.0, data_seconds, iters])
 
     def prolong(self, seconds: float) -> None:
         """Add time that its iterations took later to the newest update. Does nothing if there is no update."""
         if self._updates:
             self._updates[-1][0] += seconds
-            self._totals[0] += seconds
 
     def rates(self) -> dict[str, float]:
         """Return the rates over the window; empty before the first update.
@@ -69,41 +55,37 @@ class Throughput:
         The keys are `samples_per_s`, `step_ms` and `data_ms`, and `tokens_per_s` and `tflops` if items and flops were
         given. All values are sums divided by total time or by iterations, so they are consistent with each other.
         """
-        covered = 0
+        covered = 0.0
         newest = []
         for row in reversed(self._updates):
             if covered >= self.window:
                 break
             newest.append(row)
             covered += row[5]
-        return _rates(_timed(newest).sum(axis=0))
+        return _rates(np.sum(newest, axis=0)) if newest else {}
 
     def summary(self) -> dict[str, float]:
         """Return the rates over the latest `KEPT_UPDATES` updates of the run, their percentiles, and totals.
 
         Percentiles over iterations have the suffixes `_p10`, `_median` and `_p90`, for `step_ms`, `samples_per_s` and
-        `tokens_per_s`. Each iteration counts with the mean of its update. The totals over the whole run are `iters`,
-        `seconds`, `samples` and `items`.
+        `tokens_per_s`. Each iteration counts with the mean of its update. The totals are `iters`, `seconds`, `samples`
+        and `items`. Empty before the first update.
         """
-        rows = _timed(self._updates)
-        rates = _rates(rows.sum(axis=0))
+        if not self._updates:
+            return {}
+        rows = np.array(self._updates)
+        totals = rows.sum(axis=0)
+        rates = _rates(totals)
         for name in rates.keys() & {"step_ms", "samples_per_s", "tokens_per_s"}:
             each = np.repeat([_rates(row)[name] for row in rows], rows[:, 5].astype(int))
             for suffix, value in zip(("p10", "median", "p90"), np.percentile(each, [10, 50, 90])):
                 rates[f"{name}_{suffix}"] = float(value)
-        seconds, samples, items = self._totals[:3].tolist()
-        return {**rates, "iters": self.total_iters, "seconds": seconds, "samples": samples, "items": items}
-
-
-def _timed(rows: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the rows with a duration above 0 as one `(rows, 6)` array. A coarse clock may measure 0 seconds."""
-    return np.array([row for row in rows if row[0] > 0]).reshape(-1, 6)
+        seconds, samples, items, *_, iters = totals.tolist()
+        return {**rates, "iters": int(iters), "seconds": seconds, "samples": samples, "items": items}
 
 
 def _rates(row: np.ndarray) -> dict[str, float]:
     seconds, samples, items, flops, data_seconds, iters = row.tolist()
-    if not seconds:
-        return {}
     rates = {
         "step_ms": seconds / iters * 1e3,
         "data_ms": data_seconds / iters * 1e3,

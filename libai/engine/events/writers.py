@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from libai.utils.atomic import atomic_write_bytes, naming, read_json
 from libai.utils.errors import OutputLostError, UserError
@@ -37,18 +37,14 @@ class LogRecord:
     Attributes:
         iter: number of updates made so far (1 = after the first update), as shown to the user.
         max_iter: number of the run's last iteration.
-        scalars: values by tag, as in TensorBoard: `train/loss`, `perf/step_ms`, `eval/<dataset>/<metric>`.
-        kind: "train" for a log point of training, which may include evaluation results of the same iteration; "eval"
-            for evaluation results only.
-        seconds: duration of the evaluation; None if there was none.
+        scalars: values by tag, as in TensorBoard: `train/loss`, `perf/step_ms`, `eval/<dataset>/<metric>`. A record of
+            an evaluation without a log point of training has no `train/loss`.
         best: tag of the deciding metric if its value is the best so far, else None.
     """
 
     iter: int
     max_iter: int
     scalars: Mapping[str, float]
-    kind: Literal["train", "eval"] = "train"
-    seconds: float | None = None
     best: str | None = None
 
 
@@ -134,15 +130,11 @@ class AsyncWriter(Writer):
             self._pending.popleft().result()
 
 
-#: tag in a line of `metrics.jsonl` that lists the tags without a finite value
-_NON_FINITE = "non_finite"
-
-
 class JSONLinesWriter(Writer):
     """Writes `metrics.jsonl`: one JSON object per logged iteration with `"iter"`, then tags in full float precision.
 
-    JSON has no NaN or infinity: such a value is written as null, and its tag is added to the list `"non_finite"`.
-    Records of one iteration share a line. The line is in the file when `write` returns.
+    JSON has no NaN or infinity: such a value is written as null. Records of one iteration share a line. The line is in
+    the file when `write` returns.
 
     A resumed run atomically removes the lines after `start_iter`, so no iteration appears twice. A new run moves an
     existing file to `metrics.1.jsonl` (2, 3, ...).
@@ -168,8 +160,7 @@ class JSONLinesWriter(Writer):
         kept = [line for line in lines if _is_kept(line, start_iter)]
         if not lines or len(kept) < len(lines):
             atomic_write_bytes(self._path, b"".join(kept))
-        row = json.loads(kept[-1]) if kept else {}
-        self._last = {tag: math.nan if value is None else value for tag, value in row.items() if tag != _NON_FINITE}
+        self._last = json.loads(kept[-1]) if kept else {}
         self._offset = sum(map(len, kept[:-1]))
 
     def write(self, record: LogRecord) -> None:
@@ -177,15 +168,11 @@ class JSONLinesWriter(Writer):
         is_new = self._last.get("iter") != record.iter
         if is_new:
             self._last = {"iter": record.iter}
-        self._last.update(record.scalars)
-        non_finite = [tag for tag, value in self._last.items() if not math.isfinite(value)]
-        row = {**self._last, **dict.fromkeys(non_finite)}
-        if non_finite:
-            row[_NON_FINITE] = non_finite
+        self._last.update({tag: value if math.isfinite(value) else None for tag, value in record.scalars.items()})
         try:
             with naming(self._path), open(self._path, "r+b") as file:
                 self._offset = file.seek(0, os.SEEK_END) if is_new else file.seek(self._offset)
-                file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+                file.write(json.dumps(self._last, allow_nan=False).encode() + b"\n")
                 file.truncate()  # a rewritten line may be shorter than before
         except FileNotFoundError:
             raise OutputLostError(
@@ -202,6 +189,10 @@ def _is_kept(line: bytes, last_iter: int) -> bool:
         return False
 
 
+#: a record flushes the TensorBoard files to disk if the last flush was at least this number of seconds ago
+FLUSH_SECONDS = 10.0
+
+
 class TensorBoardWriter(Writer):
     """Writes TensorBoard event files to `directory`, with the tags and texts of the records.
 
@@ -212,13 +203,10 @@ class TensorBoardWriter(Writer):
 
     Args:
         directory: folder of the event files; it is created if necessary.
-        flush_seconds: a record flushes the files to disk if the last flush was at least this long ago; so does the end
-            of the run.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], flush_seconds: float = 10.0):
+    def __init__(self, directory: str | os.PathLike[str]):
         self._directory = Path(directory)
-        self._flush_seconds = flush_seconds
         self._events: Any = None
         self._last_flush = 0.0
 
@@ -233,7 +221,7 @@ class TensorBoardWriter(Writer):
     def write(self, record: LogRecord) -> None:
         values = [{"tag": tag, "simple_value": float(value)} for tag, value in record.scalars.items()]
         self._add(record.iter, summary={"value": values})
-        if time.monotonic() - self._last_flush >= self._flush_seconds:
+        if time.monotonic() - self._last_flush >= FLUSH_SECONDS:
             self._flush()
 
     def write_text(self, name: str, text: str, iter: int = 0) -> None:

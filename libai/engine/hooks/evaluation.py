@@ -104,7 +104,6 @@ class MetricHook(HookBase):
     """
 
     saved: tuple[str, ...] = ("last_iter",)
-    _is_needed = True
 
     def __init__(self, metric: str):
         self.metric = metric
@@ -116,13 +115,13 @@ class MetricHook(HookBase):
 
     def after_eval(self) -> None:
         """Raises `UserError` if the evaluation does not return the metric."""
-        if self._is_needed and self.trainer.storage.get(self.metric) is None:
+        if self.metric and self.trainer.storage.get(self.metric) is None:
             refuse_unknown(self.metric, self.trainer.storage.names("eval/"))
 
     def after_step(self) -> None:
         """Calls `judge` if there is a new value."""
         found = self.trainer.storage.get(self.metric)
-        if found is not None and found[1] != self.last_iter and self._is_needed:
+        if found is not None and found[1] != self.last_iter:
             value, self.last_iter = found
             self.judge(value)
 
@@ -134,56 +133,52 @@ class MetricHook(HookBase):
             setattr(self, name, state[name])
 
 
-class _BestHook(MetricHook):
-    """Stores the best finite value. `mode`: the better direction, "min" or "max"."""
-
-    def __init__(self, metric: str, mode: str):
-        super().__init__(metric)
-        self._sign = {"min": 1.0, "max": -1.0}[mode]
-        self.best: float | None = None
-
-    def is_better(self, value: float) -> bool:
-        """Return whether `value` is finite and better than the best value so far."""
-        return math.isfinite(value) and (self.best is None or self._sign * (self.best - value) > 0)
-
-    def improve(self, value: float) -> bool:
-        """Store `value` if it is better. Returns whether it was."""
-        if not self.is_better(value):
-            return False
-        self.best = value
-        return True
-
-
-class BestCheckpointHook(_BestHook):
+class BestCheckpointHook(MetricHook):
     """Saves a checkpoint after each evaluation with a new best value of `metric` (`eval/<dataset>/<name>`).
 
     The metric is always given, never guessed, so a test set cannot select the model by accident. A value that is not
-    finite is never the best.
+    finite is never the best. All ranks see the same values, so they stop in the same iteration.
 
     Args:
         checkpointer: saves the checkpoint; None: only record the best value.
         mode: the better direction of the metric, "min" or "max".
+        patience: end training cleanly after this number of evaluations without a better value; None: never.
 
     Attributes:
         metric: tag of the metric.
         best: its best value; None before there is one.
         best_iter: number of updates made at that evaluation; None before there is one.
         best_metrics: all finite metrics of that evaluation, keyed `<dataset>/<name>`.
+        bad_evaluations: number of evaluations since then.
     """
 
     priority = 94
-    saved = ("best", "best_iter", "best_metrics", "last_iter")
+    saved = ("best", "best_iter", "best_metrics", "bad_evaluations", "last_iter")
 
-    def __init__(self, checkpointer: TrainerCheckpointer | None, metric: str, mode: str):
-        super().__init__(metric, mode)
+    def __init__(self, checkpointer: TrainerCheckpointer | None, metric: str, mode: str, patience: int | None = None):
+        super().__init__(metric)
         self._checkpointer = checkpointer
+        self._sign = {"min": 1.0, "max": -1.0}[mode]
+        self._patience = patience
+        self.best: float | None = None
         self.best_iter: int | None = None
         self.best_metrics: dict[str, float] = {}
+        self.bad_evaluations = 0
+
+    def is_better(self, value: float) -> bool:
+        """Return whether `value` is finite and better than the best value so far."""
+        return math.isfinite(value) and (self.best is None or self._sign * (self.best - value) > 0)
 
     def judge(self, value: float) -> None:
-        if not self.improve(value):
+        if not self.is_better(value):
+            self.bad_evaluations += 1
+            if self._patience is not None and self.bad_evaluations >= self._patience:
+                best = "no finite value" if self.best is None else f"{self.best:.6g}"
+                raise StopTraining(f"{self.metric} has not improved on {best} for {self.bad_evaluations} evaluations")
             return
+        self.best = value
         self.best_iter = self.trainer.iter + 1
+        self.bad_evaluations = 0
         self.best_metrics = {
             tag.removeprefix("eval/"): found
             for tag, (found, at) in self.trainer.storage.latest().items()
@@ -198,37 +193,10 @@ class BestCheckpointHook(_BestHook):
             self._checkpointer.keep_best(self.best_iter)
 
 
-class EarlyStopHook(_BestHook):
-    """Ends training cleanly after `patience` evaluations without a better `metric` (`eval/<dataset>/<name>`).
-
-    `mode`: the better direction, "min" or "max". All ranks see the same metric and stop in the same iteration. A value
-    that is not finite is not an improvement.
-    """
-
-    priority = 70
-    saved = ("best", "bad_evaluations", "last_iter")
-
-    def __init__(self, metric: str, patience: int, mode: str):
-        super().__init__(metric, mode)
-        self._patience = patience
-        self.bad_evaluations = 0
-
-    def judge(self, value: float) -> None:
-        if self.improve(value):
-            self.bad_evaluations = 0
-            return
-        self.bad_evaluations += 1
-        if self.bad_evaluations >= self._patience:
-            best = "no finite value" if self.best is None else f"{self.best:.6g}"
-            raise StopTraining(f"{self.metric} has not improved on {best} for {self.bad_evaluations} evaluations")
-
-
 class LRHook(MetricHook):
     """Steps a schedule that needs a metric (`ReduceLROnPlateau`), once per evaluation.
 
-    `metric`: tag of the metric, `eval/<dataset>/<name>`. The hook does nothing for other schedules. If the schedule
-    needs a metric, it raises `UserError` before training if `metric` is empty, and after the first evaluation that does
-    not return `metric`.
+    `metric`: tag of the metric, `eval/<dataset>/<name>`. The hook does not step other schedules.
     """
 
     priority = 45
@@ -239,8 +207,7 @@ class LRHook(MetricHook):
     def before_train(self) -> None:
         """Raises `UserError` for a schedule that would never be stepped."""
         scheduler = self.trainer.lr_scheduler
-        self._is_needed = needs_metric(scheduler)
-        if self._is_needed and not self.metric:
+        if needs_metric(scheduler) and not self.metric:
             raise UserError(
                 f"lr_scheduler={type(scheduler).__name__} lowers the rate by a metric, and this run measures none, so "
                 'the rate would never change. Set train.evaluation.eval_metric="<dataset>/<name>" (for example '
@@ -248,4 +215,5 @@ class LRHook(MetricHook):
             )
 
     def judge(self, value: float) -> None:
-        self.trainer.lr_scheduler.step(value)
+        if needs_metric(self.trainer.lr_scheduler):
+            self.trainer.lr_scheduler.step(value)

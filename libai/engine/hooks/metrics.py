@@ -220,8 +220,6 @@ class WriterHook(HookBase):
             iter=completed,
             max_iter=self.trainer.max_iter,
             scalars=scalars,
-            kind="train" if training else "eval",
-            seconds=scalars.get("perf/eval_s"),
             best=best.metric if is_best else None,
         )
         for writer in self._writers:

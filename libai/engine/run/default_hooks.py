@@ -84,10 +84,9 @@ def _add_evaluation(run: Any, found: list[HookBase | None]) -> hooks.BestCheckpo
         found.append(hooks.EvalHook(period, run.evaluate))
         if run.metric is not None:
             saver = run.checkpointer if run.config.train.checkpointer.enabled else None
-            best = hooks.BestCheckpointHook(saver, f"eval/{run.metric}", run.better)
+            metric = f"eval/{run.metric}"
+            best = hooks.BestCheckpointHook(saver, metric, run.better, evaluation.early_stop_patience)
             found.append(best)
-            if evaluation.early_stop_patience:
-                found.append(hooks.EarlyStopHook(best.metric, evaluation.early_stop_patience, run.better))
     if needs_metric(run.trainer.lr_scheduler):
         found.append(hooks.LRHook("" if best is None else best.metric))
     return best

@@ -18,7 +18,7 @@ from libai import checkpoint
 from libai.config import RunConfig, combinations, validate
 from libai.config.settings.other_names import member_meant
 from libai.engine.checkpointer import TrainerCheckpointer
-from libai.engine.events.console import format_eval_lines
+from libai.engine.events.console import EVAL_SECONDS, format_eval_lines
 from libai.engine.events.writers import LogRecord
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation import chosen_metric, refuse_unknown
@@ -321,7 +321,8 @@ class Run(build.Parts):
             logger.warning("these are the initial weights: --resume or train.load_weight=FILE evaluates trained ones")
         metrics = self.evaluate()
         if is_main_process():
-            record = LogRecord(self.start_iter, self.plan.train_iter, metrics, "eval", time.perf_counter() - start)
+            scalars = {**metrics, EVAL_SECONDS: time.perf_counter() - start}
+            record = LogRecord(self.start_iter, self.plan.train_iter, scalars)
             for line in format_eval_lines(record):
                 logger.info("%s", line, extra={"is_result": True})
         return metrics

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -179,7 +178,8 @@ class WriterHook(HookBase):
         """Write the numbers of the latest iteration, once."""
         if self._logged_at != completed:
             self._logged_at = completed
-            self._write(completed, self._record_training())
+            self._record_training()
+            self._write(completed)
 
     def after_train(self) -> None:
         """Writes the evaluation of a run that was stopped early, and closes all writers even if one fails."""
@@ -189,8 +189,8 @@ class WriterHook(HookBase):
             if self.trainer.status != "failed":
                 self._write(self.trainer.iter)
 
-    def _record_training(self) -> dict[str, float]:
-        """Put the numbers and the throughput of the iteration into the event storage, and return them."""
+    def _record_training(self) -> None:
+        """Put the numbers and the throughput of the iteration into the event storage."""
         trainer = self.trainer
         scalars = trainer.fetch_metrics()
         if self._timer is not None:
@@ -203,11 +203,10 @@ class WriterHook(HookBase):
         if self._iters_per_epoch:
             scalars["train/epoch"] = trainer.completed_iters / self._iters_per_epoch
         trainer.storage.put_scalars(**scalars)
-        return scalars
 
-    def _write(self, completed: int, training: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Pass the training numbers, and all new values of the event storage, to the writers."""
-        scalars = {**training}
+    def _write(self, completed: int) -> None:
+        """Pass all new values of the event storage to the writers."""
+        scalars = {}
         for tag, (value, iteration) in self.trainer.storage.latest().items():
             if self._written.get(tag) != iteration:
                 self._written[tag] = iteration

@@ -19,17 +19,11 @@ from libai.config.instantiation import TARGET, accepts, target_of
 from libai.config.settings.errors import did_you_mean
 from libai.config.settings.patterns import names_matching
 from libai.config.validation import calls_by_dataset
-from libai.engine.check_parts import (
-    check_batch_memory,
-    check_part,
-)
-from libai.engine.hook_base import HookBase
-from libai.engine.options import TrainOptions
+from libai.engine.check_parts import check_batch_memory, check_part
 from libai.engine.run.batch_plan import BatchPlan
 from libai.engine.run.layer_sizes import checked_sizes
-from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.layers import add_lora, synchronize_batch_norms
-from libai.optim import LossScaling, Optimizers, auto_scale_lr, get_param_groups
+from libai.optim import Optimizers, auto_scale_lr, get_param_groups
 from libai.parallel import Mesh
 from libai.scheduler import by_optimizer, in_sequence, with_momentum
 from libai.utils.distributed import is_main_process
@@ -129,24 +123,6 @@ def _build_optimizer(
         optimizer = instantiate(section, params=everything)
     check_part("optimizer", optimizer, f"the config's `{place}`")
     return optimizer
-
-
-def scale_lr(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> None:
-    """Apply `train.auto_scale_lr`: scale the learning rates with the global batch size.
-
-    Call it before the schedule is built.
-    """
-    base_batch_size = run.train.auto_scale_lr.base_batch_size
-    if base_batch_size is None:
-        return
-    factor = auto_scale_lr(optimizer, base_batch_size, plan.global_batch_size)
-    if is_main_process():
-        logger.info(
-            "learning rates times %.4g: %d samples per iteration, tuned for %d",
-            factor,
-            plan.global_batch_size,
-            base_batch_size,
-        )
 
 
 def build_lr_scheduler(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
@@ -274,14 +250,6 @@ def build_evaluators(run: Any) -> dict[str, Any]:
     return {"loss": MeanLossEvaluator(), **evaluators}
 
 
-def build_extra_hooks(run: Any) -> list[HookBase]:
-    """Return the hooks of `train.extra_hooks`."""
-    built = [instantiate(section) for section in run.train.extra_hooks or []]
-    for index, hook in enumerate(built):
-        check_part("hook", hook, f"train.extra_hooks[{index}]")
-    return built
-
-
 def amp_dtype(run: Any, mode: str, device: str) -> str | None:
     """Return the mixed-precision dtype of `mode` on `device`: "fp16", "bf16" or None for float32.
 
@@ -300,59 +268,15 @@ def amp_dtype(run: Any, mode: str, device: str) -> str | None:
 
 def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
     """Return the trainer arguments that depend on the mode."""
-    amp = amp_dtype(run, mode, device)
+    options = {"amp": amp_dtype(run, mode, device)}
     if mode == "graph":
-        return {
-            "amp": amp,
-            "auto_parallel": run.train.dist.auto,
-        }
+        return {**options, "auto_parallel": run.train.dist.auto}
     return {
-        "amp": amp,
+        **options,
         "zero_grad_before_forward": run.train.zero_grad_before_forward,
         "zero_grad_set_to_none": run.train.zero_grad_set_to_none,
         "gradient_reduction": run.train.dist.gradient_reduction,
     }
-
-
-def build_trainer(
-    run: Any,
-    mode: str,
-    model: flow.nn.Module,
-    data_loader: Any,
-    optimizer: flow.optim.Optimizer,
-    lr_scheduler: Any,
-    plan: BatchPlan,
-    mesh: Mesh,
-    seed: int,
-) -> ModelTrainer:
-    """Return the trainer of `mode`, "eager" or "graph"."""
-    amp = run.train.amp
-    options = TrainOptions(
-        num_accumulation_steps=plan.num_accumulation_steps,
-        mesh=mesh,
-        plan=run.train.dist.plan,
-        zero_stage=run.train.zero_optimization.stage if run.train.zero_optimization.enabled else 0,
-        activation_checkpoint=run.train.activation_checkpoint.enabled,
-        device=mesh.device,
-        max_grad_norm=run.train.clip_grad.max_norm,
-        max_grad_value=run.train.clip_grad.value,
-        seed=seed,
-        loss_scaling=LossScaling(amp.init_scale, amp.growth_factor, amp.growth_interval),
-        detect_anomalous_params=run.train.detect_anomalous_params,
-        non_finite=run.train.non_finite,
-        ema_decay=run.train.ema.decay if run.train.ema.enabled else None,
-        rehearse=run.train.rehearse,
-        deterministic=run.train.deterministic,
-        batch_scope=run.train.dist.batch_scope,
-    )
-    return TRAINERS[mode](
-        model,
-        data_loader,
-        optimizer,
-        options,
-        lr_scheduler=lr_scheduler,
-        **mode_options(run, mode, mesh.device),
-    )
 
 
 class Parts:
@@ -391,7 +315,13 @@ class Parts:
     def new_optimizer(self, model: flow.nn.Module) -> flow.optim.Optimizer:
         """Return the optimizer of `model`, with learning rates scaled as `train.auto_scale_lr` asks."""
         optimizer = self.build_optimizer(self.config, model)
-        scale_lr(self.config, optimizer, self.plan)
+        tuned_for = self.config.train.auto_scale_lr.base_batch_size
+        if tuned_for is not None:
+            samples = self.plan.global_batch_size
+            factor = auto_scale_lr(optimizer, tuned_for, samples)
+            if is_main_process():
+                text = "learning rates times %.4g: %d samples per iteration, tuned for %d"
+                logger.info(text, factor, samples, tuned_for)
         return optimizer
 
     def new_schedule(self, optimizer: flow.optim.Optimizer) -> Any:

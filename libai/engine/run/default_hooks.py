@@ -21,7 +21,6 @@ from libai.engine.events.writers import (
     Writer,
 )
 from libai.engine.hook_base import HookBase
-from libai.engine.run import build
 from libai.scheduler import needs_metric
 
 #: the names in `train.writers`
@@ -69,7 +68,10 @@ def default_hooks(run: Any) -> list[HookBase | None]:
         found.append(hooks.ProfilerHook(run.output_dir / "profile", start, stop, run.mesh.device))
     if train.rehearse_every:
         found.append(hooks.RehearsalHook(train.rehearse_every))
-    found += build.build_extra_hooks(run.config)
+    for index, section in enumerate(train.extra_hooks or []):
+        hook = instantiate(section)
+        check_part("hook", hook, f"train.extra_hooks[{index}]")
+        found.append(hook)
     log_period = plan.period(train.log_period, "train.log_period")
     writers = run.build_writers()
     found.append(hooks.WriterHook(writers, log_period, run.timer, run.folder.texts, plan.iters_per_epoch, best))

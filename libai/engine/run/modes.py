@@ -95,11 +95,9 @@ def resolve(run: Any) -> None:
 
 
 def _keep_the_faster(run: Any) -> None:
-    graph, config = run.trainer, run.config
-    model = run.build_model(config)
-    build.adapt_model(config, model)
-    optimizer = run.build_optimizer(config, model)
-    eager = run.new_trainer("eager", model, graph.feed.peek(), optimizer)
+    graph = run.trainer
+    model = run.new_model()
+    eager = run.new_trainer("eager", model, graph.feed.peek(), run.new_optimizer(model))
     try:
         eager.prepare()
     except NotTheSame as error:

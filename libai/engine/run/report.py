@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,20 @@ class TrainResult:
 def result_of(run: Any) -> TrainResult:
     """Return the current result of `run`."""
     trainer = run.trainer
-    done = (trainer.status, run.timer.total_seconds, trainer.completed_iters, run.checkpointer.last_saved)
+    result = TrainResult(trainer.status, run.timer.total_seconds, trainer.completed_iters, run.checkpointer.last_saved)
     hook = next((hook for hook in trainer.hooks if isinstance(hook, BestCheckpointHook)), None)
-    if hook is None or hook.best_iter is None:
-        return TrainResult(*done, None if hook is None else run.metric)
-    epochs = hook.best_iter / run.plan.iters_per_epoch if run.plan.iters_per_epoch else None
+    if hook is None:
+        return result
+    result = replace(result, metric=run.metric, best=hook.best, best_iter=hook.best_iter)
+    if hook.best_iter is None:
+        return result
     saves = run.config.train.checkpointer.enabled
-    path = run.checkpointer.root / checkpoint.checkpoint_name(hook.best_iter) if saves else None
-    return TrainResult(*done, run.metric, hook.best, hook.best_iter, path, epochs, hook.best_metrics)
+    return replace(
+        result,
+        best_path=run.checkpointer.root / checkpoint.checkpoint_name(hook.best_iter) if saves else None,
+        best_epoch=hook.best_iter / run.plan.iters_per_epoch if run.plan.iters_per_epoch else None,
+        best_metrics=hook.best_metrics,
+    )
 
 
 def starting_files(run: Any, run_id: str) -> dict[str, str]:
@@ -156,9 +162,12 @@ def summary_of(run: Any) -> dict[str, Any]:
         "value": result.best,
         "iteration": result.best_iter,
         "epoch": result.best_epoch,
-        "metrics": result.best_metrics and _finite(result.best_metrics),
+        "metrics": result.best_metrics,
         "checkpoint": result.best_path and result.best_path.name,
     }
+    storage = trainer.storage
+    metrics = dict(trainer.loop.metrics.latest)
+    metrics.update({tag: storage.get(tag)[0] for tag in storage.names("eval/")})
     return {
         "run_id": run.folder.run_id,
         "status": trainer.status,
@@ -176,41 +185,33 @@ def summary_of(run: Any) -> dict[str, Any]:
             "last": checkpointer.last_saved and checkpointer.last_saved.name,
         },
         "best": best if result.metric else None,
-        "metrics": _finite({**trainer.loop.metrics.latest, **_evaluated(run)}),
+        "metrics": {tag: value if math.isfinite(value) else None for tag, value in metrics.items()},
         "seed": run.seed,
         "mesh": trainer.layout.describe(),
         "batch": run.plan.describe(),
     }
 
 
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    return {tag: value if math.isfinite(value) else None for tag, value in metrics.items()}
-
-
-def _evaluated(run: Any) -> dict[str, float]:
-    """Return the results of the latest evaluation, by tag."""
-    storage = run.trainer.storage
-    return {tag: found[0] for tag in storage.names("eval/") if (found := storage.get(tag))}
-
-
 def write_summary(run: Any) -> None:
     """Log the closing line and write `summary.json`. Rank 0 only."""
-    trainer = run.trainer
     summary = summary_of(run)
     atomic_write_text(run.output_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
-    made = trainer.completed_iters - run.timer.start_iter
-    if not made or trainer.status not in ("finished", "stopped"):
+    done = summary["iterations"]
+    made = done - run.timer.start_iter
+    verb = {"finished": "done", "stopped": "stopped"}.get(summary["status"])
+    if not made or verb is None:
         return
-    of_all = f" ({trainer.completed_iters} of {run.plan.train_iter})" if made != run.plan.train_iter else ""
-    verb = "done" if trainer.status == "finished" else "stopped"
-    parts = [f"{verb} after {made} iterations{of_all} in {timedelta(seconds=round(run.timer.total_seconds))}"]
-    metrics = {"loss": trainer.loop.metrics.latest.get("train/loss"), **_evaluated(run)}
-    parts += [f"{tag.removeprefix('eval/')} {value:.4f}" for tag, value in metrics.items() if value is not None]
-    for name, unit in (("tokens_per_s", "tok/s"), ("samples_per_s", "samples/s")):
-        if name in summary["throughput"]:
-            low, median, high = (summary["throughput"][f"{name}_{part}"] for part in ("p10", "median", "p90"))
-            parts.append(f"median {median:,.0f} {unit} (p10-p90 {low:,.0f}-{high:,.0f})")
-            break
+    of_all = f" ({done} of {summary['max_iter']})" if made != summary["max_iter"] else ""
+    parts = [f"{verb} after {made} iterations{of_all} in {timedelta(seconds=round(summary['seconds']))}"]
+    for tag, value in summary["metrics"].items():
+        kind, _, name = tag.partition("/")
+        if (kind == "eval" or tag == "train/loss") and value is not None:
+            parts.append(f"{name} {value:.4f}")
+    rates = summary["throughput"]
+    rate, unit = ("tokens_per_s", "tok/s") if "tokens_per_s" in rates else ("samples_per_s", "samples/s")
+    if rate in rates:
+        low, median, high = (rates[f"{rate}_{part}"] for part in ("p10", "median", "p90"))
+        parts.append(f"median {median:,.0f} {unit} (p10-p90 {low:,.0f}-{high:,.0f})")
     if summary["build_seconds"]:
         parts.append(f"compile {summary['build_seconds']:.1f} s")
     logger.info("%s  -> %s", "  ".join(parts), run.output_dir, extra={"is_result": True})

@@ -23,16 +23,17 @@ from libai.engine.events.writers import LogRecord
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation import chosen_metric, refuse_unknown
 from libai.engine.loop import Interrupted
+from libai.engine.options import TrainOptions
 from libai.engine.run import build, modes
 from libai.engine.run.default_hooks import default_hooks, default_writers
 from libai.engine.run.predictor import Predictor
 from libai.engine.run.report import TrainResult, result_of, start_banner, starting_files, write_summary
-from libai.engine.run.run_folder import RunFolder, prepare_output_dir, require_checkpoint, saved_seed
+from libai.engine.run.run_folder import RunFolder, facts_of, prepare_output_dir, require_checkpoint
 from libai.engine.run.trials import dry_run
 from libai.engine.trainer import TRAINERS, ModelTrainer
-from libai.evaluation import MeanLossEvaluator
 from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.layers.lora import ADAPTER
+from libai.optim import LossScaling
 from libai.utils.distributed import (
     barrier,
     broadcast_object,
@@ -100,7 +101,7 @@ class Run(build.Parts):
         resumed = self.folder.checkpoint
         seed = config.train.seed
         if seed is None and resumed is not None:
-            seed = saved_seed(resumed)
+            seed = facts_of(resumed).get("seed")
         seed = seed_everything(resolve_seed(seed))
         self.evaluators = self.build_evaluators(config)
         self.metric, self.better = chosen_metric(config.train.evaluation, self.evaluators)  # raises before data is read
@@ -147,10 +148,33 @@ class Run(build.Parts):
     build_hooks = default_hooks
 
     def new_trainer(self, mode: str, model: Any, data_loader: Any, optimizer: Any) -> ModelTrainer:
-        """Return a trainer of this run, with its own schedule for `optimizer`; see `build.build_trainer`."""
-        schedule = self.new_schedule(optimizer)
-        return build.build_trainer(
-            self.config, mode, model, data_loader, optimizer, schedule, self.plan, self.mesh, self.seed
+        """Return a trainer of this run in `mode`, "eager" or "graph", with its own schedule for `optimizer`."""
+        train = self.config.train
+        options = TrainOptions(
+            num_accumulation_steps=self.plan.num_accumulation_steps,
+            mesh=self.mesh,
+            plan=train.dist.plan,
+            zero_stage=train.zero_optimization.stage if train.zero_optimization.enabled else 0,
+            activation_checkpoint=train.activation_checkpoint.enabled,
+            device=self.mesh.device,
+            max_grad_norm=train.clip_grad.max_norm,
+            max_grad_value=train.clip_grad.value,
+            seed=self.seed,
+            loss_scaling=LossScaling(train.amp.init_scale, train.amp.growth_factor, train.amp.growth_interval),
+            detect_anomalous_params=train.detect_anomalous_params,
+            non_finite=train.non_finite,
+            ema_decay=train.ema.decay if train.ema.enabled else None,
+            rehearse=train.rehearse,
+            deterministic=train.deterministic,
+            batch_scope=train.dist.batch_scope,
+        )
+        return TRAINERS[mode](
+            model,
+            data_loader,
+            optimizer,
+            options,
+            lr_scheduler=self.new_schedule(optimizer),
+            **build.mode_options(self.config, mode, self.mesh.device),
         )
 
     def _new_checkpointer(self) -> TrainerCheckpointer:
@@ -297,22 +321,16 @@ class Run(build.Parts):
                 "or set it to 0."
             )
         # a hook may add its own metric; the metric is then looked up after the first evaluation
-        is_known = self.metric is None or self.config.train.extra_hooks or self._is_total_loss(self.metric)
-        if is_known and not num_batches:
+        is_checked = self.metric is not None and not self.config.train.extra_hooks
+        if not is_checked and not num_batches:
             return
         tags: list[str] = []
         for name, loader in self.test_loaders.items():
             tags += self.trainer.evaluate(loader, self.evaluators, name, max_batches=max(num_batches, 1))
-        if not is_known:
+        if is_checked:
             refuse_unknown(f"eval/{self.metric}", tags)
         if num_batches and is_main_process():
             logger.info("evaluation works: tried on %d batch(es) of %s", num_batches, ", ".join(self.test_loaders))
-
-    def _is_total_loss(self, metric: str) -> bool:
-        dataset, _, name = metric.partition("/")
-        return (
-            dataset in self.test_loaders and name == "loss" and isinstance(self.evaluators["loss"], MeanLossEvaluator)
-        )
 
     def report_evaluation(self) -> dict[str, float]:
         """Evaluate once, log the result and return it (`--eval-only`). Collective."""

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from libai import checkpoint
 from libai.checkpoint import list_checkpoints
@@ -114,7 +115,9 @@ class RunFolder:
         self._is_continued = self.run_id == present
         #: the names of the run's checkpoints now, before the folder is locked
         self._names = self._own_names()
-        self._warn_of_foreign()
+        foreign = [path.name for path in list_checkpoints(self.root) if path.name not in self._names]
+        if foreign and self._is_continued and is_main_process():
+            logger.warning("left out %s: of another run than %s", ", ".join(foreign), self.run_id)
         self.is_held = False  # set on every rank, although only rank 0 has the lock
         self._has_begun = False
         self._lock: FolderLock | None = None
@@ -128,11 +131,6 @@ class RunFolder:
 
     def _own_names(self) -> list[str]:
         return [path.name for path in list_checkpoints(self.root) if self.owns(path)]
-
-    def _warn_of_foreign(self) -> None:
-        foreign = [path.name for path in list_checkpoints(self.root) if not self.owns(path)]
-        if foreign and self._is_continued and is_main_process():
-            logger.warning("left out %s: of another run than %s", ", ".join(foreign), self.run_id)
 
     def owns(self, path: Path) -> bool:
         """Return True if a checkpoint in the folder is this run's, or may be, because a damaged one names no run."""
@@ -219,21 +217,22 @@ def find_run(folder: Path) -> str | None:
     The id is read from `run.json`, or else from the newest checkpoint that has one.
     """
     checkpoints = reversed(list_checkpoints(folder / "checkpoints"))
-    for run_id in (read_json(folder / RUN_FILE).get("run_id"), *map(recorded_run, checkpoints)):
+    for found in (read_json(folder / RUN_FILE), *map(facts_of, checkpoints)):
+        run_id = found.get("run_id")
         if isinstance(run_id, str) and re.fullmatch(r"[\w-]{1,100}", run_id):  # it becomes the name of a folder
             return run_id
     return None
 
 
-def recorded_run(path: Path) -> str | None:
-    """Return the id of the run that wrote the checkpoint `path`, or None if it has none or is damaged."""
+def facts_of(path: Path) -> Mapping[str, Any]:
+    """Return the facts about its run that a checkpoint holds, such as `run_id` and `seed`; empty if it is damaged."""
     facts = read_json(path / STATE).get("facts")
-    return facts.get("run_id") if isinstance(facts, dict) else None
+    return facts if isinstance(facts, dict) else {}
 
 
 def is_of_run(path: Path, run_id: str | None) -> bool:
     """Return True if a checkpoint belongs to run `run_id`, or is too damaged to name a run."""
-    return recorded_run(path) in (None, run_id)
+    return facts_of(path).get("run_id") in (None, run_id)
 
 
 def checkpoint_of(given: Path) -> Path:
@@ -270,11 +269,6 @@ def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) 
         f"--resume found no usable checkpoint in {root}: {state}. Leave --resume out to start from the beginning, or "
         "set train.output_dir to the folder of the run to continue."
     )
-
-
-def saved_seed(path: Path) -> int | None:
-    """Return the seed of the run that wrote the checkpoint. A run with `train.seed=null` reuses it."""
-    return checkpoint.load(path).state.get("facts", {}).get("seed")
 
 
 def _move_aside(folder: Path, paths: Sequence[Path], name: str) -> Path:

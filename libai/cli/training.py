@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """Evaluate once: the newest checkpoint in a run's folder, or a config with train.load_weight=CHECKPOINT."""
+    """Evaluate once: the newest checkpoint in a run's folder, or the weights in train.load_weight=CHECKPOINT."""
     processes, words = _parse(arguments, f"eval RUN|{_WORDS}", evaluate.__doc__)
     name = _take_name(words, "nothing is named. Give the output folder of a run, or a config.")
     if Path(name).is_dir():
@@ -46,7 +45,9 @@ def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
     config = folder / "config.yaml"
     if not config.is_file():
         raise UserError(f"{folder} holds no run: there is no config.yaml in it. Give the output folder of a run.")
-    words = [f"train.output_dir={folder}", "--resume", *words]
+    # an evaluation of given weights continues nothing
+    has_weights = "--eval-only" in words and any(word.startswith("train.load_weight") for word in words)
+    words = [f"train.output_dir={folder}", *([] if has_weights else ["--resume"]), *words]
     return start(str(config), processes, words, default_processes=_processes_of(folder))
 
 
@@ -92,15 +93,7 @@ def _parse(arguments: Sequence[str], usage: str, description: str | None) -> tup
     parser = Parser(usage=f"libai {usage}", add_help=False)
     parser.add_argument("-n", "--procs")
     known, words = parser.parse_known_args(list(arguments))
-    if known.procs is not None:
-        check_processes(known.procs)
     return known.procs, words
-
-
-def check_processes(value: str) -> None:
-    """Raise `UserError` if `value` is not a positive whole number of processes."""
-    if not re.fullmatch("[1-9][0-9]*", value):
-        raise UserError(f"-n {value}: it must be the number of processes on this machine, at least 1.")
 
 
 def _take_name(words: list[str], missing: str) -> str:

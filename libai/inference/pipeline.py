@@ -53,8 +53,7 @@ class Pipeline:
             self._load_hf(self._source, mode)
         else:
             raise UserError(
-                f"{source} holds no model: neither config.yaml, as the output folder of a run, nor config.json, as a "
-                "Hugging Face folder."
+                f"{source} is neither the folder of a run (no config.yaml) nor a Hugging Face folder (no config.json)."
             )
         self.model: Any = self.predictor.model
 

@@ -83,8 +83,7 @@ def find_file(name: str, path: str) -> str:
 def _positive_int(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
         meaning = {"PROCS": "the number of processes on this machine", "NODE": "the number of machines"}[name]
-        order = " The order is FILE CONFIG PROCS." if name == "PROCS" else ""
-        raise UserError(f"{name} is {text!r}; it must be {meaning}, a whole number of at least 1.{order}")
+        raise UserError(f"{name} is {text!r}; it must be {meaning}, a whole number of at least 1.")
     return int(text)
 
 
@@ -94,7 +93,7 @@ def _check_cores(num_processes: int) -> None:
     if num_processes > most:
         raise UserError(
             f"PROCS is {num_processes}, and this machine has {cores} core(s): more than {most} "
-            f"processes would take its memory and hardly run. Choose 1 to {most}."
+            f"processes would exhaust memory and run very slowly. Choose 1 to {most}."
         )
 
 

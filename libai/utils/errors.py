@@ -64,5 +64,5 @@ def first_line(error: BaseException) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     first = text.splitlines()[0].strip() if text else ""
     if unequal := re.fullmatch(r"\((\S+) vs (\S+)\)", first):  # OneFlow gives no text for this check
-        return f"sizes that must be equal are {unequal[1]} and {unequal[2]}"
+        return f"sizes {unequal[1]} and {unequal[2]} do not match"
     return re.sub(r"^Error:\s*", "", first).rstrip(". ") or type(error).__name__

@@ -47,6 +47,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         "ragged.jsonl": '{"x": [1.0]}\n{"x": [1.0, 2.0]}\n',
         "other.jsonl": '{"z": [1.0]}\n',
         "holes.csv": "x,y\n1,2\n,2\n",
+        "narrow.jsonl": '{"x": [1.0], "y": 0}\n',
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -62,9 +63,10 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "-i", "ragged.jsonl"], "x has rows of different shapes"),
         ([folder, "-i", "other.jsonl"], "the file has the columns z, and the model's forward takes x, y"),
         ([folder, "-i", "holes.csv"], r"holes.csv, sample 2: x is '', but a number"),
+        ([folder, "-i", "narrow.jsonl"], "do not match.*--columns NAME=FIRST..LAST, or leave columns out with --drop"),
         ([folder, "--data", "vall"], "the config has no such test dataset, only val, other"),
         ([folder, "--data", "val", "--drop", "y"], "missing a required argument: 'y'"),
-        ([str(tmp_path), "--data", "val"], "holds no model: neither config.yaml"),
+        ([str(tmp_path), "--data", "val"], "is neither the folder of a run"),
         ([folder, "--data", "val", "--checkpoint", "iter_0000005"], "iter_0000005"),
     ]:
         words = [str(tmp_path / word) if word in files else word for word in words]

@@ -118,7 +118,7 @@ class TestConsole:
             "    while len(frames) < enough and time.monotonic() < end: time.sleep(0.02)\n"
             "setup_logging(None, 0, 1)\n"
             "writer = console.ConsoleWriter(max_iter=200)\n"
-            "writer.begin()\n"
+            "writer.begin(7)\n"
             "with rank_notes.phase('compile'): wait()\n"
             f"writer.write(LogRecord(20, 200, {FULL!r}))\n"
             "rank_notes.note_progress(31)\n"
@@ -132,7 +132,7 @@ class TestConsole:
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
         line = "iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22"
         assert f"\r{line}\r\n" in shown, "the line has a row of its own, and no more than fits"
-        assert re.search(r"compiling .*━ 0/200", shown)
+        assert re.search(r"compiling .*━ 7/200", shown) and "━ 0/200" not in shown
         assert re.search(r"train .*━ 31/200  loss 4.8249", shown), "between log points"
         assert "\x1b[?25l" not in screen, "a killed process leaves the cursor visible"
 

@@ -235,7 +235,7 @@ def test_mistakes_are_one_clear_error(llama, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}')
     vit = str(FIXTURES / "vit")
     for command, words, message in [
-        (generate, [str(tmp_path), "a"], "holds no model: neither config.yaml"),
+        (generate, [str(tmp_path), "a"], "is neither the folder of a run"),
         (generate, [bert, "a"], "holds a BERTEmbedder, which does not generate text"),
         (generate, [str(llama), "a", "--file", "b.txt"], "Leave one of them out"),
         (generate, [str(llama), "--file", str(tmp_path / "bad.jsonl")], "no prompts can be read"),

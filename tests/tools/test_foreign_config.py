@@ -27,6 +27,7 @@ WORDS = {
     "train --fast-dev-run": (["train", CONFIG, "--fast-dev-run", "train.output_dir=out/fast"], "done after 8"),
     "resume": (["resume", RUN, "train.train_iter=16"], "resumed out/rings"),
     "eval": (["eval", RUN], "recall"),
+    "eval the best": (["eval", RUN, f"train.load_weight={RUN}/checkpoints/best"], "loaded weights"),
     "compare": (["compare", RUN, RUN, "--output", "page.html"], "val/recall"),
     "doctor": (["doctor"], "oneflow"),
     "predict": (["predict", RUN, "--data", "val", "--output", "found.csv"], ""),

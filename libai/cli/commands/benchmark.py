@@ -42,7 +42,7 @@ from libai.launch.guard import guarded_main
 from libai.launch.installation import ROOT
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
-from libai.utils.screen import format_table
+from libai.utils.screen import format_table, say
 
 _DEFAULT_MODES = "eager,graph,raw-eager,raw-graph"
 
@@ -82,6 +82,7 @@ def _benchmark(arguments: Sequence[str]) -> int:
     overrides = [word for word in args.words if word not in configs]
     if not configs:
         raise UserError("no config given. `libai train --help` lists the shipped ones.")
+    say("libai: importing oneflow")
     specs = {config: _variants(args, config, overrides) for config in configs}
     output = _make_folder(args.output)
 
@@ -91,12 +92,12 @@ def _benchmark(arguments: Sequence[str]) -> int:
     cases = []
     for config in configs:
         title = " ".join(map(without_folders, [config, *overrides]))
-        say = partial(print, f"{title}:", file=sys.stderr, flush=True)
+        tell = partial(print, f"{title}:", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
             if any("{case}" in spec.command for spec in specs[config]):
                 export_or_refuse(Path(folder, "case"), config, overrides)
             probes = make_probes(config, overrides)
-            everyone, loads = measure(specs[config], probes, Path(folder), settings, say)
+            everyone, loads = measure(specs[config], probes, Path(folder), settings, tell)
         cases.append(describe_case(title, everyone, loads, machine["cores"]))
         print("\n".join([title, "", format_table(to_rows(cases[-1]), right=range(1, 9)), "", *cases[-1]["notes"], ""]))
     command = " ".join(["libai benchmark", *map(without_folders, arguments)])
@@ -173,7 +174,7 @@ def _parser() -> Parser:
         about = field.metadata["help"] + " (default %(default)s)"
         kind: Any = type(field.default)
         add(f"--{field.name.replace('_', '-')}", type=kind, default=field.default, metavar="N", help=about)
-    add("--output", type=Path, default=Path("bench"), metavar="FOLDER", help="folder of the report (default bench)")
+    add("--output", "-o", type=Path, default=Path("bench"), metavar="FOLDER", help="folder of report (default bench)")
     return parser
 
 

@@ -130,7 +130,9 @@ def differing(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
 
         (name, settings), *_ = columns.items()
         chosen = {key: settings[key] for key in settings if key.partition(".")[0] in (*TYPED_SECTIONS, *_CHOSEN)}
-        columns = {_DEFAULT: flatten({name: asdict(cls()) for name, cls in TYPED_SECTIONS.items()}), name: chosen}
+        defaults = flatten({name: asdict(cls()) for name, cls in TYPED_SECTIONS.items()})
+        # an empty section that the run has filled is not a setting of its own
+        columns = {_DEFAULT: {key: defaults[key] for key in defaults if key in chosen}, name: chosen}
     found: dict[str, dict[str, Any]] = {}
     keys = dict.fromkeys(key for settings in columns.values() for key in settings)
     for key in keys:

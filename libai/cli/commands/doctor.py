@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import sys
@@ -61,7 +60,7 @@ class Finding(NamedTuple):
 
 def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_args(arguments)
-    findings = examine(args.folder)
+    findings = examine()
     if args.json:
         rows = [{"name": one.name, "status": one.status, "found": one.found, "todo": one.todo} for one in findings]
         print(json.dumps(rows, indent=1))
@@ -76,11 +75,10 @@ def run(arguments: Sequence[str]) -> int:
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument("--folder", type=Path, default=Path("."), help="where runs will write (default: here)")
     return parser
 
 
-def examine(folder: Path) -> list[Finding]:
+def examine() -> list[Finding]:
     """Return all findings. The checks that need oneflow are skipped if it cannot be imported."""
     say("libai: importing oneflow")
     with contextlib.suppress(UserError):  # a mistake in LIBAI_PATCHES is reported as a finding
@@ -94,7 +92,7 @@ def examine(folder: Path) -> list[Finding]:
         openblas = "" if found["openblas"][:1].isdigit() else "Matmuls are slower: `pip install scipy-openblas32`."
         findings.append(Finding("kernels", found["cpu_kernels"], slower))
         findings.append(Finding("openblas", found["openblas"], openblas))
-    return [*findings, check_threads(os.environ), check_memory(), check_disk(folder), check_gpu(facts)]
+    return [*findings, check_threads(os.environ), check_memory(), check_disk(Path()), check_gpu(facts)]
 
 
 def _look() -> tuple[dict[str, Any] | None, str]:
@@ -144,15 +142,11 @@ def check_threads(environment: Mapping[str, str]) -> Finding:
 
 
 def check_memory() -> Finding:
-    """Check the available memory and the limit on address space. `import oneflow` maps several gigabytes."""
+    """Check the available memory."""
     free = available_bytes()
     found = "unknown" if free is None else f"{format_bytes(free)} available"
-    todo = ""
-    if resource.getrlimit(resource.RLIMIT_AS)[0] not in (resource.RLIM_INFINITY, -1):
-        todo = "Addresses are limited: run `ulimit -v unlimited`."
-    elif free is not None and free < _LOW_MEMORY:
-        todo = "A run of this size may be killed: close other programs."
-    return Finding("memory", found, todo)
+    is_low = free is not None and free < _LOW_MEMORY
+    return Finding("memory", found, "A run of this size may be killed: close other programs." * is_low)
 
 
 def check_disk(folder: Path) -> Finding:

@@ -21,6 +21,7 @@ from typing import Any
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
+from libai.utils.screen import say
 
 _MODULE = "libai.cli.commands.generate"
 #: maximum number of new tokens per prompt if none is given
@@ -34,6 +35,8 @@ def run(arguments: Sequence[str]) -> int:
     if args.batch_size < 1 or args.procs < 1:
         raise UserError(f"--batch-size {args.batch_size} and --procs {args.procs}: both must be at least 1.")
     prompts = read_prompts(args)
+    if args.given is None:  # not a rank
+        say("libai: importing oneflow")
     if args.procs > 1:
         return _start_ranks(args, prompts)
     from libai.inference import GenerationOptions, Pipeline

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from libai.utils.parser import Parser
+from libai.utils.screen import say
 
 
 def run(arguments: Sequence[str]) -> int:
     options = build_parser().parse_args(arguments)
+    say("libai: importing oneflow")
     from libai import hf
 
     if options.action == "import":

@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from libai.config import load_config
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser, only_result, require_one_process
+from libai.utils.screen import say
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.config is None:
         raise UserError("no config given. `libai train --help` lists the shipped ones.")
     require_one_process()
-    load_config(args.config, args.overrides)  # find mistakes before importing oneflow
+    say("libai: importing oneflow")
     from libai.engine.rehearsal.check_parity import check_config
 
     with only_result(args.json):

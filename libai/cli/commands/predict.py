@@ -22,11 +22,13 @@ import numpy as np
 
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
+from libai.utils.screen import say
 
 #: column → one entry per sample
 Columns = dict[str, Any]
 _KINDS = (".npz", ".jsonl", ".csv")
 _MAX_NAMES = 6
+_CHOICE = "Choose the columns of an argument with --columns NAME=FIRST..LAST, or leave columns out with --drop NAME."
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -37,6 +39,7 @@ def run(arguments: Sequence[str]) -> int:
         if file is not None and file.suffix not in _KINDS:
             raise UserError(f"{file}: the kinds of files are {', '.join(_KINDS)}.")
     columns = None if args.input is None else read_columns(args.input)
+    say("libai: importing oneflow")
 
     from libai.inference import Pipeline
 
@@ -49,7 +52,12 @@ def run(arguments: Sequence[str]) -> int:
         parameters = inspect.signature(pipeline.model.forward).parameters
         batches = cut(as_arguments(kept, args.columns, parameters), args.batch_size)
     given = ({name: values for name, values in batch.items() if name not in args.drop} for batch in batches)
-    found = pipeline.predict((_with_tokens(pipeline, batch) for batch in given), args.only)
+    try:
+        found = pipeline.predict((_with_tokens(pipeline, batch) for batch in given), args.only)
+    except UserError as error:
+        if columns is None or "does not fit the batch" not in str(error):
+            raise
+        raise UserError(f"{error} {_CHOICE}") from None
     write_columns(_classes(pipeline, found) if args.classify else found, args.output)
     count = len(next(iter(found.values())))
     print(f"{count} predictions of {pipeline.predictor.checkpoint} -> {args.output or 'stdout'}", file=sys.stderr)
@@ -184,7 +192,7 @@ def as_arguments(columns: Columns, choices: Sequence[str], parameters: Any) -> C
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise UserError(
             f"the file has the columns {listed(unknown)}, and the model's forward takes {listed(list(parameters))}. "
-            "Choose the columns of an argument with --columns NAME=FIRST..LAST, or leave columns out with --drop NAME."
+            f"{_CHOICE}"
         )
     return columns
 

@@ -24,11 +24,14 @@ from libai.utils.distributed import get_world_size, prepare_device
 from libai.utils.errors import EXIT_RESUMABLE, UserError
 from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
+from libai.utils.screen import say
 
 #: module that each of the three jobs runs, with `--phase`
 PROGRAM = "libai.cli.commands.verify_resume"
 #: phase -> (name of its folder, expected exit code)
 PHASES = {"straight": ("straight", 0), "first": ("resumed", EXIT_RESUMABLE), "second": ("resumed", 0)}
+#: phase -> its description on the screen
+TITLES = {"straight": "all iterations", "first": "the first half", "second": "the second half, resumed"}
 #: things that a negative control can leave out of the resume or change in it; the verdict must then be "broken"
 FAULTS = ("rng", "seed", "scheduler", "sample")
 EXIT_CODES = {"exact": 0, "broken": 1}
@@ -96,7 +99,8 @@ def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
 
 def certify(args: argparse.Namespace, folder: Path) -> int:
     """Run the three jobs in `folder`, compare their results, report, and return the exit code."""
-    for phase in PHASES:
+    for number, phase in enumerate(PHASES, 1):
+        say(f"libai: run {number} of {len(PHASES)}: {TITLES[phase]}")
         code = start_job(args, phase, folder)
         if code:
             return code
@@ -118,9 +122,10 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
     )
     for place, text in [*found.differences.items()][:MOST_SHOWN]:
         print(f"differs: {place}: {text}")
-    ways = f"{2 * args.iters} iterations, and {args.iters} + a fresh start + {args.iters}"
+    ways = f"{2 * args.iters} iterations straight against {args.iters}, restart, {args.iters}"
     without = f" (fault injected: resumed without its {args.fault})" if args.fault else ""
-    print(f"{verdict}: {ways}, {args.procs} process(es){without}")
+    processes = "1 process" if args.procs == 1 else f"{args.procs} processes"
+    print(f"{verdict}: {ways} ({processes}){without}")
     return EXIT_CODES[verdict]
 
 

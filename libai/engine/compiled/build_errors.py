@@ -97,7 +97,7 @@ def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool
         raise UserError(f"{name}.forward failed: {first_line(error)}.{_where(error)}{remedy}") from error
     inputs = {key: f"{tuple(value.shape)} {value.dtype}".replace("oneflow.", "") for key, value in batch.items()}
     doubles = [key for key, value in batch.items() if value.dtype is flow.float64]
-    change = "Make the sizes and arguments of `model` fit what the dataset gives, or the other way round"
+    change = "Change the sizes or arguments of the model, or the dataset, so that they match"
     if doubles:
         change = f"Give {doubles} as float32: astype('float32') in the dataset"
     raise UserError(

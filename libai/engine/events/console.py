@@ -55,7 +55,7 @@ class ConsoleWriter(Writer):
 
     def begin(self, start_iter: int = 0) -> None:
         if self._max_iter is not None and start_iter < self._max_iter:
-            self._show_bar(self._max_iter)
+            self._show_bar(self._max_iter, logged=start_iter)
 
     def write(self, record: LogRecord) -> None:
         if "train/loss" in record.scalars:
@@ -92,8 +92,8 @@ class ConsoleWriter(Writer):
             return
         if self._bar is None:
             self._bar = _build_bar(max_iter)
-            self._bar.start()
         self._bar.update(0, total=max_iter, **fields)
+        self._bar.start()  # only the first time; after the update, whose numbers its first frame shows
 
 
 def _build_bar(max_iter: int) -> Any:

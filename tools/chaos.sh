@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: bash tools/chaos.sh COUNT [--seed S] [--only I]
+# usage: bash tools/chaos.sh COUNT [--seed S] [--procs N] [--only I]
 # Strikes COUNT real training jobs with random faults and prints what became of each; exit code 1 when one hung or was silent.
 set -euo pipefail
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)

@@ -1,11 +1,11 @@
 """A campaign of random faults against real jobs: what was injected, and what became of it.
 
-    bash tools/chaos.sh 200 [--seed S] [--only I]
+    bash tools/chaos.sh 200 [--seed S] [--procs N] [--only I]
 
-Every fault strikes a real training through tools/train.sh. Afterwards the job is resumed, or started again, without it.
+Every fault strikes a real run through tools/train.sh. Afterwards the job is resumed, or started again, without it.
 `survived`: it ended with 0 and the reference's losses. `clean error`: it ended with another code and a line that says
-why, left no process behind, and its resume gave the reference's losses. `hang`: it, or a process of it, did not end.
-`silent`: anything else. Exit code 1 for the last two.
+why and names the rank that was struck, left no process behind, and its resume gave the reference's losses. `hang`: it,
+or a process of it, did not end. `silent`: anything else. Exit code 1 for the last two.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -38,6 +39,8 @@ OUTCOMES = ("survived", "clean error", "hang", "silent")
 JOB_SECONDS, STALL_SECONDS = 300, 20
 #: relative, of each loss against the run without a fault
 BOUND = 1e-6
+#: the rank that a failure is reported of
+BLAMED = re.compile(r"^(?:error: rank (\d+): |launch: rank (\d+) failed first)", re.MULTILINE)
 Losses = Mapping[int, float]
 
 
@@ -228,8 +231,11 @@ def damage_newest(fault: Fault, folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------ judging
 
 
-def judge(struck: Job, resumed: Job | None, losses: Losses, expected: Losses) -> Verdict:
-    """What became of a fault. `resumed`: the job that went on; None after a good end. `losses`: of both together."""
+def judge(struck: Job, resumed: Job | None, losses: Losses, expected: Losses, rank: int | None = None) -> Verdict:
+    """Judge a fault. `resumed`: the job that went on; None after a good end. `losses`: of both together.
+
+    `rank`: the one that was struck, if the report has to name it.
+    """
     for job in (struck, resumed):
         if job is not None and job.code is None:
             return Verdict("hang", f"the job did not end: {job.stderr[-800:]}")
@@ -237,6 +243,10 @@ def judge(struck: Job, resumed: Job | None, losses: Losses, expected: Losses) ->
             return Verdict("hang", f"processes were left behind: {job.left_behind}")
     if struck.code != 0 and not struck.could_not_speak and not struck.lines:
         return Verdict("silent", f"exit code {struck.code} without a line")
+    if rank is not None and struck.code == 1:
+        blamed = [int(first or second) for first, second in BLAMED.findall(struck.stderr)]
+        if blamed != [rank]:
+            return Verdict("silent", f"rank {rank} was struck, and the report names {blamed}: {struck.stderr[-800:]}")
     if resumed is not None and resumed.code != 0:
         return Verdict("silent", f"the job could not go on (exit code {resumed.code}): {resumed.stderr[-800:]}")
     if losses.keys() != expected.keys():
@@ -255,7 +265,7 @@ def run(fault: Fault) -> Verdict:
     if struck.code is not None and struck.code != 0 and not struck.left_behind:
         has_checkpoint = any((folder / "out" / "checkpoints").glob("iter_*"))
         resumed = finish(start(folder, fault, *(["--resume"] if has_checkpoint else []), planted=False), folder)
-    verdict = judge(struck, resumed, read_losses(folder), expected)
+    verdict = judge(struck, resumed, read_losses(folder), expected, fault.rank)
     if verdict.outcome in ("survived", "clean error"):
         shutil.rmtree(folder)
         return verdict
@@ -266,11 +276,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="chaos.sh", description="Inject random faults into real training jobs.")
     parser.add_argument("count", type=int, help="how many faults")
     parser.add_argument("--seed", type=int, default=1, help="of the campaign; the same seed gives the same faults")
+    parser.add_argument("--procs", type=int, help="ranks of every job (default: 1 or 2, by the seed)")
     parser.add_argument("--only", type=int, metavar="I", help="replay fault number I alone")
     args = parser.parse_args(arguments)
     counts: Counter[str] = Counter()
     for number in [args.only] if args.only is not None else range(args.count):
-        fault = draw(args.seed, number)
+        fault = draw(args.seed, number, args.procs)
         verdict = run(fault)
         counts[verdict.outcome] += 1
         print(f"{verdict.outcome:<12} {fault}{f': {verdict.why}' if verdict.why else ''}", flush=True)

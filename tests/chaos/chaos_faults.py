@@ -25,15 +25,21 @@ class Fault:
     kind: str
     details: dict[str, Any]
 
+    @property
+    def rank(self) -> int | None:
+        """The rank that it strikes, if there are several and only that one is to blame: all report losses of NaN."""
+        rank = self.details.get("rank", self.details.get("target"))
+        return rank if self.procs > 1 and rank != "launcher" and self.details.get("act") != "nan" else None
+
     def __str__(self) -> str:
         details = " ".join(f"{key}={value}" for key, value in self.details.items())
         return f"#{self.number} {self.mode} x{self.procs} {self.kind} {details}"
 
 
-def draw(seed: int, number: int) -> Fault:
-    """Fault `number` of the campaign with this seed."""
+def draw(seed: int, number: int, num_procs: int | None = None) -> Fault:
+    """Fault `number` of the campaign with this seed, in a job of `num_procs` ranks, or of 1 or 2."""
     rng = random.Random(f"{seed}/{number}")
-    mode, procs = rng.choice(("eager", "graph")), rng.choice((1, 2))
+    mode, procs = rng.choice(("eager", "graph")), num_procs or rng.choice((1, 2))
     kind = rng.choices(("hook", "write", "signal", "damage"), weights=(8, 4, 6, 3))[0]
     details = {"hook": _hook, "write": _write, "signal": _signal, "damage": _damage}[kind](rng, procs)
     return Fault(number, mode, procs, kind, details)

@@ -1,4 +1,4 @@
-"""Random faults strike real jobs: each is survived or ends with a clear error, and the training goes on as it was."""
+"""Random faults strike real jobs: each is survived or ends with a clear error, and the run goes on as it was."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from campaign import Job, draw, judge, run
 SEED, COUNT = 1, 20
 
 GOOD = {1: 2.0, 2: 1.0}
+STRUCK = 1
 
 
 @pytest.mark.launch
@@ -35,8 +36,9 @@ def ended(code=0, stderr=""):
         (ended(-signal.SIGKILL), ended(), GOOD, "clean error"),  # the launcher itself cannot say a last word
         (ended(None), None, GOOD, "hang"),
         (ended(1), ended(), GOOD, "silent"),
+        (ended(1, "error: rank 0: failed"), ended(), GOOD, "silent"),
         (ended(), None, {1: 2.0, 2: 1.1}, "silent"),
     ],
 )
 def test_the_judge_tells_good_ends_from_bad_ones(struck, resumed, losses, outcome):
-    assert judge(struck, resumed, losses, GOOD).outcome == outcome
+    assert judge(struck, resumed, losses, GOOD, STRUCK).outcome == outcome

@@ -193,9 +193,10 @@ def result_of_rank_0(
     """Call `work` on rank 0 and return its result, a JSON value, on every rank. Collective.
 
     If `work` raises an exception, every rank raises. Rank 0 raises the exception itself. The other ranks raise
-    `mistake` if its exit code marks a user mistake, and `failed` otherwise.
+    `mistake` if its exit code marks a user mistake, and `failed` otherwise, marked as a consequence for the launcher.
     """
-    result, error = None, None
+    result = None
+    error: Any = None
     if is_main_process():
         try:
             result = work()
@@ -204,8 +205,11 @@ def result_of_rank_0(
     is_mistake = getattr(error, "exit_code", None) == EXIT_USER_MISTAKE
     text = None if error is None else str(error) or type(error).__name__
     result, text, is_mistake = broadcast_object([result, text, is_mistake])
-    if text is not None:
-        raise error or (mistake if is_mistake else failed)(text)
+    if text is not None and error is None:
+        error = (mistake if is_mistake else failed)(text)
+        error.is_consequence = True
+    if error is not None:
+        raise error
     return result
 
 

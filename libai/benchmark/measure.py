@@ -14,10 +14,6 @@ from libai.benchmark.protocol import Unavailable
 from libai.benchmark.variants import OTHER_MODES, VariantSpec
 from libai.utils.errors import UserError
 
-#: Losses may differ by this multiple of the difference that a last-bit change in the weights causes. Different kernels
-#: round differently in every operation of every iteration, not just once.
-ROUNDING_FACTOR = 10.0
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -49,7 +45,6 @@ class Measured:
         matmul_flops: floating-point operations per second of its library's fastest large matmul, or None.
         first_seconds: time of the first iteration, which includes compilation.
         blocks: seconds per iteration, one value per round.
-        cpu_blocks: CPU seconds per iteration, one value per round; empty if the variant does not report CPU time.
     """
 
     spec: VariantSpec
@@ -63,21 +58,17 @@ class Measured:
     losses: list[float] = field(default_factory=list)
     block_iterations: int = 1
     blocks: list[float] = field(default_factory=list)
-    cpu_blocks: list[float] = field(default_factory=list)
 
 
 def measure(
     specs: Sequence[VariantSpec],
-    probes: Sequence[VariantSpec],
     folder: Path,
     settings: Settings,
     say: Callable[[str], object],
 ) -> tuple[list[Measured], list[float]]:
     """Measure the variants and return the results, with the load average at the start of each round.
 
-    `folder` is scratch space. `probes` are two loops that differ only in the last bit of their weights. They start only
-    if losses differ, to measure how much of the difference rounding explains. They are separate from the variants
-    because any variant may be the faulty one. Raises `DifferentTraining`, `VariantFailed`, `UserError`.
+    `folder` is scratch space. Raises `DifferentTraining`, `VariantFailed`, `UserError`.
     """
     everyone = [Measured(spec) for spec in specs]
     running = []
@@ -99,17 +90,7 @@ def measure(
         if not running:
             reasons = [f"{measured.spec.name}: {measured.unavailable}." for measured in everyone]
             raise UserError(f"no variant could train. {' '.join(reasons)}")
-        trained = [measured for _, measured in running]
-        try:
-            check_same_training(trained, settings.loss_tolerance)
-        except DifferentTraining:
-            say("the losses differ; starting two loops whose weights differ in their last bit")
-            pair = [Measured(probe) for probe in probes]
-            for one in pair:
-                with contextlib.suppress(Unavailable), VariantProcess(one.spec, folder) as process:
-                    _first_iterations(process, one, settings)
-            rounding = [difference_of(*losses) for losses in zip(*[one.losses for one in pair])]
-            check_same_training(trained, settings.loss_tolerance, rounding)
+        check_same_training([measured for _, measured in running], settings.loss_tolerance)
         for round_number in range(settings.rounds):
             say(f"round {round_number + 1} of {settings.rounds}")
             loads.append(os.getloadavg()[0])
@@ -117,8 +98,6 @@ def measure(
                 answer = process.run(measured.block_iterations)
                 measured.peak_rss_bytes = answer.get("peak_rss_bytes")
                 measured.blocks.append(answer["seconds"] / measured.block_iterations)
-                if "cpu_seconds" in answer:
-                    measured.cpu_blocks.append(answer["cpu_seconds"] / measured.block_iterations)
     return everyone, loads
 
 
@@ -139,18 +118,9 @@ def _first_iterations(process: VariantProcess, measured: Measured, settings: Set
     measured.block_iterations = min(max(1, round(wanted)), 100_000)
 
 
-def check_same_training(trained: Sequence[Measured], tolerance: float, rounding: Sequence[float] = ()) -> None:
-    """Raise `DifferentTraining` unless every variant matches the first in losses and in samples per iteration.
-
-    In Adam's first updates every weight moves by the learning rate, and rounding decides the sign of a near-zero
-    gradient. `rounding` holds the relative loss differences, per iteration, between two loops that differ only in the
-    last bit of their weights. An iteration may differ by `ROUNDING_FACTOR` times the largest of these so far. A bug
-    shows up earlier, before rounding errors have grown.
-    """
+def check_same_training(trained: Sequence[Measured], tolerance: float) -> None:
+    """Raise `DifferentTraining` unless every variant matches the first in losses and in samples per iteration."""
     first = trained[0]
-    limits = [tolerance] * len(first.losses)
-    if rounding:
-        limits = [max(tolerance, ROUNDING_FACTOR * max(rounding[: i + 1])) for i in range(len(limits))]
     for measured in trained:
         names = f"{first.spec.name} and {measured.spec.name}"
         if not measured.losses:
@@ -162,11 +132,11 @@ def check_same_training(trained: Sequence[Measured], tolerance: float, rounding:
             )
         for number, (expected, found) in enumerate(zip(first.losses, measured.losses)):
             difference = difference_of(expected, found)
-            if not difference <= limits[number]:
+            if not difference <= tolerance:
                 raise DifferentTraining(
                     f"{names} train differently, so their times are not compared: in iteration {number + 1} their "
                     f"losses are {expected:.8g} and {found:.8g}, a relative difference of {difference:.2g}, above "
-                    f"{limits[number]:.2g}. Likely causes: dropout on several ranks (set it to 0), labels that are "
+                    f"{tolerance:.2g}. Likely causes: dropout on several ranks (set it to 0), labels that are "
                     "ignored with accumulation, a model that keeps state. `libai parity` names the module; "
                     "--loss-tolerance is the bound."
                 )

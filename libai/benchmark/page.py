@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from libai.benchmark.report import UNDECIDED, WITHIN_NOISE, estimate, format_spread
+from libai.benchmark.report import UNDECIDED, WITHIN_NOISE, format_spread
 
 #: with fewer rounds, a median and its interval are meaningless
 LEAST_ROUNDS = 3
@@ -40,9 +40,9 @@ def to_rows(case: Mapping[str, Any]) -> list[list[str]]:
     """Return the table for one config: a header row, then one row for each variant that ran."""
     measured = [row for row in case["variants"] if row["blocks"]]
     tokens = max(row["tokens_per_iter"] or 0 for row in measured)
-    rows = [["variant", "ms/iter", "ratio", "verdict", "CPU ms", "samples/s", "of matmul", "first s", "RSS MiB"]]
+    rows = [["variant", "ms/iter", "ratio", "verdict", "samples/s", "of matmul", "first s", "RSS MiB"]]
     if tokens:
-        rows[0][5] = "tokens/s"
+        rows[0][4] = "tokens/s"
     for row in measured:
         rows.append(
             [
@@ -50,7 +50,6 @@ def to_rows(case: Mapping[str, Any]) -> list[list[str]]:
                 format_spread(row["step_seconds"], 1e3),
                 format_spread(row["ratio"]),
                 row["verdict"],
-                format_spread(estimate(row["cpu_blocks"]), 1e3) if row["cpu_blocks"] else "",
                 f"{(tokens or row['samples_per_iter']) / row['step_seconds']['median']:,.0f}",
                 f"{row['matmul_share']:.0%}" if row["matmul_share"] else "",
                 f"{row['first_seconds']:.2f}",

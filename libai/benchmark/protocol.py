@@ -11,7 +11,6 @@ with `{"event": "done", ...}` and these fields:
 
     seconds         total time of all iterations; the device is idle before and after
     losses          loss of each iteration in full precision, if requested
-    cpu_seconds     CPU time of all its processes during `seconds`                (optional)
     peak_rss_bytes  sum of the peak resident memory of all its processes so far   (optional)
     tokens_per_iter tokens per iteration                                          (optional)
     flops_per_iter  floating-point operations per iteration                       (optional)
@@ -79,13 +78,11 @@ class Variant:
             self.iterate(1, losses=False)
         self.begin()
         start = time.perf_counter()
-        cpu_start = time.process_time()
         found = self.iterate(iterations, losses)
         seconds = time.perf_counter() - start
-        cpu_seconds = time.process_time() - cpu_start
         # read VmHWM instead of calling getrusage: on Linux a new process inherits ru_maxrss from its parent
         peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
-        answer = {"seconds": seconds, "cpu_seconds": cpu_seconds, "losses": found, "peak_rss_bytes": int(peak) * 1024}
+        answer = {"seconds": seconds, "losses": found, "peak_rss_bytes": int(peak) * 1024}
         return self.finish(answer)
 
 

@@ -102,11 +102,6 @@ def make_variants(
     return found
 
 
-def make_probes(config: str, overrides: Sequence[str]) -> list[VariantSpec]:
-    """Return two hand-written eager loops that differ only in the last bit of their weights."""
-    return [VariantSpec(f"probe {mode}", _own(config, overrides, mode, 1)) for mode in ("raw-eager", "perturbed")]
-
-
 def _own(config: str, overrides: Sequence[str], mode: str, count: int) -> tuple[str, ...]:
     """Return the command of a job with `count` ranks and the same global batch size as a job with one rank."""
     if count > 1:

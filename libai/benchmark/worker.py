@@ -55,11 +55,10 @@ class OneFlowVariant(Variant):
         barrier()
 
     def finish(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """See `Variant.finish`. Reports the slowest rank's time and the total CPU time and memory. Collective."""
+        """See `Variant.finish`. Reports the slowest rank's time and the total memory. Collective."""
         wait_for_device()  # a pending update would take a core from the next variant
         ranks = gather_objects(answer)
-        for name in ("cpu_seconds", "peak_rss_bytes"):
-            answer[name] = sum(rank[name] for rank in ranks)
+        answer["peak_rss_bytes"] = sum(rank["peak_rss_bytes"] for rank in ranks)
         answer["seconds"] = max(rank["seconds"] for rank in ranks)
         # losses are equal on all ranks, except in the hand-written eager loop: there each rank has its own samples
         answer["losses"] = np.mean([rank["losses"] for rank in ranks], axis=0).tolist()
@@ -132,9 +131,6 @@ class RawVariant(OneFlowVariant):
         self._accumulation = parts.sizes.accumulation
         self.samples_per_iter = parts.plan.global_batch_size
         model = parts.new_model()
-        if mode == "perturbed":
-            for parameter in model.parameters():
-                parameter.data.mul_(1 + 2.0**-23 * flow.randn(*parameter.shape).sign())
         model = model.to(self._device)
         if draws_randomness(model):
             raise Unavailable("a hand-written loop has different dropout masks; set the dropout rates to 0")

@@ -23,14 +23,13 @@ class Sleeper(Variant):
         print("a library prints this", flush=True)
         time.sleep(given.seconds if self.iteration else given.first_seconds)
         self.iteration += 1
-        return given.loss / self.iteration * (1 + given.drift * 10**self.iteration)
+        return given.loss / self.iteration
 
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--seconds", type=float, default=0.002)
 parser.add_argument("--first-seconds", type=float, default=0.002)
 parser.add_argument("--loss", type=float, default=5.0)
-parser.add_argument("--drift", type=float, default=0.0)
 parser.add_argument("--fail", default="")
 parser.add_argument("--batch", type=int, default=4)
 given = parser.parse_args()

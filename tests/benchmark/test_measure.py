@@ -24,9 +24,8 @@ def sleeper(name, *arguments):
     return VariantSpec(name, (sys.executable, SLEEPER, *arguments), {"PYTHONPATH": root})
 
 
-def run(folder, *specs, probe="0"):
-    probes = [sleeper("plain"), sleeper("probe", "--drift", probe)]
-    return measure(specs, probes, folder, QUICK, lambda text: None)
+def run(folder, *specs):
+    return measure(specs, folder, QUICK, lambda text: None)
 
 
 def test_variants_are_interleaved_and_measured(tmp_path):
@@ -35,32 +34,12 @@ def test_variants_are_interleaved_and_measured(tmp_path):
     assert min(a.blocks) >= 0.002 and min(b.blocks) >= 0.02
     assert a.losses == b.losses == pytest.approx([5.0, 2.5, 5.0 / 3])
     assert b.first_seconds >= 0.2
-    assert a.peak_rss_bytes > 2**20 and len(a.cpu_blocks) == 2
+    assert a.peak_rss_bytes > 2**20
 
 
 def test_variants_that_train_differently_get_no_times(tmp_path):
     with pytest.raises(DifferentTraining, match=r"a and b train differently.*iteration 1.*5\.01.*above 0\.0001"):
         run(tmp_path, sleeper("a"), sleeper("b", "--loss", "5.01"))
-
-
-@pytest.mark.e2e
-def test_losses_may_differ_by_as_much_as_the_last_bit_of_the_weights_explains(tmp_path):
-    # 1e-5, 1e-4 and 1e-3 in iterations 1 to 3, and the probe half of it, or nearly nothing
-    specs = sleeper("a"), sleeper("b", "--drift", "1e-6")
-    for number, probe in enumerate(["5e-7", "1e-10"]):
-        (tmp_path / probe).mkdir()
-        if number == 0:
-            (_, b), _ = run(tmp_path / probe, *specs, probe=probe)
-            assert len(b.blocks) == QUICK.rounds
-        else:
-            with pytest.raises(DifferentTraining, match=r"iteration 3 .*above 0\.0001"):
-                run(tmp_path / probe, *specs, probe=probe)
-
-
-@pytest.mark.e2e
-def test_a_first_variant_that_trains_wrongly_does_not_widen_the_bound(tmp_path):
-    with pytest.raises(DifferentTraining, match=r"wrong and b train differently.*above 0\.0001"):
-        run(tmp_path, sleeper("wrong", "--loss", "7.5"), sleeper("b"), probe="1e-10")
 
 
 def test_a_command_that_does_not_exist_takes_no_part(tmp_path):

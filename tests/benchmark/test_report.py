@@ -35,7 +35,7 @@ def drifting(scale, seed, rounds=20):
 @pytest.fixture
 def case():
     """Both modes, a loop, a twin, and a variant that took no part."""
-    eager = planted("eager", TIMES, tokens_per_iter=512, cpu_blocks=TIMES, peak_rss_bytes=2**28)
+    eager = planted("eager", TIMES, tokens_per_iter=512, peak_rss_bytes=2**28)
     eager.flops_per_iter = 1e9
     eager.matmul_flops = 1e11
     graph = planted("graph", scaled(0.5), first=1.5)

@@ -52,6 +52,14 @@ def test_objects_that_are_not_json_are_refused_already_with_one_process(alone):
             send({"array": np.ones(2)})
 
 
+def test_a_rank_that_fails_since_rank_0_did_is_marked_for_the_launcher(monkeypatch):
+    monkeypatch.setattr(distributed, "is_main_process", lambda: False)
+    monkeypatch.setattr(distributed, "broadcast_object", lambda mine: [None, "the disk is full", False])
+    with pytest.raises(RuntimeError, match="the disk is full") as caught:
+        distributed.result_of_rank_0(lambda: None)
+    assert caught.value.is_consequence
+
+
 class TestDevice:
     @pytest.fixture
     def machine(self, monkeypatch, alone):

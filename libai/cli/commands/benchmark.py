@@ -35,7 +35,6 @@ from libai.benchmark.variants import (
     OWN_MODES,
     VariantSpec,
     load_measured,
-    make_probes,
     make_variants,
 )
 from libai.launch.guard import guarded_main
@@ -96,10 +95,9 @@ def _benchmark(arguments: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
             if any("{case}" in spec.command for spec in specs[config]):
                 export_or_refuse(Path(folder, "case"), config, overrides)
-            probes = make_probes(config, overrides)
-            everyone, loads = measure(specs[config], probes, Path(folder), settings, tell)
+            everyone, loads = measure(specs[config], Path(folder), settings, tell)
         cases.append(describe_case(title, everyone, loads, machine["cores"]))
-        print("\n".join([title, "", format_table(to_rows(cases[-1]), right=range(1, 9)), "", *cases[-1]["notes"], ""]))
+        print("\n".join([title, "", format_table(to_rows(cases[-1]), right=range(1, 8)), "", *cases[-1]["notes"], ""]))
     command = " ".join(["libai benchmark", *map(without_folders, arguments)])
     report = {"command": command, "machine": machine, "settings": asdict(settings), "cases": cases}
     atomic_write_text(output / "report.json", json.dumps(report, indent=1) + "\n")

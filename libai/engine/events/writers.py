@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from libai.utils.atomic import atomic_write_bytes, naming, read_json
+from libai.utils.atomic import atomic_write_bytes, naming
 from libai.utils.errors import OutputLostError, UserError
 
 logger = logging.getLogger("libai.engine")
@@ -253,11 +253,10 @@ class WandbWriter(Writer):
     """Writes to a tracker with the interface of Weights & Biases: `init`, `Html`, `run.log` and `run.finish`.
 
     The package is imported when training begins. An error of the tracker ends the run, as with any other writer. A
-    resumed run continues the tracker's run. A tracker keeps every row that it has received, so `<package>.json` in the
-    output folder stores the last iteration sent, and repeated iterations are not sent again.
+    resumed run continues the tracker's run, and sends iterations that it repeats again.
 
     Args:
-        run_info: facts about the run. A `<package>.json` of another run is ignored.
+        run_info: facts about the run.
         package: `wandb` or `trackio`.
         project: name of the tracker's project.
         options: further arguments of `init`, such as `entity`, `group`, `tags` or `mode` of W&B.
@@ -275,7 +274,6 @@ class WandbWriter(Writer):
                 f"train.writers asks for {package}, which is not installed. Run `pip install {package}`, or leave it "
                 "out of train.writers."
             )
-        self._info = run_info
         self._package = package
         self._options: dict[str, Any] = {"project": project, "config": dict(run_info.config), "resume": "allow"}
         if package == "wandb":
@@ -289,29 +287,18 @@ class WandbWriter(Writer):
         else:  # trackio has no IDs and finds a run by its name
             self._options["name"] = f"{run_info.name} {run_info.run_id}"
         self._options |= options or {}
-        self._note = run_info.output_dir / f"{package}.json"
-        self._start = 0
-        self._sent = 0
         self._run: Any = None
 
     def begin(self, start_iter: int = 0) -> None:
         """See `Writer.begin`. Starts or resumes the tracker's run."""
-        note = read_json(self._note)
-        self._start = start_iter
-        self._sent = note.get("last_iter", 0) if note.get("run_id") == self._info.run_id else 0
         self._run = importlib.import_module(self._package).init(**self._options)
 
     def write(self, record: LogRecord) -> None:
-        if self._start < record.iter <= self._sent:
-            return
         self._run.log(dict(record.scalars), step=record.iter)
-        note = {"run_id": self._info.run_id, "last_iter": record.iter}
-        self._note.write_text(json.dumps(note) + "\n")
 
     def write_text(self, name: str, text: str, iter: int = 0) -> None:
-        if iter > self._sent or not self._sent:
-            page = importlib.import_module(self._package).Html(f"<pre>{html.escape(text)}</pre>")
-            self._run.log({name: page}, step=iter)
+        page = importlib.import_module(self._package).Html(f"<pre>{html.escape(text)}</pre>")
+        self._run.log({name: page}, step=iter)
 
     def close(self) -> None:
         if self._run is not None:

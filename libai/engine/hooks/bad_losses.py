@@ -52,6 +52,8 @@ class BadLossHook(HookBase, LossPolicy):
 
     #: runs before the hooks that fetch losses
     priority = 1
+    _snapshot: Snapshot | None
+    _batches: list[tuple[int, list[Any]]]
 
     def __init__(self, policy: str, schedule: Any = None):
         if not (schedule is None or has_state(schedule)):
@@ -61,11 +63,9 @@ class BadLossHook(HookBase, LossPolicy):
             )
         self.policy = policy
         self.bad_iterations: list[int] = []
-        self._snapshot: Snapshot | None = None
-        self._batches: list[tuple[int, list[Any]]] = []
-        self._bytes = 0
         self._bad_in_a_row = 0
         self._generation = 0
+        self.forget()
 
     def before_train(self) -> None:
         self.trainer.loop.metrics.policy = self

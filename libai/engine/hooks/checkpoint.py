@@ -27,16 +27,14 @@ class CheckpointHook(HookBase):
 
     Args:
         checkpointer: saves the checkpoints; the hook closes it at the end.
-        period: iterations between two saves, or every epoch; 0: no periodic saves.
-        at_end: save after the last iteration, and if a hook has stopped the run.
+        period: iterations between two saves, or every epoch; 0: only at the end.
     """
 
     priority = 96
 
-    def __init__(self, checkpointer: TrainerCheckpointer, period: Period, at_end: bool = True):
+    def __init__(self, checkpointer: TrainerCheckpointer, period: Period):
         self._checkpointer = checkpointer
         self._period = period
-        self._at_end = at_end
 
     def before_train(self) -> None:
         """Raises any error that would make the first save fail."""
@@ -47,21 +45,17 @@ class CheckpointHook(HookBase):
         if self._checkpointer.background is not None:
             self._checkpointer.background.check()
         completed = self.trainer.iter + 1
-        is_last = completed == self.trainer.max_iter and self._at_end
-        if is_last or is_due(self._period, completed):
+        if completed == self.trainer.max_iter or is_due(self._period, completed):
             self._checkpointer.save()
 
     def after_train(self) -> None:
         """Saves the state of a run that ended early, and waits for a pending save."""
         status = self.trainer.status
-        if status == "failed":
-            self._after_failure()
+        if status != "failed":
+            if status in ("interrupted", "stopped"):
+                self._checkpointer.save()
+            self._checkpointer.close()
             return
-        if status == "interrupted" or (status == "stopped" and self._at_end):
-            self._checkpointer.save()
-        self._checkpointer.close()
-
-    def _after_failure(self) -> None:
         try:
             if self._can_save_after_failure():
                 path = self._checkpointer.save()
@@ -72,10 +66,11 @@ class CheckpointHook(HookBase):
 
     def _can_save_after_failure(self) -> bool:
         trainer = self.trainer
+        failure = trainer.loop.failure
         return (
             get_world_size() == 1
             and not trainer.feed.is_ahead
             and trainer.completed_iters > 0
-            and isinstance(trainer.loop.failure, Exception)  # not Ctrl-C, which should end the run at once
-            and not isinstance(trainer.loop.failure, (NonFiniteLoss, CheckpointError, OutputLostError))
+            and isinstance(failure, Exception)  # not Ctrl-C, which should end the run at once
+            and not isinstance(failure, (NonFiniteLoss, CheckpointError, OutputLostError))
         )

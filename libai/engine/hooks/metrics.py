@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class IterationTimer(HookBase):
     def before_train(self) -> None:
         self._train_start = time.perf_counter()
         self.start_iter = self.trainer.start_iter
-        self._begin_window()
+        self._end_window()
 
     def before_step(self) -> None:
         """Ends the window of a first iteration, which includes its hooks, and opens the next window."""
@@ -65,42 +66,41 @@ class IterationTimer(HookBase):
 
     def after_train(self) -> None:
         """Ends the last window, for example of a run that was stopped between two log points."""
-        if self.trainer.status != "failed":
-            wait_for_device()
-            self._end()
+        if self.trainer.status == "failed":
+            return
+        wait_for_device()
+        if self._is_first:
+            self._end_first()
+        self.close_window()
+        self.throughput.prolong(self._end_window())  # add the time of hooks that ran after the last log point
 
     def close_window(self) -> None:
         """Add the time since the last call to the `Throughput`. Call it after the metrics have been fetched."""
         if self._is_first or not self._iters:
             return
         items, flops = self.trainer.feed.items_per_iter, self.trainer.loop.flops_per_sample
+        iters, data_seconds = self._iters, self._data_seconds
         self.throughput.update(
-            self._window_seconds(),
-            samples=self._samples * self._iters,
-            items=items and items * self._iters,
-            flops=flops and flops * self._samples * self._iters,
-            data_seconds=self._data_seconds,
-            iters=self._iters,
+            self._end_window(),
+            samples=self._samples * iters,
+            items=items and items * iters,
+            flops=flops and flops * self._samples * iters,
+            data_seconds=data_seconds,
+            iters=iters,
         )
-        self._begin_window()
-
-    def _end(self) -> None:
-        if self._is_first:
-            self._end_first()
-        self.close_window()
-        self.throughput.prolong(self._window_seconds())  # add the time of hooks that ran after the last log point
-        self._begin_window()
 
     def _end_first(self) -> None:
-        self.first_seconds += self._window_seconds()
+        self.first_seconds += self._end_window()
         self._is_first = False
-        self._begin_window()
 
-    def _window_seconds(self) -> float:
-        return self.trainer.loop.clock() - self._start
-
-    def _begin_window(self) -> None:
-        self._start, self._data_seconds, self._iters = self.trainer.loop.clock(), 0.0, 0
+    def _end_window(self) -> float:
+        """Begin a new window and return the seconds of the old one."""
+        now = self.trainer.loop.clock()
+        seconds = now - self._start
+        self._start = now
+        self._data_seconds = 0.0
+        self._iters = 0
+        return seconds
 
     @property
     def total_seconds(self) -> float:
@@ -119,7 +119,7 @@ class WriterHook(HookBase):
         writers: used on rank 0 only. They are opened when training starts and closed when it ends.
         period: iterations between log points, or every epoch.
         timer: source of the throughput numbers; None: log none.
-        texts: name → text to pass to the writers at the start, such as the config.
+        files: text files that are passed to the writers at the start, such as the config.
         iters_per_epoch: iterations per epoch, to compute `train/epoch`; None leaves it out.
         best: hook that stores the best value of a metric; a record with a better value is marked.
     """
@@ -131,12 +131,12 @@ class WriterHook(HookBase):
         writers: Sequence[Writer],
         period: Period,
         timer: IterationTimer | None = None,
-        texts: Mapping[str, str] | None = None,
+        files: Sequence[Path] = (),
         iters_per_epoch: float | None = None,
         best: Any = None,
     ):
         self._writers = list(writers) if is_main_process() else []
-        self._texts: Mapping[str, str] = {} if texts is None else texts  # the caller fills it before training starts
+        self._files = files
         self.period, self._timer, self._iters_per_epoch = period, timer, iters_per_epoch
         self._best = best
         self._written: dict[str, int] = {}
@@ -149,8 +149,8 @@ class WriterHook(HookBase):
         self._logged_at = 0
         for writer in self._writers:
             writer.begin(start)
-            for name, text in self._texts.items():
-                writer.write_text(name, text, start)
+            for file in self._files:
+                writer.write_text(file.stem, file.read_text(), start)
         # a resumed storage contains values that the earlier session has already written
         self._written.update({tag: at for tag, (_, at) in self.trainer.storage.latest().items() if at < start})
         self._write(start)

@@ -21,6 +21,7 @@ from libai.engine.events.writers import (
     Writer,
 )
 from libai.engine.hook_base import HookBase
+from libai.engine.run.run_folder import ENV_FILE
 from libai.scheduler import needs_metric
 
 #: the names in `train.writers`
@@ -65,7 +66,7 @@ def default_hooks(run: Any) -> list[HookBase | None]:
         found.append(hooks.CheckpointHook(run.checkpointer, period))
     if train.profile is not None:
         start, stop = train.profile
-        found.append(hooks.ProfilerHook(run.output_dir / "profile", start, stop, run.mesh.device))
+        found.append(hooks.ProfilerHook(run.output_dir / "profile", start, stop))
     if train.rehearse_every:
         found.append(hooks.RehearsalHook(train.rehearse_every))
     for index, section in enumerate(train.extra_hooks or []):
@@ -74,7 +75,8 @@ def default_hooks(run: Any) -> list[HookBase | None]:
         found.append(hook)
     log_period = plan.period(train.log_period, "train.log_period")
     writers = run.build_writers()
-    found.append(hooks.WriterHook(writers, log_period, run.timer, run.folder.texts, plan.iters_per_epoch, best))
+    files = [run.output_dir / "config.yaml", run.output_dir / ENV_FILE]
+    found.append(hooks.WriterHook(writers, log_period, run.timer, files, plan.iters_per_epoch, best))
     return found
 
 

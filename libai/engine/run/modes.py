@@ -6,16 +6,12 @@ No other file of the engine reads the mode from the config. All other code asks 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any
-
-import oneflow as flow
 
 from libai.config import RunConfig
 from libai.config.combinations import check_supported
 from libai.engine.compiled.build_errors import GraphBuildError
 from libai.engine.compiled.guards import refuse_own_update
-from libai.engine.hook_base import HookBase
 from libai.engine.rehearsal.rehearsal import NotTheSame
 from libai.engine.run import build
 from libai.engine.run.trials import compare_speed, try_forward
@@ -35,59 +31,48 @@ _COULD_NOT = {
 
 
 def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
-    """Return the mode to build in, and the reason. `auto` begins in graph mode if it supports the config."""
+    """Return the mode to build in, and the reason. `auto` begins in eager mode if it supports the config."""
     if config.mode != "auto":
         check_supported(config, config.mode, device)
         return config.mode, f"graph.enabled={str(config.mode == 'graph').lower()}"
     try:
-        check_supported(config, "graph", device)
-    except UserError as reason:
         check_supported(config, "eager", device)
-        return "eager", f"graph.enabled=auto: {reason}"
-    return "graph", UNDECIDED
-
-
-def mode_for_optimizer(mode: str, reason: str, optimizer: flow.optim.Optimizer) -> tuple[str, str]:
-    """Return mode and reason once the optimizer is built.
-
-    With `auto`, an optimizer with its own update runs in eager mode.
-    """
-    if reason == UNDECIDED:
-        try:
-            refuse_own_update(optimizer)
-        except UserError as error:
-            return "eager", f"graph.enabled=auto: {error}".partition(", and graph mode")[0]
-    return mode, reason
+    except UserError:
+        check_supported(config, "graph", device)
+        return "graph", UNDECIDED
+    return "eager", UNDECIDED
 
 
 def resolve(run: Any) -> None:
     """Choose the mode and compile before the loop starts. The training state is not changed. Collective.
 
-    Falls back to eager mode if the config allows it. `graph.enabled=auto` keeps the mode that all hooks support, or
-    else the faster mode.
+    Falls back to eager mode if the config allows it. `graph.enabled=auto` keeps the mode that config, optimizer and
+    hooks support, or else the faster mode.
     """
     if run.mode_reason == UNDECIDED:
-        refusals = {mode: text for mode in TRAINERS if (text := _refusal_of_hooks(run.trainer.hooks, mode))}
+        refusals = {mode: text for mode in TRAINERS if (text := _refusal(run, mode))}
         if len(refusals) == len(TRAINERS):
             raise UserError("graph.enabled=auto finds no mode: " + " ".join(refusals.values()))
-        for refused, text in refusals.items():
+        for text in refusals.values():
             run.mode_reason = f"graph.enabled=auto: {text.partition('. ')[0]}"
-            switch(run, "graph" if refused == "eager" else "eager", run.mode_reason)
+        _set_mode(run, "eager" if "graph" in refusals else "graph")
     run.trainer.loop.is_mode_final = True
     run.trainer.max_iter = run.plan.train_iter  # limits the rehearsal to the updates that are left
     if run.trainer.completed_iters >= run.trainer.max_iter:
         return
+    mode = run.trainer.mode
     try:
         run.trainer.prepare()  # before the run takes its folder, which stays unchanged if the model cannot train
-        if run.config.train.rehearse == 0 and run.trainer.mode == "eager":
+        if run.config.train.rehearse == 0 and mode == "eager":
             try_forward(run.trainer)
     except (GraphBuildError, NotTheSame) as error:
         falls_back = run.config.mode == "auto" or run.config.graph.on_build_error == "eager"
-        if run.trainer.mode == "eager" or not falls_back:
+        if mode == "eager" or not falls_back:
             raise
+        run.mode_reason = f"the graph could not {_COULD_NOT[type(error)]}"
         if is_main_process():
-            logger.warning("%s", error)
-        switch(run, "eager", f"the graph could not {_COULD_NOT[type(error)]}")
+            logger.warning("%s The run trains in eager mode, because %s.", error, run.mode_reason)
+        _set_mode(run, "eager")  # a trainer that was switched to graph mode is already back
         run.trainer.prepare()
         return
     if run.mode_reason == UNDECIDED:
@@ -115,13 +100,16 @@ def _keep_the_faster(run: Any) -> None:
         logger.info("graph mode stays (%s)", run.mode_reason)
 
 
-def _refusal_of_hooks(hooks: Iterable[HookBase], mode: str) -> str:
-    """Return why the first hook that does not support `mode` refuses it, or "" if all support it."""
-    for hook in hooks:
-        try:
+def _refusal(run: Any, mode: str) -> str:
+    """Return why config, optimizer or a hook does not support `mode`, or "" if all support it."""
+    try:
+        check_supported(run.config, mode, run.mesh.device)
+        if mode == "graph":
+            refuse_own_update(run.optimizer)
+        for hook in run.trainer.hooks:
             hook.check_mode(mode)
-        except UserError as error:
-            return str(error)
+    except UserError as error:
+        return str(error)
     return ""
 
 
@@ -131,9 +119,14 @@ def switch(run: Any, mode: str, reason: str) -> None:
         return
     before = run.trainer.mode
     check_supported(run.config, mode, run.mesh.device)
-    run.trainer.switch_to(mode, **build.mode_options(run.config, mode, run.mesh.device))
+    _set_mode(run, mode)
     run.mode_reason = reason
     if is_main_process():
         logger.info(
             "switched from %s to %s mode after iteration %d (%s)", before, mode, run.trainer.completed_iters, reason
         )
+
+
+def _set_mode(run: Any, mode: str) -> None:
+    if mode != run.trainer.mode:
+        run.trainer.switch_to(mode, **build.mode_options(run.config, mode, run.mesh.device))

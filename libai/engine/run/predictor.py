@@ -15,7 +15,7 @@ from libai import checkpoint
 from libai.config import load_config
 from libai.engine.options import TrainOptions
 from libai.engine.run import build
-from libai.engine.run.modes import UNDECIDED, first_mode
+from libai.engine.run.modes import first_mode
 from libai.engine.trainer import TRAINERS
 from libai.parallel import Layout, Mesh
 from libai.utils.distributed import default_device, get_world_size
@@ -60,8 +60,7 @@ class Predictor:
             ]
         config: Any = load_config(folder / "config.yaml", overrides, get_world_size())
         self.config = config
-        asked, reason = first_mode(config, default_device(config.train.device))
-        self.mode = mode or ("eager" if reason == UNDECIDED else asked)
+        self.mode = mode or first_mode(config, default_device(config.train.device))[0]
         if self.mode not in TRAINERS:
             raise UserError(f"mode={mode!r}: a model predicts in {' or '.join(sorted(TRAINERS))} mode.")
         self.checkpoint = checkpoint.resolve(folder / "checkpoints" / which)

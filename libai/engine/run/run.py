@@ -111,7 +111,6 @@ class Run(build.Parts):
         self.test_loaders = self.build_test_loaders(config, self.mesh, self.sizes.micro)
         self.model = self.new_model()
         self.optimizer = self.new_optimizer(self.model)
-        mode, self.mode_reason = modes.mode_for_optimizer(mode, self.mode_reason, self.optimizer)
         self.trainer = self.new_trainer(mode, self.model, self.train_loader, self.optimizer)
         self.lr_scheduler = self.trainer.lr_scheduler
         self.checkpointer = self._new_checkpointer()
@@ -299,13 +298,15 @@ class Run(build.Parts):
             return
         modes.switch(self, mode, "asked for by switch_mode")
 
-    def evaluate(self) -> dict[str, float]:
-        """Return `{"eval/<dataset>/<metric>": value}` over all test loaders. Collective."""
+    def evaluate(self, max_batches: int | None = None) -> dict[str, float]:
+        """Return `{"eval/<dataset>/<metric>": value}` over all test loaders. Collective.
+
+        `max_batches`: evaluate only the first batches of each loader; default: `train.evaluation.eval_iter`.
+        """
+        limit = max_batches or self.config.train.evaluation.eval_iter
         metrics: dict[str, float] = {}
         for name, loader in self.test_loaders.items():
-            metrics.update(
-                self.trainer.evaluate(loader, self.evaluators, name, max_batches=self.config.train.evaluation.eval_iter)
-            )
+            metrics |= self.trainer.evaluate(loader, self.evaluators, name, max_batches=limit)
         return metrics
 
     def check_evaluation(self) -> None:
@@ -324,11 +325,9 @@ class Run(build.Parts):
         is_checked = self.metric is not None and not self.config.train.extra_hooks
         if not is_checked and not num_batches:
             return
-        tags: list[str] = []
-        for name, loader in self.test_loaders.items():
-            tags += self.trainer.evaluate(loader, self.evaluators, name, max_batches=max(num_batches, 1))
+        metrics = self.evaluate(max(num_batches, 1))
         if is_checked:
-            refuse_unknown(f"eval/{self.metric}", tags)
+            refuse_unknown(f"eval/{self.metric}", metrics)
         if num_batches and is_main_process():
             logger.info("evaluation works: tried on %d batch(es) of %s", num_batches, ", ".join(self.test_loaders))
 

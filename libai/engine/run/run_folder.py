@@ -46,8 +46,6 @@ _WRITTEN = (
     "summary.json",
     "metrics.jsonl",
     "metrics.[0-9]*.jsonl",
-    "wandb.json",
-    "trackio.json",
     "log.txt",
     "log_rank[0-9]*.txt",
     "tb/*tfevents*",
@@ -93,13 +91,11 @@ class RunFolder:
         run_id: the id of this run. A run that is continued keeps its id.
         checkpoint: the checkpoint to resume, by default the newest verified one of the run, or None.
         is_held: whether this run may write into the folder.
-        texts: content of `config.yaml` and `env.json`, by name without suffix, once the run has begun.
     """
 
     def __init__(self, path: Path, resume: bool | str, reset: Collection[str] = ()):
         self.path = path
         self.root = path / "checkpoints"
-        self.texts: dict[str, str] = {}
         _check_reset(reset, bool(resume))
         present = result_of_rank_0(partial(find_run, path))
         self.checkpoint: Path | None = None
@@ -194,8 +190,6 @@ class RunFolder:
         atomic_write_text(self.path / RUN_FILE, json.dumps({"run_id": self.run_id}) + "\n")
         for name, text in files.items():
             atomic_write_text(self.path / name, text)
-            if name in ("config.yaml", ENV_FILE):
-                self.texts[Path(name).stem] = text
 
     def check(self) -> None:
         """Raise `OutputLostError` if the folder no longer holds this run. Call on rank 0."""

@@ -71,9 +71,9 @@ def dry_run(run: Any) -> None:
         seconds = min(_seconds_per_update(trainer, micro_batches, 1) for _ in range(UPDATES_PER_BLOCK))
         if run.config.train.checkpointer.enabled:
             done.append(f"a checkpoint written and read back ({format_bytes(_save_and_load(run))})")
-        for name, loader in run.test_loaders.items() if run.config.train.evaluation.enabled else ():
-            trainer.evaluate(loader, run.evaluators, name, max_batches=1)
-            done.append(f"one evaluation batch of {name}")
+        if run.config.train.evaluation.enabled and run.test_loaders:
+            run.evaluate(max_batches=1)
+            done.append(f"one evaluation batch of {', '.join(run.test_loaders)}")
     if is_main_process():
         memory = [f"{value:.2f} GiB" for value in memory_gb(trainer.loop.device).values()]
         iterations = max(run.plan.train_iter - run.start_iter, 0)
@@ -162,39 +162,29 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
     groups = trainer.optimizer.param_groups
     rates = initial_lrs(trainer.optimizer)
     largest = max(rates)
-    lrs = np.geomspace(lowest, highest, num_iters).tolist()
+    lrs: list[float] = []
     losses: list[float] = []
-    mean, has_diverged = 0.0, False
+    mean = 0.0
     with rolled_back(trainer), _batches_read_again(trainer.feed, num_iters) as batches:
         trainer.lr_scheduler = None
-        for lr, micro_batches in zip(lrs, batches):
+        for lr, micro_batches in zip(np.geomspace(lowest, highest, num_iters).tolist(), batches):
             for group, rate in zip(groups, rates):
                 group["lr"] = lr * rate / largest if largest else lr
-            loss = _loss_before(trainer, micro_batches)
+            (numbers,) = trainer.collect([trainer.update(micro_batches)])
             trainer.iter += 1  # random masks depend on it
-            mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
-            smoothed = mean / (1 - SMOOTHING ** (len(losses) + 1))  # corrects for the start at 0
-            has_diverged = not smoothed <= DIVERGED * min([*losses, smoothed])
-            if not math.isfinite(loss):
+            if not math.isfinite(numbers["train/loss"]):
                 break
-            losses.append(smoothed)
-            if has_diverged:
+            mean = SMOOTHING * mean + (1 - SMOOTHING) * numbers["train/loss"]
+            losses.append(mean / (1 - SMOOTHING ** (len(losses) + 1)))  # corrects for the start at 0
+            lrs.append(lr)
+            if losses[-1] > DIVERGED * min(losses):
                 break
     if len(losses) < FEWEST_POINTS:
         raise UserError(
             f"the loss diverged after {len(losses)} updates, at a rate of {lr:.1e}: too few for a curve. Begin below "
             f"{lowest:g}."
         )
-    return LRCurve(lrs[: len(losses)], losses, has_diverged)
-
-
-def _loss_before(trainer: ModelTrainer, micro_batches: list[Any]) -> float:
-    """Make an update and return the loss of its forward; NaN if it is not finite."""
-    try:
-        (numbers,) = trainer.collect([trainer.update(micro_batches)])
-    except NonFiniteLoss:
-        return math.nan
-    return numbers["train/loss"]
+    return LRCurve(lrs, losses, has_diverged=len(losses) < num_iters)
 
 
 @contextmanager

@@ -156,12 +156,14 @@ class PythonState:
         return values
 
 
-#: bytecode of a line: `(operation, its name, name in the previous operation)`
+#: bytecode of a statement: `(operation, its name, name in the previous operation)`
 _Line = list[tuple[str, Any, Any]]
+#: operations that end a statement, so that `self.n += 1; h = h * self.n` is two
+_ENDS = ("STORE_ATTR", "STORE_FAST", "STORE_SUBSCR", "POP_TOP")
 
 
 def _lines_of(cls: type) -> Iterator[_Line]:
-    """Yield the bytecode lines of the user's methods of a class, except its constructors."""
+    """Yield the bytecode of the statements in the user's methods of a class, except its constructors."""
     for base in cls.__mro__:
         for function in vars(base).values():
             is_method = isinstance(function, types.FunctionType) and base.__module__.split(".")[0] not in PACKAGES
@@ -176,6 +178,9 @@ def _lines_of(cls: type) -> Iterator[_Line]:
                         line = []
                     line.append((instruction.opname, instruction.argval, before))
                     before = instruction.argval
+                    if instruction.opname in _ENDS:
+                        yield line
+                        line = []
                 yield line
 
 

@@ -28,12 +28,6 @@ def a_list_that_grows(self, h, x):
 
 
 @plant()
-def a_global_that_counts(self, h, x):
-    STEPS[0] += 1
-    return h
-
-
-@plant()
 def a_measured_time_in_an_attribute(self, h, x):
     started = time.perf_counter()
     h = self.inner(h)
@@ -300,4 +294,16 @@ def a_gradient_hook_of_an_activation(self, h, x):
 def a_gradient_hook_of_an_activation_that_counts(self, h, x):
     h = self.inner(h)
     h.register_hook(_count_steps)
+    return h
+
+
+@plant(accumulation=3)
+def a_gradient_that_is_only_rounding(self, h, x):
+    """Softmax ignores what is added to all its inputs."""
+    return h + flow.softmax(h + 5000.0 * self.gain.mean(), -1)
+
+
+@plant("right", "refused", named="middle")
+def a_counter_that_is_read_on_its_line(self, h, x):
+    self.calls += 1; h = h * (2 if self.calls > 3 else 1)  # noqa: E702  # fmt: skip
     return h

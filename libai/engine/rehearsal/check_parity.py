@@ -23,7 +23,7 @@ from libai.engine.graph import GraphTrainer
 from libai.engine.rehearsal.comparison import Updates, first_difference
 from libai.engine.rehearsal.naming import find_culprit
 from libai.engine.rehearsal.reference import reference_of
-from libai.engine.rehearsal.rehearsal import own_updates, refuse_untraceable
+from libai.engine.rehearsal.rehearsal import compared_updates, refuse_untraceable
 from libai.engine.run.build import Parts, amp_dtype
 from libai.parallel import Mesh
 from libai.utils.distributed import default_device, get_world_size
@@ -187,9 +187,8 @@ def _compare(trainer: GraphTrainer, num_iters: int, bound: float) -> ParityRepor
             f"two eager runs from the same bytes differ: {itself}. The training is not reproducible. Something in "
             "forward draws numbers that no seed governs, reads a clock, or remembers the run before"
         )
-    graph = own_updates(trainer, iterations, eager, bound=bound)
+    graph, difference = compared_updates(trainer, iterations, eager, bound=bound)
     losses = {"eager": _totals(eager), "graph": _totals(graph)}
-    difference = first_difference(eager, graph, bound)
     if difference is None:
         worst = max(map(_apart, losses["eager"], losses["graph"]))
         reason = f"the losses differ by up to {worst:.1e} relative" if worst else "all losses are bitwise equal"

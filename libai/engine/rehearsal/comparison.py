@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,9 @@ _WEIGHT_BOUND = 1e-2
 #: values below this fraction of all movements together, or of the largest gradient, are only rounding noise
 _NOISE = 1e-3
 #: relative rounding error of float32
-_ROUNDING = 1.2e-7
+ROUNDING = 1.2e-7
+#: a difference may be this many times the largest of a few samples of rounding noise
+_TIMES_NOISE = 10
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,15 @@ class Updates:
 
     `losses` and `metrics`: one dict by tag for every update. `states`: number of updates → the state after them, for 0,
     1 and all updates. `differences`: number of updates → what differs in the state after them, for updates that were
-    compared as they were made, so that their states need no memory.
+    compared as they were made, so that their states need no memory. `noise`: number of updates → `(kind, name)` of a
+    tensor in the state after them → how far rounding moves it, if that was measured.
     """
 
     losses: list[dict[str, float]] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
     differences: dict[int, str | None] = field(default_factory=dict)
+    noise: dict[int, dict[tuple[str, str], float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -152,14 +156,41 @@ def _differing_loss(expected: Mapping[str, float], found: Mapping[str, float], b
 
 
 def differing_state(updates: Updates, number: int, found: State, bound: float) -> str | None:
-    """Return a description of the first tensor that differs from the state after `number` of `updates`, or None.
+    """Return a description of the first tensor that differs from the state after `number` updates, or None.
 
     `bound`: as for `first_difference`.
     """
     factor = min(bound / LOSS_BOUND["cpu"], _WIDEST)  # how much wider the bounds are than on CPU
+    noise = updates.noise.get(number, {})
+    for kind, name, apart, allowed, scale in _distances(updates, number, found, factor):
+        label = f"the {_KINDS[kind][0]} {name}"
+        if apart is None:
+            return f"{label} has another shape"
+        # if expected values are not finite, the check of losses reports it
+        if math.isfinite(allowed) and not apart <= allowed + _TIMES_NOISE * noise.get((kind, name), 0):
+            by = f"about {100 * apart / scale:.3g} %" if scale else f"{apart:.3g}"
+            return f"{label} differs by {by}"
+    return None
+
+
+def add_noise(reference: Updates, base: Updates, moved: Updates) -> None:
+    """Add to `reference.noise` how far the states of two runs are apart that differ by rounding only."""
+    for number in moved.states:
+        noise = reference.noise.setdefault(number, {})
+        for kind, name, apart, *_ in _distances(base, number, moved.states[number], 1):
+            noise[kind, name] = max(noise.get((kind, name), 0.0), apart or 0.0)
+
+
+def _distances(
+    updates: Updates, number: int, found: State, factor: float
+) -> Iterator[tuple[str, str, float | None, float, float]]:
+    """Yield `(kind, name, distance, allowed distance, scale)` of each tensor in the state after `number` updates.
+
+    The distance is None if the shapes differ. `factor`: how much wider the bounds are than on CPU.
+    """
     before, expected = updates.states[0], updates.states[number]
     largest = max((float(np.abs(one).max(initial=0)) for one in expected.gradients.values()), default=0.0)
-    for kind, (label, bound, smallest) in _KINDS.items():
+    for kind, (_, bound, smallest) in _KINDS.items():
         start = getattr(before, kind) if kind != "buffers" else {}
         others = getattr(found, kind)
         moved = {name: _norm(now, start.get(name, 0)) for name, now in getattr(expected, kind).items()}
@@ -167,7 +198,8 @@ def differing_state(updates: Updates, number: int, found: State, bound: float) -
         for name, now in getattr(expected, kind).items():
             other = others.get(name)
             if other is None or other.shape != now.shape:
-                return f"the {label} {name} has another shape"
+                yield kind, name, None, 0.0, 0.0
+                continue
             scale = moved[name]
             allowed = factor * bound
             if kind == "weights" and name in expected.gradients and factor:
@@ -176,13 +208,7 @@ def differing_state(updates: Updates, number: int, found: State, bound: float) -
                 scale = _norm(now, start[name][shows])
                 allowed = factor * _WEIGHT_BOUND
             scale = max(scale, noise, smallest)
-            apart = _norm(other, now)
-            allowed = allowed * scale + (_ROUNDING * _norm(now) if factor else 0)
-            # if expected values are not finite, the check of losses reports it
-            if math.isfinite(allowed) and not apart <= allowed:
-                by = f"about {100 * apart / scale:.3g} %" if scale else f"{apart:.3g}"
-                return f"the {label} {name} differs by {by}"
-    return None
+            yield kind, name, _norm(other, now), allowed * scale + (ROUNDING * _norm(now) if factor else 0), scale
 
 
 def _norm(values: np.ndarray, origin: np.ndarray | float = 0) -> float:

@@ -22,7 +22,8 @@ def update_op_by_op(
     """
     gradients, optimizer, options = trainer.gradients, trainer.optimizer, trainer.options
     named = [gradients.name_inputs(batch) for batch in micro_batches]
-    parameters = dict(trainer.model.named_parameters())
+    # as in both modes: parameters without an optimizer do not count for the norm
+    parameters = [parameter for group in optimizer.param_groups for parameter in group.parameters]
     trainer.gradients.clear()
     with gradients.index_check.watch(named, gradients.describe_batch):
         batches = [gradients.to_device(batch) for batch in named]
@@ -33,9 +34,9 @@ def update_op_by_op(
     if trainer.mesh.data > 1 or is_wrapped:
         trainer.reduce_gradients()
     if options.max_grad_value is not None:
-        clip_grad_value(parameters.values(), options.max_grad_value)
+        clip_grad_value(parameters, options.max_grad_value)
     if options.max_grad_norm is not None:
-        result.grad_norm = clip_grad_norm(parameters.values(), options.max_grad_norm)
+        result.grad_norm = clip_grad_norm(parameters, options.max_grad_norm)
     with trainer.optimizer_state.in_optimizer():
         optimizer.step()
     trainer.gradients.clear()

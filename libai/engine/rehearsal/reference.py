@@ -10,13 +10,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import oneflow as flow
 
 from libai.engine.metrics import StepResult
-from libai.engine.rehearsal.comparison import LOSS_BOUND, Reference, State, Updates, array_of, first_difference, is_same
+from libai.engine.rehearsal.comparison import (
+    LOSS_BOUND,
+    ROUNDING,
+    Reference,
+    State,
+    Updates,
+    add_noise,
+    array_of,
+    first_difference,
+    is_same,
+)
 from libai.engine.rehearsal.kept import CalledFunctions, PythonKept, has_drawn_since, updates_undone
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
@@ -34,22 +45,39 @@ Iterations = Sequence[Sequence[Any]]
 #: seed of OneFlow's generator for models that draw from it; the value is arbitrary
 _SEED = 20_211
 _NOTHING_KNOWN = Facts()
+#: errors of the values that a backward pass reads in the runs that measure noise, in rounding errors
+_ROUNDINGS = (4, -4, 16)
 
 
-def reference_of(trainer: Any, iterations: Iterations) -> Reference:
+def reference_of(trainer: Any, iterations: Iterations, keep: Callable[..., Any] | None = None) -> Reference:
     """Make the updates of `iterations`, with the micro-batches of this rank, and undo them. Collective.
 
     Stops early if forward raises in an iteration after the first. An error in the first iteration is raised.
+    `keep`: function of a tensor that returns what the backward pass reads for it.
     """
-    reference = _make(trainer, iterations)
+    reference = _make(trainer, iterations, keep)
     # OneFlow's generator can only be seeded, not restored
     seed = _SEED if reference.draws else None
     # a forward that is recomputed in the backward pass must read the same buffer values again
     keeps = bool(reference.facts.written) and trainer.options.activation_checkpoint
     if reference.overwrites or reference.draws or keeps:
         facts = reference.facts if keeps else _NOTHING_KNOWN
-        reference = _make(trainer, iterations, reference.overwrites, seed, facts)
+        keep = keep or (_copy if reference.overwrites else None)
+        reference = _make(trainer, iterations, keep, seed, facts)
     return reference
+
+
+def measure_noise(trainer: Any, iterations: Iterations, reference: Reference) -> None:
+    """Set `reference.noise` to how far rounding moves the states of `reference`. Collective.
+
+    The same updates are made again with backward passes that read slightly different values.
+    A gradient that is zero except for rounding, as of a bias that is added to all logits, has no correct value, and
+    Adam turns it into whole steps. Nothing is set if the same updates differ when they are repeated.
+    """
+    base, again = (reference_of(trainer, iterations) for _ in range(2))
+    if first_difference(base, again, LOSS_BOUND["cpu"]) is None:
+        for times in _ROUNDINGS:
+            add_noise(reference, base, reference_of(trainer, iterations, partial(_scaled, factor=1 + times * ROUNDING)))
 
 
 def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[None]:
@@ -63,13 +91,13 @@ def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[Non
 def _make(
     trainer: Any,
     iterations: Iterations,
-    copies: bool = False,
+    keep: Callable[..., Any] | None = None,
     seed: int | None = None,
     facts: Facts = _NOTHING_KNOWN,
 ) -> Reference:
     """Make the updates of a reference.
 
-    `copies`: operations keep copies for their backward pass, which takes the memory of saved tensors a second time.
+    `keep`: as for `reference_of`. Copies take the memory of saved tensors a second time.
     """
     reference, start = Reference(), trainer.iter
     reference.states[0] = State.of(trainer)
@@ -86,10 +114,10 @@ def _make(
                 result: StepResult | None
                 if number == 1:
                     with counted_flops() as flops:
-                        result = _first_update(trainer, micro_batches, reference, calls, copies)
+                        result = _first_update(trainer, micro_batches, reference, calls, keep)
                     trainer.loop.flops_per_sample = sum(flops) / _num_samples(trainer, micro_batches, reference)
                 else:
-                    result = _later_update(trainer, micro_batches, reference, copies)
+                    result = _later_update(trainer, micro_batches, reference, keep)
                 if result is None:
                     break
                 losses, metrics = numbers_of(trainer, result)
@@ -132,7 +160,7 @@ def _num_samples(trainer: Any, micro_batches: Sequence[Any], reference: Referenc
 
 
 def _first_update(
-    trainer: Any, micro_batches: Sequence[Any], reference: Reference, calls: CalledFunctions, copies: bool
+    trainer: Any, micro_batches: Sequence[Any], reference: Reference, calls: CalledFunctions, keep: Any
 ) -> StepResult:
     """Make the first update, and fill in the facts of `reference`. Collective."""
     model = trainer.model
@@ -143,7 +171,7 @@ def _first_update(
 
     def forward(**batch: Any) -> Any:
         calls.stop()
-        hooks = saved_tensor_hooks(_copy, _same) if copies else saved_tensor_hooks(_with_checksum, compare)
+        hooks = saved_tensor_hooks(keep, _same) if keep else saved_tensor_hooks(_with_checksum, compare)
         with hooks:
             outputs = trainer.gradients.forward(**batch)
         if reference.is_of_one_process:
@@ -195,11 +223,13 @@ def _first_update(
     return result
 
 
-def _later_update(trainer: Any, micro_batches: Sequence[Any], reference: Reference, copies: bool) -> StepResult | None:
+def _later_update(trainer: Any, micro_batches: Sequence[Any], reference: Reference, keep: Any) -> StepResult | None:
     """Make an update after the first. Return None if forward raises on any rank. Collective."""
     result = failure = None
     try:
-        result = update_op_by_op(trainer, copied(trainer, micro_batches), keeping_copies(trainer) if copies else None)
+        result = update_op_by_op(
+            trainer, copied(trainer, micro_batches), keeping_copies(trainer, keep) if keep else None
+        )
     except IndexOutOfRange:
         failure = ""  # a mistake in the data, which ends the run where the update counts
     except Exception as error:
@@ -250,11 +280,15 @@ def _differs_by_rank(trainer: Any, difference: str) -> UserError:
     )
 
 
-def keeping_copies(trainer: Any) -> Callable[..., Any]:
+def _copy(tensor: flow.Tensor) -> flow.Tensor:
+    return tensor.detach().clone()
+
+
+def keeping_copies(trainer: Any, keep: Callable[..., Any] = _copy) -> Callable[..., Any]:
     """Return the forward of the trainer's model, with copies of the tensors that its backward pass reads."""
 
     def forward(**batch: Any) -> Any:
-        with saved_tensor_hooks(_copy, _same):
+        with saved_tensor_hooks(keep, _same):
             return trainer.gradients.forward(**batch)
 
     return forward
@@ -281,8 +315,8 @@ def numbers_of(trainer: Any, result: Any) -> tuple[dict[str, float], dict[str, f
     return losses, {name: numbers[f"train/{name}"] for name in result.metrics}
 
 
-def _copy(tensor: flow.Tensor) -> flow.Tensor:
-    return tensor.detach().clone()
+def _scaled(tensor: flow.Tensor, factor: float) -> flow.Tensor:
+    return tensor.detach() * factor if tensor.is_floating_point() else _copy(tensor)
 
 
 def _same(tensor: flow.Tensor) -> flow.Tensor:

@@ -17,7 +17,15 @@ from libai.engine.rehearsal.comparison import LOSS_BOUND, Difference, State, Upd
 from libai.engine.rehearsal.kept import PythonKept
 from libai.engine.rehearsal.naming import begins_in
 from libai.engine.rehearsal.op_by_op import update_op_by_op
-from libai.engine.rehearsal.reference import Iterations, Reference, copied, numbers_of, reference_of, rehearsing
+from libai.engine.rehearsal.reference import (
+    Iterations,
+    Reference,
+    copied,
+    measure_noise,
+    numbers_of,
+    reference_of,
+    rehearsing,
+)
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.layers.lora import has_adapters
 from libai.layers.random import find_unseeded_dropouts
@@ -85,7 +93,7 @@ def compare_on_mesh(trainer: Any, iterations: Iterations, reference: Reference) 
     if not iterations or not reference.is_of_one_process or is_eager:
         return
     make = partial(update_op_by_op, trainer)
-    difference = _agreed_difference(trainer, reference, own_updates(trainer, iterations[:1], reference, make))
+    _, difference = compared_updates(trainer, iterations[:1], reference, make)
     if difference is not None:
         _use_global_tensors(trainer, iterations[:1], reference, difference, make)
 
@@ -101,8 +109,7 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
     if not iterations or not is_ready or _why_incomparable(trainer) is not None:
         return
     updates = iterations[: len(reference.losses)]
-    found = own_updates(trainer, updates, reference)
-    difference = _agreed_difference(trainer, reference, found)
+    found, difference = compared_updates(trainer, updates, reference)
     if difference is None:
         if reference.is_of_one_process and not trainer.layout.is_global:
             _warn_of_odd_metrics(trainer, reference, found)
@@ -112,7 +119,7 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
     if not is_graph and gradients.facts.written:
         # giving changed buffers new memory is wrong if a view of one is read after the change
         written, gradients.facts = gradients.facts, replace(gradients.facts, written=())
-        if _agreed_difference(trainer, reference, own_updates(trainer, updates, reference)) is None:
+        if compared_updates(trainer, updates, reference)[1] is None:
             return
         gradients.facts = written
     text = refusal(trainer, difference, reference)
@@ -166,12 +173,32 @@ def _use_global_tensors(
         )
     trainer.use_global_tensors()
     try:
-        found = own_updates(trainer, iterations, reference, make)
+        _, still = compared_updates(trainer, iterations, reference, make)
     except Exception as error:  # any error that OneFlow raises for an operation on global tensors, on all ranks
         raise NotTheSame(f"{text} Its forward fails with global tensors: {last_line(error)[:200]}") from error
-    still = _agreed_difference(trainer, reference, found)
     if still is not None:
         raise NotTheSame(refusal(trainer, still, reference) + begins_in(trainer, iterations, still.update, reference))
+
+
+def compared_updates(
+    trainer: Any,
+    iterations: Iterations,
+    reference: Reference,
+    make: Callable[[Any], Any] | None = None,
+    bound: float | None = None,
+) -> tuple[Updates, Difference | None]:
+    """Return the updates of `own_updates`, and their difference from `reference` that rounding does not explain.
+
+    Rounding noise is measured only if there is a difference. Collective.
+    """
+    found = own_updates(trainer, iterations, reference, make, bound)
+    difference = _agreed_difference(trainer, reference, found, bound)
+    if difference is not None and difference.update not in reference.noise:
+        measure_noise(trainer, iterations, reference)
+        if difference.update in reference.noise:
+            found = own_updates(trainer, iterations, reference, make, bound)
+            difference = _agreed_difference(trainer, reference, found, bound)
+    return found, difference
 
 
 def own_updates(

@@ -75,7 +75,9 @@ def find_file(name: str, path: str) -> str:
             raise UserError(f"{name} is {path or 'empty'}, which is a folder. Name a file in it.")
         if os.path.isdir(os.path.dirname(place)):
             known += [str(Path(path).with_name(file.name)) for file in Path(place).parent.glob("*.py")]
-    near = difflib.get_close_matches(path, known, n=1)
+    # such as LiBai's common/models/graph.py, which is common/graph.py here
+    moved = [str(file) for file in Path(shipped_configs()).rglob("*.py") if file.name == Path(path).name]
+    near = moved or difflib.get_close_matches(path, known, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Looked in {' and '.join(folders)}."
     raise UserError(f"{name} is {path[:200]}, and there is no such file. {hint}")
 

@@ -365,7 +365,9 @@ class Supervisor:
             say_error(said if is_plain else with_rank(said, first.number), code)
             return
         others = "; the other ranks were ended" if len(self.ranks) > 1 else ""
-        say(f"launch: rank {first.number} failed first: {self._describe(first)}{others}.")
+        saved = self.ranks[0].state.saved
+        advice = f" --resume continues after iteration {saved}." if saved else ""
+        say(f"launch: rank {first.number} failed first: {self._describe(first)}{others}.{advice}")
 
     def _keep_errors(self) -> None:
         """Write the last error of every failed rank to `errors/rank_<number>.txt` in the output folder."""

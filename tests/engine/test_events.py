@@ -64,5 +64,7 @@ def test_state_survives_json():
     storage.put_scalars(loss=flow.tensor(0.25), time=0.5, broken=math.nan)
     restored = EventStorage()
     restored.load_state_dict(json.loads(json.dumps(storage.state_dict(), allow_nan=False)))
-    assert restored.iter == 7
     assert restored.latest() == {"loss": (0.25, 7), "time": (0.5, 7)}
+    restored.put_scalars(time=1.0, loss=2.0)
+    assert restored.latest() == {"time": (1.0, 7), "loss": (2.0, 7)}
+    assert [*restored.latest()] == ["time", "loss"], "in the order of putting"

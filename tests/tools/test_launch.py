@@ -51,6 +51,8 @@ def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
         request.find_file("FILE", "tools/benchmrk.py")
     with pytest.raises(UserError, match="CONFIG is nowhere/x.py, and there is no such file. Looked in"):
         request.find_file("CONFIG", "nowhere/x.py")
+    with pytest.raises(UserError, match="Did you mean .*configs/common/graph.py"):
+        request.find_file("CONFIG", "common/models/graph.py")
 
 
 # --------------------------------------------------------------------------------------- what the ranks get

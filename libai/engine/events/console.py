@@ -153,6 +153,8 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
         numbers[_DATA_SHARE] = min(1.0, numbers["perf/data_ms"] / numbers["perf/step_ms"])
     fields = {"iter": f"iter {position(record.iter, record.max_iter)}"}
     _add(fields, numbers, _FIRST_FIELDS)
+    if 0 < abs(numbers.get("train/loss", 0)) < 1e-3:
+        fields["loss"] = f"loss {numbers['train/loss']:.2e}"
     for tag, value in numbers.items():
         is_own = tag.startswith("train/") and tag not in _PLACED
         if is_own and value != numbers.get("train/loss"):  # do not show a single loss twice

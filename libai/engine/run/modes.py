@@ -91,7 +91,7 @@ def _keep_the_faster(run: Any) -> None:
     ratio, low, high = compare_speed(graph, eager, graph.feed.peek())
     seed_everything(run.seed, run.seed_offset)
     run.mode_reason = (
-        f"graph.enabled=auto: an update in graph mode takes {ratio:.2f} times as long as in eager mode, "
+        f"graph.enabled=auto: a graph update takes {ratio:.2f} times as long as an eager one, "
         f"95 % interval {low:.2f} to {high:.2f}"
     )
     if high >= 1:  # graph mode is not clearly faster, and eager mode is simpler

@@ -86,7 +86,7 @@ def measure(
                     raise  # a crash of another library does not end the benchmark
                 last = str(reason).splitlines()[-1].rstrip(".")
                 measured.unavailable = f"it crashed: {last}" if has_crashed else last
-                say(f"{measured.spec.name} takes no part: {measured.unavailable}")
+                say(f"{measured.spec.name} is excluded: {measured.unavailable}")
         if not running:
             reasons = [f"{measured.spec.name}: {measured.unavailable}." for measured in everyone]
             raise UserError(f"no variant could train. {' '.join(reasons)}")
@@ -124,10 +124,10 @@ def check_same_training(trained: Sequence[Measured], tolerance: float) -> None:
     for measured in trained:
         names = f"{first.spec.name} and {measured.spec.name}"
         if not measured.losses:
-            raise DifferentTraining(f"{measured.spec.name} reported no losses, so nothing shows that it trains alike.")
+            raise DifferentTraining(f"{measured.spec.name} reported no losses, so they cannot be compared.")
         if first.samples_per_iter != measured.samples_per_iter:
             raise DifferentTraining(
-                f"an iteration of {names} takes {first.samples_per_iter} and {measured.samples_per_iter} samples: they "
+                f"iterations of {names} use {first.samples_per_iter} and {measured.samples_per_iter} samples: they "
                 "train differently, so their times are not compared."
             )
         for number, (expected, found) in enumerate(zip(first.losses, measured.losses)):

@@ -21,12 +21,12 @@ def to_page(report: Mapping[str, Any], picture: str) -> str:
         facts = [f"{name} {value}" for name, value in report[part].items()]
         lines.append(f"* {part}: {', '.join(facts)}")
     if report["settings"]["rounds"] < LEAST_ROUNDS:
-        lines.append("* **A smoke run: its figures mean nothing.**")
+        lines.append("* **A smoke run: its figures are meaningless.**")
     lines += [
-        "* Every variant is a process of its own; they are interleaved, block by block. Figures are medians over "
-        "blocks, ratios medians over paired blocks; ± is half of the 95 % interval. The first iteration (`first s`) "
-        "compiles and is not among them. All losses agreed first; the learning rate is constant. `of matmul` is the "
-        "share of the speed of the fastest large matmul (OneFlow's or PyTorch's) with the same number of threads.",
+        "* Every variant runs in its own process, and their blocks alternate. Figures are medians over blocks, and "
+        "ratios are medians over paired blocks; ± is half of the 95 % interval. The first iteration (`first s`) "
+        "compiles and is not counted. All losses agreed first; the learning rate is constant. `of matmul` is the "
+        "fraction of the speed of the fastest large matmul (OneFlow's or PyTorch's) with the same number of threads.",
         f"\n![milliseconds per iteration]({picture})\n",
     ]
     for case in report["cases"]:

@@ -74,18 +74,18 @@ def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[floa
             row.update(compare(measured, baseline, limit))
             row["verdict"] = row["verdict"] if measured is not baseline else ""
         rows.append(row)
-    notes = [f"{m.spec.name} took no part: {m.unavailable}." for m in everyone if m.unavailable is not None]
+    notes = [f"{m.spec.name} was excluded: {m.unavailable}." for m in everyone if m.unavailable is not None]
     notes += _conclusions(trained, limit)
     worst = max(difference_of(*pair) for m in trained.values() for pair in zip(baseline.losses, m.losses))
     notes.append(f"Losses agreed to {worst:.1e} (relative) in the first {len(baseline.losses)} iterations.")
     shown = f"{floor:.1%} between two interleaved runs" if twin else "unknown without a second run"
     notes.append(f"Noise: {shown} of {baseline.spec.name}. Smaller differences mean nothing.")
     if twin is None:
-        notes.append(f"**Nothing is decided**: {baseline.spec.name} ran once, so the noise is unknown.")
+        notes.append(f"**Inconclusive**: {baseline.spec.name} ran once, so the noise is unknown.")
     elif is_noisy:
         notes.append(
-            f"**Too noisy to decide anything**: the load average was {min(loads):.1f} to {max(loads):.1f} on {cores} "
-            "cores. Other work favours variants with more threads. Measure again on a quiet machine."
+            f"**Too noisy for a conclusion**: the load average was {min(loads):.1f} to {max(loads):.1f} on {cores} "
+            "cores. Other programs favour variants with more threads. Measure again on a quiet machine."
         )
     return {"title": title, "loads": loads, "noise": noise, "variants": rows, "notes": notes}
 

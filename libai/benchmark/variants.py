@@ -84,11 +84,13 @@ def make_variants(
                 found.append(VariantSpec(name, _own(config, overrides, base, count), {**stock, **variables}))
             elif base not in OTHER_MODES:
                 raise UserError(
-                    f"--modes names {mode!r}, which is not a mode. There are: {', '.join(OWN_MODES + OTHER_MODES)}; "
-                    f"each also with the ending {ONE_THREAD} for one thread."
+                    f"--modes has the unknown mode {mode!r}. Use {', '.join(OWN_MODES + OTHER_MODES)}; the suffix "
+                    f"{ONE_THREAD} means one thread."
                 )
             elif python is None:
-                raise UserError(f"--modes names {mode}, which runs in another Python: name it with --python PATH.")
+                raise UserError(
+                    f"--modes has {mode}, which needs another Python: give its interpreter with --python PATH."
+                )
             elif count == processes[0]:
                 program = os.path.join(PACKAGE, "benchmark", "others", "case.py")
                 found.append(VariantSpec(mode, (python, program, "{case}", base), variables))
@@ -98,7 +100,7 @@ def make_variants(
     found += [VariantSpec(name, tuple(words), {"PYTHONPATH": path}) for name, words in (commands or {}).items()]
     names = [spec.name for spec in found]
     if len(set(names)) != len(names):
-        raise UserError(f"two variants have the same name: {', '.join(names)}. Name each mode and each --variant once.")
+        raise UserError(f"two variants have the same name: {', '.join(names)}. List each mode and each --variant once.")
     return found
 
 

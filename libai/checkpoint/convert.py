@@ -25,7 +25,7 @@ def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) ->
     if group is None:
         raise CheckpointError(f"{source.path} has no weights, only the groups {', '.join(source.tensors)}.")
     if dtype not in (None, *FLOATING):
-        raise CheckpointError(f"dtype={dtype!r}: weights are cast to one of {', '.join(FLOATING)}.")
+        raise CheckpointError(f"dtype={dtype!r}: weights can be cast to {', '.join(FLOATING)}.")
     if target.suffix != ".safetensors" or target.exists():
         wrong = "exists already" if target.exists() else "is not the name of a safetensors file"
         raise CheckpointError(f"{target} {wrong}. Choose a name such as gpt.safetensors.")

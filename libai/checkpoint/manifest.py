@@ -77,14 +77,14 @@ def parse_manifest(data: bytes, what: str) -> tuple[int, dict[str, FileRecord]]:
     body = parse_json(data, what)
     found = {key: body.get(key) for key in FORMAT}
     if found != FORMAT:
-        raise CheckpointError(f"{what} says {str(found)[:80]}, this libai reads {FORMAT}.")
+        raise CheckpointError(f"{what} has the format {str(found)[:80]}, but this libai reads {FORMAT}.")
     if body.pop(_OWN_DIGEST, None) != _digest(body):
-        raise CheckpointError(f"{what} was changed after it was written: its own digest does not match.")
+        raise CheckpointError(f"{what} was changed after it was written: its digest does not match.")
     try:
         files = {name: FileRecord(**entry) for name, entry in body["files"].items()}
         return body["iteration"], {STATE: files[STATE], **files}
     except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{what} is missing a part: {error!r}.") from None
+        raise CheckpointError(f"{what} is incomplete: {error!r}.") from None
 
 
 def _digest(body: Mapping[str, Any]) -> str:

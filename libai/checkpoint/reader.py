@@ -48,7 +48,7 @@ class _Folder:
     def slots(self, name: str) -> dict[str, Slot]:
         """Return tensor name -> slot for a file in the folder. Raises `CheckpointError`."""
         if Path(name).name != name:
-            raise CheckpointError(f"{self.path} names the file {name[:80]!r}; only files in its own folder are read.")
+            raise CheckpointError(f"{self.path} refers to the file {name[:80]}; only files in its own folder are read.")
         return read_slots(self.path / name)
 
 
@@ -116,7 +116,7 @@ def load(path: str | Path) -> Checkpoint:
         with open_file(folder.path / name) as file:
             num_bytes = os.fstat(file.fileno()).st_size
         if num_bytes != record.bytes:
-            raise CheckpointError(f"{file.name} has {num_bytes} bytes, {record.bytes} were written.")
+            raise CheckpointError(f"{file.name} has {num_bytes} bytes, but {record.bytes} were written.")
         group = group_of(name)
         if group is not None:
             groups.setdefault(group, {}).update(folder.slots(name))
@@ -177,7 +177,7 @@ def open_sharded(index: str | Path) -> TensorGroup:
     shards = {file: folder.slots(file) for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         if name not in shards[file]:
-            raise CheckpointError(f"{index} places {name!r} in {file}, which does not hold it.")
+            raise CheckpointError(f"{index} places {name!r} in {file}, which does not contain it.")
     return TensorGroup(index, folder, {name: shards[file][name] for name, file in weight_map.items()})
 
 

@@ -78,7 +78,7 @@ def prune(
     """
     root = Path(root)
     if max_to_keep is not None and max_to_keep < 1:
-        raise CheckpointError(f"max_to_keep={max_to_keep}: keep at least one checkpoint, or null for all of them.")
+        raise CheckpointError(f"max_to_keep={max_to_keep}: keep at least one checkpoint, or use null to keep all.")
     checkpoints = [path for path in list_checkpoints(root) if among is None or among(path)]
     best = _readable_best(root)
     safe = {Path(path).name for path in protect} | ({best.path.name} if best else set())
@@ -92,7 +92,7 @@ def prune(
             remove_directory(path)
         except OSError as error:
             raise CheckpointWriteError(
-                f"{path} could not be deleted: {os_reason(error)}. Give permission, or delete it."
+                f"{path} could not be deleted: {os_reason(error)}. Grant permission, or delete it yourself."
             ) from error
     return doomed
 
@@ -121,7 +121,9 @@ def read_best(root: str | Path) -> Best | None:
         content = parse_json(file.read_bytes(), str(file))
     name, value = content.get("checkpoint"), content.get("value")
     if not isinstance(name, str) or iteration_of(name) is None or not isinstance(value, (int, float)):
-        raise CheckpointError(f"{file} does not name a checkpoint, a metric and a value. Delete it to forget the best.")
+        raise CheckpointError(
+            f"{file} does not contain a checkpoint, a metric and a value. Delete it to forget the best checkpoint."
+        )
     path = file.parent / name
     return Best(path, str(content.get("metric")), float(value)) if path.is_dir() else None
 
@@ -130,7 +132,7 @@ def _readable_best(root: Path) -> Best | None:
     try:
         return read_best(root)
     except CheckpointError as error:
-        text = f"{error} Until the next best checkpoint is marked, nothing is kept for being the best."
+        text = f"{error} Until another checkpoint is marked as best, none is kept as the best."
         warn_once(logger, f"best of {root}: {error}", text)
         return None
 
@@ -158,5 +160,5 @@ def resolve(path: str | Path) -> Path:
     found, skipped = find_latest(root)
     if found is None:
         reasons = "".join(f"\n  {bad.name}: {reason}" for bad, reason in skipped) or " The folder has no checkpoints."
-        raise CheckpointError(f"{root} holds no checkpoint that can be trusted.{reasons}")
+        raise CheckpointError(f"{root} contains no valid checkpoint.{reasons}")
     return found

@@ -68,7 +68,7 @@ class Plan:
                 reason = f"{error.filename or self.root}: {os_reason(error)}{space}"
             raise CheckpointWriteError(
                 f"checkpoint {self.path.name} ({format_bytes(self.num_bytes)}) could not be written: {reason}. Earlier "
-                f"checkpoints in {self.root} are untouched. Make space or permission there, or choose another "
+                f"checkpoints in {self.root} are untouched. Free space or grant permission there, or choose another "
                 "train.output_dir."
             ) from error
 
@@ -114,11 +114,14 @@ def plan_save(
     Collective. Raises `CheckpointError` on every rank.
     """
     if isinstance(iteration, bool) or not isinstance(iteration, int) or not 0 <= iteration < 10**15:
-        raise CheckpointError(f"iteration={iteration!r}: a checkpoint is numbered by a whole number from 0.")
+        raise CheckpointError(
+            f"iteration={iteration!r}: the number of a checkpoint must be a whole number of at least 0."
+        )
     if name is not None and (iteration_of(name) is not None or not _NAME.fullmatch(name)):
         raise CheckpointError(
             f"name={name!r} cannot be the name of a checkpoint. Use letters, digits, '-', '_' and '.', such as "
-            "model_best; names like iter_0000200 belong to iterations, and best.json names the best one."
+            "model_best; names such as iter_0000200 are reserved for iterations, and best.json records the best "
+            "checkpoint."
         )
     if not isinstance(state, Mapping):
         raise CheckpointError(f"state is a {type(state).__name__}, expected a dict of JSON values.")
@@ -135,7 +138,7 @@ def _checked(plan: Plan) -> Plan:
         free = shutil.disk_usage(plan.root).free
     if free < plan.num_bytes:
         raise CheckpointWriteError(
-            f"checkpoint {plan.path.name} needs {format_bytes(plan.num_bytes)} and {plan.root} has "
+            f"checkpoint {plan.path.name} needs {format_bytes(plan.num_bytes)}, but {plan.root} has only "
             f"{format_bytes(free)} free. Nothing was written. Free space, or keep fewer checkpoints "
             "(train.checkpointer.max_to_keep)."
         )

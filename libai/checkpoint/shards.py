@@ -59,7 +59,7 @@ def cut_shards(tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int) -> tu
     entries = []
     for group in sorted(tensors):
         if not GROUP_NAME.fullmatch(group):
-            raise CheckpointError(f"a tensor group cannot be called {group!r}: letters, digits, - and _ only.")
+            raise CheckpointError(f"a tensor group cannot be named {group!r}: use only letters, digits, - and _.")
         parts: list[dict[str, TensorSpec]] = [{}]
         used = 0
         for name in sorted(tensors[group]):
@@ -76,7 +76,7 @@ def cut_shards(tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int) -> tu
 
 def _entry_of(tensors: Mapping[str, Any], name: str, group: str) -> Entry:
     if name == "__metadata__":
-        raise CheckpointError(f"{group}: a tensor cannot be called {name!r}, which safetensors files use themselves.")
+        raise CheckpointError(f"{group}: a tensor cannot be named {name!r}, which safetensors files reserve.")
     if isinstance(tensors, TensorGroup):
         return Entry(tensors.spec(name), partial(tensors.__getitem__, name))
     tensor = tensors[name]
@@ -85,13 +85,14 @@ def _entry_of(tensors: Mapping[str, Any], name: str, group: str) -> Entry:
     is_array = isinstance(tensor, (np.ndarray, np.generic))
     if not is_array and not hasattr(tensor, "is_global"):
         raise CheckpointError(
-            f"{group}: {name} is a {type(tensor).__name__}, expected a oneflow tensor or a numpy array. Numbers and "
-            "text belong into `state`."
+            f"{group}: {name} is a {type(tensor).__name__}, expected a oneflow tensor or a numpy array. Put numbers "
+            "and text into `state`."
         )
     spec = spec_of(tensor)
     if spec.dtype not in CODES:
         raise CheckpointError(
-            f"{group}: {name} has the dtype {spec.dtype}, which safetensors cannot hold. Known: {', '.join(CODES)}."
+            f"{group}: {name} has the dtype {spec.dtype}, which safetensors does not support. Supported: "
+            f"{', '.join(CODES)}."
         )
     if is_array:
         return Entry(spec, partial(np.asarray, tensor))

@@ -43,12 +43,12 @@ def _wrong_parts(value: Any, where: str) -> Iterator[str]:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                yield f"a key in {where} is {key!r}; JSON would turn it into text, so it would not come back as it was."
+                yield f"a key in {where} is {key!r}; JSON would turn it into text and not restore it."
             yield from _wrong_parts(item, f"{where}.{str(key)[:80]}")
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
             yield from _wrong_parts(item, f"{where}[{i}]")
     elif isinstance(value, float) and not math.isfinite(value):
-        yield f"{where} is {value}, and JSON has no such number. Save null or text instead."
+        yield f"{where} is {value}, which JSON cannot represent. Save null or text instead."
     elif value is not None and not isinstance(value, (str, int, float)):
-        yield f"{where} is a {type(value).__name__}, which JSON cannot hold. Arrays belong into `tensors`."
+        yield f"{where} is a {type(value).__name__}, which JSON cannot represent. Put arrays into `tensors`."

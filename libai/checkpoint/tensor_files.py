@@ -141,7 +141,7 @@ def read_slots(path: Path) -> dict[str, Slot]:
     for name, entry in header.items():
         spec = TensorSpec(_LOGICAL.get(entry["dtype"], entry["dtype"]), tuple(entry["shape"]))
         if spec.dtype not in CODES or len(spec.shape) > _MAX_DIMENSIONS:
-            raise CheckpointError(f"{path}: numpy cannot hold the {spec.dtype} {spec.shape} of tensor {name[:80]!r}.")
+            raise CheckpointError(f"{path}: numpy has no {spec.dtype} {spec.shape} for tensor {name[:80]}.")
         slots[name] = Slot(path.name, 8 + length + entry["data_offsets"][0], spec)
     return slots
 
@@ -153,7 +153,7 @@ def read_tensor(file: BinaryIO, slot: Slot) -> np.ndarray:
         file.seek(slot.offset)
         num_read = file.readinto(raw.reshape(-1).view(np.uint8).data)  # type: ignore[attr-defined]
     if num_read < raw.nbytes:
-        raise CheckpointError(f"{file.name} is cut short: it ends before the data of a tensor do.")
+        raise CheckpointError(f"{file.name} is truncated: it ends before the data of a tensor.")
     if slot.spec.dtype == "bfloat16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
     return raw

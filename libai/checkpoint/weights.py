@@ -54,7 +54,7 @@ class WeightsReport:
             [f"missing: `{name}` is in the model, not on disk." for name in self.missing],
             [f"unexpected: `{name}` is on disk, not in the model." for name in self.unexpected],
             [f"mismatched: `{name}` is {_difference(*specs)}." for name, specs in self.mismatched.items()],
-            [f"{pattern!r} of revise_keys fits no name on disk." for pattern in self.idle_patterns],
+            [f"{pattern!r} of revise_keys matches no name on disk." for pattern in self.idle_patterns],
         ):
             if len(kind) > _MOST_LINES + 1:
                 kind[_MOST_LINES:] = [f"and {len(kind) - _MOST_LINES} more."]
@@ -110,10 +110,12 @@ def load_weights(
         idle_patterns=idle,
     )
     if strict and not report.is_exact:
-        remedy = "`train.load_weight` with `strict=false` takes what fits; its `revise_keys` renames tensors."
+        remedy = "`train.load_weight` with `strict=false` loads the tensors that fit; `revise_keys` renames tensors."
         raise CheckpointError(report.text(remedy))
     if wanted and not report.loaded:
-        raise CheckpointError(report.text("Nothing fits: is it one of this model? `revise_keys` renames tensors."))
+        raise CheckpointError(
+            report.text("Nothing fits: is the checkpoint for this model? `revise_keys` renames tensors.")
+        )
     for name in report.loaded:
         _copy(targets[name], tensors[names[name]])
     return report
@@ -133,13 +135,13 @@ def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
     if (path / MANIFEST).exists():
         groups = load(path).tensors
         if group not in groups:
-            raise CheckpointError(f"{path} has no tensors called {group!r}; it has {', '.join(groups)}.")
+            raise CheckpointError(f"{path} has no tensor group {group!r}; it has {', '.join(groups)}.")
         return groups[group]
     if (path / index_name(group)).exists():
         return open_sharded(path / index_name(group))
     if (path / f"{group}.safetensors").exists():
         return open_safetensors(path / f"{group}.safetensors")
-    raise CheckpointError(f"{path} holds neither {MANIFEST} nor {group}.safetensors nor {index_name(group)}.")
+    raise CheckpointError(f"{path} contains neither {MANIFEST} nor {group}.safetensors nor {index_name(group)}.")
 
 
 def _revise(tensors: Iterable[str], rules: Iterable[Sequence[str]], source: str) -> tuple[dict[str, str], list[str]]:
@@ -149,7 +151,7 @@ def _revise(tensors: Iterable[str], rules: Iterable[Sequence[str]], source: str)
     for rule in rules:
         if isinstance(rule, str) or len(rule) != 2 or not all(isinstance(text, str) for text in rule):
             raise CheckpointError(
-                f"revise_keys has {rule!r}, not a pair of texts. Write [[expression, replacement], ...], such as "
+                f"revise_keys has {rule!r}, not a pair of strings. Write [[expression, replacement], ...], such as "
                 "[['^module\\.', '']]."
             )
         pattern, replacement = rule
@@ -158,13 +160,11 @@ def _revise(tensors: Iterable[str], rules: Iterable[Sequence[str]], source: str)
                 idle.append(pattern)
             revised = {name: re.sub(pattern, replacement, new) for name, new in revised.items()}
         except (re.error, IndexError) as error:
-            raise CheckpointError(
-                f"{pattern!r}: {replacement!r} of revise_keys is not a valid regular expression: {error}."
-            ) from None
+            raise CheckpointError(f"{pattern!r}: {replacement!r} of revise_keys is not valid: {error}.") from None
     names: dict[str, str] = {}
     for name, new in revised.items():
         if new in names:
-            raise CheckpointError(f"{source}: revise_keys gives both `{names[new]}` and `{name}` the name `{new}`.")
+            raise CheckpointError(f"{source}: revise_keys renames both `{names[new]}` and `{name}` to `{new}`.")
         if new:
             names[new] = name
     return names, idle

@@ -41,14 +41,22 @@ def export(folder: Path, config: str, overrides: Sequence[str], iterations: int 
     """Write the case into `folder`, with the initial weights and the first batches of a `Run` of the config."""
     run: Any = load_measured(config, overrides)
     if run.train.ema.enabled:
-        raise UserError("train.ema.enabled=true cannot be exported: other libraries keep no average. Set it to false.")
+        raise UserError(
+            "train.ema.enabled=true cannot be exported: the other libraries keep no weight average. Set it to false."
+        )
     if run.train.amp.enabled:
-        raise UserError("train.amp.enabled cannot be exported: other libraries compute in float32. Set it to false.")
+        raise UserError(
+            "train.amp.enabled cannot be exported: the other libraries compute in float32. Set it to false."
+        )
     if run.train.clip_grad.value is not None:
-        raise UserError("train.clip_grad.value cannot be exported: other libraries clip by the norm. Set it to null.")
+        raise UserError(
+            "train.clip_grad.value cannot be exported: the other libraries only clip by the norm. Set it to null."
+        )
     for rate in ("dropout", "drop_path"):
         if run.model.get(rate):
-            raise UserError(f"model.{rate}={run.model[rate]} cannot be exported: its masks would differ. Set it to 0.")
+            raise UserError(
+                f"model.{rate}={run.model[rate]} cannot be exported: dropout masks would differ. Set it to 0."
+            )
 
     from libai.engine.run.build import Parts
     from libai.parallel import Mesh

@@ -94,7 +94,8 @@ def check_config(job: Job, tells: bool = True) -> Path:
     elif tells and text:
         if text.startswith("Timeout ("):
             text = (
-                f"error: the config was not checked within {limit:g} s. {START_LIMIT}=<seconds> waits longer.\n{text}"
+                f"error: checking the config took longer than {limit:g} s. {START_LIMIT}=<seconds> waits "
+                f"longer.\n{text}"
             )
         say_error(text.removesuffix("\n"), code if code >= 0 else EXIT_FAILED)
     sys.exit(code if code >= 0 else EXIT_FAILED)

@@ -79,7 +79,7 @@ def dispatch(words: Sequence[str]) -> int:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(COMMANDS)}."
-        raise UserError(f"{name}: no such command. {hint}")
+        raise UserError(f"{name}: unknown command. {hint}")
     command = COMMANDS[name]
     sys.argv = [f"libai {name}", *arguments]  # for usage messages and for the command that a run records
     if name != "train":  # `train` handles the flag itself and lists it in its help

@@ -27,7 +27,7 @@ def train(arguments: Sequence[str]) -> int:
 def evaluate(arguments: Sequence[str]) -> int:
     """Evaluate once: the newest checkpoint in a run's folder, or the weights in train.load_weight=CHECKPOINT."""
     processes, words = _parse(arguments, f"eval RUN|{_WORDS}", evaluate.__doc__)
-    name = _take_name(words, "nothing is named. Give the output folder of a run, or a config.")
+    name = _take_name(words, "no run or config is given. Give the output folder of a run, or a config.")
     if Path(name).is_dir():
         return _continue(Path(name), processes, [*words, "--eval-only"])
     return start(name, processes, [*words, "--eval-only"])
@@ -36,7 +36,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 def resume(arguments: Sequence[str]) -> int:
     """Continue a run from the newest checkpoint in its folder, by default on the same number of processes."""
     processes, words = _parse(arguments, f"resume RUN {_WORDS.partition(' ')[2]}", resume.__doc__)
-    name = _take_name(words, "no run is named. Give its output folder, such as out/mlp_digits.")
+    name = _take_name(words, "no run is given. Give its output folder, such as out/mlp_digits.")
     return _continue(Path(name), processes, words)
 
 
@@ -61,8 +61,8 @@ def start(config: str, processes: str | None, words: Sequence[str], default_proc
         return launch.run([TRAINING, config, processes or "1", *words])
     if processes is not None:
         raise UserError(
-            f"-n {processes}, and {place.launcher} has started several processes on this machine already. Leave -n "
-            f"out, or let {place.launcher} start one process a machine."
+            f"-n {processes}, but {place.launcher} has already started several processes on this machine. Remove -n, "
+            f"or let {place.launcher} start one process per machine."
         )
     return launch.be_rank(place, config, words)
 

@@ -15,18 +15,19 @@ from libai.utils.parser import Parser
 
 #: flags that require a value
 VALUES: dict[str, str] = {
-    "--reset": "with --resume, what not to take from the checkpoint: optimizer,schedule,data",
+    "--reset": "with --resume, parts not to load from the checkpoint: optimizer,schedule,data",
 }
 #: flags with an optional value, and the value used if it is omitted
 OPTIONAL_VALUES: dict[str, bool | str] = {"--resume": True, "--find-lr": "1e-7,10,100"}
 FLAGS: dict[str, str] = {
     "--resume": "continue from the newest checkpoint in train.output_dir, or from a PATH that follows the flag",
-    "--find-lr": "try learning rates, undo it and suggest one; LOWEST,HIGHEST,UPDATES may follow (1e-7,10,100)",
+    "--find-lr": "try learning rates, undo the updates and suggest a rate; LOWEST,HIGHEST,UPDATES may follow "
+    "(1e-7,10,100)",
     "--eval-only": "evaluate once and stop",
-    "--dry-run": "build everything, try an update, a checkpoint and an evaluation batch, and keep nothing",
-    "--fast-dev-run": "a few iterations, evaluations and a checkpoint, to see that everything works",
-    "--print-config": "print the config that would run and stop",
-    "--traceback": "when the run fails, show all frames, not only those of your own files",
+    "--dry-run": "build everything and try an update, a checkpoint and an evaluation batch, without keeping anything",
+    "--fast-dev-run": "run a few iterations, evaluations and a checkpoint to check that everything works",
+    "--print-config": "print the resolved config and exit",
+    "--traceback": "if the run fails, show all frames of the traceback, not only the ones in your files",
     "--json": "print an error as JSON to stdout",
     "--quiet": "show only warnings, errors and the result; log.txt gets everything",
 }
@@ -57,7 +58,7 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
     known one.
     """
     parser = Parser(prog=prog, usage="%(prog)s CONFIG [key=value | +key=value | ~key ...] [flags]")
-    parser.add_argument("words", nargs="*", metavar="CONFIG and overrides", help="a config file, then settings")
+    parser.add_argument("words", nargs="*", metavar="CONFIG and overrides", help="a config file, followed by settings")
     parser.add_argument("--config-file", metavar="CONFIG", help="the config, if it is not the first argument")
     for flag, text in FLAGS.items():
         if flag in OPTIONAL_VALUES:
@@ -77,7 +78,7 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
     if config is None and words and "=" not in words[0] and not words[0].startswith("~"):
         config = words.pop(0)
     if config is None and not problems:
-        problems.append("No config file is named. Start with one: CONFIG [key=value ...], such as configs/my.py.")
+        problems.append("No config file is given. Start with one: CONFIG [key=value ...], such as configs/my.py.")
     given: dict[str, str] = {}
     for word in words:
         key, equals, value = word.lstrip("+").partition("=")
@@ -111,7 +112,7 @@ def _unknown_flag(flag: str, flags: Sequence[str]) -> str:
     hint = meant(name.lstrip("-"))
     if "." in name or "=" in flag:
         return f"{flag}: overrides are written key=value, without dashes: {flag.lstrip('-')}{hint and f'.{hint}'}"
-    return f"{flag}: no such flag.{did_you_mean(name, flags) or hint or ' There are: ' + ', '.join(flags) + '.'}"
+    return f"{flag}: unknown flag.{did_you_mean(name, flags) or hint or ' There are: ' + ', '.join(flags) + '.'}"
 
 
 def check(config: str, args: Sequence[str], world_size: int) -> str:

@@ -37,8 +37,8 @@ def solve_data_parallel_size(
         divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
         raise ConfigError(
             f"train.dist.tensor_parallel_size={tensor_parallel_size} × pipeline_parallel_size={pipeline_parallel_size} "
-            f"= {inner} does not divide the {world_size} process{'es' if world_size > 1 else ''} of this run. "
-            f"Their product may be {_listed(divisors)}, or start a multiple of {inner} processes."
+            f"= {inner} does not divide the {world_size} process{'es' if world_size > 1 else ''} of this run. Set "
+            f"their product to {_listed(divisors)}, or start a multiple of {inner} processes."
         )
     product = data_parallel_size * inner
     if product != world_size:
@@ -46,7 +46,7 @@ def solve_data_parallel_size(
         change = f"Set train.dist.data_parallel_size={fits} (or null)" if fits else "Change train.dist"
         raise ConfigError(
             f"train.dist asks for {data_parallel_size} data × {tensor_parallel_size} tensor × {pipeline_parallel_size} "
-            f"pipeline = {product} processes, the run has {world_size}. {change}, or start {product} processes."
+            f"pipeline = {product} processes, but the run has {world_size}. {change}, or start {product} processes."
         )
     return data_parallel_size
 

@@ -30,11 +30,11 @@ def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
     """Yield problems with the run length, the mesh and the batch sizes, and with settings that need one process."""
     if train.on_exception == "return" and world_size > 1:
         yield (
-            f"train.on_exception=return cannot be kept by {world_size} processes: a rank that failed would leave the "
-            "others waiting for it. Remove it, or use one process."
+            f"train.on_exception=return does not work with {world_size} processes: the other ranks would wait for a "
+            "failed one. Remove it, or use one process."
         )
     if bool(train.train_iter) == bool(train.train_epoch):
-        found = "both set, and a run has one length" if train.train_iter else "both 0, so nothing would be trained"
+        found = "both set, but a run has only one length" if train.train_iter else "both 0, so nothing would be trained"
         yield f"train.train_iter and train.train_epoch are {found}. Set one of them, and the other to 0."
     dist = train.dist
     sizes = (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size)
@@ -64,7 +64,7 @@ def refused(run: Any) -> list[str]:
         (
             evaluation.enabled and not datasets,
             ["train.evaluation.eval_metric"],
-            " does nothing: dataloader.test names no dataset to measure it on. Add one, "
+            " does nothing: dataloader.test has no dataset to evaluate on. Add one, "
             'dataloader.test = {"val": LazyCall(...)(...)}, or remove the setting.',
         ),
         (
@@ -76,52 +76,53 @@ def refused(run: Any) -> list[str]:
         (
             (metric or "").startswith("-" if evaluation.eval_mode == "max" else "+"),
             ["train.evaluation.eval_mode"],
-            f" cannot be kept: the sign of train.evaluation.eval_metric={metric} says the opposite. Leave one of them "
-            "out.",
+            f" contradicts another setting: the sign of train.evaluation.eval_metric={metric} means the opposite. "
+            "Remove one of them.",
         ),
         (
             train.clip_grad.max_norm is not None,
             ["train.clip_grad.value"],
-            " cannot be kept: train.clip_grad.max_norm clips by the norm. Leave one of them out.",
+            " cannot be combined with train.clip_grad.max_norm, which clips by the norm. Remove one of them.",
         ),
         (
             train.amp.enabled and train.amp.dtype == "fp16",
             ["train.clip_grad.value"],
-            " cannot be kept: train.amp.dtype=fp16 scales the gradients, and a value would limit what is scaled. "
-            "Choose bf16, or max_norm.",
+            " cannot be combined with train.amp.dtype=fp16, because the scaled gradients would be clipped. Choose "
+            "bf16, or max_norm.",
         ),
         (
             run.lr_scheduler is not None and not _schedule_warms_up(run.lr_scheduler),
             ["train.warmup_ratio"],
-            " does nothing: lr_scheduler has no warm-up that is left open (an argument warmup_iter that is not set). "
-            "Choose a schedule of libai.scheduler and leave its warmup_iter out, or set train.warmup_ratio=0.",
+            " does nothing: lr_scheduler has no unset argument warmup_iter. Choose a schedule of libai.scheduler "
+            "without setting its warmup_iter, or set train.warmup_ratio=0.",
         ),
         (
             not zero.enabled,
             ["train.zero_optimization.stage"],
-            " does nothing: train.zero_optimization.enabled is false. Set it to true, or leave stage out.",
+            " does nothing: train.zero_optimization.enabled is false. Set it to true, or remove stage.",
         ),
         (
             train.dist.gradient_reduction != "global" and (inner > 1 or zero.enabled),
             ["train.dist.gradient_reduction"],
-            " cannot be kept: it averages over ranks that hold full replicas; with tensor or pipeline ranks, or ZeRO, "
-            "OneFlow's global tensors do it. Leave it at auto.",
+            " cannot be honoured: it averages over ranks that hold full replicas. With tensor or pipeline "
+            "parallelism or ZeRO, global tensors average instead. Leave it at auto.",
         ),
         (
             train.seed is None,
             ["train.deterministic"],
-            " cannot be kept: train.seed is null, so every run draws its own. Set a seed, or remove it.",
+            " cannot be honoured: train.seed is null, so every run has a different seed. Set a seed, or remove the "
+            "setting.",
         ),
         (
             run.mode == "auto",
             ["train.deterministic"],
-            " cannot be kept: graph.enabled=auto chooses by measured time, which differs between runs. Choose the "
+            " cannot be honoured: graph.enabled=auto chooses by measured time, which differs between runs. Choose a "
             "mode.",
         ),
         (
             not 0 <= start < end,
             ["train.profile"],
-            ": expected [start, end] with 0 <= start < end, such as [10, 15] for the iterations 11 to 15.",
+            ": expected [start, end] with 0 <= start < end, such as [10, 15] for iterations 11 to 15.",
         ),
     ]
     if evaluation.enabled and datasets and not train.extra_hooks:  # a hook may add its own metric
@@ -147,8 +148,8 @@ def check_supported(run: Any, mode: str, device: str) -> None:
             (
                 train.activation_checkpoint.enabled and is_cpu,
                 "train.activation_checkpoint.enabled",
-                "memory is all it is for, and OneFlow 0.9 needs more with it in a compiled step on CPU (385 MB, not "
-                "262). Run with graph.enabled=false, or with train.device=cuda.",
+                "it is meant to save memory, but in a compiled step on CPU OneFlow 0.9 needs more memory with it "
+                "(385 MB instead of 262). Run with graph.enabled=false, or with train.device=cuda.",
             ),
             (
                 train.zero_grad_before_forward or train.zero_grad_set_to_none is not None,
@@ -159,13 +160,13 @@ def check_supported(run: Any, mode: str, device: str) -> None:
             (
                 train.dist.gradient_reduction != "auto",
                 "train.dist.gradient_reduction",
-                "the compiled step averages the gradients of all ranks itself. Leave it at auto, or run with "
+                "the compiled step averages the gradients of all ranks itself. Leave the setting at auto, or run with "
                 "graph.enabled=false.",
             ),
             (
                 run.momentum_scheduler is not None,
                 "momentum_scheduler",
-                "a compiled update of OneFlow 0.9 holds the momentum as a constant. Remove it, or run with "
+                "a compiled update of OneFlow 0.9 contains the momentum as a constant. Remove it, or run with "
                 "graph.enabled=false.",
             ),
         ]
@@ -192,15 +193,14 @@ def check_supported(run: Any, mode: str, device: str) -> None:
         (
             train.amp.enabled and not is_cpu and (train.rehearse or train.rehearse_every),
             "train.rehearse, rehearse_every with amp",
-            "AMP rounds to 5e-4 (fp16) or 4e-3 (bf16), which would hide what the modes are compared to 1e-5 for. "
-            "Compare with train.amp.enabled=false.",
+            "the modes are compared to 1e-5, but AMP rounds to 5e-4 (fp16) or 4e-3 (bf16). Compare with "
+            "train.amp.enabled=false.",
         ),
         (
             # On CPU, each process has one compute thread, and two runs are bitwise equal (see tests/parity).
             train.deterministic and device != "cpu",
             "train.deterministic",
-            "OneFlow 0.9 has no switch that keeps to deterministic CUDA kernels. Remove it, or run with "
-            "train.device=cpu.",
+            "OneFlow 0.9 cannot be restricted to deterministic CUDA kernels. Remove it, or run with train.device=cpu.",
         ),
     ]
     lines = [
@@ -228,7 +228,7 @@ def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> lis
         (
             not datasets and evaluation.enabled,
             [*(f"train.evaluation.{name}" for name in of_evaluation), "train.test_micro_batch_size"],
-            " does nothing: dataloader.test names no dataset. Remove them, or add a dataset.",
+            " does nothing: dataloader.test has no dataset. Remove the settings, or add a dataset.",
         ),
         (
             datasets and evaluation.enabled and evaluation.eval_metric is None,
@@ -239,7 +239,7 @@ def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> lis
         (
             run.lr_scheduler is None,
             ["train.warmup_ratio"],
-            " does nothing: lr_scheduler is null, so the rate is constant. Set "
+            " does nothing: lr_scheduler is null, so the learning rate is constant. Set "
             'lr_scheduler = LazyCall("libai.scheduler.WarmupConstantLR")(), or train.warmup_ratio=0.',
         ),
         (
@@ -250,25 +250,24 @@ def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> lis
         (
             not is_cut,
             ["train.dist.plan"],
-            " does nothing: nothing is cut: one tensor and pipeline rank, no ZeRO, no activation checkpointing. Remove "
-            "it, or ask for one of them.",
+            " does nothing without tensor or pipeline parallelism, ZeRO or activation checkpointing. Remove it, or "
+            "enable one of them.",
         ),
         (
             world_size == 1,
             ["train.dist.gradient_reduction"],
-            " does nothing: one process has nobody to average gradients with. Leave it at auto, or start more "
-            "processes.",
+            " does nothing: a single process has no gradients to average. Leave it at auto, or start more processes.",
         ),
         (
             train_iter and round(train_iter * train.warmup_ratio) == 0,
             ["train.warmup_ratio"],
-            f" does nothing: its share of {train_iter} iterations is less than half an iteration. Choose a larger one, "
-            "or set it to 0.",
+            f" does nothing: that fraction of {train_iter} iterations is less than half an iteration. Choose a "
+            "larger one, or set it to 0.",
         ),
         (
             not start_iter <= start < train_iter,
             ["train.profile"],
-            f" does nothing: this run goes from iteration {start_iter} to {train_iter}. Choose a start in between.",
+            f" does nothing: this run covers iterations {start_iter} to {train_iter}. Choose a start in between.",
         ),
         (
             start_iter,
@@ -281,7 +280,7 @@ def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> lis
 
 
 def _sections_switched_off(train: schema.Train) -> Iterator[Rule]:
-    """Yield a rule for each section of `train` with a switch: values in it do nothing while the switch is off."""
+    """Yield a rule for each section of `train` that has a switch: its values do nothing while the switch is off."""
     for field in dataclasses.fields(train):
         section = getattr(train, field.name)
         switch = getattr(section, "switch", None)
@@ -291,7 +290,7 @@ def _sections_switched_off(train: schema.Train) -> Iterator[Rule]:
         state = getattr(section, switch)
         names = [other.name for other in dataclasses.fields(section) if other.name not in section.works_alone]
         remedy = "Set it to true" if state is False else "Set it"
-        why = f" does nothing: {path}.{switch} is {_shown(state) or 'empty'}. {remedy}, or leave the others out."
+        why = f" does nothing: {path}.{switch} is {_shown(state) or 'empty'}. {remedy}, or remove the other settings."
         yield not state, [f"{path}.{name}" for name in names if name != switch], why
 
 

@@ -101,11 +101,11 @@ def read_item(config: Any, key: Any, path: str) -> Any:
     try:
         return config[key]
     except MissingMandatoryValue:
-        raise ConfigError(f"{path} is '???': the config leaves its value to you. Add {path}=value.") from None
+        raise ConfigError(f"{path} is '???', so you must set its value. Add {path}=value.") from None
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"{path} takes its value from another setting, which cannot be read ({first_line(error)}). Set {path} "
-            "itself, or restore what it refers to."
+            "itself, or correct the setting it refers to."
         ) from error
 
 
@@ -140,7 +140,7 @@ def _build(config: Any, path: str, extra: Mapping[str, Any]) -> Any:
         first, dot, rest = name.partition(".")
         if dot and first not in built:
             raise ConfigError(
-                f"{path}.{first} is not set, but the run has {rest} to give to it. Write {first}=LazyCall(...)() in "
+                f"{path}.{first} is not set, but the run must pass {rest} to it. Write {first}=LazyCall(...)() in "
                 "the config."
             )
         if not dot:
@@ -204,7 +204,7 @@ def target_of(config: Any, path: str = "") -> Callable[..., Any] | None:
     if inspect.ismodule(found):
         names = [name for name, value in vars(found).items() if inspect.isclass(value) and not name.startswith("_")]
         raise ConfigError(
-            f"{prefix}{TARGET}={target} is a Python module and cannot be called. Name a class or function in it: "
+            f"{prefix}{TARGET}={target} is a Python module and cannot be called. Use a class or function in it: "
             f"{_listed(names)}."
         )
     if not callable(found):

@@ -48,8 +48,8 @@ class LazyCall:
             right = ", ".join(f"{name}={value!r}" for name, value in zip(names, args)) or "name=value"
             call = f"LazyCall({describe(target)})"
             raise ConfigError(
-                f"{call} got {len(args)} positional argument(s). Arguments need their names, so that they can be "
-                f"overridden: {call}({right})."
+                f"{call} got {len(args)} positional argument(s). Name the arguments, so that they can be overridden: "
+                f"{call}({right})."
             )
         return OmegaConf.create(
             to_nodes({TARGET: target if isinstance(target, str) else path_of(target) or target, **arguments}),
@@ -155,8 +155,8 @@ def _plain(value: Any, path: str, problems: list[str], targets: list[str]) -> An
         name = path_of(value)
         if name is None:
             problems.append(
-                f"{path}: {describe(value)} has no dotted path, so a saved config could not name it. "
-                "Define it at the top level of a module (a file in the config's folder will do)."
+                f"{path}: {describe(value)} has no dotted path, so a saved config could not refer to it. Define it "
+                "at the top level of a module, such as a file in the config's folder."
             )
     else:
         kind = type(value).__name__

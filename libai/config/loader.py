@@ -72,11 +72,11 @@ def load(path: str | Path) -> DictConfig:
         elif name in SECTIONS and not (name in LAZY_SECTIONS and value is None):
             right = "LazyCall(Target)(argument=value)" if name in LAZY_SECTIONS else f'defaults("{name}")'
             problems.append(
-                f"{shown(path)}: {name} is {value!r:.60}, not a section of the config. Write {name} = {right}, or "
-                "rename the variable."
+                f"{shown(path)}: {name} is {value!r:.60}, not a config section. Write {name} = {right}, or rename "
+                "the variable."
             )
         elif is_foreign(name) and isinstance(value, (int, float, str)) and _is_unused(name, source):
-            problems.append(f"{shown(path)}: {name}={value!r} sets nothing.{meant(name)}")
+            problems.append(f"{shown(path)}: {name}={value!r} has no effect.{meant(name)}")
     if problems:
         raise ConfigError(problems)
     if "model" in public:  # a complete config: add missing sections, so that `config.graph.enabled = True` works
@@ -261,7 +261,7 @@ def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
     line = f"\n    {last.line}"
     if isinstance(error, ImportError) and "partially initialized" in text:
         name = Path(str(error.path)).name
-        what = f"{name} imports itself, by way of what it imports. Move what both need to a third file."
+        what = f"{name} imports itself through a file that it imports. Move the shared part to a third file."
     elif rose is not last and not isinstance(error, UserError) and "importlib" not in rose.filename:
         line += f"\n    raised at {shown(rose.filename)}:{rose.lineno} in {rose.name}"
     return f"{shown(last.filename)}:{last.lineno}: {what}{line}"

@@ -78,11 +78,11 @@ def _apply(config: DictConfig, text: str) -> None:
         raise ConfigError(f"{text}: overrides are written key=value, without dashes: {text.lstrip('-')}")
     if not all(part.isascii() and (part.isidentifier() or part.isdigit()) for part in key.split(".")):
         raise ConfigError(
-            f"{ascii(text)}: the key cannot be read. Write key=value without spaces; a key is names of Latin "
-            "letters, joined by dots, such as train.amp.enabled."
+            f"{ascii(text)}: the key cannot be read. Write key=value without spaces. A key consists of names in "
+            "Latin letters joined by dots, such as train.amp.enabled."
         )
     if equals and text.startswith("~"):
-        raise ConfigError(f"{text}: a setting is removed without a value: {name}")
+        raise ConfigError(f"{text}: to remove a setting, give no value: {name}")
     if not equals and not text.startswith("~"):
         raise ConfigError(f"{text}: expected key=value, without spaces (to remove a setting: ~{text}).")
     path, _, last = key.rpartition(".")
@@ -154,8 +154,8 @@ def _parse(text: str) -> tuple[Any, str]:
         raise ConfigError(f"{text}: {reason}") from error
     if isinstance(parsed._value, Sweep):
         raise ConfigError(
-            f"{text}: several values for one run. Write {name}=[{raw}] for a list, {name}='{raw}' for text; "
-            "start a run for each value in a shell loop."
+            f"{text}: several values for one run. Write {name}=[{raw}] for a list or {name}='{raw}' for text, or "
+            "start one run per value in a shell loop."
         )
     return parsed.value(), parsed._value.text if isinstance(parsed._value, QuotedString) else raw
 

@@ -78,7 +78,7 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     would take seconds.
     """
     if not isinstance(config, DictConfig):
-        raise ConfigError(f"validate takes what LazyConfig.load returns, found {type(config).__name__}.")
+        raise ConfigError(f"validate expects the result of LazyConfig.load, found {type(config).__name__}.")
     config = copy_config(config)
     problems = [
         f"{name}: no such setting.{hint(name, schema.SECTIONS)} The sections are {', '.join(schema.SECTIONS)}; in a "
@@ -183,7 +183,8 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
             _check_calls(section or None, where, "a loader", 1, problems)
         elif key == "test" and section is not None:
             problems.append(
-                'dataloader.test names its datasets: expected a section, dataloader.test = {"val": LazyCall(...)(...)}.'
+                "the datasets of dataloader.test have names: expected a section, dataloader.test = "
+                '{"val": LazyCall(...)(...)}.'
             )
         elif key == "train":
             _check_calls(section, where, "a loader", 0, problems)
@@ -200,7 +201,7 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
     names = [writer for writer in train.writers if isinstance(writer, str)]
     if len(set(names)) < len(names) or not set(names) <= set(schema.WRITERS):
         problems.append(
-            f"train.writers={names}: expected each of {', '.join(schema.WRITERS)} once at most, or "
+            f"train.writers={names}: expected each of {', '.join(schema.WRITERS)} at most once, or "
             "LazyCall(Writer)(argument=value)."
         )
     # path, node, required result of the calls, and maximum number of levels of names or lists above a call

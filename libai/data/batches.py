@@ -45,8 +45,8 @@ class BatchReader:
         self._lengths = getattr(self.dataset, "lengths", None)
         if self._lengths is not None and len(self._lengths) != len(self.dataset):
             raise DataError(
-                f"{type(self.dataset).__name__}.lengths has {len(self._lengths)} numbers, and the dataset "
-                f"{len(self.dataset)} samples: give one for each, or remove it."
+                f"{type(self.dataset).__name__}.lengths has {len(self._lengths)} numbers, but the dataset has "
+                f"{len(self.dataset)} samples: provide one number per sample, or remove it."
             )
         self._num_workers = num_workers
         self._map = ThreadPoolExecutor(num_workers, "libai-data-worker").map if num_workers else map
@@ -92,8 +92,8 @@ def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch
         dtype = {"i": np.int64, "u": np.int64, "f": np.float32, "b": np.bool_}.get(array.dtype.kind)
         if dtype is None:
             raise DataError(
-                f"{key!r} of {type(dataset).__name__} holds {array.dtype} values, which cannot become a tensor: "
-                "give numbers or booleans, or leave the key out."
+                f"{key!r} of {type(dataset).__name__} contains {array.dtype} values, which cannot be converted to a "
+                "tensor: use numbers or booleans, or remove the key."
             )
         batch[key] = np.ascontiguousarray(array, dtype=dtype)
     return batch
@@ -132,7 +132,7 @@ def _combined(dataset: Any, parts: Sequence[Any], combine: Callable[[list[np.nda
         except ValueError as error:
             raise DataError(
                 f"{key!r} of {type(dataset).__name__} has the shapes {sorted({a.shape for a in arrays})} within one "
-                "batch, which cannot be stacked: pad or crop the samples to one shape in the dataset, or give a "
+                "batch, which cannot be stacked: pad or crop the samples to one shape in the dataset, or pass a "
                 "collate function, such as libai.data.PadCollate."
             ) from error
     return batch
@@ -205,7 +205,10 @@ class PadCollate:
         length = -(-length // self._multiple_of) * self._multiple_of
         length = min(length, self._max_length or length)
         if min(longest, self._max_length or longest) > length:
-            raise DataError(f"a sample has {longest} items, and `lengths` of its dataset allow {length}: correct them.")
+            raise DataError(
+                f"a sample has {longest} items, but the `lengths` of its dataset allow only {length}: correct the "
+                "lengths."
+            )
         batch: dict[str, Any] = {}
         for key, values in ((key, [sample[key] for sample in samples]) for key in samples[0]):
             if key in self._padding:
@@ -223,7 +226,7 @@ class PadCollate:
             missing = [key for key in self._padding if not isinstance(sample, Mapping) or key not in sample]
             if missing:
                 found = sorted(sample) if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
-                raise DataError(f"PadCollate pads {missing[0]!r}, and a sample has {found}. Name one of its keys.")
+                raise DataError(f"PadCollate pads {missing[0]!r}, but a sample only has {found}. Use one of its keys.")
         return max(len(sample[key]) for sample in samples for key in self._padding)
 
 

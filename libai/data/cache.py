@@ -36,12 +36,12 @@ def prepare_once(folder: Path, is_complete: Callable[[Path], bool], write: Calla
         with FileLock(folder.with_name(f".{folder.name}.lock")):
             if not is_complete(folder):
                 if folder.exists():
-                    _logger.warning("the prepared data in %s is damaged or not complete: making it again", folder)
+                    _logger.warning("the prepared data in %s is damaged or incomplete: preparing it again", folder)
                 _write_and_rename(folder, write)
     except OSError as error:
         raise DataError(
-            f"preparing data in {folder} failed ({error}): check space and permissions, or name another folder with "
-            "cache_dir=... or the environment variable LIBAI_DATA_DIR."
+            f"preparing data in {folder} failed ({error}): check space and permissions, or choose another folder "
+            "with cache_dir=... or the environment variable LIBAI_DATA_DIR."
         ) from error
     return folder
 

@@ -54,8 +54,8 @@ def as_dataset(source: Any) -> Any:
     name = type(dataset).__name__
     if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "get_batch")):
         raise DataError(
-            f"a dataset was asked for and a {name} was found, which lacks len(ds) or ds[i]. Add both, pass a dict of "
-            "arrays, or give an iterable of ready batches to the trainer directly, without a loader around it."
+            f"expected a dataset, found a {name} without len(ds) or ds[i]. Add both, pass a dict of arrays, or pass "
+            "an iterable of complete batches directly to the trainer, without this loader."
         )
     if len(dataset) == 0:
         raise DataError(f"{name} is empty (len 0), so there is nothing to read: check its path, split and filters.")
@@ -97,11 +97,15 @@ class BlendedDataset(BatchDataset):
         self.datasets = [as_dataset(dataset) for dataset in datasets]
         shares = np.asarray(weights, np.float64)
         if shares.shape != (len(self.datasets),) or not len(shares) or not (np.isfinite(shares) & (shares > 0)).all():
-            raise DataError(f"weights={list(weights)} of {len(datasets)} datasets: give each one a number above 0.")
+            raise DataError(
+                f"weights={list(weights)} of {len(datasets)} datasets: each dataset needs a number above 0."
+            )
         for dataset in self.datasets:
             if hasattr(dataset, "augment_batch"):
                 name = type(dataset).__name__
-                raise DataError(f"{name} changes its batches: blend what it reads, and put {name} around the blend.")
+                raise DataError(
+                    f"{name} changes its batches: blend the datasets inside it, and wrap the blend in {name}."
+                )
         lengths = np.array(list(map(len, self.datasets)))
         ends = np.round(np.cumsum(shares) / shares.sum() * lengths.sum()).astype(np.int64)
         counts = np.diff(ends, prepend=0)

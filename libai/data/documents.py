@@ -57,7 +57,7 @@ def preprocess(
     start = time.perf_counter()
     for path in paths:
         if not path.is_file():
-            raise DataError(f"{path} is not a file. Give files of text, or .jsonl.")
+            raise DataError(f"{path} is not a file. Give text files or .jsonl files.")
     if not paths or target.exists() or not 0 <= validation_fraction < 1:
         raise DataError(
             f"preprocess({len(paths)} files, {target}{' (exists)' if target.exists() else ''}, validation_fraction="
@@ -117,7 +117,7 @@ def _text_of_json(path: Path, number: int, line: bytes, key: str) -> str:
         raise DataError(f"{path}, line {number}: not JSON ({error}).") from None
     if not isinstance(row, dict) or not isinstance(row.get(key), str):
         found = sorted(row) if isinstance(row, dict) else f"a {type(row).__name__}"
-        raise DataError(f"{path}, line {number}: no text {key!r} in it, only {found}. Name the key of the text.")
+        raise DataError(f"{path}, line {number}: there is no text {key!r}, only {found}. Set the key of the text.")
     return _decoded(row[key].encode("utf-8", "replace"))  # half of a surrogate pair cannot be encoded
 
 

@@ -154,8 +154,8 @@ class TrainLoader:
         consumed = state.get("consumed_samples")
         if type(consumed) is not int or consumed < 0:
             raise DataError(
-                f"a loader state needs 'consumed_samples', a whole number of samples >= 0, and {state} was found: "
-                "give what state_dict() of a train loader returned."
+                f"a loader state needs 'consumed_samples', a whole number of samples >= 0, but it is {state}: pass "
+                "the result of a train loader's state_dict()."
             )
         self.close()
         self._consumed_samples = consumed
@@ -212,7 +212,7 @@ def _layout(micro_batch_size: int, data_rank: int | None, num_data_ranks: int | 
     """Return this process's share: the given one, else by its rank and the number of processes."""
     if (data_rank is None) != (num_data_ranks is None):
         raise DataError(
-            f"data_rank={data_rank} and num_data_ranks={num_data_ranks}: give both, or neither to take this process's "
+            f"data_rank={data_rank} and num_data_ranks={num_data_ranks}: set both, or neither to use this process's "
             "rank and the number of processes."
         )
     if data_rank is None or num_data_ranks is None:
@@ -231,7 +231,7 @@ class EvalLoader:
 
     def __init__(self, reader: BatchReader, layout: DataLayout, *, max_batches: int | None = None, prefetch: int = 2):
         if max_batches is not None and max_batches < 1:
-            raise DataError(f"max_batches={max_batches}: evaluate at least one batch, or null for all of them.")
+            raise DataError(f"max_batches={max_batches}: evaluate at least one batch, or use null for all.")
         self._reader = reader
         self.dataset = reader.dataset
         self.layout = layout

@@ -91,8 +91,8 @@ def build_stdlib_dataset(
     paths = [path for path in root.rglob("*.py") if _NOT_STDLIB.isdisjoint(path.relative_to(root).parts)]
     if not paths:
         raise DataError(
-            f"the standard library was looked for in {root}, which holds no .py files (a stripped or zipped Python?): "
-            "use build_text_dataset(...) with text files of your own."
+            f"{root} should contain the standard library, but has no .py files (a stripped or zipped Python?): use "
+            "build_text_dataset(...) with your own text files."
         )
     return build_text_dataset(
         paths,
@@ -116,8 +116,8 @@ def _split_by_file(documents: list[Document], validation_fraction: float) -> dic
     if num_validation >= len(documents):
         raise DataError(
             f"validation_fraction={validation_fraction} of {len(documents)} different, not empty file(s) leaves none "
-            "to train on; the split is by whole files. Give more files, or validation_fraction=0 for no "
-            "validation split."
+            "for training, because files are not split. Use more files, or validation_fraction=0 for no validation "
+            "split."
         )
     if not num_validation:
         return {"train": documents}
@@ -138,7 +138,7 @@ def _matching_files(patterns: str | os.PathLike | Iterable[str | os.PathLike]) -
         found = [path for path in matches if path.is_file()]
         if not found:
             hint = f'a folder, add "/**/*.txt": {pattern}/**/*.txt' if matches else "no file"
-            raise DataError(f"text files were asked for as {str(pattern)!r} (that is {full}) and this matches {hint}.")
+            raise DataError(f"expected text files at {str(pattern)!r} (that is {full}), but this matches {hint}.")
         paths.update(found)
     if not paths:
         raise DataError("no text files were given: pass paths or glob patterns, e.g. files='corpus/**/*.txt'.")

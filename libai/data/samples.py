@@ -103,13 +103,15 @@ class SentenceOrder(BatchDataset):
         seed: int = 0,
     ):
         if sequence_length < 5:
-            raise DataError(f"sequence_length={sequence_length}: two segments and three special tokens take 5 or more.")
+            raise DataError(
+                f"sequence_length={sequence_length}: two segments and three special tokens need at least 5."
+            )
         self.dataset, self.sequence_length, self.seed = dataset, sequence_length, seed
         self._special = (cls_token, sep_token, pad_token)
         ends: np.ndarray = np.asarray(dataset.offsets[1:]) - (end_of_document is not None)
         self._starts, self._lengths = _pieces(np.asarray(dataset.offsets[:-1]), ends, sequence_length - 3)
         if not len(self._starts):
-            raise DataError("no document has the two tokens that a pair of segments needs: give longer documents.")
+            raise DataError("no document has the two tokens that a pair of segments needs: use longer documents.")
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -181,8 +183,8 @@ class SpanCorruption(BatchDataset):
     ):
         if not 0.0 < noise_share < 1.0 or mean_span < 1.0:
             raise DataError(
-                f"noise_share={noise_share}, mean_span={mean_span}: the first is a share between 0 and 1, such as "
-                "0.15, the second a length of at least 1."
+                f"noise_share={noise_share}, mean_span={mean_span}: the first is a fraction between 0 and 1, such as "
+                "0.15, and the second a length of at least 1."
             )
         self.dataset = dataset
         self.last_sentinel, self.first_sentinel = last_sentinel, first_sentinel
@@ -192,9 +194,9 @@ class SpanCorruption(BatchDataset):
         self.num_spans = int(np.clip(round(self.num_missing / mean_span), 1, length - self.num_missing))
         if self.num_spans > last_sentinel - first_sentinel + 1:
             raise DataError(
-                f"samples of {length} tokens lose {self.num_spans} spans, and there are "
+                f"samples of {length} tokens have {self.num_spans} masked spans, but there are only "
                 f"{max(last_sentinel - first_sentinel + 1, 0)} sentinels ({first_sentinel} to {last_sentinel}). "
-                "Enlarge the vocabulary, or take shorter samples."
+                "Enlarge the vocabulary, or use shorter samples."
             )
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ class SampleStream:
 
     def __init__(self, num_samples: int, *, seed: int = 0, shuffle: bool = True):
         if num_samples < 1:
-            raise DataError("the dataset is empty (len 0), so there is nothing to visit: check its path and split.")
+            raise DataError("the dataset is empty (len 0): check its path and split.")
         if seed < 0:
             raise DataError(f"seed={seed} is negative: the seed of the sample order must be 0 or more.")
         self.num_samples = num_samples
@@ -84,11 +84,11 @@ class DataLayout:
 
     def __post_init__(self) -> None:
         if self.micro_batch_size < 1:
-            raise DataError(f"micro_batch_size={self.micro_batch_size}: a micro-batch holds at least one sample.")
+            raise DataError(f"micro_batch_size={self.micro_batch_size}: a micro-batch needs at least one sample.")
         if not 0 <= self.data_rank < self.num_data_ranks:
             raise DataError(
-                f"data_rank={self.data_rank} is not one of the {self.num_data_ranks} data-parallel rank(s): "
-                f"give 0 <= data_rank < num_data_ranks."
+                f"data_rank={self.data_rank} is not one of the {self.num_data_ranks} data-parallel rank(s): it must "
+                "be 0 <= data_rank < num_data_ranks."
             )
 
     @property

@@ -75,7 +75,7 @@ def write_token_files(
     for split, writer in writers.items():
         if not writer.num_documents:
             raise DataError(
-                f"no document is left for {split} (of {num_documents}): give more documents, or validation_fraction=0 "
+                f"no document is left for {split} (of {num_documents}): use more documents, or validation_fraction=0 "
                 "for no validation split."
             )
         _logger.info("%s: %d documents, %d tokens", split, writer.num_documents, writer.num_tokens)
@@ -130,14 +130,14 @@ def read_index(folder: Path) -> TokenIndex:
     path = folder / "index.json"
     if not path.is_file():
         raise DataError(
-            f"token files were asked for in {folder}, which {describe_folder(folder)} and has no index.json: "
-            "make them with `libai preprocess`, or use libai.data.build_text_dataset(...) with text files."
+            f"expected token files in {folder}, which {describe_folder(folder)} and has no index.json: create them "
+            "with `libai preprocess`, or use libai.data.build_text_dataset(...) with text files."
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] == FORMAT:
             return TokenIndex(**content)
-        found = f"format {content['format']}, and this version reads {FORMAT}"
+        found = f"format {content['format']}, but this version reads {FORMAT}"
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         found = str(error)
     raise DataError(f"{path} cannot be read ({found}): delete the folder and prepare it again.")
@@ -150,14 +150,14 @@ def open_split(folder: Path, split: str, index: TokenIndex) -> tuple[np.ndarray,
     split, and for files that are missing or do not belong together.
     """
     if split not in index.splits:
-        raise DataError(f"split={split!r} was asked for and {folder} holds {sorted(index.splits)}: use one of them.")
+        raise DataError(f"split={split!r} is not in {folder}, which has {sorted(index.splits)}: use one of them.")
     path = folder / f"{split}.bin"
     try:
         tokens = np.memmap(path, dtype=np.dtype(index.dtype).newbyteorder("<"), mode="r")
         offsets = np.memmap(path.with_suffix(".offsets"), dtype="<i8", mode="r")
         if offsets[0] == 0 and offsets[-1] == len(tokens) and (np.diff(offsets) > 0).all():
             return tokens, offsets
-        found = f"{len(tokens)} tokens, and documents up to {offsets[-1]}"
+        found = f"{len(tokens)} tokens, but documents up to {offsets[-1]}"
     except (OSError, ValueError) as error:  # a file that is missing, empty or truncated
         found = str(error)
     raise DataError(f"{path} or its .offsets is damaged ({found}): delete the folder {folder} and prepare it again.")

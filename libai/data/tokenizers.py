@@ -80,8 +80,8 @@ class BPETokenizer:
         found = [number for number in map(model.token_to_id, names) if number is not None]
         if not found:
             raise DataError(
-                f"the vocabulary has no token {' or '.join(names)} to end documents with: name one of its tokens, such "
-                "as a separator (end_token, --end-token)."
+                f"the vocabulary has no token {' or '.join(names)} to end documents with: choose one of its tokens, "
+                "such as a separator (end_token, --end-token)."
             )
         self.end_of_document: int = found[0]
 
@@ -148,13 +148,13 @@ def make_tokenizer(kind: str, vocab_size: int | None, texts: Iterable[str], end_
     """
     if kind == "bpe":
         if vocab_size is None:
-            raise DataError('tokenizer="bpe" needs to know how many tokens to learn: add vocab_size, e.g. 4096.')
+            raise DataError('tokenizer="bpe" needs the number of tokens to learn: add vocab_size, e.g. 4096.')
         return BPETokenizer.train(texts, vocab_size)
     made: Tokenizer = ByteTokenizer() if kind == "bytes" else BPETokenizer.load(find_tokenizer(kind), end_token)
     if vocab_size not in (None, made.vocab_size):
         raise DataError(
-            f"vocab_size={vocab_size} was asked for with tokenizer={kind!r}, which always has {made.vocab_size} "
-            'tokens: leave it out, or use tokenizer="bpe".'
+            f"vocab_size={vocab_size} does not apply to tokenizer={kind!r}, which always has {made.vocab_size} "
+            'tokens: remove it, or use tokenizer="bpe".'
         )
     return made
 
@@ -183,7 +183,7 @@ def find_tokenizer(spec: str) -> Path:
     path = Path(spec).expanduser()
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
-        raise DataError(f'tokenizer={spec!r} is unknown: use "bytes", "bpe", or a tokenizer.json that exists.')
+        raise DataError(f'tokenizer={spec!r} is unknown: use "bytes", "bpe", or the path of a tokenizer.json.')
     return path
 
 

@@ -153,7 +153,7 @@ def stratified_split(labels: np.ndarray, validation_fraction: float, seed: int) 
         if not 0 < num_validation < len(members):
             raise DataError(
                 f"validation_fraction={validation_fraction} gives class {label} {num_validation} of its {len(members)} "
-                "samples for validation: choose a share that leaves at least one on both sides."
+                "samples for validation: choose a fraction that leaves at least one in each split."
             )
         shuffled = np.random.default_rng([seed, int(label)]).permutation(members)
         validation.append(shuffled[:num_validation])
@@ -215,7 +215,7 @@ class CifarDataset(ImagesInMemory):
         self.images = rows[:, label_bytes:].reshape(-1, 3, 32, 32)
         self.labels = rows[:, label_bytes - 1].astype(np.int64)
         if self.labels.max() >= self.num_classes:
-            raise DataError(f"{root} has the label {self.labels.max()}: these are not the files of {name}, or damaged.")
+            raise DataError(f"{root} has the label {self.labels.max()}: the files are not {name} or are damaged.")
         self.augment = augment
         self._mean = np.array(mean, np.float32)[:, None, None]
         self._std = np.array(std, np.float32)[:, None, None]
@@ -228,16 +228,16 @@ def _read_cifar(path: Path, label_bytes: int) -> np.ndarray:
     """Return the bytes of a file, one row per image."""
     if not path.is_file():
         raise DataError(
-            f"{path.name} was looked for in {path.parent}, which {describe_folder(path.parent)}. Fetch CIFAR's binary "
-            "version from https://www.cs.toronto.edu/~kriz/cifar.html, unpack it and give its folder as path=... "
-            "(nothing is downloaded, and the Python version is not unpickled)."
+            f"expected {path.name} in {path.parent}, which {describe_folder(path.parent)}. Download CIFAR's binary "
+            "version from https://www.cs.toronto.edu/~kriz/cifar.html, unpack it and pass its folder as path=... "
+            "(libai downloads nothing and does not unpickle the Python version)."
         )
     content = np.fromfile(path, dtype=np.uint8)
     record = label_bytes + _CIFAR_PIXELS
     if content.size == 0 or content.size % record:
         raise DataError(
-            f"{path} has {content.size} bytes, not a whole number of {record}-byte images: it is cut off or of another "
-            "set. Unpack its archive again."
+            f"{path} has {content.size} bytes, not a whole number of {record}-byte images: it is truncated or "
+            "belongs to another dataset. Unpack its archive again."
         )
     return content.reshape(-1, record)
 
@@ -261,7 +261,7 @@ class MnistDataset(ImagesInMemory):
         self.images = _read_idx(root, f"{_MNIST[split]}-images-idx3-ubyte")[:, None]
         self.labels = _read_idx(root, f"{_MNIST[split]}-labels-idx1-ubyte").astype(np.int64)
         if len(self.images) != len(self.labels):
-            raise DataError(f"{root} has {len(self.images)} images and {len(self.labels)} labels of {split}.")
+            raise DataError(f"{root} has {len(self.images)} images but {len(self.labels)} labels of {split}.")
         self.augment = augment
 
     def _scaled(self, images: np.ndarray) -> np.ndarray:
@@ -276,17 +276,19 @@ def _read_idx(root: Path, name: str) -> np.ndarray:
     path = next((path for path in (root / name, root / f"{name}.gz") if path.is_file()), None)
     if path is None:
         raise DataError(
-            f"{name} or {name}.gz was looked for in {root}, which {describe_folder(root)}. Fetch MNIST's four files "
-            "and give their folder as path=... (nothing is downloaded by itself)."
+            f"expected {name} or {name}.gz in {root}, which {describe_folder(root)}. Download MNIST's four files and "
+            "pass their folder as path=... (libai downloads nothing)."
         )
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read ({error}): fetch it again.") from error
+        raise DataError(f"{path} cannot be read ({error}): download it again.") from error
     shape = tuple(np.frombuffer(content[4 : 4 + 4 * content[3]], ">u4").tolist()) if len(content) > 4 else ()
     start = 4 + 4 * len(shape)
     if content[:3] != b"\0\0\x08" or len(content) - start != int(np.prod(shape, dtype=np.int64)):
-        raise DataError(f"{path} is not a whole IDX file of bytes: it is cut off or something else. Fetch it again.")
+        raise DataError(
+            f"{path} is not a complete IDX file of bytes: it is truncated or another kind of file. Download it again."
+        )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -303,7 +305,7 @@ class ImageFolderDataset:
         self, path: str | os.PathLike, *, image_size: int = 224, augment: bool = False, min_area: float = 0.08
     ):
         if not 0 < min_area <= 1:
-            raise DataError(f"min_area={min_area} is a share of the image: use a number above 0, and at most 1.")
+            raise DataError(f"min_area={min_area} is a fraction of the image: use a number above 0 and at most 1.")
         root = Path(path).expanduser()
         self.classes = sorted(folder.name for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
         self.files = [
@@ -313,7 +315,10 @@ class ImageFolderDataset:
             if file.is_file() and not file.name.startswith(".")
         ]
         if not self.files:
-            raise DataError(f"{root} {describe_folder(root)}: no folders of classes with images. Give their folder.")
+            raise DataError(
+                f"{root} {describe_folder(root)}: expected one folder of images per class. Pass the folder that "
+                "contains them."
+            )
         self.num_classes, self.image_size = len(self.classes), image_size
         self.augment, self.min_area = augment, min_area
         import_pillow()
@@ -383,4 +388,4 @@ def _data_folder(path: str | os.PathLike | None) -> Path:
 
 def _check_known(argument: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
-        raise DataError(f"{argument}={value!r} was asked for, and there are {sorted(known)}: use one of them.")
+        raise DataError(f"{argument}={value!r} is unknown: use one of {sorted(known)}.")

@@ -98,8 +98,8 @@ class MegatronDataset(TokenWindows):
         self.path = Path(str(Path(path).expanduser()).removesuffix(".bin").removesuffix(".idx"))
         if split not in ("train", "validation") or not 0 <= validation_fraction < 1:
             raise DataError(
-                f"split={split!r}, validation_fraction={validation_fraction}: the splits are train and validation, and "
-                "the fraction of the documents that validate is at least 0 and below 1."
+                f"split={split!r}, validation_fraction={validation_fraction}: the split must be train or validation, "
+                "and the fraction of documents for validation must be at least 0 and below 1."
             )
         self.vocab_size = vocab_size
         tokens, offsets = read_megatron(self.path)
@@ -122,13 +122,16 @@ def read_megatron(path: Path) -> tuple[np.ndarray, np.ndarray]:
     data = path.with_name(path.name + ".bin")
     for file in (index, data):
         if not file.is_file():
-            raise DataError(f"{file} does not exist: give the common name of a .bin and an .idx file.")
+            raise DataError(
+                f"{file} does not exist: pass the common path of a .bin and an .idx file without the suffix."
+            )
     content = index.read_bytes()
     head = content[: _MEGATRON_HEADER.size].ljust(_MEGATRON_HEADER.size, b"\0")
     magic, version, kind, num_sequences, num_documents = _MEGATRON_HEADER.unpack(head)
     if magic != b"MMIDIDX\0\0" or version != 1 or kind not in _MEGATRON_KINDS:
         raise DataError(
-            f"{index} begins with {magic!r}, version {version} and numbers of kind {kind}. Files of Megatron-LM's "
+            f"{index} begins with {magic!r}, version {version} and numbers of kind {kind}. Supported are files of "
+            "Megatron-LM's "
             f"MMapIndexedDataset (MMIDIDX), version 1 with integers ({', '.join(map(str, _MEGATRON_KINDS))}) are read."
         )
     dtype = np.dtype(_MEGATRON_KINDS[kind])
@@ -142,8 +145,8 @@ def read_megatron(path: Path) -> tuple[np.ndarray, np.ndarray]:
             tokens = np.memmap(data, dtype, mode="r") if ends[-1] else np.empty(0, dtype)
             return tokens, ends[np.unique(first)]
     raise DataError(
-        f"{data} has {data.stat().st_size} bytes, and {index} describes {num_sequences} sequences in {num_documents} "
-        "documents that do not fit: the two do not belong together, or one is damaged. Copy them again."
+        f"{data} has {data.stat().st_size} bytes, which does not match the {num_sequences} sequences in "
+        f"{num_documents} documents of {index}: the files do not belong together, or one is damaged. Copy them again."
     )
 
 

@@ -99,8 +99,8 @@ def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None
     if num_samples > most:
         raise UserError(
             f"an update of {num_samples} samples on a rank (train.train_micro_batch_size or "
-            f"dataloader.train.micro_batch_size, times train.num_accumulation_steps={sizes.accumulation}) does not fit "
-            f"into the {format_bytes(available)} of memory that are free: at most {most} samples do. Lower "
+            f"dataloader.train.micro_batch_size, times train.num_accumulation_steps={sizes.accumulation}) does not "
+            f"fit into the {format_bytes(available)} of free memory: at most {most} samples do. Lower "
             "train.train_micro_batch_size, train.global_batch_size or train.num_accumulation_steps."
         )
 
@@ -122,7 +122,7 @@ def check_iterations(**iterations: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
             raise UserError(
                 f"train(start_iter, max_iter) with {name}={value!r}: it must be a whole number >= 0. train(0, 100) "
-                "makes 100 iterations, train(100, 150) fifty more."
+                "runs 100 iterations, and train(100, 150) 50 more."
             )
 
 

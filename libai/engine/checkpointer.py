@@ -29,10 +29,10 @@ logger = logging.getLogger("libai.engine")
 Best = tuple[str, float]
 #: parts of the state that a resume can leave unchanged instead of loading them from the checkpoint
 RESETTABLE = ("optimizer", "schedule", "data")
-#: fact of a run → effect of resuming with a different value
+#: property of a run → effect of resuming with a different value
 _CHANGES_THE_CURVE = {
     "seed": "the order of the data and the dropout masks change",
-    "global_batch_size": "an iteration takes another number of samples",
+    "global_batch_size": "an iteration uses a different number of samples",
 }
 
 
@@ -241,7 +241,7 @@ class TrainerCheckpointer:
         return self.trainer.iter
 
     def _note_saved(self) -> None:
-        """Record for the message after a second Ctrl-C how many iterations a checkpoint holds."""
+        """Record how many iterations the checkpoint holds, for the message after a second Ctrl-C."""
         if not self._weights_only:
             own_state().saved = self.trainer.completed_iters
 
@@ -278,8 +278,8 @@ class TrainerCheckpointer:
         saved = checkpoint.load(path)
         if missing := [name for name in ("trainer", "optimizer", "lr_scheduler") if name not in saved.state]:
             raise checkpoint.CheckpointError(
-                f"{saved.path} holds no run to continue: its state has no {', '.join(missing)}. Take only its "
-                f"weights: train.load_weight={saved.path}."
+                f"{saved.path} does not contain a run to continue: its state has no {', '.join(missing)}. Take only "
+                f"its weights: train.load_weight={saved.path}."
             )
         checkpoint.load_weights(saved.tensors["model"], self.trainer.model, strict=True)
         state = dict(saved.state["trainer"])

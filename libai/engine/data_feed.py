@@ -76,8 +76,8 @@ class DataFeed:
         position = self.position()
         if position is None or not hasattr(self.loader, "indices_before"):
             raise UserError(
-                f"{type(self.loader).__name__} does not say which samples its batches hold. Use "
-                "libai.data.build_train_loader, or give the loader indices_before(position, num_batches)."
+                f"{type(self.loader).__name__} does not provide the indices of its samples. Use "
+                "libai.data.build_train_loader, or add a method indices_before(position, num_batches) to the loader."
             )
         return self.loader.indices_before(position, len(self.batches))
 
@@ -152,7 +152,7 @@ class DataFeed:
                 raise
             found = "None" if self.loader is None else f"a {type(self.loader).__name__}"
             raise UserError(
-                f"training needs an iterable of micro-batches and the data loader is {found}. Set dataloader.train in "
+                f"training needs an iterable of micro-batches, but the data loader is {found}. Set dataloader.train in "
                 "the config, or give the trainer a loader (or a function that returns one)."
             ) from None
 
@@ -166,9 +166,9 @@ class DataFeed:
             except StopIteration:
                 self._iterator = None
         raise UserError(
-            f"the training data loader ({type(self.loader).__name__}) gave no batch: the dataset is empty, smaller "
-            "than one micro-batch, or a generator that can be read only once. Give an iterable that can be started "
-            "again."
+            f"the training data loader ({type(self.loader).__name__}) returned no batch: the dataset is empty, "
+            "smaller than one micro-batch, or a generator that can be read only once. Pass an iterable that can be "
+            "read again."
         )
 
 

@@ -110,8 +110,8 @@ class EagerTrainer(ModelTrainer):
         if self._reduction is not None and not self._reduction.holds(self._parameters):
             raise UserError(
                 f"iteration {self.iter + 1}: the optimizer holds a parameter that the model did not have when the "
-                "trainer was built, and whose gradients the ranks would not average. Change the values of the old "
-                "one instead (copy_), or build the trainer again."
+                "trainer was built, so its gradients would not be averaged over ranks. Change the values of the old "
+                "parameter instead (copy_), or build a new trainer."
             )
 
     def use_global_tensors(self) -> None:
@@ -133,8 +133,8 @@ class EagerTrainer(ModelTrainer):
     def update(self, micro_batches: list[Any]) -> StepResult:
         if not self.model.training:
             raise UserError(
-                f"{type(self.model).__name__} is in eval mode at the start of an iteration of training. A hook or a "
-                "forward has called model.eval() and not model.train() again."
+                f"{type(self.model).__name__} is in eval mode at the start of a training iteration. A hook or a "
+                "forward has called model.eval() without calling model.train() afterwards."
             )
         if self._zero_grad_before_forward:
             self.optimizer.zero_grad(set_to_none=self._set_to_none)
@@ -184,8 +184,9 @@ class EagerTrainer(ModelTrainer):
         if apart:
             raise UserError(
                 f"after the first iteration {len(apart)} of {len(first)} parameters differ between the ranks, first "
-                f"{apart[0]}: each rank would train a model of its own. An update of your own must call "
-                "self.reduce_gradients() before the optimizer's step; a hook must change weights alike on all ranks."
+                f"{apart[0]}: each rank would train a different model. A custom update must call "
+                "self.reduce_gradients() before the optimizer's step, and a hook must change weights identically on "
+                "all ranks."
             )
 
     def _clip_and_step(self) -> flow.Tensor | None:
@@ -238,10 +239,10 @@ class EagerTrainer(ModelTrainer):
                 return
             raise UserError(
                 f"forward changes the buffer {with_class(self.model, changing[0])}, and with train.dist.batch_scope="
-                f"{self.options.batch_scope} and train.dist.gradient_reduction={self.options.gradient_reduction} each "
-                f"of {self.mesh.data} data-parallel ranks would keep its own value, of its part of the batch. Set "
-                "batch_scope=global and gradient_reduction=auto, to get the value of the whole batch, or use one "
-                "rank."
+                f"{self.options.batch_scope} and train.dist.gradient_reduction={self.options.gradient_reduction} "
+                f"each of {self.mesh.data} data-parallel ranks would keep a different value, computed from its part "
+                "of the batch. Set batch_scope=global and gradient_reduction=auto to compute it from the whole "
+                "batch, or use one rank."
             )
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:

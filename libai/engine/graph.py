@@ -75,8 +75,8 @@ class GraphTrainer(ModelTrainer):
         super().__init__(model, *args, **kwargs)
         if type(self).update is not GraphTrainer.update and not type(self).update.__module__.startswith("libai."):
             raise UserError(
-                f"{type(self).__name__}.update replaces the compiled step, which then never runs. Give the trainer a "
-                "graph of your own (train_graph=MyGraph), or write the update for an EagerTrainer."
+                f"{type(self).__name__}.update replaces the compiled step, which then never runs. Pass a custom "
+                "graph (train_graph=MyGraph), or write the update for an EagerTrainer."
             )
         self._refuse_parts(self.options, train_graph=train_graph)
         self._settings = {"auto_parallel": auto_parallel, "train_graph": train_graph}
@@ -165,8 +165,8 @@ class GraphTrainer(ModelTrainer):
             warn_once(
                 logger,
                 "ragged",
-                f"iteration {self.iter + 1} has a batch of another shape ({shapes}) than the graph was compiled for: "
-                "such updates run op by op, with the same result.",
+                f"iteration {self.iter + 1} has a batch of a different shape ({shapes}) than the graph was compiled "
+                "for: such updates run eagerly, with the same result.",
             )
             return False
         if self.graph is not None:
@@ -176,15 +176,15 @@ class GraphTrainer(ModelTrainer):
             differences = self._guards.differences()
             if decision == "eager" and self._make_graph is not None:
                 raise UserError(
-                    f"{differences} changes again and again, and a graph of your own is compiled for one value. Leave "
-                    "it as it is, put it into a buffer, or leave train_graph out."
+                    f"{differences} changes repeatedly, but a custom graph is compiled for one value. Keep it "
+                    "constant, put it into a buffer, or leave train_graph out."
                 )
             if decision == "eager":
                 warn_once(
                     logger,
                     f"changes often: {differences.partition(' (')[0]}",
-                    f"{differences} changes again and again: from iteration {self.iter + 1} on such updates run op by "
-                    "op, with the same result. A graph is compiled for one value; the learning rate and buffers "
+                    f"{differences} changes repeatedly: from iteration {self.iter + 1} on, such updates run eagerly, "
+                    "with the same result. A graph is compiled for one value; the learning rate and buffers "
                     "(`self.register_buffer`) are inputs of it and may change in every iteration.",
                 )
                 return False
@@ -220,8 +220,8 @@ class GraphTrainer(ModelTrainer):
         self._updates_eagerly = bool(facts.written) and self.options.num_accumulation_steps > 1
         if self._updates_eagerly and is_main_process():
             logger.warning(
-                "forward changes %s, and a graph of OneFlow 0.9 that accumulates would not see it change "
-                "from one micro-batch to the next: updates run op by op, with the same result. For a compiled step set "
+                "forward changes %s, and a OneFlow 0.9 graph with accumulation would not see the change from one "
+                "micro-batch to the next: updates run eagerly, with the same result. For a compiled step set "
                 "train.num_accumulation_steps=1.",
                 with_class(self.model, facts.written[0]),
             )
@@ -271,8 +271,8 @@ class GraphTrainer(ModelTrainer):
         """
         if not self.model.training:
             raise UserError(
-                f"{type(self.model).__name__} is in eval mode while the training graph is compiled, and the mode is "
-                "frozen then. Call model.train() first."
+                f"{type(self.model).__name__} is in eval mode, which would be compiled into the training graph. Call "
+                "model.train() first."
             )
         start = time.perf_counter()
         self._takes_key = draws_randomness(self.model)

@@ -157,8 +157,8 @@ class HookBase:
         name = type(self).__name__
         if mode == "graph" and self.overrides("after_backward"):
             raise UserError(
-                f"{name} uses after_backward, which cannot happen in graph mode: the compiled step goes from the "
-                "gradients to the update without a stop. Use after_step, or run with graph.enabled=false."
+                f"{name} uses after_backward, which graph mode cannot call: the compiled step does not stop between "
+                "the gradients and the update. Use after_step, or run with graph.enabled=false."
             )
         if mode in ("eager", "graph") and mode not in self.modes:
             raise UserError(

@@ -294,14 +294,14 @@ class TrainerBase:
                 for call in before_step:
                     call()
                 self.run_step()
-                self.completed_iters = iteration + 1  # here, because a user's own `run_step` must count too
+                self.completed_iters = iteration + 1  # here, because an overridden `run_step` must count too
                 note_progress(iteration + 1)
                 if iteration == self.start_iter:
                     self._check_first_step()
                 poll()
                 self._run_after_step()
                 if _STOP_OF_MAIN in answers:
-                    raise loop.stop_of_main or StopTraining("asked for by a hook on the main rank")
+                    raise loop.stop_of_main or StopTraining("requested by a hook on the main rank")
                 if len(pending.pending) >= MAX_PENDING_RESULTS:
                     self.check_finite()
                 if STOP in answers and iteration + 1 < self.max_iter:
@@ -447,4 +447,4 @@ class TrainerBase:
             if key in hooks:
                 hooks[key].load_state_dict(value)
             elif is_main_process():
-                logger.warning("the checkpoint holds state of hook %s, which is not registered: dropped", key)
+                logger.warning("the checkpoint contains the state of hook %s, which is not registered: dropped", key)

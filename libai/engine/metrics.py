@@ -102,8 +102,8 @@ def require_same_names(results: Sequence[StepResult]) -> None:
     if any(names != by_rank[0] for names in by_rank):
         found = ", ".join(f"{sorted(set(names))} on rank {rank}" for rank, names in enumerate(by_rank))
         raise UserError(
-            f"the ranks' forward returned other losses or metrics since the last log point: {found}. Return the same "
-            "names in every iteration on all ranks; 0 where there is nothing."
+            f"forward returned different losses or metrics on different ranks since the last log point: {found}. "
+            "Return the same names in every iteration on all ranks, with 0 if there is nothing to report."
         )
 
 
@@ -129,15 +129,15 @@ class NonFiniteLoss(FloatingPointError):
         bad = [f"{tag}={value}" for tag, value in losses.items() if not math.isfinite(value)]
         found = f"iteration {iteration} is not finite: {diagnosis or ', '.join(bad)}."
         if num_undone:
-            effect = f"{num_undone} such updates were undone, and the weights are those from before."
+            effect = f"{num_undone} such updates were undone; the weights are the ones before them."
         else:
-            effect = "The weights in memory are corrupted; no checkpoint holds them."
+            effect = "The weights in memory are corrupted; no checkpoint contains them."
         if iteration == 1:  # computed with the initial weights
-            advice = "No update was made before, so the cause is the batch, the model's forward or the initial weights."
+            advice = "This was the first update, so the cause is the batch, the model's forward or the initial weights."
         else:
             advice = "Lower the learning rate, or clip the gradients (train.clip_grad.max_norm)."
         if not num_undone:
-            advice += " train.non_finite=skip leaves such updates out and names the first bad module."
+            advice += " train.non_finite=skip skips such updates and names the first bad module."
         super().__init__(f"{found} {effect} {advice}")
 
 

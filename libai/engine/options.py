@@ -94,7 +94,7 @@ class TrainOptions:
         """
         if options is not None and not isinstance(options, cls):
             raise UserError(
-                f"the fourth argument of {owner} is `options`, a TrainOptions, and {options!r} was given. Pass a "
+                f"the fourth argument of {owner} is `options`, a TrainOptions, but {options!r} was given. Pass a "
                 "setting by its name, such as max_grad_norm=1.0."
             )
         names = [field.name for field in fields(cls)]

@@ -105,7 +105,7 @@ class ModelTrainer(TrainerBase):
             self.register_hooks([BadLossHook(options.non_finite, lr_scheduler)])
         if options.zero_stage and self.mesh.data == 1 and is_main_process():
             logger.warning(
-                "ZeRO (stage %d) saves nothing here: a single data-parallel rank has no other rank to share with",
+                "ZeRO (stage %d) saves no memory here: there is only one data-parallel rank",
                 options.zero_stage,
             )
         if options.ema_decay is not None:
@@ -154,14 +154,14 @@ class ModelTrainer(TrainerBase):
         methods.
         """
         if mode not in TRAINERS:
-            raise UserError(f"there is no mode {mode!r}: a run trains in {' or '.join(sorted(TRAINERS))} mode.")
+            raise UserError(f"unknown mode {mode!r}: a run trains in {' or '.join(sorted(TRAINERS))} mode.")
         if mode == self.mode:
             return
         target = TRAINERS[mode]
         if type(self) is not TRAINERS[self.mode]:
             raise UserError(
-                f"{type(self).__name__} cannot switch to {mode} mode, which would not call its own methods. Use hooks "
-                f"instead, or train a {target.__name__} from a checkpoint."
+                f"{type(self).__name__} cannot switch to {mode} mode, because that mode would not call its "
+                f"overridden methods. Use hooks instead, or train a {target.__name__} from a checkpoint."
             )
         of_mode = [name for name, owner in ARGUMENTS_OF_A_MODE.items() if owner == target.__name__]
         fixed = settings.keys() - {*of_mode, *OPTIONS_OF_A_MODE}
@@ -251,8 +251,8 @@ class ModelTrainer(TrainerBase):
         names = find_unseeded_dropouts(self.model)
         if names and is_main_process():
             logger.warning(
-                "%s: OneFlow 0.9's own dropout ignores the seed and draws the same mask in every layer and rank. "
-                "libai.layers.Dropout takes its place: seeded, resumable, equal in both modes.",
+                "%s: OneFlow 0.9's own dropout ignores the seed and uses the same mask in every layer and rank. Use "
+                "libai.layers.Dropout instead: seeded, resumable, equal in both modes.",
                 ", ".join(names),
             )
 
@@ -331,9 +331,10 @@ class ModelTrainer(TrainerBase):
         for rank, digest in found:
             if digest is not None and ranks.setdefault(digest, rank) != rank:
                 raise UserError(
-                    f"data-parallel ranks {ranks[digest]} and {rank} begin with the same samples, so that each would "
-                    "be counted twice. Let the loader give every rank its own part (build_train_loader does; yours "
-                    "by mesh.data_rank of mesh.data), or set is_replicated = True on it if that is meant."
+                    f"data-parallel ranks {ranks[digest]} and {rank} begin with the same samples, which would be "
+                    "counted twice. Give each rank its own part of the data (build_train_loader does so; a custom "
+                    "loader can use mesh.data_rank and mesh.data), or set is_replicated = True on the loader if this "
+                    "is intended."
                 )
 
     def _count_tokens(self, micro_batches: list[Any]) -> int | None:
@@ -520,8 +521,8 @@ class ModelTrainer(TrainerBase):
             total = sums[name] if self.mesh.is_single else reduce_sums(sums[name])
             if not total:
                 raise UserError(
-                    f"the loader of the evaluation dataset {dataset!r} ({type(loader).__name__}) gave no batch on any "
-                    "rank, so there is nothing to measure. Give it data, or an iterable that can be started again."
+                    f"the loader of the evaluation dataset {dataset!r} ({type(loader).__name__}) returned no batch "
+                    "on any rank, so there is nothing to measure. Pass a loader with data that can be read again."
                 )
             for key, value in check_metrics(evaluator.compute(total), evaluator).items():
                 metrics[f"eval/{dataset}/{key}"] = value
@@ -549,6 +550,6 @@ class ModelTrainer(TrainerBase):
 def _refuse_amp_without_effect(amp: str | None, device: str) -> None:
     if amp is not None and device not in AMP_DEVICES:
         raise UserError(
-            f"amp={amp!r} does nothing on {device}: OneFlow 0.9 computes in lower precision on CUDA only. "
-            "Leave it out, or train with device='cuda'."
+            f"amp={amp!r} does nothing on {device}: OneFlow 0.9 computes in lower precision only on CUDA. Remove "
+            "amp, or train with device='cuda'."
         )

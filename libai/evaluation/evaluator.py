@@ -105,8 +105,8 @@ def read_array(container: Mapping[str, Any], key: str, where: str, evaluator: Ev
     """
     if container.get(key) is None:
         raise EvaluatorError(
-            f"{type(evaluator).__name__} needs {where}[{key!r}], and {where} has {sorted(container)}: add it (outputs: "
-            "in eval mode), or name another key when constructing the evaluator."
+            f"{type(evaluator).__name__} needs {where}[{key!r}], but {where} has {sorted(container)}: add it "
+            "(outputs: in eval mode), or pass another key to the evaluator."
         )
     return to_numpy(container[key])
 

@@ -29,7 +29,7 @@ class ClassificationEvaluator(Evaluator):
         ignore_index: int = -100,
     ):
         if not topk or any(k < 1 for k in topk):
-            raise EvaluatorError(f"topk={list(topk)} must name at least one k, each 1 or more, e.g. [1, 5].")
+            raise EvaluatorError(f"topk={list(topk)} must contain at least one k, each 1 or more, e.g. [1, 5].")
         self.topk = tuple(topk)
         self.logits_key = logits_key
         self.labels_key = labels_key
@@ -43,14 +43,13 @@ class ClassificationEvaluator(Evaluator):
         labels = read_array(batch, self.labels_key, "batch", self)
         if logits.shape[:-1] != labels.shape:
             raise EvaluatorError(
-                f"{type(self).__name__} got logits {logits.shape} for labels {labels.shape}: logits have the shape "
-                "of the labels and one more axis for the classes."
+                f"{type(self).__name__} got logits {logits.shape} for labels {labels.shape}: logits must have the "
+                "shape of the labels plus an axis for the classes."
             )
         num_classes = logits.shape[-1]
         if max(self.topk) > num_classes:
             raise EvaluatorError(
-                f"top-{max(self.topk)} accuracy was asked for and the logits have {num_classes} classes, so every "
-                "answer would be right: use a smaller k."
+                f"top-{max(self.topk)} accuracy of {num_classes} classes would always be 1: use a smaller k."
             )
         labels = labels.reshape(-1, 1).astype(np.int64)
         counted = labels[:, 0] != self.ignore_index
@@ -89,7 +88,7 @@ class MeanLossEvaluator(Evaluator):
             if returned == ["outputs"]:
                 returned = "a value without a name"
             raise EvaluatorError(
-                f'{type(self).__name__} needs outputs["losses"] and the model returned {returned} in eval mode: '
+                f'{type(self).__name__} needs outputs["losses"] but the model returned {returned} in eval mode: '
                 'return {"losses": {"cls": loss}} there too, next to other outputs.'
             )
         counted = outputs.get("num_loss_items")
@@ -228,8 +227,8 @@ class BleuEvaluator(Evaluator):
         labels = read_array(batch, self.labels_key, "batch", self)
         if predictions.ndim != 2 or labels.ndim != 2 or len(predictions) != len(labels):
             raise EvaluatorError(
-                f"BleuEvaluator got predictions {predictions.shape} for labels {labels.shape}: both are ids of tokens, "
-                "(samples, length)."
+                f"BleuEvaluator got predictions {predictions.shape} for labels {labels.shape}: both must be token "
+                "ids, (samples, length)."
             )
         texts = [self._text(ids) for ids in predictions]
         references = [self._text(ids) for ids in labels]

@@ -64,7 +64,7 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
         if constant and len(constant) < len(losses):
             raise ModelContractError(
                 f"{type(model).__name__}.forward returned the dict {list(losses)}, whose sum would be the loss, and "
-                f"{constant} depend on no parameter. Name what is only to be logged: "
+                f"{constant} depend on no parameter. To only log a value, return it as a metric: "
                 'return {"losses": {...}, "metrics": {...}}.'
             )
     return losses, {} if metrics is None else metrics
@@ -120,8 +120,8 @@ def as_tensor(value: Any) -> flow.Tensor:
     except Exception as error:
         kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else _described(value)
         raise ModelContractError(
-            f"the batch holds {kind}, which cannot become a tensor ({first_line(error)}): let the dataset give arrays "
-            "of numbers or booleans, or leave the key out."
+            f"the batch contains {kind}, which cannot be converted to a tensor ({first_line(error)}): return arrays "
+            "of numbers or booleans from the dataset, or remove the key."
         ) from error
 
 

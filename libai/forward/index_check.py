@@ -196,8 +196,7 @@ def _refuse_bad(place: Callable[[], str], batches: Sequence[Batch], values: np.n
     where = min(found)[1] if found else "an index that forward computes from the batch"
     takes = f"0 to {lookup.size - 1}" + ("" if lookup.ignored is None else f", or {lookup.ignored} to ignore it")
     raise IndexOutOfRange(
-        f"{place()}: {where} is {bad[0]}, and {lookup.what} takes {takes}. Correct the data, or build the "
-        "model for more."
+        f"{place()}: {where} is {bad[0]}, but {lookup.what} accepts {takes}. Correct the data, or enlarge the model."
     )
 
 

@@ -66,8 +66,8 @@ def note_unsaved_buffers(model: nn.Module, changed: Sequence[str]) -> str | None
     if not names:
         return None
     return (
-        f"forward changes the buffer {', '.join(names)}, which was registered with persistent=False, so that no "
-        "checkpoint holds it: a resumed run starts with its initial value. Leave persistent=False out if the losses "
+        f"forward changes the buffer {', '.join(names)}, which was registered with persistent=False, so no "
+        "checkpoint contains it: a resumed run starts with its initial value. Remove persistent=False if the losses "
         "depend on it."
     )
 

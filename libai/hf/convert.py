@@ -141,9 +141,9 @@ def _export_like(
 
 def _check_target(out: str | Path, *sources: str | Path | None) -> None:
     if any(source is not None and Path(out).resolve() == Path(source).resolve() for source in sources):
-        raise UserError(f"{out} is the folder that is read, whose files would be overwritten. Name another one.")
+        raise UserError(f"{out} is the source folder, whose files would be overwritten. Choose another folder.")
     if Path(out).exists() and not Path(out).is_dir():
-        raise UserError(f"{out} is a file, and what is written needs a folder. Name another one.")
+        raise UserError(f"{out} is a file, but the export needs a folder. Choose another path.")
 
 
 class _Tensors(Mapping[str, np.ndarray]):
@@ -180,8 +180,8 @@ def _imported(source: Pretrained, model: nn.Module) -> tuple[_Tensors, WeightsRe
     for copy, original in source.family.copies.items():
         if copy not in matches and source.has_own(copy):
             raise CheckpointError(
-                f"{source.folder}: `{copy}` has other values than `{original}`, for which {source.family.target} "
-                "has one tensor only."
+                f"{source.folder}: `{copy}` differs from `{original}`, but {source.family.target} has only one "
+                "tensor for both."
             )
     specs: dict[str, TensorSpec] = {}
     places: dict[str, tuple[Match, int]] = {}
@@ -209,8 +209,8 @@ def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup | _Ten
     lora = read_run_config(weights)["train"]["lora"]
     if not lora["patterns"]:
         raise UserError(
-            f"{weights} has LoRA adapters, and train.lora of its config.yaml has none, so their scale is not known. "
-            "Merge them before the weights are saved: libai.layers.merge_lora(model)."
+            f"{weights} has LoRA adapters, but train.lora of its config.yaml has none, so their scale is unknown. "
+            "Merge them before saving the weights: libai.layers.merge_lora(model)."
         )
     scale = lora_scale(lora["rank"], lora["alpha"])
 
@@ -255,8 +255,8 @@ def _config_of(weights: Path, architecture: str | None) -> dict[str, Any]:
         has = ", ".join(f"{name}={arguments.get(name)}" for name in names) or "its arguments"
         lacking = f"which {architecture} cannot compute" if architecture else "for which no architecture is known"
         raise UserError(
-            f"{weights} trains {target} with {has}, {lacking}. "
-            f"libai.hf knows {', '.join(kinds) or 'none'} for this class."
+            f"{weights} trains {target} with {has}, {lacking}. libai.hf supports {', '.join(kinds) or 'none'} for "
+            "this class."
         )
     return FAMILIES[chosen].write_config(chosen, arguments)
 

@@ -91,7 +91,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         sides = config.get(name)
         if isinstance(sides, list):
             if len(set(sides)) != 1:
-                raise UserError(f"config.json has {name}={sides}, but the models here take squares only.")
+                raise UserError(f"config.json has {name}={sides}, but the models here only support square images.")
             config[name] = sides[0]
     return config
 
@@ -117,7 +117,7 @@ def read_folder(folder: str | Path) -> Pretrained:
         if pickled and not (folder / WEIGHTS).exists():
             raise CheckpointError(
                 f"{folder} has {pickled[0]} and no {WEIGHTS}. Only safetensors are read, because a pickled file can "
-                "execute code. Convert it: load it with transformers where you trust it, and call save_pretrained."
+                "execute code. To convert a file that you trust, load it with transformers and call save_pretrained."
             )
     groups = {file: open_safetensors(folder / file) for file in files}
     held = {name: file for file, group in groups.items() for name in group}
@@ -166,8 +166,8 @@ def read_run_config(weights: Path) -> dict[str, Any]:
     run = next((path / "config.yaml" for path in (weights, *weights.parents) if (path / "config.yaml").exists()), None)
     if run is None:
         raise UserError(
-            f"{weights} has neither {CONFIG} nor the config.yaml of a run, so its model is not known, nor the scale of "
-            "its adapters. Give the folder of a run, or name a Hugging Face folder that the new one shall be like."
+            f"{weights} has neither {CONFIG} nor the config.yaml of a run, so its model and the scale of its "
+            "adapters are unknown. Give the folder of a run, or a Hugging Face folder as a template for the new one."
         )
     content: Any = OmegaConf.to_container(OmegaConf.load(run), resolve=True)
     return content

@@ -50,7 +50,8 @@ def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
     both = found.keys() & expected.keys()
     if not both:
         raise UserError(
-            f"our model gives {', '.join(found)} and transformers {', '.join(expected)}: nothing to compare."
+            f"libai's model returns {', '.join(found)} but transformers returns {', '.join(expected)}: nothing to "
+            "compare."
         )
     return {name: float(np.abs(found[name] - expected[name]).max()) for name in sorted(both)}
 

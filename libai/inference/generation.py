@@ -48,7 +48,8 @@ class GenerationOptions:
             raise UserError(f"top_p={self.top_p!r} is a probability: it must be above 0 and at most 1.")
         if self.num_beams > 1 and self.temperature > 0:
             raise UserError(
-                f"num_beams={self.num_beams} searches, but temperature={self.temperature} samples: use one of them."
+                f"num_beams={self.num_beams} means beam search, but temperature={self.temperature} means sampling: "
+                "use one of them."
             )
 
     @property
@@ -123,17 +124,17 @@ class Generator:
     def _start(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> np.ndarray:
         longest = max(map(len, prompts), default=0)
         if not all(map(len, prompts)) or not longest:
-            raise UserError("a prompt has no tokens, so there is nothing to continue. Start it with at least one.")
+            raise UserError("a prompt has no tokens. It needs at least one.")
         with_prompt = longest + options.max_new_tokens if self._max_target_length is None else longest
         if not 0 <= min(map(min, prompts)) <= max(map(max, prompts)) < self._vocab_size:
             raise UserError(
-                f"a prompt has a token that is not in 0 … {self._vocab_size - 1}, the model's vocabulary. Does the "
+                f"a prompt has a token outside the model's vocabulary, 0 … {self._vocab_size - 1}. Does the "
                 "tokenizer belong to the model?"
             )
         if with_prompt > self._max_length:
             raise UserError(
-                f"a prompt of {longest} tokens and max_new_tokens={options.max_new_tokens} are more than the model's "
-                f"{self._max_length} positions. Shorten one of them."
+                f"a prompt of {longest} tokens and max_new_tokens={options.max_new_tokens} exceed the model's "
+                f"{self._max_length} positions. Reduce one of them."
             )
         tokens = np.zeros((len(prompts), longest), np.int64)
         is_token = np.zeros(tokens.shape, bool)
@@ -144,7 +145,7 @@ class Generator:
             return self._decoder.start(tokens, is_token, with_prompt)
         if options.max_new_tokens >= self._max_target_length:
             raise UserError(
-                f"max_new_tokens={options.max_new_tokens} and a start token are more than the model's "
+                f"max_new_tokens={options.max_new_tokens} and a start token exceed the model's "
                 f"max_target_length={self._max_target_length}. Lower it."
             )
         self._decoder.encode(tokens, is_token)

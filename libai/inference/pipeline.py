@@ -74,7 +74,7 @@ class Pipeline:
         if dataset is None:
             raise UserError(
                 f"{self._source} has no tokenizer: there is no tokenizer.json next to its weights, and no dataset of "
-                "its config has one. Name the file: --tokenizer FILE, or Pipeline(…, tokenizer=FILE)."
+                "its config has one. Pass the file: --tokenizer FILE, or Pipeline(…, tokenizer=FILE)."
             )
         return TextCodec.of_data(dataset.tokenizer)
 
@@ -91,7 +91,7 @@ class Pipeline:
     def generator(self) -> Generator:
         """The generator for prompts of tokens. Raises `UserError` if the model does not generate text."""
         if not hasattr(self.model, "features") or not hasattr(self.model, "logits"):
-            raise UserError(f"{self._source} holds a {type(self.model).__name__}, which does not generate text.")
+            raise UserError(f"{self._source} contains a {type(self.model).__name__}, which does not generate text.")
         return Generator(self.model, is_graph=self.predictor.mode == "graph", layout=self.predictor.layout)
 
     def generate(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> list[str]:
@@ -129,8 +129,8 @@ class Pipeline:
             if not found:
                 raise UserError(
                     f"{type(self.model).__name__}.forward gives {', '.join(sorted(named))} for "
-                    f"{', '.join(sorted(batch))}: no {only or 'output'} with a row for each sample. Return it where no "
-                    "labels are given, and leave labels out."
+                    f"{', '.join(sorted(batch))}: no {only or 'output'} with a row for each sample. Return it if no "
+                    "labels are given, and omit the labels."
                 )
             parts.append(found)
         for name in parts[0]:
@@ -192,8 +192,8 @@ class Pipeline:
             batch["attention_mask"] = is_token.astype(np.int64)
         elif not is_token.all():
             raise UserError(
-                f"{type(self.model).__name__}.forward has no attention_mask, and the texts have {len(rows[0])} and "
-                "other numbers of tokens. Predict one text at a time (--batch-size 1)."
+                f"{type(self.model).__name__}.forward has no attention_mask, but the texts have different numbers of "
+                f"tokens ({len(rows[0])} in the first). Predict one text at a time (--batch-size 1)."
             )
         return batch
 
@@ -203,8 +203,8 @@ class Pipeline:
         dataset = self._dataset_with("read_image")
         if dataset is None:
             raise UserError(
-                f"{self._source} does not define how files of images become arrays: only a run that was trained on a "
-                "dataset with read_image(path), such as ImageFolderDataset, does. Give the images as arrays (.npz)."
+                f"{self._source} does not define how image files become arrays, because its dataset has no "
+                "read_image(path) as ImageFolderDataset has. Pass the images as arrays (.npz)."
             )
         return dataset
 

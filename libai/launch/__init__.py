@@ -3,4 +3,4 @@
 import sys as _sys
 
 if _sys.version_info < (3, 10):  # noqa: UP036  # pip does not check a clone, and older Pythons cannot parse other files
-    raise ImportError("libai needs CPython 3.10; `bash tools/env.sh` makes an environment with it")
+    raise ImportError("libai needs CPython 3.10; `bash tools/env.sh` creates an environment with it")

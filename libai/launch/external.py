@@ -130,8 +130,8 @@ def _read(launcher: _Launcher, environment: Environment) -> Place:
         text = environment.get(name, "")
         if not (text.isascii() and text.isdecimal()):
             raise UserError(
-                f"{launcher.name} has started this process, and {name} is {text!r}: its place among the others is not "
-                "known. Start it again, or unset the variables of that launcher."
+                f"{launcher.name} has started this process, and {name} is {text!r}, so its rank is unknown. Start it "
+                "again, or unset the variables of that launcher."
             )
         return int(text)
 
@@ -151,13 +151,13 @@ def _read(launcher: _Launcher, environment: Environment) -> Place:
     if node >= len(counts) or rank >= size or not local_rank < counts[node] <= size:
         raise UserError(
             f"the environment of {launcher.name} contradicts itself: process {rank} of {size}, {local_rank} on machine "
-            f"{node}, and {launcher.local_size}={text!r}. Variables of another job may be left in it."
+            f"{node}, and {launcher.local_size}={text!r}. It may contain variables of another job."
         )
     address = given("ADDR") or (LOOPBACK if size == counts[node] else first_host(environment.get(launcher.hosts, "")))
     if not address:
         raise UserError(
-            f"{launcher.name} has started processes on several machines and does not set the address of rank 0. Set "
-            f"ADDR to an address of that machine for all of them: {launcher.example}."
+            f"{launcher.name} has started processes on several machines but does not set the address of rank 0. Set "
+            f"ADDR to an address of that machine for all processes: {launcher.example}."
         )
     # Without PORT, derive the port from the job, which gives the same port on all ranks.
     job = ".".join(environment.get(name, "") for name in launcher.job).strip(".")

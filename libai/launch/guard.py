@@ -41,7 +41,7 @@ from libai.utils.screen import say, say_error
 SAME_SIGNAL_SECONDS = 0.5
 #: messages at the terminal after the first and the second Ctrl-C
 STOPPING = "Stopping after this iteration; press Ctrl-C again to quit without saving."
-NOT_BEGUN = "Stopping before the first iteration: there is nothing to save."
+NOT_BEGUN = "Stopping before the first iteration; there is nothing to save."
 #: flag that shows all frames of a traceback; without it, only frames in the user's files are shown
 TRACEBACK_FLAG = "--traceback"
 #: variable that has the same effect; a rank of the user's own program gets it in place of the flag

@@ -34,7 +34,7 @@ def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
     file_path = file if is_own_module(file) else find_file("FILE", file)
     config_path = find_config(config)
     if config_path == str(TRAIN_NET):
-        raise UserError(f"FILE is {file} and CONFIG is {config}: they are swapped. The order is FILE CONFIG PROCS.")
+        raise UserError(f"FILE={file} and CONFIG={config} are swapped. The order is FILE CONFIG PROCS.")
     num_nodes = _positive_int("NODE", environment.get("NODE", "1"))
     node_rank = _node_rank(environment, num_nodes)
     address = environment.get("ADDR") or "127.0.0.1"
@@ -72,7 +72,7 @@ def find_file(name: str, path: str) -> str:
         if os.path.isfile(place):
             return os.path.realpath(place)
         if os.path.isdir(place):
-            raise UserError(f"{name} is {path or 'empty'}, which is a folder. Name a file in it.")
+            raise UserError(f"{name} is {path or 'empty'}, which is a folder. Give a file in it.")
         if os.path.isdir(os.path.dirname(place)):
             known += [str(Path(path).with_name(file.name)) for file in Path(place).parent.glob("*.py")]
     # such as LiBai's common/models/graph.py, which is common/graph.py here
@@ -118,15 +118,16 @@ def _check_address(address: str, num_nodes: int, node_rank: int) -> None:
         ) from None
     if num_nodes > 1 and resolved.startswith("127."):
         raise UserError(
-            f"NODE={num_nodes} with ADDR={address}: that is every machine's own address. Set ADDR to an address of the "
-            "machine of NODE_RANK=0 that the others can reach. (Two nodes on one machine cannot work: oneflow 0.9.0 "
-            "tells processes of one address apart by LOCAL_RANK. Use NODE=1 and more PROCS.)"
+            f"NODE={num_nodes} with ADDR={address}: this address means the local machine on each of them. Set ADDR "
+            "to an address of the machine of NODE_RANK=0 that the others can reach. (Two nodes on one machine do not "
+            "work, because oneflow 0.9.0 distinguishes processes of one address by LOCAL_RANK. Use NODE=1 and more "
+            "PROCS.)"
         )
     if (node_rank == 0) != _can_bind(resolved, 0):
         found = "is not an address of this machine" if node_rank == 0 else "is an address of this same machine"
         raise UserError(
-            f"NODE={num_nodes} and NODE_RANK={node_rank}, but ADDR={address} {found}. ADDR names the machine of "
-            "NODE_RANK=0; leave it out if there is only one machine."
+            f"NODE={num_nodes} and NODE_RANK={node_rank}, but ADDR={address} {found}. ADDR is the machine of "
+            "NODE_RANK=0; do not set it if there is only one machine."
         )
 
 
@@ -140,8 +141,8 @@ def choose_port(text: str, num_nodes: int, node_rank: int) -> int:
     port = read_port(text) or DEFAULT_PORT
     if node_rank == 0 and not _can_bind("", port):
         raise UserError(
-            f"PORT={port} is in use on this machine. Choose another on every machine; a job on one machine "
-            "finds a free one if PORT is not set."
+            f"PORT={port} is in use on this machine. Choose another port on every machine; a job on one machine "
+            "finds a free port if PORT is not set."
         )
     return port
 

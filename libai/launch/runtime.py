@@ -185,7 +185,7 @@ def explain_import_error(error: BaseException) -> str | None:
         if sys.version_info[:2] > (3, 10):
             found += ", and oneflow 0.9.0 has no wheel for it"
         return (
-            f"{found}. Use the interpreter that `bash tools/env.sh` prints: it makes an environment if there is none."
+            f"{found}. Use the interpreter that `bash tools/env.sh` prints; it creates an environment if there is none."
         )
     no_space = ("failed to map segment", "annot allocate memory", "Resource temporarily unavailable", "bad_alloc")
     if isinstance(error, MemoryError) or any(words in text for words in no_space):
@@ -196,9 +196,9 @@ def explain_import_error(error: BaseException) -> str | None:
     if "libcudnn" in text or "libcublas" in text:
         library = text.split(":")[0]
         return (
-            f"`import oneflow` needs {library}, also without a GPU, and did not find it. Install "
+            f"`import oneflow` needs {library}, even without a GPU, and did not find it. Install "
             "nvidia-cudnn-cu11==8.5.0.96 and nvidia-cublas-cu11==11.10.3.66 into the same site-packages as oneflow, "
-            "or put a system's cuDNN 8 and cuBLAS 11 on LD_LIBRARY_PATH."
+            "or add the system's cuDNN 8 and cuBLAS 11 to LD_LIBRARY_PATH."
         )
     return None
 
@@ -214,8 +214,8 @@ def explain_versions() -> str | None:
         by_python = package == "protobuf" and os.environ.get("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION") == "python"
         if major.isdecimal() and int(major) >= end and not by_python:
             return (
-                f"{package} {version} is installed in {sys.prefix}, and oneflow 0.9.0 works with {package} < {end} "
-                f"only. Run `pip install {advice}` there, or `bash tools/env.sh`."
+                f"{package} {version} is installed in {sys.prefix}, but oneflow 0.9.0 only works with {package} < "
+                f"{end}. Run `pip install {advice}` there, or `bash tools/env.sh`."
             )
     return None
 

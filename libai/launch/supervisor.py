@@ -56,8 +56,8 @@ ERRORS_FOLDER = "errors"
 _TAIL_LINES = 60
 _PR_SET_CHILD_SUBREAPER = 36
 _NATIVE_HINT = (
-    "Some operations of oneflow end the process for inputs that they cannot take (counts that do not match, an empty "
-    "part, k=0): look at what that line, or one shortly before it, computes"
+    "Some operations of oneflow end the process for invalid inputs (sizes that do not match, an empty part, k=0): "
+    "check the operations in that line and shortly before it"
 )
 
 
@@ -103,7 +103,7 @@ class Rank:
 
     @property
     def note(self) -> dict[str, Any]:
-        """Note that it wrote about its failure (`libai.launch.guard`).
+        """Its note about the failure (`libai.launch.guard`).
 
         Empty if there is none, or if the process was killed while writing it.
         """
@@ -402,9 +402,9 @@ class Supervisor:
             )
         hung = max(other.state.hung_seconds for other in self.ranks)
         if state.hung_seconds or (hung and (rank.was_ended or _is_consequence(rank))):
-            return f"no progress for {hung:g} s {rank.where()}. {limit}=<seconds> waits longer, 0 without limit"
+            return f"no progress for {hung:g} s {rank.where()}. {limit}=<seconds> waits longer, 0 waits without a limit"
         if rank.is_lost:
-            return "it ended together with oneflow.distributed.launch, which was killed"
+            return "it ended because oneflow.distributed.launch was killed"
         done = f" after iteration {state.iteration}" if state.iteration else ""
         if state.status >= 0:
             return f"it left{done} with exit code {state.status} before its work was done (os._exit?)"

@@ -62,7 +62,7 @@ def rotary_frequencies(head_size: int, base: float = 10000.0, scaling: Mapping[s
       between are interpolated.
     """
     if head_size % 2:
-        raise UserError(f"head_size={head_size} is odd, but rotary positions turn pairs of elements. Make it even.")
+        raise UserError(f"head_size={head_size} is odd, but rotary positions rotate pairs of elements. Make it even.")
     exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
     # NumPy's power in float32 is sometimes off by one bit, which distant positions multiply by thousands
     frequencies = np.float32(1.0) / np.power(base, exponents.astype(np.float64)).astype(np.float32)
@@ -70,7 +70,7 @@ def rotary_frequencies(head_size: int, base: float = 10000.0, scaling: Mapping[s
     if kind == "default":
         return frequencies
     if kind not in ("linear", "llama3"):
-        raise UserError(f'rotary scaling of rope_type="{kind}" is not known. It is "default", "linear" or "llama3".')
+        raise UserError(f'rotary scaling of rope_type="{kind}" is unknown. Use "default", "linear" or "llama3".')
     assert scaling is not None
     needed = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
     for name in needed[: 1 if kind == "linear" else None]:

@@ -20,8 +20,8 @@ class _Dropping(SeededLayer):
         super().__init__()
         if not 0.0 <= p <= 1.0:
             raise UserError(
-                f"{type(self).__name__}(p={p}): p is the chance to drop, so it lies between 0 and 1. "
-                f"Nearest: {min(max(p, 0.0), 1.0)}."
+                f"{type(self).__name__}(p={p}): p is the probability of dropping an element and must be between 0 "
+                f"and 1. Nearest: {min(max(p, 0.0), 1.0)}."
             )
         self.p = float(p)
 

@@ -96,8 +96,8 @@ def refuse_unused_adapters(model: nn.Module, reached: Collection[str]) -> None:
     adapted = [name for name, layer in model.named_modules() if _has_adapter(layer)]
     if unused := [name for name in adapted if f"{name}.lora_B.weight".lstrip(".") not in reached]:
         raise UserError(
-            f"train.lora gives {unused[0]} an adapter that the losses do not depend on ({len(unused)} such layers): "
-            "the model does not call this layer, or reads its weight directly. Call it, or narrow "
+            f"train.lora adds an adapter to {unused[0]}, but the losses do not depend on it ({len(unused)} such "
+            "layers): the model does not call this layer, or reads its weight directly. Call the layer, or narrow "
             "train.lora.patterns."
         )
 
@@ -134,6 +134,6 @@ def _check(name: str, layer: Any, modules: dict[str, nn.Module]) -> None:
     for other, module in modules.items():
         if module is not layer and any(tensor is layer.weight for tensor in module._parameters.values()):
             raise UserError(
-                f"train.lora.patterns chooses {name}, whose weight is {other}'s too: an adapter would change one of "
-                "them, and could not be merged. Narrow the patterns."
+                f"train.lora.patterns matches {name}, which shares its weight with {other}: an adapter would change "
+                "only one of them and could not be merged. Narrow the patterns."
             )

@@ -92,8 +92,9 @@ def synchronize_batch_norms(model: nn.Module) -> int:
             module.__class__ = SyncBatchNorm
         elif is_batch_norm_of_rank(module):
             raise UserError(
-                f"{name} is a {type(module).__name__}, and train.dist.sync_batch_norm=true knows nn.BatchNorm1d, 2d "
-                "and 3d. Use one of these or libai.layers.SyncBatchNorm, or leave sync_batch_norm=false."
+                f"{name} is a {type(module).__name__}, but train.dist.sync_batch_norm=true only supports "
+                "nn.BatchNorm1d, 2d and 3d. Use one of these or libai.layers.SyncBatchNorm, or set "
+                "sync_batch_norm=false."
             )
     return sum(isinstance(module, SyncBatchNorm) for module in model.modules())
 

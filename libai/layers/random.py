@@ -255,9 +255,9 @@ def _current_context() -> _Context:
         return _contexts[-1]
     if is_tracing():
         raise UserError(
-            "a dropout layer in training mode was asked to compile into a graph without a key, so every iteration "
-            "would repeat one mask. Compile the forward inside `libai.layers.random_context(key)` with `key` an input "
-            "of the graph (the trainers do this), or call `model.eval()` first."
+            "a dropout layer in training mode is compiled into a graph without a key, so every iteration would use "
+            "the same mask. Compile the forward inside `libai.layers.random_context(key)` with `key` an input of the "
+            "graph (the trainers do this), or call `model.eval()` first."
         )
     return _next_plain_context()
 

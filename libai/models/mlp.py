@@ -46,7 +46,7 @@ class MLP(nn.Module):
         x = images.flatten(1)
         if x.shape[1] != self.input_size:
             raise UserError(
-                f"the batch holds {x.shape[1]} numbers per sample (shape {tuple(images.shape[1:])}), but this MLP was "
+                f"the batch has {x.shape[1]} numbers per sample (shape {tuple(images.shape[1:])}), but this MLP was "
                 f"built with input_size={self.input_size}. Set input_size={x.shape[1]}."
             )
         for layer in self.layers:

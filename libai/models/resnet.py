@@ -76,7 +76,7 @@ class ResNet(nn.Module):
                 nn.MaxPool2d(3, 2, 1),
             )
         else:
-            raise UserError(f'stem="{stem}" is not known. It is "imagenet" (7x7 and pooling) or "cifar" (3x3).')
+            raise UserError(f'stem="{stem}" is unknown. Use "imagenet" (7x7 and pooling) or "cifar" (3x3).')
         self.blocks = nn.ModuleList()
         num_in = width
         for stage, count in enumerate(blocks_per_stage):

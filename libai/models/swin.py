@@ -196,8 +196,8 @@ class Swin(ImageClassifier):
         check_patches(image_size, patch_size)
         if len(blocks_per_stage) != len(num_heads):
             raise UserError(
-                f"blocks_per_stage={list(blocks_per_stage)} and num_heads={list(num_heads)} name "
-                f"{len(blocks_per_stage)} and {len(num_heads)} stages. Give one number for each stage in both."
+                f"blocks_per_stage={list(blocks_per_stage)} and num_heads={list(num_heads)} have "
+                f"{len(blocks_per_stage)} and {len(num_heads)} entries. Give one number per stage in both."
             )
         self.image_size, self.patch_size = image_size, patch_size
         self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
@@ -260,8 +260,8 @@ class SwinV2(Swin):
 def _check_tiling(side: int, window_size: int, is_last: bool) -> None:
     if side < 1 or (side > window_size and side % window_size) or (side % 2 and not is_last):
         raise UserError(
-            f"a stage has a map of {side} x {side} patches: a larger map than window_size={window_size} must be a "
-            "multiple of it, and every map but the last is halved. Change image_size, patch_size or window_size."
+            f"a stage has a map of {side} x {side} patches: a map larger than window_size={window_size} must be a "
+            "multiple of it, and every map except the last is halved. Change image_size, patch_size or window_size."
         )
 
 

@@ -235,7 +235,7 @@ class T5(T5Encoder, LanguageModel):
         if decoder_input_ids is None:
             if labels is None:
                 raise UserError(
-                    "T5 got neither labels nor decoder_input_ids, so its decoder has nothing to read. Pass one."
+                    "T5 got neither labels nor decoder_input_ids, so its decoder has no input. Pass one of them."
                 )
             counted = flow.where(labels == self.ignore_index, labels * 0 + self.start_token, labels)
             decoder_input_ids = flow.cat([counted[:, :1] * 0 + self.start_token, counted[:, :-1]], dim=1)

@@ -12,4 +12,4 @@ from libai.native.symbol_table import Unavailable
 try:
     print(f"CPU kernels in {find_library()}")
 except Unavailable as reason:
-    sys.exit(f"no CPU kernels of libai, oneflow's own are slower: {reason}")
+    sys.exit(f"libai's CPU kernels are off, and oneflow's are slower: {reason}")

@@ -89,7 +89,7 @@ def find_library() -> Path:
             raise Unavailable(f"another process has been compiling them for {_WAIT_SECONDS:.0f} s") from None
         except OSError as error:
             problems.append(f"{library.parent}: {error.strerror or error}")
-    raise Unavailable(f"no folder to keep them in ({'; '.join(problems)}); set XDG_CACHE_HOME to one")
+    raise Unavailable(f"there is no writable cache folder ({'; '.join(problems)}); set XDG_CACHE_HOME to one")
 
 
 def find_wheel() -> list[Path]:
@@ -103,12 +103,12 @@ def find_wheel() -> list[Path]:
         raise Unavailable("oneflow is not installed")
     version = importlib.metadata.version("oneflow").partition("+")[0]
     if version != _ONEFLOW:
-        raise Unavailable(f"they are for oneflow {_ONEFLOW}, and this is {version}")
+        raise Unavailable(f"they are for oneflow {_ONEFLOW}, but this is {version}")
     package = Path(spec.origin).parent
     libraries = package.parent / "oneflow.libs"
     found = [package / "include", *libraries.glob("liboneflow-*.so"), *libraries.glob("libof_protoobj-*.so")]
     if len(found) != 3 or not (found[0] / "oneflow").is_dir():
-        raise Unavailable("this oneflow is not the wheel, or came without its headers")
+        raise Unavailable("this oneflow was not installed from the wheel, or has no headers")
     return found
 
 
@@ -146,7 +146,7 @@ def _make(library: Path, wheel: Sequence[Path], compiler: list[str]) -> None:
     failure = library.with_suffix(".failed")
     with contextlib.suppress(OSError):
         if time.time() - failure.stat().st_mtime < _RETRY_SECONDS:
-            raise Unavailable(f"{failure.read_text()}; tried again after an hour, or without {failure}")
+            raise Unavailable(f"{failure.read_text()}; libai tries again after an hour, or when {failure} is deleted")
     print("libai: compiling CPU kernels for oneflow, once (10 to 30 s)", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as name:
         made = Path(name) / "libai_native.so"

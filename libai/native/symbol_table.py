@@ -55,10 +55,10 @@ def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
     if not own:
         raise Unavailable(f"oneflow has no function {name}")
     if preferred not in (0, own):
-        raise Unavailable(f"a library with a {name} of its own has been put in front of oneflow's")
+        raise Unavailable(f"a library that defines {name} is loaded before oneflow's")
     record = ctypes.POINTER(_LinkMap)()
     if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record)):
-        raise Unavailable("the dynamic linker tells nothing about liboneflow")
+        raise Unavailable("the dynamic linker has no information about liboneflow")
     base = record.contents.l_addr
     dynamic = _read_dynamic_section(record.contents.l_ld)
     if not {_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_JMPREL} <= dynamic.keys():

@@ -84,7 +84,7 @@ def get_param_groups(
     if needs_base_lr and base_lr is None:
         raise UserError(
             "get_param_groups: layer_decay and lr_mult multiply the optimizer's learning rate, but base_lr is not "
-            'given, so it is not known here. Add base_lr="${optim.lr}" (or the number) to the call.'
+            'given. Add base_lr="${optim.lr}" (or the number) to the call.'
         )
     scales = [1.0] * len(parameters)
     if layer_decay is not None:
@@ -111,8 +111,8 @@ def get_param_groups(
         group["param_names"].append(parameter.names[0])
     if not groups:
         raise UserError(
-            f"get_param_groups leaves no parameter to this optimizer: only={only!r}, and the optimizers before it have "
-            "the others. Remove it, or narrow their patterns."
+            f"get_param_groups leaves no parameter for this optimizer: only={only!r}, and earlier optimizers have "
+            "the other parameters. Remove it, or narrow their patterns."
         )
     return list(groups.values())
 
@@ -172,8 +172,8 @@ def _find_blocks(model: flow.nn.Module, blocks: str | None) -> tuple[str, int]:
     if chosen is None or chosen not in lists:
         listed = ", ".join(f"{name or '(the model itself)'} ({length})" for name, length in lists.items()) or "none"
         raise UserError(
-            f"get_param_groups: layer_decay needs the model's list of blocks, and blocks={blocks!r} does not name one. "
-            f"Set it to one of the lists in this model, or remove layer_decay. Lists in this model: {listed}."
+            f"get_param_groups: layer_decay needs the model's list of blocks, but blocks={blocks!r} does not name "
+            f"one. Set it to one of the lists in this model, or remove layer_decay. Lists in this model: {listed}."
         )
     return chosen, lists[chosen]
 
@@ -189,8 +189,8 @@ def auto_scale_lr(optimizer: flow.optim.Optimizer, base_batch_size: int, global_
     """
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise UserError(
-            "auto_scale_lr: a learning rate scheduler was already built on this optimizer and holds the unscaled "
-            "rates, so scaling now would be undone at the next iteration. Call it before the scheduler is built."
+            "auto_scale_lr: a learning rate scheduler was already built for this optimizer with the unscaled rates, "
+            "so the next iteration would undo the scaling. Call it before the scheduler is built."
         )
     factor = global_batch_size / base_batch_size
     for group in optimizer.param_groups:

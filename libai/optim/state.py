@@ -78,8 +78,8 @@ def export_state(
     has_keys = any(state_keys(optimizer, group) for _, _, group in walked)
     if scalars.get("step") and has_keys and not any(optimizer._state[parameter] for _, parameter, _ in walked):
         raise UserError(
-            f"{type(optimizer).__name__} has made {scalars['step']} updates and holds no state: a compiled graph keeps "
-            "it. Read it with trainer.optimizer_state.export(), or trainer.state_dict()."
+            f"{type(optimizer).__name__} has made {scalars['step']} updates but has no state, because a compiled "
+            "graph holds it. Read it with trainer.optimizer_state.export(), or trainer.state_dict()."
         )
     for name, parameter, group in walked:
         state = optimizer._state[parameter]
@@ -182,9 +182,9 @@ def walk_parameters(
         for parameter in group.parameters:
             if id(parameter) not in names:
                 raise UserError(
-                    f"The optimizer's group {index} has a parameter of shape {tuple(parameter.shape)} that is none of "
-                    f"the model's {len(names)} named parameters, so its state has no name. Build the optimizer from "
-                    "the parameters of this very model object, after it was moved or converted."
+                    f"The optimizer's group {index} has a parameter of shape {tuple(parameter.shape)} that is not "
+                    f"one of the model's {len(names)} named parameters, so its state has no name. Build the "
+                    "optimizer from the parameters of this model object, after moving or converting it."
                 )
             yield names[id(parameter)], parameter, group
 
@@ -227,7 +227,7 @@ def graph_state_names(optimizer: flow.optim.Optimizer) -> dict[str, str]:
         keys = state_keys(optimizer, group)
         if keys is None:
             raise UserError(
-                f"{type(optimizer).__name__} is not an optimizer of OneFlow, so its state has no form in a graph. Use "
+                f"{type(optimizer).__name__} is not an optimizer of OneFlow, so a graph cannot hold its state. Use "
                 "graph.enabled=false, or one of SGD, Adam, AdamW, LAMB, Adagrad, RMSprop, Adadelta."
             )
         names.update((key, _SUFFIX_OF_KEY[key]) for key in keys)

@@ -63,7 +63,7 @@ def refuse_split_statistics(model: nn.Module) -> None:
         buffer = getattr(layer, "running_mean", None) if isinstance(layer, _BatchNorm) else None
         if buffer is not None and buffer.is_global and any(sbp != flow.sbp.broadcast for sbp in buffer.sbp):
             raise UserError(
-                f"the plan splits {name}.running_mean over tensor-parallel ranks. Batch normalization needs its "
-                "statistics in full on every rank of a stage: OneFlow 0.9 would update a copy and lose it. Leave "
-                f"{name}.* out of the plan's `split`."
+                f"the plan splits {name}.running_mean over tensor-parallel ranks. Batch normalization needs its full "
+                f"statistics on every rank of a stage, because OneFlow 0.9 would update a copy and lose it. Remove "
+                f"{name}.* from the plan's `split`."
             )

@@ -88,7 +88,7 @@ def require_equal_modules(model: nn.Module) -> None:
         if theirs != first:
             pairs = [(a, b) for a, b in zip([*first, "nothing"], [*theirs, "nothing"]) if a != b]
             raise UserError(
-                f"the ranks have built different models: where rank 0 has {pairs[0][0].strip()}, rank {rank} has "
+                f"the ranks have built different models: rank 0 has {pairs[0][0].strip()} where rank {rank} has "
                 f"{pairs[0][1].strip()}, so their gradients cannot be averaged. Build the same model on all ranks."
             )
 
@@ -122,8 +122,8 @@ class FlatReduction(GradientReduction):
         odd = {n: str(p.dtype) for n, p in model.named_parameters() if p.requires_grad and p.dtype not in _CPU_DTYPES}
         if odd and device == "cpu":
             raise UserError(
-                f"data-parallel eager training on CPU needs float32 or float64 parameters (OneFlow 0.9 adds up no "
-                f"other dtype over ranks), found {odd}. Keep them in float32."
+                f"data-parallel eager training on CPU needs float32 or float64 parameters (OneFlow 0.9 cannot reduce "
+                f"other dtypes over ranks), found {odd}. Keep them in float32."
             )
         broadcast_module(model)
         self.reduced = self._parameters = [p for p in model.parameters() if p.numel()]
@@ -199,8 +199,8 @@ class OneFlowDDP(GradientReduction):
         odd = {n: str(p.dtype) for n, p in model.named_parameters() if p.dtype != flow.float32}
         if odd:
             raise UserError(
-                f"gradient_reduction=ddp needs float32 parameters (OneFlow 0.9's DDP takes no other), found {odd}. "
-                "Keep them in float32, or set train.dist.gradient_reduction=flat."
+                f"gradient_reduction=ddp needs float32 parameters (OneFlow 0.9's DDP does not support others), found "
+                f"{odd}. Keep them in float32, or set train.dist.gradient_reduction=flat."
             )
         broadcast_module(model)
         self._parameters = list(parameters)
@@ -219,8 +219,9 @@ class OneFlowDDP(GradientReduction):
         """
         if any(parameter.requires_grad for parameter in self._frozen):
             raise UserError(
-                "a parameter is trained that was frozen when the trainer was built: OneFlow's DDP would not average "
-                "its gradients. Freeze it in a hook's before_train instead, or set train.dist.gradient_reduction=flat."
+                "a parameter that was frozen when the trainer was built is now trained, but OneFlow's DDP would not "
+                "average its gradients. Freeze it in a hook's before_train instead, or set "
+                "train.dist.gradient_reduction=flat."
             )
         if self._unreached is None:
             reached, self._adapter.reached = self._adapter.reached or set(), None

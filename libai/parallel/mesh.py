@@ -37,7 +37,7 @@ class Mesh:
             raise UserError(
                 f"train.dist asks for data {data} x tensor {tensor} x pipeline {pipeline} = {data * tensor * pipeline} "
                 f"ranks, but this job has {world} process(es). Start {data * tensor * pipeline} processes or change "
-                "train.dist (data_parallel_size=null takes what is left)."
+                "train.dist (data_parallel_size=null uses the remaining processes)."
             )
         return cls(data, tensor, pipeline, device)
 

@@ -184,8 +184,8 @@ class ParallelPlan:
         if mesh.tensor > 1 and not axes:
             raise UserError(
                 f"train.dist.tensor_parallel_size={mesh.tensor}, but no plan says which parameters to split, so every "
-                "rank would do the same work. Give the model class an attribute plan = {'split': {pattern: axis}}, or "
-                "set train.dist.plan in the config."
+                "rank would do the same work. Add an attribute plan = {'split': {pattern: axis}} to the model class, "
+                "or set train.dist.plan in the config."
             )
         return axes
 
@@ -205,7 +205,7 @@ class ParallelPlan:
         lists = [name for name, module in modules.items() if name and isinstance(module, nn.ModuleList | nn.Sequential)]
         if self.blocks not in lists:
             raise UserError(
-                f"pipeline stages and activation checkpointing cut a model between its blocks, and blocks="
+                f"pipeline stages and activation checkpointing divide a model between its blocks, but blocks="
                 f"{self.blocks!r} of the plan does not name a ModuleList or Sequential. Give {type(model).__name__} an "
                 "attribute plan = {'blocks': name}, or set train.dist.plan.blocks. Lists in this model: "
                 f"{', '.join(lists) or 'none'}."
@@ -220,8 +220,8 @@ class ParallelPlan:
         """
         if mesh.pipeline > max(1, len(names)):
             raise UserError(
-                f"train.dist.pipeline_parallel_size={mesh.pipeline}, but {self.blocks} has {len(names)} block(s), and "
-                f"every stage needs one. Use at most {len(names)} stages."
+                f"train.dist.pipeline_parallel_size={mesh.pipeline}, but {self.blocks} has {len(names)} block(s), "
+                f"but every stage needs one. Use at most {len(names)} stages."
             )
         costs = dict.fromkeys(names, 0)
         total = done = 0
@@ -266,7 +266,7 @@ def _check_shared(what: str, size: int, mesh: Mesh) -> None:
     if size % mesh.tensor:
         divisors = [n for n in range(1, size + 1) if size % n == 0][:_SHOWN_NAMES]
         raise UserError(
-            f"{what} is {size}, which {mesh.tensor} tensor-parallel ranks cannot share. "
+            f"{what} is {size}, which cannot be split over {mesh.tensor} tensor-parallel ranks. "
             f"train.dist.tensor_parallel_size must divide it: {', '.join(map(str, divisors))}."
         )
 

@@ -240,9 +240,9 @@ def refuse_unseen_assignments() -> None:
         has_gradient = tensor.requires_grad or (isinstance(value, flow.Tensor) and value.requires_grad)
         if has_gradient and flow.is_grad_enabled() and isinstance(index, tuple) and _mixes_kinds(index):
             raise UserError(
-                f"{_calling_line()} changes a tensor by `h[:, indices] = value`, with indices next to slices: "
-                "OneFlow 0.9 computes the gradients as if the line were not there. Compute a new tensor instead "
-                "(`flow.where(mask, value, h)`), or give indices for every axis (`h[rows, indices] = value`)."
+                f"{_calling_line()} changes a tensor with `h[:, indices] = value`, with indices next to slices: "
+                "OneFlow 0.9 computes the gradients as if the line did not exist. Compute a new tensor instead "
+                "(`flow.where(mask, value, h)`), or use indices on every axis (`h[rows, indices] = value`)."
             )
         assign(tensor, index, value)
 

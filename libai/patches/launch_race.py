@@ -44,7 +44,7 @@ _WAIT_CODE = re.compile(
     rb"\x48\x8b\x53\x18\x48\x3b\x53\x38",  # mov rdx, [rbx+0x18]; cmp rdx, [rbx+0x38]: is it empty?
     re.DOTALL,
 )
-_ADVICE = "graphs of well under a millisecond may crash on a busy machine (docs/dev/decisions/0004)"
+_ADVICE = "graphs much faster than a millisecond may crash on a busy machine (docs/dev/decisions/0004)"
 
 
 @functools.cache
@@ -71,7 +71,7 @@ def _guard_dequeue() -> None:
     slot = find_slot(oneflow, _DEQUEUE)
     original, wait = address_of(oneflow, _DEQUEUE), address_of(oneflow, _WAIT)
     if not wait or not is_known_code(ctypes.string_at(original, 128), ctypes.string_at(wait, 128)):
-        raise Unavailable("this build of oneflow takes jobs out of its queue by code that is not known here")
+        raise Unavailable("this build of oneflow takes jobs from its queue with unknown code")
     slot.value = make_executable(waiting_code(original))  # an aligned 8-byte write is atomic for other threads
 
 

@@ -44,7 +44,7 @@ def _einsum(operation: Callable[..., Any], equation: str, *operands: Any) -> Any
     terms = equation.partition("->")[0].replace(".", "").replace(" ", "").split(",")
     if any(len(set(term)) < len(term) for term in terms):
         raise UserError(
-            f"flow.einsum({equation!r}) has an index twice in a term: OneFlow 0.9 computes a wrong gradient for it. "
-            "Take the diagonal first: flow.diagonal(x, 0, axis, other_axis)."
+            f"flow.einsum({equation!r}) repeats an index within a term, for which OneFlow 0.9 computes a wrong "
+            "gradient. Take the diagonal first: flow.diagonal(x, 0, axis, other_axis)."
         )
     return operation(equation, *operands)

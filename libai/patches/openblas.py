@@ -133,7 +133,7 @@ def _replace() -> str:
         raise Unavailable(f"{error} (pip install scipy-openblas32)") from error
     functions = {name: address_of(ours, f"scipy_{name}") for name in _FUNCTIONS}
     if not all(functions.values()):
-        raise Unavailable("scipy-openblas32 calls its functions by other names (0.3.29 and later have the right ones)")
+        raise Unavailable("scipy-openblas32 has different function names (use 0.3.29 or later)")
     oneflow = open_oneflow()
     slots = {name: find_slot(oneflow, name) for name in _FUNCTIONS}
     if _THREADS not in os.environ:

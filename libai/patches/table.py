@@ -105,8 +105,8 @@ def _left_out(text: str) -> frozenset[str]:
     wrong = [word for word in words if word[:1] != "-" or word[1:] not in OPTIONAL]
     if wrong:
         raise UserError(
-            f"{VARIABLE} has {', '.join(map(repr, wrong))}; it takes optional patches of OneFlow to leave out, such as "
-            f"-{OPTIONAL[0]},-{OPTIONAL[1]}. These are optional: {', '.join(OPTIONAL)}."
+            f"{VARIABLE} has {', '.join(map(repr, wrong))}; it lists the optional patches of OneFlow to disable, "
+            f"such as -{OPTIONAL[0]},-{OPTIONAL[1]}. These are optional: {', '.join(OPTIONAL)}."
         )
     return frozenset(word[1:] for word in words)
 
@@ -160,9 +160,10 @@ def explain_other_version() -> str | None:
     if is_known_version() or os.environ.get("LIBAI_ANY_ONEFLOW") == "1":
         return None
     missing = missing_parts()
-    found = f"{len(missing)} of them are missing or differ here: {', '.join(missing[:5])}" + ", …" * (len(missing) > 5)
+    found = f"{len(missing)} of them are missing or differ: {', '.join(missing[:5])}" + ", …" * (len(missing) > 5)
     return (
-        f"oneflow {sys.modules['oneflow'].__version__} is installed, and libai uses {len(PARTS.splitlines())} private "
-        f"parts of oneflow {ONEFLOW_VERSION}; {found if missing else 'all of them are here, but untested'}. Install "
-        f"oneflow=={ONEFLOW_VERSION}, or set LIBAI_ANY_ONEFLOW=1 to try this one without the optional patches."
+        f"oneflow {sys.modules['oneflow'].__version__} is installed, and libai uses {len(PARTS.splitlines())} "
+        f"private parts of oneflow {ONEFLOW_VERSION}; {found if missing else 'all of them exist, but are untested'}. "
+        f"Install oneflow=={ONEFLOW_VERSION}, or set LIBAI_ANY_ONEFLOW=1 to try this version without the optional "
+        "patches."
     )

@@ -87,13 +87,13 @@ def _build(
         if warmup_iter:
             raise UserError(
                 f"warmup_epoch={warmup_epoch:g} and a warm-up of {warmup_iter} iterations (warmup_iter or "
-                "train.warmup_ratio) mean the same. Give one of them."
+                "train.warmup_ratio) mean the same. Set one of them."
             )
         warmup_iter = schedules.first_iter(warmup_epoch, _epoch(iters_per_epoch, f"warmup_epoch={warmup_epoch:g}"))
     if not 0 <= warmup_iter <= _positive("max_iter", max_iter):
         raise UserError(
-            f"The warm-up of {warmup_iter} iterations does not fit into the run of {max_iter} (max_iter). "
-            f"Choose warmup_iter (or train.warmup_ratio) between 0 and {max_iter} iterations."
+            f"The warm-up of {warmup_iter} iterations does not fit into the run of {max_iter} (max_iter). Choose "
+            f"warmup_iter (or train.warmup_ratio) between 0 and {max_iter} iterations."
         )
     if warmup_factor < 0:  # checked even without a warm-up, when it has no effect
         raise UserError(f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more.")
@@ -136,7 +136,7 @@ def WarmupMultiStepLR(run: _Run, milestones: Sequence[float], gamma: float = 0.1
     if points != sorted(set(points)) or min(points, default=0) < 0:
         raise UserError(
             f"WarmupMultiStepLR: milestones={list(milestones)} are the iterations {points}, which do not increase. "
-            "Give increasing iterations, or increasing fractions of max_iter between 0 and 1."
+            "Use increasing iterations, or increasing fractions of max_iter between 0 and 1."
         )
     return schedules.multi_step(points, gamma)
 
@@ -175,7 +175,7 @@ def _epoch(iters_per_epoch: float | None, asked: str) -> float:
     """Return `iters_per_epoch`. Raises `UserError` if it is missing; `asked` is the setting that needs it."""
     if not iters_per_epoch or iters_per_epoch < 1:
         raise UserError(
-            f"{asked} needs to know how long an epoch is, but iters_per_epoch={iters_per_epoch}. Give iters_per_epoch "
+            f"{asked} needs the length of an epoch, but iters_per_epoch={iters_per_epoch}. Pass iters_per_epoch "
             "(samples per epoch / global batch size, known for a loader with samples_per_epoch), or count iterations."
         )
     return iters_per_epoch
@@ -188,5 +188,5 @@ def _require_one_of(name: str, value: str, known: Collection[str]) -> None:
 
 def _positive(name: str, value: int) -> int:
     if value < 1:
-        raise UserError(f"{name}={value} is a number of iterations: give 1 or more.")
+        raise UserError(f"{name}={value} is a number of iterations: use 1 or more.")
     return value

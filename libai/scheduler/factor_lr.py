@@ -117,7 +117,7 @@ def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_
         _require_factor(part, f"part {index} of the list of schedules")
         if start >= max_iter:
             raise UserError(
-                f"part {index} of the list of schedules would begin after {start} iterations, and the run has "
+                f"part {index} of the list of schedules would begin after {start} iterations, but the run has "
                 f"{max_iter}. Make the parts before it shorter (max_iter or max_epoch), or train longer."
             )
         start += part.length or max_iter - start
@@ -151,8 +151,8 @@ def with_momentum(optimizer: flow.optim.Optimizer, rates: Any, momentum: Any) ->
 def _require_factor(schedule: Any, what: str) -> None:
     if not isinstance(schedule, FactorLR):
         raise UserError(
-            f"{what} is a {type(schedule).__name__}, and only schedules of libai.scheduler can be combined with "
-            "others. Use one of them or FactorLR, or a scheduler of your own alone."
+            f"{what} is a {type(schedule).__name__}, but only schedules of libai.scheduler can be combined. Use one "
+            "of them or FactorLR, or use your own scheduler without a list."
         )
 
 
@@ -164,7 +164,7 @@ def require_range(
         value = initial * schedule(step)
         if not least <= value < below:
             raise UserError(
-                f"this schedule multiplies the {what} with {schedule(step):.6g} at iteration {step} of {length}, which "
+                f"this schedule multiplies the {what} by {schedule(step):.6g} at iteration {step} of {length}, which "
                 f"gives {value:.6g}; it must be at least {least:.3g} and below {below}. Check its factors, its gamma "
                 "and its decay."
             )
@@ -178,7 +178,7 @@ def _momentum(group: Any) -> float:
         momentum = group["momentum"]
     if momentum <= 0:
         raise UserError(
-            "a momentum schedule finds no momentum in the optimizer: use SGD with momentum above 0, Adam, AdamW or "
+            "a momentum schedule needs an optimizer with momentum: use SGD with momentum above 0, Adam, AdamW or "
             "LAMB, or remove momentum_scheduler."
         )
     return float(momentum)

@@ -33,17 +33,16 @@ def scheduler_state(scheduler: Any, optimizer: Any) -> dict[str, Any] | None:
         return None
     if not has_state(scheduler):
         raise UserError(
-            f"The state of the scheduler {type(scheduler).__name__} is to be saved, but it lacks state_dict() or "
-            "load_state_dict(state), so a resumed run could not continue its curve. Add both, or build it as "
-            "libai.scheduler.FactorLR(optimizer, function_of_the_iteration), or save nothing "
-            "(train.checkpointer.enabled=false)."
+            f"The scheduler {type(scheduler).__name__} has no state_dict() or load_state_dict(state), so a resumed "
+            "run could not continue it. Add both, use libai.scheduler.FactorLR(optimizer, "
+            "function_of_the_iteration), or save nothing (train.checkpointer.enabled=false)."
         )
     left_out: list[str] = []
     state = _encode(scheduler.state_dict(), "", left_out)
     if left_out and not type(scheduler).state_dict.__module__.startswith("oneflow."):
         raise UserError(
-            f"{type(scheduler).__name__}.state_dict() holds {', '.join(left_out)}, which a checkpoint cannot hold, so "
-            "a resumed run could not continue its curve. Return numbers, text, lists and dicts only (array.tolist())."
+            f"{type(scheduler).__name__}.state_dict() holds {', '.join(left_out)}, which a checkpoint cannot store, "
+            "so a resumed run could not continue it. Return only numbers, text, lists and dicts (array.tolist())."
         )
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     return {"class": type(scheduler).__name__, "lrs": rates, "state": state}
@@ -62,15 +61,15 @@ def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: An
     found, wanted = saved["class"], type(scheduler).__name__
     if found != wanted:
         raise UserError(
-            f"The saved scheduler is a {found}, this run's is a {wanted}, so its state does not fit. "
-            f"Configure lr_scheduler as in the saved run, or start it again: --resume --reset schedule."
+            f"The saved scheduler is a {found}, but this run's is a {wanted}, so the state does not fit. Configure "
+            "lr_scheduler as in the saved run, or start a new schedule: --resume --reset schedule."
         )
     groups = optimizer.param_groups
     if len(saved["lrs"]) != len(groups):
         raise UserError(
-            f"The saved scheduler has {len(saved['lrs'])} parameter group(s), this run's optimizer has {len(groups)}, "
-            "so the rates cannot be matched. Use the parameter group options of the saved run, or start the schedule "
-            "again: --resume --reset schedule."
+            f"The saved scheduler has {len(saved['lrs'])} parameter group(s), but this run's optimizer has "
+            f"{len(groups)}, so the rates cannot be matched. Use the parameter group options of the saved run, or "
+            "start a new schedule: --resume --reset schedule."
         )
     scheduler.load_state_dict(_decode(saved["state"]))
     for group, rate in zip(groups, saved["lrs"]):

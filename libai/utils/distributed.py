@@ -38,8 +38,8 @@ def _from_launcher(name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise UserError(
-            f"environment variable {name}={text!r} is not a whole number, so this process does not know which rank it "
-            f"is. Unset it, or start through tools/train.sh, which sets it."
+            f"environment variable {name}={text!r} is not a whole number, so the rank of this process is unknown. "
+            "Unset it, or start with tools/train.sh, which sets it."
         ) from None
 
 
@@ -82,15 +82,15 @@ def default_device(device: str = "auto") -> str:
     count = flow.cuda.device_count() if flow.cuda.is_available() else 0
     obstacle = _explain_no_cuda(count)
     if obstacle is not None and device == "cuda":
-        raise UserError(f"train.device=cuda cannot be had: {obstacle}. Use train.device=cpu or auto.")
+        raise UserError(f"train.device=cuda is not possible: {obstacle}. Use train.device=cpu or auto.")
     if obstacle is not None:
         if count:
             logger.warning("training on the CPU: %s", obstacle)
         return "cpu"
     if get_local_rank() >= count:  # if only some ranks used the CPU, all would wait for each other forever
         raise UserError(
-            f"train.device={device}: local rank {get_local_rank()} needs a GPU of its own, and this machine shows "
-            f"{count}. Start at most {count} processes here, or use train.device=cpu."
+            f"train.device={device}: local rank {get_local_rank()} needs its own GPU, but this machine has {count}. "
+            f"Start at most {count} processes here, or use train.device=cpu."
         )
     return "cuda"
 
@@ -125,7 +125,7 @@ def explain_unsupported(devices: Iterable[tuple[str, tuple[int, ...]]]) -> str |
         if not _FIRST <= capability <= _LAST:
             return (
                 f"GPU {index} ({name}) has compute capability {'.'.join(map(str, capability))}, and OneFlow 0.9.0 has "
-                f"machine code for {_SUPPORTED}. Hide it with CUDA_VISIBLE_DEVICES if others are there"
+                f"machine code for {_SUPPORTED}. Hide it with CUDA_VISIBLE_DEVICES if there are other GPUs"
             )
     return None
 
@@ -239,8 +239,8 @@ def _encode(obj: Any) -> bytes:
         return json.dumps(obj).encode()
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"only JSON values travel between ranks (nothing is pickled), and {type(obj).__name__} is or holds "
-            f"something else: {error}. Send numbers, text, lists and dicts; arrays go through all_reduce."
+            f"only JSON values can be sent between ranks (nothing is pickled), but this {type(obj).__name__} is or "
+            f"contains something else: {error}. Send numbers, text, lists and dicts; use all_reduce for arrays."
         ) from error
 
 

@@ -79,7 +79,7 @@ def describe_holder(folder: Path, holder: dict[str, Any]) -> str:
     """Return the message for a job that is refused."""
     who = f"process {holder['pid']} on {holder.get('host')}" if "pid" in holder else "another process"
     return (
-        f"train.output_dir={folder} is in use: {who} trains there now, and two jobs in one folder would mix their "
+        f"train.output_dir={folder} is in use: {who} is training there, and two jobs in one folder would mix their "
         "checkpoints and metrics. Set train.output_dir to another folder, or wait for (or stop) that job."
     )
 

@@ -34,7 +34,7 @@ def require_one_process(more: str = "") -> None:
     """Raise `UserError` if the job has several processes. `more` extends the message."""
     if get_world_size() > 1:
         raise UserError(
-            f"this command runs on one process, and this job has {get_world_size()}. Start it without a launcher{more}."
+            f"this command runs in one process, but this job has {get_world_size()}. Start it without a launcher{more}."
         )
 
 
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         if is_unknown and word.startswith("-"):
             near = difflib.get_close_matches(word.partition("=")[0], self.flags, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(self.flags)}."
-            message = f"{word}: no such flag. {hint}"
+            message = f"{word}: unknown flag. {hint}"
         message = message.replace("ignored explicit argument", "takes no value, found")
         stop = "" if message.endswith((".", "?")) else "."
         raise UserError(f"{message}{stop} `{self.prog} --help` lists the arguments.")

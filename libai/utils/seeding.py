@@ -28,7 +28,8 @@ def resolve_seed(seed: int | None) -> int:
         return int(broadcast_object(secrets.randbelow(MAX_SEED + 1)))
     if not 0 <= seed <= MAX_SEED:
         raise UserError(
-            f"train.seed={seed} is outside 0 ... {MAX_SEED}, what numpy's generator takes. Choose one inside."
+            f"train.seed={seed} is outside 0 ... {MAX_SEED}, the range of numpy's generator. Choose a seed in that "
+            "range."
         )
     return seed
 

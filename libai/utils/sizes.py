@@ -1,4 +1,4 @@
-"""Check the sizes of models and layers before OneFlow uses them, format sizes in bytes, and cut lists into buckets.
+"""Check the sizes of models and layers before OneFlow uses them, format sizes in bytes, and split lists into buckets.
 
 OneFlow 0.9.0 ends the process (SIGABRT) if a layer is initialised with a negative size.
 """
@@ -64,7 +64,7 @@ def format_bytes(size: float) -> str:
 def cut_into_buckets(
     items: Iterable[T], kind_of: Callable[[T], Any], size_of: Callable[[T], int], max_size: int
 ) -> list[list[T]]:
-    """Cut `items` into buckets, in order. The items of a bucket have the same kind and a total size up to `max_size`.
+    """Split `items` into buckets, in order. The items of a bucket have the same kind and a total size up to `max_size`.
 
     A larger item gets its own bucket.
     """

@@ -182,7 +182,10 @@ def tensors_in(value: Any) -> list[flow.Tensor]:
 
 
 def named_tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, flow.Tensor]]:
-    """Yield `(path, tensor)` for every tensor in `value`. A path is the keys and indices to it, joined by dots."""
+    """Yield `(path, tensor)` for every tensor in `value`.
+
+    A path consists of the keys and indices that lead to the tensor, joined by dots.
+    """
     if isinstance(value, flow.Tensor):
         yield path, value
     elif isinstance(value, (dict, list, tuple)):

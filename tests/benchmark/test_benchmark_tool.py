@@ -90,8 +90,8 @@ def test_variants_that_cannot_train_this_take_no_part(tmp_path):
     found = variants_of(tmp_path)
     assert found["stock-eager"]["unavailable"] is None
     assert "optim.params=null makes one group" in found["stock-graph"]["unavailable"]
-    assert "libai.hf knows none for this class" in found["torch"]["unavailable"]
-    assert "stock-graph took no part" in result.stdout
+    assert "libai.hf supports none for this class" in found["torch"]["unavailable"]
+    assert "stock-graph was excluded" in result.stdout
 
 
 @pytest.mark.e2e

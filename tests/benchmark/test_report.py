@@ -74,7 +74,7 @@ def test_a_case_has_ratios_verdicts_and_notes(case):
     assert rows["graph"]["ratio"]["median"] == pytest.approx(0.5)
     assert rows["graph"]["verdict"] == "faster" and rows["raw-eager"]["verdict"] == "within noise"
     notes = "\n".join(case["notes"])
-    assert "raw-graph took no part: it clips otherwise." in notes
+    assert "raw-graph was excluded: it clips otherwise." in notes
     assert "The trainer: eager takes 0.999 ±0.0% times as long as raw-eager (within noise)." in notes
     assert "Noise: 1.0% between two interleaved runs of eager" in notes and "pays off after" in notes
     assert "Losses agreed to 0.0e+00" in notes and "Too noisy" not in notes
@@ -85,7 +85,7 @@ def test_a_machine_that_is_too_noisy_is_said_and_decides_nothing(twin, load, ver
     everyone = [planted("eager", TIMES), planted("graph", scaled(0.5)), planted("eager (again)", scaled(twin))]
     case = describe_case("sleep.py", everyone, [load], cores=2)
     assert case["variants"][1]["verdict"] == (verdict or "undecided")
-    assert ("Too noisy to decide anything" in case["notes"][-1]) == (verdict is None)
+    assert ("Too noisy for a conclusion" in case["notes"][-1]) == (verdict is None)
 
 
 def test_page_and_picture_are_made_from_the_json(case):

@@ -29,7 +29,7 @@ def test_other_libraries_train_the_exported_case_with_their_own_threads_and_with
         and torch.command[-2:] == ("{case}", "torch-fused")
     )
     assert one.command == torch.command and one.environment["OMP_NUM_THREADS"] == "1" and not torch.environment
-    with pytest.raises(UserError, match="--modes names torch, .* --python PATH"):
+    with pytest.raises(UserError, match="--modes has torch, .* --python PATH"):
         make_variants(CONFIG, [], ["eager", "torch"])
 
 

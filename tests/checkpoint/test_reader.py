@@ -68,7 +68,7 @@ def test_a_changed_iteration_is_found_under_any_name(path):
     manifest = path / "manifest.json"
     assert checkpoint.verify(path) == []
     manifest.write_text(manifest.read_text().replace('"iteration": 200', '"iteration": 201'))
-    assert "own digest does not match" in checkpoint.verify(path)[0]
+    assert "its digest does not match" in checkpoint.verify(path)[0]
 
 
 def test_files_that_are_missing_or_swapped_are_found(path):
@@ -151,7 +151,7 @@ def test_a_manifest_cannot_lead_out_of_the_folder(path):
 
 HOSTILE_MANIFESTS = {
     "other format": (lambda m: m.update(format="x"), "'format': 'x'"),
-    "no files": (lambda m: m.pop("files"), "is missing a part"),
+    "no files": (lambda m: m.pop("files"), "is incomplete"),
     "other iteration": (lambda m: m.update(iteration=201), "under another name"),
     "size is absurd": (lambda m: m["files"]["trainer.json"].update(bytes=10**30), "were written"),
     "unlisted shard": (lambda m: m["files"].update(x=m["files"]["trainer.json"]), "cannot be read"),

@@ -113,5 +113,5 @@ def test_what_cannot_be_resolved_is_explained(root):
         checkpoint.resolve(root / "best")
     for iteration in range(1, 6):
         _damage(root, iteration)
-    with pytest.raises(CheckpointError, match=r"holds no checkpoint that can be trusted.\n  iter_0000005: .*damaged"):
+    with pytest.raises(CheckpointError, match=r"contains no valid checkpoint.\n  iter_0000005: .*damaged"):
         checkpoint.resolve(root)

@@ -46,13 +46,16 @@ def test_arrays_of_any_memory_layout_are_saved_by_value(tmp_path):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"iteration": -1}, "iteration=-1: a checkpoint is numbered by a whole number from 0."),
-        ({"state": {"best": float("nan")}}, "trainer.json: $.best is nan, and JSON has no such number."),
+        ({"iteration": -1}, "iteration=-1: the number of a checkpoint must be a whole number of at least 0."),
+        ({"state": {"best": float("nan")}}, "trainer.json: $.best is nan, which JSON cannot represent."),
         ({"state": [1]}, "state is a list, expected a dict of JSON values."),
         ({"tensors": {"model": {"a": 3}}}, "model: a is a int, expected a oneflow tensor or a numpy array."),
-        ({"tensors": {"model": {"a": np.array(["x"])}}}, "model: a has the dtype <U1, which safetensors cannot hold."),
-        ({"tensors": {"model": {"__metadata__": np.ones(1)}}}, "a tensor cannot be called '__metadata__'"),
-        ({"tensors": {"../model": {"a": np.ones(1)}}}, "a tensor group cannot be called '../model'"),
+        (
+            {"tensors": {"model": {"a": np.array(["x"])}}},
+            "model: a has the dtype <U1, which safetensors does not support.",
+        ),
+        ({"tensors": {"model": {"__metadata__": np.ones(1)}}}, "a tensor cannot be named '__metadata__'"),
+        ({"tensors": {"../model": {"a": np.ones(1)}}}, "a tensor group cannot be named '../model'"),
     ],
 )
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path, change, expected):

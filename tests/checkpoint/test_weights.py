@@ -45,7 +45,7 @@ def test_a_pattern_that_renames_nothing_is_named(saved):
     net, path = saved
     report = checkpoint.load_weights(path, Net(), [(r"^norm\.", "norm."), (r"^encodr\.", "")])
     assert report.is_exact and report.idle_patterns == [r"^encodr\."]
-    assert str(report).endswith(r"\n  '^encodr\\.' of revise_keys fits no name on disk.".replace(r"\n", "\n"))
+    assert str(report).endswith(r"\n  '^encodr\\.' of revise_keys matches no name on disk.".replace(r"\n", "\n"))
 
 
 def test_a_mismatch_is_reported_exactly_and_nothing_is_copied(saved):
@@ -57,7 +57,7 @@ def test_a_mismatch_is_reported_exactly_and_nothing_is_copied(saved):
         checkpoint.load_weights(path, other, [(r"^norm\.(?=running)", "old.")])
     assert str(error.value) == (
         "checkpoint `iter_0000500`: 5 tensors fit, 3 missing, 2 unexpected, 2 mismatched. "
-        "`train.load_weight` with `strict=false` takes what fits; its `revise_keys` renames tensors.\n"
+        "`train.load_weight` with `strict=false` loads the tensors that fit; `revise_keys` renames tensors.\n"
         "  missing: `extra.weight` is in the model, not on disk.\n"
         "  missing: `norm.running_mean` is in the model, not on disk.\n"
         "  missing: `norm.running_var` is in the model, not on disk.\n"
@@ -95,14 +95,14 @@ def test_names_are_mapped_in_order(saved):
 
 @pytest.mark.parametrize("wrong", [["^body"], "ab", [["^body", 3]], [("a", "b", "c")]])
 def test_keys_are_revised_by_pairs_only(saved, wrong):
-    with pytest.raises(CheckpointError, match="not a pair of texts"):
+    with pytest.raises(CheckpointError, match="not a pair of strings"):
         checkpoint.load_weights(saved[1], Net(), revise_keys=wrong)
 
 
 def test_weights_of_which_nothing_fits_are_an_error_also_without_strict(saved):
     module = nn.ModuleDict({"other": nn.Linear(4, 8)})
     before = _values(module)
-    with pytest.raises(CheckpointError, match="Nothing fits: is it one of this model"):
+    with pytest.raises(CheckpointError, match="Nothing fits: is the checkpoint for this model"):
         checkpoint.load_weights(saved[1], module, strict=False)
     assert _equal(_values(module), before)
 
@@ -110,9 +110,9 @@ def test_weights_of_which_nothing_fits_are_an_error_also_without_strict(saved):
 @pytest.mark.parametrize(
     ("mapping", "expected"),
     [
-        ([("(", "x")], "revise_keys is not a valid regular expression"),
-        ([("a", r"\9")], "is not a valid regular expression"),
-        ([(".*", "x")], "gives both"),
+        ([("(", "x")], "revise_keys is not valid"),
+        ([("a", r"\9")], "is not valid"),
+        ([(".*", "x")], "renames both"),
     ],
 )
 def test_a_bad_mapping_is_an_error(saved, mapping, expected):
@@ -151,10 +151,10 @@ def test_every_kind_of_source_is_read(saved, tmp_path, form):
 def test_a_source_that_is_none_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="does not exist"):
         checkpoint.open_weights(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="holds neither manifest.json nor model.safetensors"):
+    with pytest.raises(CheckpointError, match="contains neither manifest.json nor model.safetensors"):
         checkpoint.open_weights(tmp_path)
     path = checkpoint.save(tmp_path, 1, {"optimizer": {"a": np.ones(1)}}, {})
-    with pytest.raises(CheckpointError, match="has no tensors called 'model'; it has optimizer"):
+    with pytest.raises(CheckpointError, match="has no tensor group 'model'; it has optimizer"):
         checkpoint.open_weights(path)
 
 

@@ -16,15 +16,15 @@ def test_the_config_may_be_named_by_a_flag():
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["exp.py", "--resum"], "--resum: no such flag. Did you mean --resume?"),
-        (["exp.py", "--fast_dev_run"], "--fast_dev_run: no such flag. Did you mean --fast-dev-run?"),
+        (["exp.py", "--resum"], "--resum: unknown flag. Did you mean --resume?"),
+        (["exp.py", "--fast_dev_run"], "--fast_dev_run: unknown flag. Did you mean --fast-dev-run?"),
         (["exp.py", "--dry-run=true"], "takes no value"),
         (
             ["exp.py", "--train.amp.enabled=true"],
             "--train.amp.enabled=true: overrides are written key=value, without dashes: train.amp.enabled=true",
         ),
-        (["train.seed=1"], "No config file is named."),
-        ([], "No config file is named."),
+        (["train.seed=1"], "No config file is given."),
+        ([], "No config file is given."),
         (["exp.py", "--config-file"], "argument --config-file: expected one argument."),
     ],
 )

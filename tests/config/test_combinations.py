@@ -62,7 +62,7 @@ WARNED = [
     (
         ["train.ema.decay=0.5"],
         {},
-        "train.ema.decay=0.5 does nothing: train.ema.enabled is false. Set it to true, or leave the others out.",
+        "train.ema.decay=0.5 does nothing: train.ema.enabled is false. Set it to true, or remove the other settings.",
         ["train.ema.enabled=true"],
     ),
     (
@@ -99,7 +99,7 @@ WARNED = [
     (
         ["train.evaluation.eval_iter=3", "train.test_micro_batch_size=2"],
         {"test": False},
-        "train.evaluation.eval_iter=3, train.test_micro_batch_size=2 do nothing: dataloader.test names no dataset",
+        "train.evaluation.eval_iter=3, train.test_micro_batch_size=2 do nothing: dataloader.test has no dataset",
         None,
     ),
     (
@@ -111,19 +111,19 @@ WARNED = [
     (
         ["train.warmup_ratio=0.001"],
         {},
-        "train.warmup_ratio=0.001 does nothing: its share of 100 iterations",
+        "train.warmup_ratio=0.001 does nothing: that fraction of 100 iterations",
         ["train.warmup_ratio=0.01"],
     ),
     (
         ["train.profile=[100,105]"],
         {},
-        "train.profile=[100, 105] does nothing: this run goes from iteration 0 to 100",
+        "train.profile=[100, 105] does nothing: this run covers iterations 0 to 100",
         ["train.profile=[99,105]"],
     ),
     (
         ["train.profile=[10,15]"],
         {"start_iter": 50},
-        "train.profile=[10, 15] does nothing: this run goes from iteration 50 to 100",
+        "train.profile=[10, 15] does nothing: this run covers iterations 50 to 100",
         ["train.profile=[50,55]"],
     ),
     (
@@ -135,13 +135,13 @@ WARNED = [
     (
         ["train.dist.plan={split: {}}"],
         {},
-        "train.dist.plan={...} does nothing: nothing is cut",
+        "train.dist.plan={...} does nothing without tensor or pipeline parallelism",
         ["train.activation_checkpoint.enabled=true"],
     ),
     (
         ["train.dist.gradient_reduction=ddp"],
         {},
-        "train.dist.gradient_reduction=ddp does nothing: one process",
+        "train.dist.gradient_reduction=ddp does nothing: a single process",
         ["train.dist.gradient_reduction=auto"],
     ),
 ]
@@ -168,7 +168,7 @@ REFUSED = [
     (
         ["train.evaluation.eval_metric=val/loss"],
         {"test": False},
-        "train.evaluation.eval_metric=val/loss does nothing: dataloader.test names no dataset",
+        "train.evaluation.eval_metric=val/loss does nothing: dataloader.test has no dataset",
     ),
     (
         ["train.evaluation.eval_metric=vall/loss"],
@@ -179,12 +179,12 @@ REFUSED = [
     (
         ["train.clip_grad.value=1", "train.clip_grad.max_norm=1"],
         {},
-        "train.clip_grad.value=1.0 cannot be kept: train.clip_grad.max_norm clips by the norm",
+        "train.clip_grad.value=1.0 cannot be combined with train.clip_grad.max_norm",
     ),
     (
         ["train.clip_grad.value=1", "train.amp.enabled=auto", "train.amp.dtype=fp16"],
         {},
-        "train.clip_grad.value=1.0 cannot be kept: train.amp.dtype=fp16 scales the gradients",
+        "train.clip_grad.value=1.0 cannot be combined with train.amp.dtype=fp16",
     ),
     (
         ["train.load_best_at_end=true"],
@@ -199,7 +199,8 @@ REFUSED = [
     (
         ["train.evaluation.eval_metric=-val/loss", "train.evaluation.eval_mode=max"],
         {},
-        "train.evaluation.eval_mode=max cannot be kept: the sign of train.evaluation.eval_metric=-val/loss says the",
+        "train.evaluation.eval_mode=max contradicts another setting: the sign of "
+        "train.evaluation.eval_metric=-val/loss",
     ),
     (
         ["train.evaluation.early_stop_patience=3"],
@@ -210,30 +211,34 @@ REFUSED = [
         ["train.zero_optimization.stage=2"],
         {},
         "train.zero_optimization.stage=2 does nothing: train.zero_optimization.enabled is false. Set it to true, or "
-        "leave stage out.",
+        "remove stage.",
     ),
     (
         ["train.dist.tensor_parallel_size=2", "train.dist.gradient_reduction=flat"],
         {"world_size": 2},
-        "train.dist.gradient_reduction=flat cannot be kept: it averages over ranks that hold full replicas",
+        "train.dist.gradient_reduction=flat cannot be honoured: it averages over ranks that hold full replicas",
     ),
     (["train.evaluation.eval_metric=loss"], {}, "train.evaluation.eval_metric=loss: expected <dataset>/<metric>"),
     (
         ["train.warmup_ratio=0.1"],
         {"schedule": Plateau},
-        "train.warmup_ratio=0.1 does nothing: lr_scheduler has no warm-up that is left open",
+        "train.warmup_ratio=0.1 does nothing: lr_scheduler has no unset argument warmup_iter",
     ),
     (
         ["train.warmup_ratio=0.1", "lr_scheduler.warmup_iter=5"],
         {},
-        "train.warmup_ratio=0.1 does nothing: lr_scheduler has no warm-up that is left open",
+        "train.warmup_ratio=0.1 does nothing: lr_scheduler has no unset argument warmup_iter",
     ),
     (
         ["train.deterministic=true", "train.seed=null"],
         {},
-        "train.deterministic=true cannot be kept: train.seed is null",
+        "train.deterministic=true cannot be honoured: train.seed is null",
     ),
-    (["train.deterministic=true", "graph.enabled=auto"], {}, "train.deterministic=true cannot be kept: graph.enabled"),
+    (
+        ["train.deterministic=true", "graph.enabled=auto"],
+        {},
+        "train.deterministic=true cannot be honoured: graph.enabled",
+    ),
     (["optim.params.weight_decay=-1"], {}, "optim.params.weight_decay=-1.0: expected a finite number >= 0"),
 ]
 

@@ -117,7 +117,7 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
         (
             "optim.lr=1e-3,1e-4",
             "optim.lr=1e-3,1e-4: several values for one run. Write optim.lr=[1e-3,1e-4] for a list, "
-            "optim.lr='1e-3,1e-4' for text; start a run for each value in a shell loop.",
+            "optim.lr='1e-3,1e-4' for text, or start one run per value in a shell loop.",
         ),
         (
             "train.output_dir=out/x=y",
@@ -134,8 +134,8 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
         ),
         (
             "train/seed=1",
-            "'train/seed=1': the key cannot be read. Write key=value without spaces; a key is names of Latin "
-            "letters, joined by dots, such as train.amp.enabled.",
+            "'train/seed=1': the key cannot be read. Write key=value without spaces. A key consists of names in Latin "
+            "letters joined by dots, such as train.amp.enabled.",
         ),
         ("+train.foo=1", "train.foo: no such setting. The keys of train are fixed; docs/config.md lists them."),
         (
@@ -163,7 +163,7 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
         ),
         ("lr_scheduler.gamma=1", "lr_scheduler.gamma: no such setting. The config has no lr_scheduler."),
         ("~train.trian_iter", "train.trian_iter: no such setting. Did you mean train.train_iter?"),
-        ("~optim.lr=5", "~optim.lr=5: a setting is removed without a value: ~optim.lr"),
+        ("~optim.lr=5", "~optim.lr=5: to remove a setting, give no value: ~optim.lr"),
         ("model._target_=3", "model: '3' is not a dotted path such as package.module.Name."),
     ],
 )

@@ -71,19 +71,19 @@ def test_interpolations_are_resolved():
             {"train": {"output_dir": " "}},
             "train.output_dir=' ': expected the name of a folder, found an empty value (default 'out/run').",
         ),
-        ({"train": {"seed": "???"}}, "train.seed is '???': the config leaves its value to you. Add train.seed=value."),
+        ({"train": {"seed": "???"}}, "train.seed is '???', so you must set its value. Add train.seed=value."),
         (
             {"train": {"writers": ["???"]}},
-            "train.writers[0] is '???': the config leaves its value to you. Add train.writers[0]=value.",
+            "train.writers[0] is '???', so you must set its value. Add train.writers[0]=value.",
         ),
         (
             {"dataloader": {"test": {"val": "???"}}},
-            "dataloader.test.val is '???': the config leaves its value to you. Add dataloader.test.val=value.",
+            "dataloader.test.val is '???', so you must set its value. Add dataloader.test.val=value.",
         ),
         (
             {"train": {"seed": "${no.such}"}},
             "train.seed takes its value from another setting, which cannot be read (Interpolation key 'no.such' not "
-            "found). Set train.seed itself, or restore what it refers to.",
+            "found). Set train.seed itself, or correct the setting it refers to.",
         ),
         (
             {"train": {"train_iter": 0}},
@@ -92,7 +92,8 @@ def test_interpolations_are_resolved():
         ),
         (
             {"train": {"train_epoch": 2}},
-            "train.train_iter and train.train_epoch are both set, and a run has one length. Set one of them, and the "
+            "train.train_iter and train.train_epoch are both set, but a run has only one length. Set one of them, "
+            "and the "
             "other to 0.",
         ),
         (
@@ -113,7 +114,8 @@ def test_interpolations_are_resolved():
         ),
         (
             {"dataloader": {"test": [LazyCall(Net)()]}},
-            'dataloader.test names its datasets: expected a section, dataloader.test = {"val": LazyCall(...)(...)}.',
+            "the datasets of dataloader.test have names: expected a section, dataloader.test = "
+            '{"val": LazyCall(...)(...)}.',
         ),
     ],
 )

@@ -48,7 +48,7 @@ def test_evaluation_is_tried_before_training(mode, tmp_path, caplog):
         run = contract_runs.make_run(tmp_path, mode, "train.num_sanity_eval_batches=1")
         plain = contract_runs.train(tmp_path / "plain", mode)
         run.train()
-    assert "evaluation works: tried on 1 batch(es) of val, other" in caplog.text
+    assert "evaluation works: tested on 1 batch(es) of val, other" in caplog.text
     assert jobs.read_column(tmp_path) == jobs.read_column(tmp_path / "plain")
     assert all(np.array_equal(a, b) for a, b in zip(weights(run).values(), weights(plain).values()))
 

@@ -33,7 +33,7 @@ def test_a_period_of_an_epoch_is_the_iteration_in_which_it_ends(mode, tmp_path):
 
 def test_an_epoch_of_unknown_length_is_refused():
     plan = BatchPlan(8, 1, 1, 8, 12, 0, samples_per_epoch=None)
-    with pytest.raises(UserError, match="train.log_period=epoch needs to know how many samples .* samples_per_epoch"):
+    with pytest.raises(UserError, match="train.log_period=epoch requires the number of samples .* samples_per_epoch"):
         plan.period("epoch", "train.log_period")
 
 

@@ -43,5 +43,5 @@ def test_by_default_and_for_a_users_mistake_the_error_rises(tmp_path):
 
 def test_several_processes_cannot_return(tmp_path):
     config = contract_runs.make_config(tmp_path, "eager", "train.on_exception=return")
-    with pytest.raises(ConfigError, match="train.on_exception=return cannot be kept by 2 processes"):
+    with pytest.raises(ConfigError, match="train.on_exception=return does not work with 2 processes"):
         validate(config, world_size=2)

@@ -52,12 +52,12 @@ def test_dry_run_tries_everything_and_makes_no_file(tmp_path, command):
     (memory,) = [line for line in lines if line.startswith("memory ")]
     assert re.fullmatch(r"memory +[0-9.]+ GiB at the peak of a process in (eager|graph) mode", memory)
     (time,) = [line for line in lines if line.startswith("time ")]
-    assert re.match(r"time +[0-9.e-]+ s an iteration, \d+:\d\d:\d\d for 600 of them without data", time)
+    assert re.match(r"time +[0-9.e-]+ s per iteration, \d+:\d\d:\d\d for 600 iterations, excluding data", time)
     assert tree(tmp_path) == {}
 
 
 def test_dry_run_finds_what_only_an_update_shows(tmp_path, command):
-    with pytest.raises(UserError, match="the batch holds 64 numbers per sample .* Set input_size=64"):
+    with pytest.raises(UserError, match="the batch has 64 numbers per sample .* Set input_size=64"):
         command(tmp_path / "out", "--dry-run", "model.input_size=63")
 
 

@@ -74,7 +74,7 @@ def test_a_checkpoint_of_another_run_is_neither_resumed_nor_pruned(tmp_path, cap
     shutil.copytree(tmp_path / "other/checkpoints/iter_0000008", tmp_path / "own/checkpoints/iter_0000008")
     resumed = make_run(tmp_path / "own", "eager", "train.seed=5", "train.checkpointer.max_to_keep=1", resume=True)
     assert resumed.start_iter == 5
-    assert any("left out iter_0000008: of another run" in message for message in caplog.messages)
+    assert any("ignored iter_0000008: it does not belong to run" in message for message in caplog.messages)
     resumed.train(until=6)
     assert names(tmp_path / "own") == ["iter_0000006", "iter_0000008"]
 
@@ -125,7 +125,7 @@ def test_a_second_job_is_refused_and_changes_nothing(tmp_path):
     ready = make_run(tmp_path, "eager")
     lock = FolderLock(tmp_path)
     before = tree(tmp_path)
-    expected = f"in use: process {os.getpid()} on {os.uname().nodename} trains there now"
+    expected = f"in use: process {os.getpid()} on {os.uname().nodename} is training there"
     with pytest.raises(UserError, match=expected):
         make_run(tmp_path, "eager", resume=True)
     with pytest.raises(UserError, match=expected):
@@ -171,7 +171,7 @@ class SetHook(HookBase):
 def test_a_schedule_that_cannot_be_saved_is_refused_before_anything_happens(mode, tmp_path):
     config = make_config(tmp_path, mode)
     config.lr_scheduler = LazyCall(CountedSchedule)()
-    with pytest.raises(UserError, match=r"CountedSchedule .*lacks state_dict\(\) or load_state_dict\(state\)"):
+    with pytest.raises(UserError, match=r"CountedSchedule has no state_dict\(\) or load_state_dict\(state\)"):
         Run(default_setup(validate(config))).train()
     assert tree(tmp_path) == {}
 
@@ -199,7 +199,7 @@ def test_a_folder_that_is_lost_in_mid_run_ends_the_run(tmp_path, period, capsys)
     run.trainer.register_hooks([CallbackHook(before_step=lose_it)])
     assert run_guarded(run.train) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1 and "was removed or renamed while" in errors[0], errors
+    assert len(errors) == 1 and "was removed or renamed during" in errors[0], errors
     assert isinstance(run.trainer.loop.failure, OutputLostError) and not folder.exists()
     assert run.trainer.completed_iters == (2 if period == 1 else 4)
 

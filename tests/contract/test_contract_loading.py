@@ -157,7 +157,7 @@ def test_a_resume_leaves_out_optimizer_schedule_and_data(first, mode, tmp_path, 
 
 
 def test_reset_needs_a_resume_and_known_parts(mode, tmp_path):
-    with pytest.raises(UserError, match="--reset data has nothing to leave out: nothing is resumed. Add --resume"):
+    with pytest.raises(UserError, match="--reset data has no effect without a resume. Add --resume"):
         contract_runs.make_run(tmp_path, mode, reset=["data"])
     with pytest.raises(UserError, match="--reset model: a resume can leave out optimizer, schedule, data"):
         contract_runs.make_run(tmp_path, mode, resume=True, reset=["model"])
@@ -170,7 +170,7 @@ def test_saves_of_weights_alone(mode, tmp_path):
         list(saved.tensors) == ["model"] and checkpoint.verify(saved.path) == [] and run.checkpointer.resumable is None
     )
     assert np.array_equal(saved.tensors["model"]["a.weight"], weights(run)["a.weight"])
-    with pytest.raises(CheckpointError, match="holds no run to .*train.load_weight="):
+    with pytest.raises(CheckpointError, match="does not contain a run to .*train.load_weight="):
         contract_runs.make_run(tmp_path / "first", mode, resume=True)
     again = contract_runs.make_run(tmp_path / "second", mode, f"train.load_weight={run.checkpointer.last_saved}")
     assert np.array_equal(weights(again)["a.weight"], weights(run)["a.weight"])

@@ -62,7 +62,7 @@ class Direct(toy.Classifier):
 
 def test_an_adapter_whose_weight_is_read_directly_is_refused(mode, tmp_path):
     words = ("model._target_=test_contract_lora.Direct", "train.lora.patterns=['.']")
-    with pytest.raises(UserError, match=r"gives b an adapter that the losses do not depend on"):
+    with pytest.raises(UserError, match=r"adds an adapter to b, but the losses do not depend on it"):
         contract_runs.make_run(tmp_path, mode, *words, *SHORT, "train.train_iter=2").train()
 
 

@@ -104,7 +104,7 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
     [
         (
             {"optim": {"a": LazyCall(flow.optim.SGD)(params=LazyCall(get_param_groups)(only="^a"), lr=0.1)}},
-            "optim leaves 2 parameters without optimizer: b.weight, b.bias",
+            "optim leaves 2 parameters without an optimizer: b.weight, b.bias",
         ),
         (
             {"optim": {"a": LazyCall(flow.optim.SGD)(lr=0.1), "b": LazyCall(flow.optim.SGD)(lr=0.1)}},

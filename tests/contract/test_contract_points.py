@@ -103,5 +103,5 @@ def test_hooks_see_batch_samples_and_result(mode, tmp_path):
 def test_a_loader_that_cannot_name_its_samples_says_so(mode, tmp_path):
     run = contract_runs.make_run(tmp_path, mode)
     run.trainer.reset_data_loader([next(iter(run.train_loader))])
-    with pytest.raises(UserError, match="list does not say which samples its batches hold"):
+    with pytest.raises(UserError, match="list does not provide the indices of its samples"):
         run.trainer.feed.sample_indices()

@@ -53,7 +53,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         (tmp_path / name).write_text(text)
     for words, message in [
         ([folder], "give either --input FILE or --data NAME"),
-        ([folder, "-i", "in.txt"], "in.txt: the kinds of files are .npz, .jsonl, .csv"),
+        ([folder, "-i", "in.txt"], "in.txt: unknown kind of file. Use one of .npz, .jsonl, .csv"),
         ([folder, "-i", "nowhere.npz"], "nowhere.npz cannot be read: No such file or directory"),
         ([folder, "-i", "broken.npz"], "broken.npz cannot be read"),
         ([folder, "-i", "text.csv"], r"x is text \('red'\).*has no tokenizer"),

@@ -93,7 +93,7 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
         ),
         (
             {"momentum_scheduler": LazyCall(WarmupCosineLR)(), "optim": LazyCall(flow.optim.SGD)(lr=0.1)},
-            "a momentum schedule finds no momentum in the optimizer: use SGD with momentum",
+            "a momentum schedule needs an optimizer with momentum: use SGD with momentum",
         ),
         (
             {"momentum_scheduler": LazyCall(WarmupConstantLR)(warmup_factor=2.0, warmup_iter=2)},

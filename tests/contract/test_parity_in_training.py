@@ -120,7 +120,9 @@ class Wrong(toy.Classifier):
 
 
 def test_another_training_ends_before_its_first_update(tmp_path):
-    with pytest.raises(NotTheSame, match="would train another model than eager mode: in update 1 the loss") as raised:
+    with pytest.raises(
+        NotTheSame, match="would train a different model than eager mode: in update 1 the loss"
+    ) as raised:
         curve(tmp_path, "graph", "run", model=Wrong)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -78,7 +78,7 @@ def test_auto_with_an_eager_only_hook_trains_eagerly_and_says_why(tmp_path):
     assert losses == expected
     assert summary["mode"] == "eager" and seen == [True] * len(losses)
     assert summary["mode_reason"].startswith(
-        "graph.enabled=auto: CallbackHook uses after_backward, which cannot happen"
+        "graph.enabled=auto: CallbackHook uses after_backward, which graph mode cannot call"
     )
 
 

@@ -130,7 +130,7 @@ def test_padding_fills_marks_rounds_and_cuts():
         PadCollate({"tokens": 0})([Words([1])[0]])
     with pytest.raises(DataError, match="'labels' differs in shape.*name a value to pad it with"):
         PadCollate({"input_ids": 0})([*Words([1, 2])])
-    with pytest.raises(DataError, match="a sample has 2 items, and `lengths`"):
+    with pytest.raises(DataError, match="a sample has 2 items, but the `lengths`"):
         PadCollate(PADDING).pad_to([*Words([1, 2])], 1)
 
 

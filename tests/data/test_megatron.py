@@ -55,7 +55,7 @@ def test_what_is_no_such_file_is_refused(tmp_path):
         (b"TNTIDX\x00\x00" + index[8:], data, "begins with b'TNTIDX.*MMIDIDX"),
         (index[:9] + (2).to_bytes(8, "little") + index[17:], data, "version 2 and numbers of kind"),
         (index[:-3], data, "describes 5 sequences in 5 documents that do not fit"),
-        (index, data[:-2], "the two do not belong together"),
+        (index, data[:-2], "the files do not belong together"),
         (index[:-8] + struct.pack("<q", 9), data, "describes 5 sequences in 5 documents that do not fit"),
     ]:
         path.with_suffix(".idx").write_bytes(content)

@@ -81,7 +81,7 @@ def test_plain_text_is_a_document_a_file_or_a_paragraph(tmp_path):
         ('{"text": "a"}\n[1]\n', [], r"line 2: no text 'text' in it, only a list"),
         ('{"body": "a"}\n', [], r"line 1: no text 'text' in it, only \['body'\]"),
         ('{"text": "a"}\n', [], "no document is left for"),
-        ('{"text": "a"}\n', ["--tokenizer", "bpe"], "how many tokens to learn"),
+        ('{"text": "a"}\n', ["--tokenizer", "bpe"], "the number of tokens to learn"),
         ('{"text": "a"}\n', ["--tokenizer", "no.json"], "a tokenizer.json that exists"),
     ],
 )

@@ -42,7 +42,7 @@ def test_pairs_are_two_parts_of_one_document_in_one_of_two_orders(windows):
 def test_an_end_of_document_token_is_left_out(windows):
     tokens = pairs(windows, end_of_document=STOP).get_batch(np.arange(12))["input_ids"]
     assert not np.isin(windows.tokens[np.cumsum(LENGTHS) - 1], tokens).any()
-    with pytest.raises(DataError, match="two segments and three special tokens take 5"):
+    with pytest.raises(DataError, match="two segments and three special tokens need at least 5"):
         SentenceOrder(windows, 4, cls_token=CLS, sep_token=SEP, pad_token=PAD)
 
 
@@ -78,7 +78,7 @@ def test_a_blend_has_the_shares_of_its_weights_everywhere():
 
 @pytest.mark.parametrize("weights", [[1], [1, float("nan")], [1, 0]])
 def test_impossible_blends_are_refused(weights):
-    with pytest.raises(DataError, match="give each one a number above 0"):
+    with pytest.raises(DataError, match="each dataset needs a number above 0"):
         BlendedDataset([{"x": np.arange(3)}, {"x": np.arange(3)}], weights)
 
 

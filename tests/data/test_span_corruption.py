@@ -48,7 +48,7 @@ def test_a_visit_has_other_spans_of_the_same_texts() -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"first_sentinel": 1030}, "60 tokens lose 3 spans, and there are 2 sentinels"),
+        ({"first_sentinel": 1030}, "60 tokens have 3 masked spans, but there are only 2 sentinels"),
         ({"noise_share": 1.5}, "noise_share=1.5.*between 0 and 1"),
         ({"mean_span": 0.5}, "mean_span=0.5.*at least 1"),
     ],

@@ -62,7 +62,7 @@ def test_changed_files_and_options_are_prepared_anew(corpus, cache):
         ({"tokenizer": "bpe"}, "add vocab_size"),
         ({"vocab_size": 1000}, "always has 257 tokens"),
         ({"validation_fraction": 1.0}, "not a fraction"),
-        ({"files": "0.txt"}, r"1 different, not empty file\(s\) leaves none to train on"),
+        ({"files": "0.txt"}, r"1 different, not empty file\(s\) leaves none for training"),
     ],
 )
 def test_impossible_preparations_are_explained(corpus, cache, monkeypatch, options, text):

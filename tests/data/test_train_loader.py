@@ -130,7 +130,7 @@ def test_augmentation_follows_the_stream_not_the_layout():
         ({"num_workers": -1}, "num_workers=-1"),
         ({"prefetch": -1}, "prefetch=-1"),
         ({"dataset": numbers(0)}, "InMemoryDataset is empty"),
-        ({"dataset": iter([1])}, "lacks len"),
+        ({"dataset": iter([1])}, "without len"),
     ],
 )
 def test_impossible_arguments_are_refused(options, text):

@@ -30,20 +30,20 @@ def test_a_rehearsed_run_has_the_same_curve(rows, mode, model):
 
 def test_ddp_is_rehearsed_with_its_own_hooks(rows):
     assert rows["checked, ddp"]["loss"] == rows["plain, ddp"]["loss"] != []
-    assert "another model" not in rows["checked, ddp"]["log"]
+    assert "different model" not in rows["checked, ddp"]["log"]
 
 
 def test_another_training_ends_every_rank_with_one_message(rows):
     first, second = rows["wrong, graph"]["errors"]
     assert first == second and "\n" not in first
-    assert "would train another model than eager mode: in update 1 the loss" in first
+    assert "would train a different model than eager mode: in update 1 the loss" in first
 
 
 def test_a_model_that_fits_on_no_rank_as_a_whole_is_not_compared_with_one_process(rows):
     found, whole = rows["too large"], rows["shared"]
     assert found["errors"] == whole["errors"] == [None, None]
     assert found["loss"] == whole["loss"] != []
-    assert found["log"].count("not compared with those of one process: the whole model") == 1
+    assert found["log"].count("not compared with one process: the whole model") == 1
     assert "not compared" not in whole["log"]
 
 
@@ -51,7 +51,7 @@ def test_a_model_that_fits_on_no_rank_as_a_whole_is_not_compared_with_one_proces
 def test_ranks_that_compute_something_else_are_refused(rows, name):
     first, second = rows[name]["errors"]
     assert first == second
-    assert "ByRank.forward differs by rank: on rank 1, in update 1 the loss" in first
+    assert "ByRank.forward differs between ranks: on rank 1, in update 1 the loss" in first
 
 
 def test_a_rehearsed_switch_that_makes_the_loss_mix_samples_leads_to_global_tensors(rows):

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(1800)]
 _VIEW = "It begins in the forward pass of GatedInPlace: input 0 of head differs"
 #: (model, mode, mesh) → the words with which it is refused; everything else trains
 REFUSED = {
-    ("gated_in_place", "graph", "one"): "loses changes through views",
+    ("gated_in_place", "graph", "one"): "loses changes made through views",
     **{("gated_in_place", "graph", mesh): _VIEW for mesh in ("dp2", "tp2", "zero2")},
     **{("gated_in_place", "eager", mesh): _VIEW for mesh in ("tp2", "zero2")},
     ("moving_teacher", "graph", "zero2"): "It begins in the forward pass of teacher (Linear)",

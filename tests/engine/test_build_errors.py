@@ -26,8 +26,8 @@ def explained_forward(said):
 def test_a_tensor_that_is_on_one_rank_only_is_named_with_what_to_write(said):
     error = RuntimeError(f"\x1b[1mError\x1b[0m: {said}")
     for explained in (explained_forward(error), str(explain_build_error(error, nn.ReLU()))):
-        assert "Register it as a buffer, or make it from another tensor" in explained
-        assert "Make the sizes and arguments" not in explained
+        assert "Register it as a buffer, or create it from another tensor" in explained
+        assert "Change the sizes and arguments" not in explained
     assert "Register it as a buffer" not in explained_forward(RuntimeError("\x1b[1mError\x1b[0m: 3 vs 4"))
 
 

@@ -64,7 +64,7 @@ def test_accumulation_must_be_a_whole_number(parts, steps):
 @pytest.mark.parametrize("arguments", [(10,), (0, -1), (-1, 3), (0, 2.5), ("0", 3), (0, None)])
 def test_the_iterations_to_train_must_be_two_whole_numbers(parts, arguments):
     trainer = trainer_of("eager", *parts)
-    with pytest.raises(UserError, match=r"train\(start_iter, max_iter\) with \w+=.*train\(0, 100\) makes 100"):
+    with pytest.raises(UserError, match=r"train\(start_iter, max_iter\) with \w+=.*train\(0, 100\) runs 100"):
         trainer.train(*arguments)
     trainer.train(0, 1)  # and nothing is spoilt
     assert trainer.completed_iters == 1
@@ -89,14 +89,14 @@ def test_ids_that_are_floats_are_told_to_be_int64(mode, dtype):
 
     model = Net()
     trainer = trainer_of(mode, model, [{"ids": np.ones((4, 2), dtype)}], flow.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(UserError, match=r"floating point. Give them as int64: astype\('int64'\)"):
+    with pytest.raises(UserError, match=r"floating point. Convert them to int64: astype\('int64'\)"):
         trainer.train(0, 1)
 
 
 def test_a_batch_of_text(parts):
     model, _, optimizer = parts
     loader = [{"x": np.array(["a", "b"]), "y": np.zeros(2, np.int64)}]
-    with pytest.raises(UserError, match="cannot become a tensor.*numbers or booleans"):
+    with pytest.raises(UserError, match="cannot be converted to a tensor.*numbers or booleans"):
         trainer_of("eager", model, loader, optimizer).train(0, 1)
 
 

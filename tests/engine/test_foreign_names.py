@@ -60,25 +60,25 @@ SETTINGS = {
     "mean dataloader.train": "train_data train_dataloader data_loader num_workers",
     "mean dataloader.test?": "dev_data val_dataloader",
     "--reset optimizer,schedule,data": "resume_optimizer resume_param_scheduler save_param_scheduler",
-    "Processes are PROCS": "mp_cfg dist_cfg env_kwargs resource_limit",
+    "number of processes is PROCS": "mp_cfg dist_cfg env_kwargs resource_limit",
     "processes is PROCS": "devices num_gpus world_size num_gpus_per_node",
-    "launcher take care": "launcher backend init_method local_rank nccl_port",
-    "OneFlow's own default": "cudnn_benchmark rdma_enabled enable_use_compute_stream",
+    "launcher handle it": "launcher backend init_method local_rank nccl_port",
+    "OneFlow's default applies": "cudnn_benchmark rdma_enabled enable_use_compute_stream",
     "belongs to another DDP": "find_unused_parameters broadcast_buffers bucket_cap_mb static_graph device_ids "
     "process_group",
     "--quiet": "use_tqdm test_use_tqdm log_level log_file",
     "A run starts at 0": "start_iter start_epoch",
     "max_epoch or max_iter": "by_epoch begin end",
-    "sampler and cuts it over the ranks; nothing is dropped": "sampler test_sampler drop_last indices",
+    "sampler and splits it over the ranks; nothing is dropped": "sampler test_sampler drop_last indices",
     "part of the model": "loss label_smoothing_factor",
     "run.checkpointer.extra": "callback extra_ckpt",
     "NumPy arrays": "map_location",
     "run.model": "dispatch_kwargs",
     "In Python it is trainer.": "reset_data_loader write_metrics register_hooks run_step train_step",
-    "LiBai's; there is nothing to set here. Every": "consumed_train_samples consumed_valid_samples",
-    "LiBai's; there is nothing to set here. The plan": "pipeline_num_layers",
-    "LiBai's; there is nothing to set here. Stages": "custom_pipeline_stage_id",
-    "LiBai's; there is nothing to set here. graph": "train_graph eval_graph global_mode",
+    "LiBai setting is not needed here. Every": "consumed_train_samples consumed_valid_samples",
+    "LiBai setting is not needed here. The plan": "pipeline_num_layers",
+    "LiBai setting is not needed here. Stages": "custom_pipeline_stage_id",
+    "LiBai setting is not needed here. graph": "train_graph eval_graph global_mode",
     "gradient_reduction": "nccl_fusion_threshold_mb nccl_fusion_max_ops",
 }
 CASES = [(name, expected) for expected, names in SETTINGS.items() for name in names.split()]
@@ -120,7 +120,7 @@ def test_what_the_table_names_exists(mode):
         ("fsdp", r"Did you mean zero_stage\?"),
         ("callbacks", r"train.extra_hooks; .* In Python it is trainer.register_hooks\(\)"),
         ("max_grad_nrm", "Did you mean max_grad_norm"),
-        ("find_unused_parameters", "nothing to set here"),
+        ("find_unused_parameters", "another DDP implementation"),
         ("nonsense", "It takes num_accumulation_steps, mesh"),
     ],
 )
@@ -135,7 +135,7 @@ def test_an_argument_of_the_other_mode_says_whose_it_is():
 
 
 def test_a_fourth_positional_argument_gets_a_sentence():
-    with pytest.raises(UserError, match="the fourth argument of EagerTrainer is `options`, a TrainOptions, and 20"):
+    with pytest.raises(UserError, match="the fourth argument of EagerTrainer is `options`, a TrainOptions, but 20"):
         build(EagerTrainer, 20)
 
 

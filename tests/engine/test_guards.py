@@ -231,7 +231,7 @@ def test_what_changes_often_runs_op_by_op_and_one_line_says_why(monkeypatch, cap
     monkeypatch.setattr("libai.utils.logging._warned", set())
     with caplog.at_level(logging.WARNING, "libai.engine"):
         train("graph", "sgd", CHANGES["loss weight annealed"][0])
-    (line,) = [record.getMessage() for record in caplog.records if "again and again" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "changes repeatedly" in record.getMessage()]
     assert "scale (1.1, now 1.2)" in line and "register_buffer" in line
 
 

@@ -69,7 +69,7 @@ def test_evaluation_follows_the_training_of_the_same_weights(mode):
 
 def test_an_optimizer_of_another_model_is_refused(mode):
     model = toy.Classifier()
-    with pytest.raises(UserError, match="none of the model's 4 named parameters.*of this very model object"):
+    with pytest.raises(UserError, match="not one of the model's 4 named parameters.*of this model object"):
         toy.trainer_of(mode, model, [], toy.optimizer_of("sgd", toy.Classifier()))
 
 

@@ -105,9 +105,9 @@ def test_a_bad_loss_ends_training_with_its_iteration_and_advice(mode):
         trainer.train(0, 8)  # no log point before the end
     assert caught.value.iteration == 5
     assert str(caught.value) == (
-        "iteration 5 is not finite: train/loss=nan. The weights in memory are corrupted; no checkpoint holds them. "
-        "Lower the learning rate, or clip the gradients (train.clip_grad.max_norm). train.non_finite=skip leaves such "
-        "updates out and names the first bad module."
+        "iteration 5 is not finite: train/loss=nan. The weights in memory are corrupted; no checkpoint contains them. "
+        "Lower the learning rate, or clip the gradients (train.clip_grad.max_norm). train.non_finite=skip skips such "
+        "updates and names the first bad module."
     )
 
 
@@ -189,7 +189,7 @@ def test_the_first_bad_module_is_named(mode, model, reason, caplog):
     trainer = build(mode, data_with_a_bad_batch(8, [4]), "skip", model)
     with caplog.at_level(logging.WARNING, "libai.engine"):
         trainer.train(0, 8)
-    assert f"iteration 5 is not finite: {reason}; its update was left out" in caplog.messages
+    assert f"iteration 5 is not finite: {reason}; its update was skipped" in caplog.messages
 
 
 @pytest.mark.e2e

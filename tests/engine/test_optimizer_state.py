@@ -81,5 +81,5 @@ def test_an_optimizer_shows_its_own_state_again_after_a_switch():
 def test_exporting_state_that_is_in_a_graph_is_refused():
     trainer = new_trainer("graph")
     trainer.train(0, 3)
-    with pytest.raises(UserError, match=r"3 updates and holds no state.*trainer.optimizer_state.export\(\)"):
+    with pytest.raises(UserError, match=r"3 updates but has no state.*trainer.optimizer_state.export\(\)"):
         export_state(trainer.optimizer, dict(trainer.model.named_parameters()))

@@ -152,4 +152,4 @@ class Noisy(cm._Body):
 def test_what_is_meant_to_differ_is_not_rehearsed_and_a_line_says_so(caplog):
     model, optimizer = cm.build(Noisy)
     toy.trainer_of("graph", model, cm.batches(2), optimizer).train(0, 1)
-    assert "the first updates are not rehearsed: OneFlow's own dropout draws other masks in a graph" in caplog.text
+    assert "the first updates are not rehearsed: OneFlow's own dropout uses different masks in a graph" in caplog.text

@@ -233,7 +233,7 @@ class TestJSONLines:
         writer = JSONLinesWriter(path)
         writer.begin()
         path.unlink()
-        with pytest.raises(OutputLostError, match="metrics.jsonl was removed or renamed while the run wrote into it"):
+        with pytest.raises(OutputLostError, match="metrics.jsonl was removed or renamed during the run"):
             writer.write(record(1, a=0.5))
         assert not path.exists()
 

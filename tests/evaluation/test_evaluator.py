@@ -19,5 +19,5 @@ def test_different_keys_are_refused():
 
 
 def test_a_missing_output_lists_what_is_there():
-    with pytest.raises(EvaluatorError, match=r"needs outputs\['logits'\], and outputs has \['losses'\]"):
+    with pytest.raises(EvaluatorError, match=r"needs outputs\['logits'\], but outputs has \['losses'\]"):
         ClassificationEvaluator().process({"labels": np.zeros(1)}, {"losses": {}})

@@ -48,7 +48,9 @@ def test_a_rank_that_never_comes_to_the_collective_is_found(folder, mode, statem
     assert other.startswith("launch: rank 0 was after iteration "), other
     stopped = statement.endswith("19)")
     assert ("and did not answer" if stopped else 'at File "') in line
-    assert line.endswith("LIBAI_STEP_TIMEOUT=<seconds> waits longer, 0 without limit; the other ranks were ended.")
+    assert line.endswith(
+        "LIBAI_STEP_TIMEOUT=<seconds> waits longer, 0 waits without a limit; the other ranks were ended."
+    )
     kept = folder / f"hang_{mode}" / "errors" / "rank_1.txt"
     assert kept.is_file() and (stopped or "in after_step" in kept.read_text())
 

@@ -67,7 +67,7 @@ def test_a_label_without_a_class_is_named(mode, iteration, label):
     batches = toy.batches(6, ignored=0.2)
     batches[iteration - 1]["y"][3] = label
     text = error_of(mode, toy.Classifier(), batches)
-    takes = "cross entropy takes 0 to 3, or -100 to ignore it. Correct the data, or build the model for more."
+    takes = "cross entropy accepts 0 to 3, or -100 to ignore it. Correct the data, or enlarge the model."
     assert text == f"iteration {iteration}: y[3] is {label}, and {takes}"
 
 

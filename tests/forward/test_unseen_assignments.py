@@ -31,7 +31,7 @@ class Assigns(nn.Module):
 def test_it_is_refused_with_the_line_to_write(mode):
     model, batch = Assigns(is_seen=False), {"x": np.ones((2, 3), np.float32)}
     with pytest.raises(
-        UserError, match=r"test_unseen_assignments.py:\d+ changes .*as if the line were not there. Compute a new tensor"
+        UserError, match=r"test_unseen_assignments.py:\d+ changes .*as if the line did not exist. Compute a new tensor"
     ):
         toy.trainer_of(mode, model, [batch], flow.optim.SGD(model.parameters(), lr=0.1)).train(0, 1)
 

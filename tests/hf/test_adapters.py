@@ -64,5 +64,5 @@ def test_merged_weights_compute_what_the_run_does(tmp_path):
     config = OmegaConf.load(saved)
     config.train.lora.patterns = []
     OmegaConf.save(config, saved)
-    with pytest.raises(UserError, match="has LoRA adapters, and train.lora of its config.yaml has none"):
+    with pytest.raises(UserError, match="has LoRA adapters, but train.lora of its config.yaml has none"):
         export_folder(tmp_path / "run/checkpoints/last", tmp_path / "again", like=source)

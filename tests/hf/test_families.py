@@ -77,9 +77,9 @@ def test_missing_and_unexpected_names_are_those_of_the_file(tmp_path):
     [
         ("roberta", {"architectures": ["RobertaForCausalLM"]}, "'RobertaForCausalLM'.*'roberta' it knows Roberta"),
         ("qwen2", {"architectures": ["Gemma"], "model_type": "gemma"}, "'Gemma', .*it knows .*GPT2LMHeadModel"),
-        ("mistral", {"sliding_window": 16}, "sliding_window=16, which libai.models.Llama cannot compute"),
+        ("mistral", {"sliding_window": 16}, "sliding_window=16, which libai.models.Llama does not support"),
         ("gpt2", {"activation_function": "mish"}, "activation 'mish'"),
-        ("llama3", {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type="yarn" is not known'),
+        ("llama3", {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type="yarn" is unknown'),
     ],
 )
 def test_what_cannot_be_computed_is_refused(name, change, message, tmp_path):

@@ -187,7 +187,7 @@ def test_files_of_images_are_classified_by_their_folders(mode, tmp_path):
     assert predict.run([*words, "--classify", "--mode", mode]) == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["class"] for row in rows] == ["red", "blue"]
-    with pytest.raises(UserError, match="vit does not define how files of images become arrays"):
+    with pytest.raises(UserError, match="vit does not define how image files become arrays"):
         Pipeline(FIXTURES / "vit").classify(files)
 
 
@@ -233,13 +233,13 @@ def test_mistakes_are_one_clear_error(llama, tmp_path):
     for command, words, message in [
         (generate, [str(tmp_path), "a"], "is neither the folder of a run"),
         (generate, [bert, "a"], "holds a BERTEmbedder, which does not generate text"),
-        (generate, [str(llama), "a", "--file", "b.txt"], "Leave one of them out"),
+        (generate, [str(llama), "a", "--file", "b.txt"], "Remove one of them"),
         (generate, [str(llama), "--file", str(tmp_path / "bad.jsonl")], "no prompts can be read"),
         (generate, [str(FIXTURES / "llama"), "a"], "has no tokenizer"),
         (generate, [str(llama), "a", "--tokenizer", str(tmp_path / "bad.jsonl")], "cannot be read as a tokenizer"),
         (generate, [str(llama), "a", "-n", "0"], "both must be at least 1"),
-        (predict, [bert, "-i", str(tmp_path / "two.csv")], "a model takes one column of text"),
-        (predict, [vit, "-i", str(tmp_path / "one.csv")], r"a is text \('red'\).*does not define how files"),
+        (predict, [bert, "-i", str(tmp_path / "two.csv")], "a model takes only one column of text"),
+        (predict, [vit, "-i", str(tmp_path / "one.csv")], r"a is text \('red'\).*does not define how image files"),
         (predict, [vit, "--data", "val"], "is not the folder of a run, so it has no datasets"),
     ]:
         with pytest.raises(UserError, match=message):

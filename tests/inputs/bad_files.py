@@ -47,7 +47,7 @@ FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "recursion.py": ("def f():\n    return f()\n\n\nf()\n", ("recursion.py", "RecursionError")),
     "positional.py": (
         'from libai.config import LazyCall\nmodel = LazyCall("user_parts.Net")(4)\n',
-        ("positional.py:2", "Arguments need their names"),
+        ("positional.py:2", "Name the arguments"),
     ),
     "lazy_number.py": (
         "from libai.config import LazyCall\nmodel = LazyCall(3)()\n",

@@ -5,7 +5,7 @@ The whole texts of common mistakes are in tests/config/test_overrides.py and tes
 
 WHOLE = "a whole number"
 SECTION = "expected a section"
-UNREADABLE = ("the key cannot be read", "a key is names of Latin letters")
+UNREADABLE = ("the key cannot be read", "A key consists of names in Latin letters")
 
 #: names of other trainers' settings -> the one that is meant
 FOREIGN = {
@@ -68,7 +68,7 @@ OVERRIDES = {
     "optim._target_=nowhere.Adam": ("there is no module 'nowhere'", "Did you mean oneflow.optim.Adam?"),
     "optim._target_=oneflow.optm.Adam": ("oneflow has no 'optm'", "Did you mean optim?"),
     "optim._target_=AdamW": ("Did you mean oneflow.optim.AdamW?",),
-    "optim._target_=oneflow.optim": ("is a Python module", "Name a class or function in it: Adam,"),
+    "optim._target_=oneflow.optim": ("is a Python module", "Use a class or function in it: Adam,"),
     "model._target_=user_part.Net": ("Did you mean user_parts?",),
     "model._target_=libai.models.GTP": ("Did you mean GPT",),
     "model._target_=oneflow.optim.Foo": ("oneflow.optim has no 'Foo'. It has Adadelta",),
@@ -110,10 +110,10 @@ OVERRIDES = {
 
 #: words in place of an override -> texts
 FLAGS = {
-    ("--resum",): ("--resum: no such flag", "--resume"),
+    ("--resum",): ("--resum: unknown flag", "--resume"),
     ("--resume=true",): ("true does not exist. Give a checkpoint folder",),
     ("--no-such",): ("There are: ",),
-    ("-x",): ("no such flag",),
+    ("-x",): ("unknown flag",),
     ("--lr=3",): ("without dashes: lr=3",),
     ("--epochs", "3"): ("--epochs", "train.train_epoch"),
     ("train.seed", "=", "3"): ("train.seed: expected key=value, without spaces",),

@@ -88,7 +88,7 @@ def test_a_bug_in_the_users_forward_keeps_its_traceback(worker):
         (["tools/train_net.py", "user_config.py", "1.5"], ["PROCS is '1.5'"]),
         (["tools/train_net.py", "user_config.py", "many"], ["PROCS is 'many'"]),
         (["tools/train_net.py", "2", "user_config.py"], ["PROCS is 'user_config.py'", "FILE CONFIG PROCS"]),
-        (["user_config.py", "tools/train_net.py", "1"], ["they are swapped"]),
+        (["user_config.py", "tools/train_net.py", "1"], ["are swapped"]),
         (["tools/train_net.py", "user_config.py", "100000"], ["PROCS is 100000", "Choose 1 to"]),
         (["tools/train_net.py", ".", "1"], ["CONFIG is ., which is a folder"]),
         (["tools", "user_config.py", "1"], ["FILE is tools, which is a folder"]),

@@ -99,7 +99,7 @@ def test_missing_cuda_library_is_one_line(tmp_path, library):
     message = f"{library}: cannot open shared object file: No such file or directory"
     result = import_fake_oneflow(tmp_path, f"raise ImportError({message!r})")
     assert result.returncode == 2
-    assert result.stderr.startswith(f"error: `import oneflow` needs {library}, also without a GPU")
+    assert result.stderr.startswith(f"error: `import oneflow` needs {library}, even without a GPU")
     assert "nvidia-cudnn-cu11==8.5.0.96" in result.stderr and result.stderr.count("\n") == 1
 
 

@@ -16,7 +16,7 @@ def folder(tmp_path_factory):
 #: a job of its own each; tests/inputs tries hundreds of mistakes within one process
 MISTAKES = {
     "misspelt key": (["train.trian_iter=5"], ["train.trian_iter: no such setting", "Did you mean train.train_iter?"]),
-    "resume in an empty folder": (["--resume"], ["--resume found no usable checkpoint", "Leave --resume out"]),
+    "resume in an empty folder": (["--resume"], ["--resume found no usable checkpoint", "Remove --resume"]),
 }
 
 

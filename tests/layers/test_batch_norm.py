@@ -91,7 +91,9 @@ def test_conversion_keeps_parameters_and_refuses_what_it_does_not_know():
     class Mine(nn.BatchNorm1d):
         pass
 
-    with pytest.raises(UserError, match="norm is a Mine, and train.dist.sync_batch_norm=true knows nn.BatchNorm1d"):
+    with pytest.raises(
+        UserError, match="norm is a Mine, but train.dist.sync_batch_norm=true only supports nn.BatchNorm1d"
+    ):
         model.norm = Mine(5)
         synchronize_batch_norms(model)
     with pytest.raises(ValueError, match="more than one value per channel"):

@@ -70,5 +70,5 @@ def test_mistakes_are_named():
     tied = Net()
     tied.copy = nn.Linear(8, 4, bias=False)
     tied.copy.weight = tied.head.weight
-    with pytest.raises(UserError, match="chooses head, whose weight is copy's too"):
+    with pytest.raises(UserError, match="matches head, which shares its weight with copy"):
         add_lora(tied, ["head"])

@@ -90,5 +90,5 @@ def test_config_has_the_published_size(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.endswith("_imagenet")])
 def test_missing_folders_of_classes_are_asked_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="imagenet/train .*no folders of classes with images. Give their folder"):
+    with pytest.raises(DataError, match="imagenet/train .*expected one folder of images per class"):
         instantiate(load(name).dataloader.train, micro_batch_size=2)

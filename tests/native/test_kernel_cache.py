@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_written_to_is_passed_over(compiler, folder, unt
     monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path / "file" / "kept", folder])
     assert build.find_library().is_relative_to(folder)
     monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path / "file" / "kept"])
-    with pytest.raises(Unavailable, match="no folder to keep them in .*set XDG_CACHE_HOME"):
+    with pytest.raises(Unavailable, match="no writable cache folder .*set XDG_CACHE_HOME"):
         build.find_library()
 
 

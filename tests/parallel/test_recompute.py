@@ -171,7 +171,8 @@ def test_a_model_without_blocks_is_told_its_lists():
         plan = None
 
     with pytest.raises(
-        UserError, match="activation checkpointing cut .*blocks=None of the plan does not name a ModuleList.*: blocks"
+        UserError,
+        match="activation checkpointing divide .*blocks=None of the plan does not name a ModuleList.*: blocks",
     ):
         train(model=NoPlan, activation_checkpoint=True)
 
@@ -206,7 +207,7 @@ def test_the_config_is_refused_in_graph_mode_on_cpu_only():
     run = SimpleNamespace(
         train=Train(activation_checkpoint=ActivationCheckpoint(enabled=True)), graph=Graph(), momentum_scheduler=None
     )
-    with pytest.raises(UserError, match="graph mode on cpu: memory is all it is for.*graph.enabled=false"):
+    with pytest.raises(UserError, match="graph mode on cpu: it is meant to save memory.*graph.enabled=false"):
         combinations.check_supported(run, "graph", "cpu")
     combinations.check_supported(run, "graph", "cuda")
     combinations.check_supported(run, "eager", "cpu")

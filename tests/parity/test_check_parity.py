@@ -118,7 +118,7 @@ def test_a_module_that_only_one_mode_runs_is_found():
 
     report = check(Skipping)
     assert (report.verdict, report.module, report.first_broken) == ("broken", "Skipping", 1), report
-    assert "it continues with input 0 of b and should with input 0 of middle" in report.reason
+    assert "it continues with input 0 of b and should continue with input 0 of middle" in report.reason
 
 
 @pytest.mark.e2e
@@ -142,7 +142,7 @@ def test_a_graph_that_never_learns_is_found(monkeypatch):
         ({"num_iters": 1}, "num_iters=1 must be at least 2"),
         ({"bound": 0.0}, "bound=0.0 is a relative difference"),
         ({"num_accumulation_steps": 0}, "num_accumulation_steps"),
-        ({"batches": iter(())}, "gave no batch"),
+        ({"batches": iter(())}, "returned no batch"),
     ],
 )
 def test_impossible_arguments_are_refused(options, text):
@@ -151,7 +151,7 @@ def test_impossible_arguments_are_refused(options, text):
 
 
 def test_a_builder_must_build():
-    with pytest.raises(UserError, match=r"gave a int, not an oneflow\.nn\.Module"):
+    with pytest.raises(UserError, match=r"returned a int, not an oneflow\.nn\.Module"):
         check(lambda: 3)
 
 

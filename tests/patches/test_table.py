@@ -16,7 +16,7 @@ from libai.utils.errors import UserError
 @pytest.mark.parametrize("value", ["-clip-norm", "openblas", "-mkl", "-openblas,-mkl"])
 def test_what_cannot_be_left_out_is_a_users_mistake(value, monkeypatch):
     monkeypatch.setenv("LIBAI_PATCHES", value)
-    with pytest.raises(UserError, match=f"LIBAI_PATCHES has '{value.split(',')[-1]}'; it takes optional patches"):
+    with pytest.raises(UserError, match=f"LIBAI_PATCHES has '{value.split(',')[-1]}'; it lists the optional patches"):
         is_on("openblas")
 
 

@@ -41,7 +41,7 @@ def test_saved_initial_rates_win_and_say_so(caplog):
 def test_another_number_of_groups_is_refused():
     saved = WarmupCosineLR(build_optimizer(0.3, 0.1), max_iter=20)
     other = build_optimizer()
-    with pytest.raises(UserError, match=r"has 2 parameter group\(s\), this run's optimizer has 1"):
+    with pytest.raises(UserError, match=r"has 2 parameter group\(s\), but this run's optimizer has 1"):
         load_scheduler_state(WarmupCosineLR(other, max_iter=20), scheduler_state(saved, saved.optimizer), other)
 
 
@@ -110,7 +110,7 @@ def test_a_scheduler_without_state_is_refused():
         def step(self):
             pass
 
-    with pytest.raises(UserError, match="scheduler Bare is to be saved, but it lacks"):
+    with pytest.raises(UserError, match="scheduler Bare has no state_dict"):
         scheduler_state(Bare(), build_optimizer())
 
 

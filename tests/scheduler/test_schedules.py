@@ -137,5 +137,5 @@ def test_epochs_need_not_be_whole_iterations():
 
 def test_lengths_in_epochs_need_to_know_the_epoch():
     for name in ("max_epoch", "warmup_epoch"):
-        with pytest.raises(UserError, match=f"{name}=2 needs to know how long an epoch is, but iters_per_epoch=None"):
+        with pytest.raises(UserError, match=f"{name}=2 needs the length of an epoch, but iters_per_epoch=None"):
             WarmupCosineLR(build_optimizer(), 30, **{name: 2})

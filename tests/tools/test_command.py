@@ -53,16 +53,16 @@ def test_every_subcommand_has_help(name, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["trian", "mlp_digits"], "trian: no such command. Did you mean train?"),
+        (["trian", "mlp_digits"], "trian: unknown command. Did you mean train?"),
         (["train"], "no config given. `libai train --help` lists"),
         (["verify-resume"], "no config given. `libai train --help` lists"),
         (["benchmark"], "no config given. `libai train --help` lists"),
         (["predict"], "the following arguments are required: RUN."),
         (["train", "mlp_digits", "-n", "0"], "it must be the number of processes"),
         (["train", "mlp_digit"], "CONFIG is mlp_digit, and there is no such file. Did you mean mlp_digits?"),
-        (["resume"], "no run is named"),
-        (["resume", "nowhere"], "nowhere holds no run: there is no config.yaml in it"),
-        (["parity", "mlp_digits", "--iter", "2"], "--iter: no such flag. Did you mean --iters? `libai parity --help`"),
+        (["resume"], "no run is given"),
+        (["resume", "nowhere"], "nowhere does not contain a run: it has no config.yaml"),
+        (["parity", "mlp_digits", "--iter", "2"], "--iter: unknown flag. Did you mean --iters? `libai parity --help`"),
     ],
 )
 def test_mistakes_are_one_clear_error(words, text):
@@ -88,7 +88,7 @@ def test_a_mistake_in_a_training_is_json_too(processes):
     ("text", "key", "place", "fix"),
     [
         ("train.seedd: no such setting. Did you mean train.seed?", "train.seedd", None, "Did you mean train.seed?"),
-        ("--foo: no such flag. There are --json.", "--foo", None, "There are --json."),
+        ("--foo: unknown flag. There are --json.", "--foo", None, "There are --json."),
         ("a/my.py:3: SyntaxError: '(' was never closed.", None, "a/my.py:3", None),
     ],
 )

@@ -127,7 +127,7 @@ def test_the_page_holds_everything_and_refers_to_nothing(tmp_path):
     ("words", "text"),
     [
         ([], "the following arguments are required: RUN."),
-        (["A", "nowhere"], "nowhere holds no run: there is no config.yaml in it"),
+        (["A", "nowhere"], "nowhere does not contain a run: it has no config.yaml"),
         (["A", "B", "-o", "x.pdf"], "it must end in .html"),
         (["A", "BROKEN"], "config.yaml cannot be read: "),
     ],

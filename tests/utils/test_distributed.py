@@ -48,7 +48,7 @@ def test_all_reduce_refuses_what_it_cannot_add(alone):
 
 def test_objects_that_are_not_json_are_refused_already_with_one_process(alone):
     for send in (distributed.broadcast_object, distributed.gather_objects):
-        with pytest.raises(TypeError, match="only JSON values travel between ranks"):
+        with pytest.raises(TypeError, match="only JSON values can be sent between ranks"):
             send({"array": np.ones(2)})
 
 
@@ -85,7 +85,7 @@ class TestDevice:
     def test_cuda_without_gpu_is_an_error(self, machine):
         machine()
         with pytest.raises(
-            UserError, match=r"train.device=cuda cannot be had: oneflow sees no usable GPU.*cpu or auto"
+            UserError, match=r"train.device=cuda is not possible: oneflow sees no usable GPU.*cpu or auto"
         ):
             distributed.default_device("cuda")
 
@@ -100,7 +100,7 @@ class TestDevice:
     def test_more_ranks_than_gpus_is_an_error_for_every_device_setting(self, machine, monkeypatch, device):
         machine((8, 0))
         monkeypatch.setenv("LOCAL_RANK", "1")
-        with pytest.raises(UserError, match="local rank 1 needs a GPU of its own.*Start at most 1 processes"):
+        with pytest.raises(UserError, match="local rank 1 needs its own GPU.*Start at most 1 processes"):
             distributed.default_device(device)
         assert distributed.default_device("cpu") == "cpu"
 

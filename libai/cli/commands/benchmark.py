@@ -122,25 +122,26 @@ def _variants(args: argparse.Namespace, config: str, overrides: Sequence[str]) -
     python = args.python and shutil.which(args.python)
     if args.python and not python:
         raise UserError(
-            f"--python {args.python}: no such program. Give the interpreter of an environment with PyTorch or JAX."
+            f"--python {args.python}: there is no such program. Pass the interpreter of an environment with PyTorch "
+            "or JAX."
         )
     if python and not args.modes:
         modes += [*OTHER_MODES, *(mode + ONE_THREAD for mode in OTHER_MODES)]
     processes = _listed(args.procs)
     if not all(text.isdecimal() and int(text) for text in processes):
-        raise UserError(f"--procs {args.procs}: it takes whole numbers of at least 1, such as 1,2.")
+        raise UserError(f"--procs {args.procs}: it must be a list of whole numbers of at least 1, such as 1,2.")
     if not modes or not processes:
         raise UserError("--modes and --procs need at least one value each.")
     bases = {mode.removesuffix(ONE_THREAD) for mode in modes}
     if python and not bases.intersection(OTHER_MODES):
-        raise UserError(f"--python does nothing for --modes {args.modes}: name one of {', '.join(OTHER_MODES)}, too.")
+        raise UserError(f"--python does nothing for --modes {args.modes}: add one of {', '.join(OTHER_MODES)}.")
     if processes != ["1"] and not bases.intersection(OWN_MODES):
         raise UserError(f"--procs does nothing for --modes {args.modes}: other libraries run as one process.")
     commands = {}
     for text in args.variant:
         name, _, command = text.partition("=")
         if not (name and command.strip()):
-            raise UserError(f"--variant {text}: write NAME=COMMAND, a command that speaks the line protocol.")
+            raise UserError(f"--variant {text}: write NAME=COMMAND with a command that implements the line protocol.")
         commands[name] = shlex.split(command)
     return make_variants(config, overrides, modes, [int(text) for text in processes], python, commands)
 
@@ -153,9 +154,7 @@ def _make_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"--output {path} cannot be made ({error.strerror}). Choose a folder that you can write to."
-        ) from None
+        raise UserError(f"--output {path} cannot be created ({error.strerror}). Choose a writable folder.") from None
     return path
 
 
@@ -163,11 +162,22 @@ def _parser() -> Parser:
     parser = Parser(prog="libai benchmark", description=__doc__)
     add = parser.add_argument
     others = ", ".join(OTHER_MODES)
-    add("words", nargs="*", metavar="CONFIG... key=value...", help="config files, and settings for all of them")
+    add(
+        "words",
+        nargs="*",
+        metavar="CONFIG... key=value...",
+        help="config files, then settings that apply to all of them",
+    )
     add("--modes", metavar="MODE,...", help=f"variants (default {_DEFAULT_MODES}, and with --python {others})")
     add("--procs", default="1", metavar="N,...", help="ranks that share the global batch (default 1)")
-    add("--python", metavar="PATH", help="a Python with PyTorch or JAX")
-    add("--variant", action="append", default=[], metavar="NAME=COMMAND", help="a command that speaks the protocol")
+    add("--python", metavar="PATH", help="interpreter of an environment with PyTorch or JAX")
+    add(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME=COMMAND",
+        help="command that implements the line protocol",
+    )
     for field in fields(Settings):
         about = field.metadata["help"] + " (default %(default)s)"
         kind: Any = type(field.default)

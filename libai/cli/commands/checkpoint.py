@@ -135,11 +135,11 @@ def build_parser() -> Parser:
         return sub
 
     ls = command("ls", _list)
-    ls.add_argument("root", help="folder of checkpoints, or of a run")
+    ls.add_argument("root", help="folder of checkpoints or of a run")
     verify = command("verify", _verify)
-    verify.add_argument("paths", nargs="+", help="checkpoints, or folders of them or of runs")
+    verify.add_argument("paths", nargs="+", help="checkpoints, folders of checkpoints, or folders of runs")
     show = command("show", _show)
-    one = "a checkpoint; of a folder of them or of a run the newest, or FOLDER/best"
+    one = "a checkpoint, or a folder of checkpoints or of a run (its newest checkpoint; FOLDER/best selects the best)"
     show.add_argument("path", help=one)
     compare = command("diff", _diff)
     compare.add_argument("a", help=one)

@@ -91,7 +91,7 @@ def read_record(run: Path) -> Record:
     """Read the output folder of a run, which may still be training. Raises `UserError` if it holds no run."""
     file = run / "config.yaml"
     if not file.is_file():
-        raise UserError(f"{run} holds no run: there is no config.yaml in it. Give the output folder of a run.")
+        raise UserError(f"{run} does not contain a run: it has no config.yaml. Give the output folder of a run.")
     try:
         settings = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:

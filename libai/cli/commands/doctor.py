@@ -117,14 +117,14 @@ def check_oneflow(facts: dict[str, Any] | None, failure: str) -> Finding:
     """Check that oneflow can be imported and that it is version 0.9.0."""
     python = platform.python_version()
     if facts is None:
-        todo = explain_versions() or "`bash tools/env.sh` makes an environment with CPython 3.10 and oneflow 0.9.0."
+        todo = explain_versions() or "`bash tools/env.sh` creates an environment with CPython 3.10 and oneflow 0.9.0."
         return Finding("oneflow", f"`import oneflow` fails on Python {python}: {failure}", todo, is_fatal=True)
     version = str(facts["oneflow"]["version"])
     packages = ", ".join(f"{name} {facts['packages'][name]}" for name in ("numpy", "protobuf"))
     todo = ""
     if version.partition("+")[0] != "0.9.0":
         missing = ", ".join(facts["oneflow"]["missing_parts"]) or "none"
-        todo = f"libai is tested with oneflow==0.9.0 only. Private parts that are missing or differ: {missing}."
+        todo = f"libai is only tested with oneflow==0.9.0. Private APIs that are missing or differ: {missing}."
     return Finding("oneflow", f"{version} ({packages}, Python {python})", todo)
 
 
@@ -135,9 +135,9 @@ def check_threads(environment: Mapping[str, str]) -> Finding:
     threads = environment.get("OMP_NUM_THREADS", "")
     todo = ""
     if threads.isdecimal() and int(threads) > cores:
-        todo = f"OMP_NUM_THREADS={threads}: more threads than cores slow each other down. Unset it."
+        todo = f"OMP_NUM_THREADS={threads}: more threads than cores slow down training. Unset it."
     elif load > cores + 1:
-        todo = "Other programs use the cores: training is slower meanwhile."
+        todo = "Other programs are using the cores, which slows down training."
     return Finding("threads", f"{cores} cores, load {load:.1f}", todo)
 
 
@@ -155,12 +155,12 @@ def check_disk(folder: Path) -> Finding:
     todo = ""
     for place in (folder.absolute(), Path(tempfile.gettempdir())):
         if not os.access(place, os.W_OK):
-            todo = "Name another folder: train.output_dir=FOLDER, or TMPDIR for temporary files."
+            todo = "Choose another folder: train.output_dir=FOLDER, or TMPDIR for temporary files."
             return Finding("disk", f"{place}: cannot write", todo, is_fatal=True)
         free = shutil.disk_usage(place).free
         found.append(f"{format_bytes(free)} free in {place}")
         if free < _LOW_DISK:
-            todo = "Checkpoints need room: free some, or set train.output_dir and TMPDIR."
+            todo = "Checkpoints need space: free some, or set train.output_dir and TMPDIR."
     return Finding("disk", ", ".join(found), todo)
 
 
@@ -171,6 +171,6 @@ def check_gpu(facts: dict[str, Any] | None) -> Finding:
         found = distributed.explain_unsupported(devices)
         return Finding("gpu", found or str(devices), "" if found is None else "Or train with train.device=cpu.")
     if shutil.which("nvidia-smi"):
-        todo = "Update the NVIDIA driver to one for CUDA 11.7, and look at CUDA_VISIBLE_DEVICES."
+        todo = "Update the NVIDIA driver to one for CUDA 11.7, and check CUDA_VISIBLE_DEVICES."
         return Finding("gpu", "a GPU is present, but oneflow cannot use it", todo)
     return Finding("gpu", "none; training runs on the CPU")

@@ -26,7 +26,9 @@ from libai.utils.screen import say
 _MODULE = "libai.cli.commands.generate"
 #: maximum number of new tokens per prompt if none is given
 _MOST_TOKENS = 100
-_MOST_HELP = f"maximum number of new tokens per prompt (default: up to {_MOST_TOKENS}, as the model has positions)"
+_MOST_HELP = (
+    f"maximum number of new tokens per prompt (default: up to {_MOST_TOKENS}, limited by the model's positions)"
+)
 _OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")
 
 
@@ -77,10 +79,13 @@ def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     parser.add_argument("source", metavar="SOURCE", help="a run's output folder or a Hugging Face folder")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="prompts (default: lines from stdin)")
-    parser.add_argument("--file", "-f", type=Path, help='prompts: a line each, or .jsonl with {"prompt": …}')
+    parser.add_argument("--file", "-f", type=Path, help='file of prompts: one per line, or .jsonl with {"prompt": …}')
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help=_MOST_HELP)
     parser.add_argument(
-        "--temperature", type=float, default=0.0, help="sampling temperature; 0 takes the most likely token (default 0)"
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="sampling temperature; 0 selects the most likely token (default 0)",
     )
     parser.add_argument(
         "--top-k", type=int, default=0, metavar="K", help="sample from the K most likely tokens (default: all)"
@@ -94,10 +99,12 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed for sampling (default 0)")
     parser.add_argument(
-        "--stop-token", type=int, help="id of the token that ends a text, -1 for none (default: the tokenizer's)"
+        "--stop-token", type=int, help="ID of the token that ends a text, or -1 for none (default: the tokenizer's)"
     )
     parser.add_argument("--batch-size", type=int, default=8, help="prompts per batch (default 8)")
-    parser.add_argument("--mode", choices=("eager", "graph"), help="default: the mode of the run's config, or eager")
+    parser.add_argument(
+        "--mode", choices=("eager", "graph"), help="execution mode (default: the mode of the run's config, or eager)"
+    )
     parser.add_argument("--checkpoint", default="last", help="checkpoint of a run: last, best or a name (default last)")
     parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json, if the source has none")
     parser.add_argument("--json", action="store_true", help="print one line of JSON per prompt")
@@ -110,7 +117,7 @@ def build_parser() -> Parser:
 def read_prompts(args: Any) -> list[str]:
     """Return the prompts from the command line, a file or stdin. Raises `UserError` if there are none."""
     if args.prompts and args.file is not None:
-        raise UserError(f"prompts are on the command line and in --file {args.file}. Leave one of them out.")
+        raise UserError(f"prompts are given both on the command line and in --file {args.file}. Remove one of them.")
     if args.given:
         return args.given
     if args.prompts:
@@ -122,7 +129,7 @@ def read_prompts(args: Any) -> list[str]:
             lines = [str(json.loads(line)["prompt"]) for line in lines]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f'{args.file}: no prompts can be read ({error}). .jsonl needs {{"prompt": …}} a line.'
+            f'{args.file}: no prompts can be read ({error}). .jsonl needs {{"prompt": …}} on each line.'
         ) from None
     if not lines:
         raise UserError("no prompt given. Write one after the source, use --file FILE, or pipe lines to stdin.")

@@ -35,7 +35,7 @@ def build_parser() -> Parser:
     action = actions.add_parser("import", help="write a Hugging Face folder's weights under libai's names")
     action.add_argument("folder", help="folder with config.json and model.safetensors, or with shards and their index")
     action.add_argument("out")
-    action = actions.add_parser("export", help="write weights as a Hugging Face folder, LoRA merged")
+    action = actions.add_parser("export", help="write weights as a Hugging Face folder, with LoRA merged")
     action.add_argument("weights", help="a run's folder, a checkpoint, or an imported folder")
     action.add_argument("out")
     action.add_argument("--like", help="a Hugging Face folder whose names, types, order and shards are kept")
@@ -43,7 +43,7 @@ def build_parser() -> Parser:
     action.add_argument(
         "--average", action="store_true", help="export the averages of train.ema instead of the latest weights"
     )
-    action = actions.add_parser("verify", help="compare what libai and transformers compute")
+    action = actions.add_parser("verify", help="compare the outputs of libai and transformers")
     action.add_argument("folder")
     action.add_argument("--python", required=True, help="interpreter of an environment with PyTorch and transformers")
     action.add_argument(

@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError("give either --input FILE or --data NAME, a dataset of dataloader.test in the run's config.")
     for file in (args.input, args.output):
         if file is not None and file.suffix not in _KINDS:
-            raise UserError(f"{file}: the kinds of files are {', '.join(_KINDS)}.")
+            raise UserError(f"{file}: unknown kind of file. Use one of {', '.join(_KINDS)}.")
     columns = None if args.input is None else read_columns(args.input)
     say("libai: importing oneflow")
 
@@ -70,10 +70,13 @@ def build_parser() -> Parser:
     parser.add_argument("settings", metavar="key=value", nargs="*", help="settings that change the run's config")
     parser.add_argument("--input", "-i", type=Path, help="samples: .npz, .jsonl or .csv")
     parser.add_argument("--data", metavar="NAME", help="a dataset of dataloader.test in the config, instead of a file")
-    parser.add_argument("--output", "-o", type=Path, help=".npz, .jsonl or .csv (default: .jsonl to stdout)")
+    parser.add_argument(
+        "--output", "-o", type=Path, help="output file: .npz, .jsonl or .csv (default: .jsonl to stdout)"
+    )
     parser.add_argument(
         "--drop", metavar="KEY", action="append", default=[], help="leave out this column, such as labels"
     )
+    parser.add_argument("--drop", metavar="KEY", action="append", default=[], help="ignore this column, such as labels")
     parser.add_argument("--checkpoint", default="last", help="last, best or a name such as iter_0000200 (default last)")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per batch (default 64)")
     parser.add_argument("--only", metavar="KEY", help="write only this output of the model, such as embeddings")
@@ -81,7 +84,7 @@ def build_parser() -> Parser:
         "--classify", action="store_true", help="write classes and probabilities instead of the outputs"
     )
     parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json for text, if the source has none")
-    parser.add_argument("--mode", choices=("eager", "graph"), help="default: the mode of the config")
+    parser.add_argument("--mode", choices=("eager", "graph"), help="execution mode (default: the mode of the config)")
     return parser
 
 
@@ -210,14 +213,14 @@ def _with_tokens(pipeline: Any, batch: Columns) -> Columns:
         return batch
     if len(texts) > 1:
         raise UserError(
-            f"{listed(texts)} are text: a model takes one column of text. Leave others out with --drop NAME."
+            f"{listed(texts)} are text, but a model takes only one column of text. Ignore the others with --drop NAME."
         )
     first = batch[texts[0]][0]
     try:
         encoded = pipeline.encode_batch(batch.pop(texts[0]).tolist())
     except UserError as error:
         raise UserError(
-            f"{texts[0]} is text ({first!r}). {error} If a dataset of the run's config reads such a file, let it: "
+            f"{texts[0]} is text ({first!r}). {error} If a dataset of the run's config reads such files, use it: "
             "--data NAME dataloader.test.NAME.dataset.path=FILE."
         ) from None
     return {**batch, **encoded}
@@ -233,7 +236,7 @@ def _dataset(predictor: Any, args: Any) -> Iterable[Columns]:
     loaders = build.build_test_loaders(predictor.config, predictor.mesh, args.batch_size)
     if args.data not in loaders:
         raise UserError(
-            f"--data {args.data}: the config has no such test dataset, only {', '.join(loaders) or 'none'}."
+            f"--data {args.data}: the config has no such test dataset; it has {', '.join(loaders) or 'none'}."
         )
     return (item[0] if isinstance(item, tuple) else item for item in loaders[args.data])
 
@@ -244,7 +247,7 @@ def _dataset(predictor: Any, args: Any) -> Iterable[Columns]:
 def _classes(pipeline: Any, outputs: Columns) -> Columns:
     """Return the most likely class of each sample and its probability."""
     if "logits" not in outputs:
-        raise UserError(f"--classify needs the output logits, and there are {', '.join(outputs)}.")
+        raise UserError(f"--classify needs the output logits, but the outputs are {', '.join(outputs)}.")
     names, probabilities = zip(*pipeline.classes_of(outputs["logits"]))
     return {"class": np.array(names), "probability": np.array(probabilities)}
 

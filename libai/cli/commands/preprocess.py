@@ -39,10 +39,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help=".jsonl, or plain text")
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help=".jsonl or plain-text files")
     parser.add_argument("--output", "-o", metavar="FOLDER", type=Path, required=True, help="a new folder")
-    parser.add_argument("--tokenizer", default="bytes", help="bytes (default), bpe, or a tokenizer.json")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="number of tokens that bpe learns")
+    parser.add_argument(
+        "--tokenizer", default="bytes", help="bytes (default), bpe (learned from the files), or a tokenizer.json"
+    )
+    parser.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size for bpe")
     parser.add_argument("--end-token", metavar="TOKEN", help="token that ends a document (default: the usual names)")
     parser.add_argument("--key", default="text", help="key of the text in a line of .jsonl (default text)")
     parser.add_argument("--blank-lines", action="store_true", help="treat each paragraph of plain text as a document")

@@ -2,7 +2,7 @@
 
 A run of 2 N iterations must match, byte for byte, a run of N iterations that continues for N more in a fresh process.
 
-With --fault, one thing is deliberately left out of the resume. The result must then be "broken".
+With --fault, one part is deliberately omitted from the resume. The result must then be "broken".
 
 Exit codes: 0 exact; 1 broken, or a job failed; 2 a mistake in the arguments or the config.
 """
@@ -46,7 +46,7 @@ def build_parser() -> Parser:
     parser.add_argument("--procs", type=int, default=1, help="processes of each job (default 1)")
     parser.add_argument("--iters", type=int, default=8, help="N iterations before the stop and N after it (default 8)")
     parser.add_argument(
-        "--fault", choices=FAULTS, help="plant a fault: leave this out of the resume, and expect a difference"
+        "--fault", choices=FAULTS, help="plant a fault: omit this part from the resume, and expect a difference"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--folder", type=Path, help="keep the files of the jobs in this new or empty folder")
@@ -110,7 +110,7 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
     found = compare(folder / "straight", folder / "resumed", args.iters)
     if found.is_exact and args.fault:
         raise UserError(
-            f"--fault {args.fault} changes nothing in this config: the run resumed exactly with it. Choose another one."
+            f"--fault {args.fault} changes nothing in this config: the run still resumed exactly. Choose another fault."
         )
     verdict = "exact" if found.is_exact else "broken"
     if args.json:
@@ -138,7 +138,7 @@ def run(arguments: Sequence[str]) -> int:
             return certify(args, Path(folder))
     args.folder.mkdir(parents=True, exist_ok=True)
     if any(args.folder.iterdir()):
-        raise UserError(f"--folder {args.folder} is not empty, and old files would be compared. Give a new one.")
+        raise UserError(f"--folder {args.folder} is not empty, so old files would be compared. Use a new folder.")
     return certify(args, args.folder.resolve())
 
 

@@ -23,7 +23,7 @@ OBJECTS = {"allow_objects": True}
 """OmegaConf flags under which a config may hold any Python object."""
 
 LARGEST = 10**9
-"""No count of anything is larger: what is, overflows somewhere later (dates, C integers, memory)."""
+"""Largest allowed number. A larger one would overflow later (dates, C integers, memory)."""
 
 PLAIN = (bool, int, float, str, bytes, Path, type(None))
 """Types that OmegaConf holds and YAML can write."""

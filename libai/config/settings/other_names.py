@@ -141,11 +141,12 @@ _SENTENCES = {
         "gpus gpu num_gpus devices world_size nproc nproc_per_node num_processes procs num_gpus_per_node"
     ),
     "The number of machines is the variable NODE (docs/launching.md).": "nodes num_nodes nnodes num_machines",
-    "Processes are PROCS, and their layout is train.dist.": "mp_cfg dist_cfg env_cfg env_kwargs resource_limit",
-    "OneFlow and the launcher take care of it (docs/launching.md); there is nothing to set here.": (
+    "The number of processes is PROCS, and train.dist is their layout.": "mp_cfg dist_cfg env_cfg env_kwargs "
+    "resource_limit",
+    "OneFlow and the launcher handle it (docs/launching.md); there is no setting.": (
         "launcher backend init_method ddp_backend dist_backend dist_url nccl_port master_port local_rank"
     ),
-    "OneFlow's own default holds; there is nothing to set here.": (
+    "OneFlow's default applies; there is no setting.": (
         "cudnn_benchmark benchmark cudnn_deterministic tf32 pin_memory dataloader_pin_memory persistent_workers"
     ),
     "It is a flag, written --resume (or train.resume=true).": "resume",
@@ -154,13 +155,13 @@ _SENTENCES = {
     "It is a flag, written --fast-dev-run.": "fast_dev_run",
     "It is a flag, written --print-config.": "print_config",
     "A run trains; with --eval-only it evaluates and does not train.": "do_train do_predict",
-    "A resume leaves parts out with the flag --reset optimizer,schedule,data.": (
+    "The flag --reset optimizer,schedule,data excludes parts from a resume.": (
         "resume_optimizer resume_param_scheduler resume_scheduler save_param_scheduler"
     ),
-    "--dry-run prints parameters, memory, seconds and size of a checkpoint.": (
+    "--dry-run prints parameters, memory, time and checkpoint size.": (
         "enable_model_summary print_params print_flops auto_find_batch_size"
     ),
-    "It belongs to another DDP; there is nothing to set here (train.dist has what there is).": (
+    "It belongs to another DDP implementation. The settings here are in train.dist.": (
         "find_unused_parameters find_unused_params ddp_find_unused_parameters broadcast_buffers bucket_cap_mb "
         "ddp_bucket_cap_mb static_graph device_ids output_device process_group gradient_as_bucket_view "
         "gradient_handler check_reduction"
@@ -168,56 +169,55 @@ _SENTENCES = {
     "There is no sequence or context parallelism; train.dist has data, tensor and pipeline parallelism.": (
         "sp sp_size context_parallel context_parallel_degree sequence_parallel sequence_parallel_size cp"
     ),
-    "The progress bar appears on terminals only; --quiet leaves it out.": (
+    "The progress bar appears only on terminals; --quiet hides it.": (
         "use_tqdm test_use_tqdm progress_bar enable_progress_bar disable_tqdm"
     ),
     "log.txt in train.output_dir has everything; --quiet shows less on the console.": "log_level log_file log_kwargs",
     "The state_dict of a hook, and run.checkpointer.extra, are part of every checkpoint (docs/training.md).": (
         "callback extra_ckpt"
     ),
-    "It is always logged, as perf/tokens_per_s, of a model that counts its tokens.": "include_tokens_per_second",
-    "It is always logged, as train/loss_scale, where precision is fp16.": "log_grad_scaler",
-    "A run starts at 0, or where --resume finds it; there is nothing to set.": "start_iter begin_iter start_epoch",
-    "A run has no shortest length; train.train_iter or train.train_epoch is its length.": "min_epochs min_steps",
+    "It is always logged as perf/tokens_per_s if the model counts its tokens.": "include_tokens_per_second",
+    "It is always logged as train/loss_scale with fp16.": "log_grad_scaler",
+    "A run starts at 0 or, with --resume, at the checkpoint; there is no setting.": "start_iter begin_iter start_epoch",
+    "A run has no minimum length; train.train_iter or train.train_epoch sets its length.": "min_epochs min_steps",
     "train.train_iter shortens a run; train.overfit_batches repeats its first micro-batches.": "limit_train_batches",
-    "Without --resume a new run begins, and what lies in train.output_dir moves to previous/.": (
+    "Without --resume a new run begins, and the earlier run in train.output_dir moves to previous/.": (
         "overwrite_output_dir exist_ok"
     ),
-    "Schedules take max_epoch or max_iter, and periods iterations or `epoch` (docs/training.md).": "by_epoch begin end",
-    "Log points, checkpoints and evaluations have their own: train.log_period, train.checkpointer.period, "
+    "Schedules have max_epoch or max_iter, and periods are iterations or `epoch` (docs/training.md).": "by_epoch "
+    "begin end",
+    "Log points, checkpoints and evaluations have separate periods: train.log_period, train.checkpointer.period, "
     "train.evaluation.eval_period.": "interval period",
     "Losses are part of the model: forward returns them (docs/model_and_data.md).": (
         "loss losses loss_fn criterion label_smoothing label_smoothing_factor"
     ),
-    "dataloader.train makes the sampler and cuts it over the ranks; nothing is dropped (docs/model_and_data.md).": (
+    "dataloader.train creates the sampler and splits it over the ranks; nothing is dropped (docs/model_and_data.md).": (
         "sampler test_sampler batch_sampler use_distributed_sampler drop_last dataloader_drop_last indices"
     ),
-    "The keys of a batch are the arguments of forward; leave others out in the dataset (docs/model_and_data.md).": (
+    "The keys of a batch are the arguments of forward; omit other keys in the dataset (docs/model_and_data.md).": (
         "remove_unused_columns"
     ),
     "It is an argument of the dataset in dataloader.train (docs/model_and_data.md).": (
         "seq_len seq_length max_seq_len max_seq_length block_size tokenizer tokenizer_path"
     ),
-    "Tensors are read as NumPy arrays and placed by the model; there is nothing to set here.": "map_location",
-    "Whoever has the run has its parts: run.model, run.optimizer, run.trainer.": "dispatch_kwargs",
+    "Batches are NumPy arrays, and the trainer moves them to the device; there is no setting.": "map_location",
+    "The parts are attributes of the run: run.model, run.optimizer, run.trainer.": "dispatch_kwargs",
     "`libai hf export` writes a folder that you can upload.": "push_to_hub hub_model_id",
     "The config is the second argument of tools/train.sh: FILE CONFIG PROCS.": "config",
-    "It is LiBai's. OneFlow's own default holds; there is nothing to set here.": (
+    "This LiBai setting is not needed here: OneFlow's default applies.": (
         "rdma_enabled enable_use_compute_stream cudnn_conv_heuristic_search_algo"
     ),
-    "It is LiBai's; there is nothing to set here. train.dist.gradient_reduction is how gradients are averaged.": (
+    "This LiBai setting is not needed here. train.dist.gradient_reduction selects how gradients are averaged.": (
         "nccl_fusion_threshold_mb nccl_fusion_max_ops"
     ),
-    "It is LiBai's; there is nothing to set here. Every checkpoint holds the position in the data.": (
+    "This LiBai setting is not needed here. Every checkpoint holds the position in the data.": (
         "consumed_train_samples consumed_valid_samples"
     ),
-    "It is LiBai's; there is nothing to set here. The plan names the blocks (docs/parallelism.md).": (
-        "pipeline_num_layers"
-    ),
-    "It is LiBai's; there is nothing to set here. Stages are balanced by their parameters.": "custom_pipeline_stage_id",
-    "It is LiBai's; there is nothing to set here. The trainer moves a batch to train.device.": "input_placement_device",
-    "It is LiBai's; there is nothing to set here. The end of training is evaluated anyway.": "eval_after_train",
-    "It is LiBai's; there is nothing to set here. graph.enabled=true compiles any model; for a graph of your own see "
+    "This LiBai setting is not needed here. The plan names the blocks (docs/parallelism.md).": ("pipeline_num_layers"),
+    "This LiBai setting is not needed here. Stages are balanced by their parameters.": "custom_pipeline_stage_id",
+    "This LiBai setting is not needed here. The trainer moves a batch to train.device.": "input_placement_device",
+    "This LiBai setting is not needed here. The end of training is evaluated anyway.": "eval_after_train",
+    "This LiBai setting is not needed here. graph.enabled=true compiles any model; for a graph of your own see "
     "docs/model_and_data.md.": "train_graph eval_graph global_mode debug",
 }
 

@@ -22,84 +22,90 @@ from libai.config.settings.coercion import LARGEST, OBJECTS, Bounds, Mismatch, c
 class Train:
     """Settings of the training loop. Every period counts iterations: one optimizer update each, in both modes."""
 
-    output_dir: str = key("out/run", "Folder of everything that the run writes; its last part is the run's name.")
-    device: Literal["auto", "cpu", "cuda"] = key("auto", "`auto` is cuda where there is one.")
+    output_dir: str = key("out/run", "Output folder of the run; its last part is the run's name.")
+    device: Literal["auto", "cpu", "cuda"] = key("auto", "`auto` is cuda if a GPU is available.")
     seed: int | None = key(
-        1234, "Seed of all random numbers; null draws one and logs it.", at_least=0, at_most=2**32 - 1
+        1234, "Seed of all random numbers; null chooses one at random and logs it.", at_least=0, at_most=2**32 - 1
     )
     diff_rank_seed: bool = key(
         False,
-        "Data-parallel ranks draw differently from the generators of Python and NumPy: seed + rank. Order of samples, "
-        "augmentation, dropout masks and OneFlow's generator do not need it.",
+        "Seed the generators of Python and NumPy with seed + rank on data-parallel ranks. The order of samples, "
+        "augmentation, dropout masks and OneFlow's generator do not need this.",
     )
     deterministic: bool = key(
         False,
-        "Refuse what may differ between two runs: a model whose first updates, made twice, do; an open seed; "
-        "choices by measured time.",
+        "Refuse anything that may differ between two runs: a model whose first updates are not repeatable, an unset "
+        "seed, choices by measured time.",
     )
 
     train_micro_batch_size: int | None = key(
-        None, "Samples of one forward pass on one rank; null is derived from the next two.", at_least=1
+        None, "Samples of one forward pass on one rank; null derives it from the next two settings.", at_least=1
     )
     global_batch_size: int | None = key(
-        None, "Samples of one iteration over all ranks; null is derived, as micro x accumulation x ranks.", at_least=1
+        None, "Samples of one iteration over all ranks; null derives it as micro x accumulation x ranks.", at_least=1
     )
     num_accumulation_steps: int | None = key(
-        None, "Micro-batches of one iteration; null is derived, and 1 when nothing else tells.", at_least=1
+        None, "Micro-batches of one iteration; null derives it from the other two, with 1 as the default.", at_least=1
     )
     test_micro_batch_size: int | None = key(
-        None, "Samples of one forward pass in evaluation; null takes the training one.", at_least=1
+        None, "Samples of one forward pass in evaluation; null uses the training value.", at_least=1
     )
 
-    train_iter: int = key(0, "Iterations to train; 0 leaves it to `train_epoch`.", at_least=0)
-    train_epoch: float = key(0.0, "Passes over the data; 0 leaves it to `train_iter`.", at_least=0, at_most=LARGEST)
+    train_iter: int = key(0, "Iterations to train; 0 uses `train_epoch`.", at_least=0)
+    train_epoch: float = key(0.0, "Passes over the data; 0 uses `train_iter`.", at_least=0, at_most=LARGEST)
     max_seconds: float | None = key(
-        None, "Save and stop, resumable, when training has taken so long; null sets no limit.", above=0
+        None, "Save and stop after this training time; the run can be resumed. null sets no limit.", above=0
     )
-    overfit_batches: int = key(0, "Train on the first N micro-batches over and over; 0: on all.", at_least=0)
-    warmup_ratio: float = key(0.0, "Share of the iterations in which the learning rate rises.", at_least=0, below=1)
+    overfit_batches: int = key(0, "Train repeatedly on the first N micro-batches; 0 trains on all.", at_least=0)
+    warmup_ratio: float = key(
+        0.0, "Fraction of the iterations during which the learning rate rises.", at_least=0, below=1
+    )
 
-    log_period: int | Literal["epoch"] = key(20, "Iterations between two log points, or `epoch`.", at_least=1)
+    log_period: int | Literal["epoch"] = key(20, "Iterations between log points, or `epoch`.", at_least=1)
     load_weight: sections.LoadWeight = section(sections.LoadWeight)
     resume: bool | str = key(
         False,
-        "Continue from the newest checkpoint in `output_dir`, or from this one; `auto`: where there is none, begin.",
+        "Continue from the newest checkpoint in `output_dir`, or from a given one; `auto` starts a new run if there "
+        "is none.",
     )
     on_exception: Literal["raise", "return"] = key(
         "raise",
-        "When training fails, after the state is saved where it is intact: raise the error, or log it and return a "
-        'result whose status is "failed"; one process only.',
+        'If training fails, raise the error, or log it and return a result with status "failed" (one process only). '
+        "An intact state is saved first.",
     )
     non_finite: Literal["raise", "skip", "rollback"] = key(
         "raise",
-        "On a NaN or infinite loss: stop, leave that update out, or go back to the state before. The last two keep a "
+        "On a NaN or infinite loss: stop, skip the update, or return to the last good state. The last two keep a "
         "second copy of weights and optimizer state on the device, and name the first bad module.",
     )
-    zero_grad_before_forward: bool = key(False, "Zero gradients before the forward pass, not after the update.")
+    zero_grad_before_forward: bool = key(False, "Clear gradients before the forward pass instead of after the update.")
     zero_grad_set_to_none: bool | None = key(
         None,
-        "Clear gradients by None (true), or by zeros in the memory that they have (false); null: as the reduction of "
-        "gradients needs it, None where it does not matter. Parameters that a loss reaches only at times are decayed "
-        "and moved by momentum with zeros, and stay where they are with None.",
+        "Clear gradients by setting them to None (true) or to zeros in place (false); null chooses what the gradient "
+        "reduction needs, preferably None. A parameter that a loss does not reach in an iteration is still decayed "
+        "and moved by momentum with zeros, but not with None.",
     )
-    detect_anomalous_params: bool = key(False, "Name the parameters that get no gradient in the first iteration.")
-    num_sanity_eval_batches: int = key(0, "Batches evaluated before training, to fail early.", at_least=0)
+    detect_anomalous_params: bool = key(False, "Log the parameters that get no gradient in the first iteration.")
+    num_sanity_eval_batches: int = key(
+        0, "Number of batches to evaluate before training, so that mistakes show early.", at_least=0
+    )
     rehearse: int | None = key(
         None,
-        "Updates that are made twice before the first one counts, on the batches that come next: eagerly by one "
-        "process, and as the run makes them. Losses more than 1e-5 apart, or other weights, states or buffers, "
-        "end the run. null: 3 in graph mode and on several ranks, 1 in eager mode on one process; 0 compares nothing.",
+        "Number of updates to compare before training: each is made eagerly by one process and in the run's own way, "
+        "on the next batches, and then undone. The run stops if losses differ by more than 1e-5, or if weights, "
+        "states or buffers differ. null: 3 in graph mode and on several ranks, 1 in eager mode on one process; 0 "
+        "compares nothing.",
         at_least=0,
         at_most=1000,
     )
     rehearse_every: int = key(
         0,
-        "Compare an update in the same way every N iterations, in mid-run; 0 never.",
+        "Compare an update in the same way every N iterations during the run; 0 never does.",
         at_least=0,
         at_most=LARGEST,
     )
     profile: list[int] | None = key(
-        None, "First and last iteration that a profile records, such as `[10, 15]`; null records none."
+        None, "Start and end of the profiled iterations, such as `[10, 15]`; null profiles none."
     )
     writers: list[Any] = lazy(
         lambda: ["console", "jsonl", "tensorboard"],
@@ -107,12 +113,12 @@ class Train:
     )
     async_write_metrics: bool = key(False, "Write metrics in a background thread.")
     load_best_at_end: bool = key(
-        False, "When the run is over, the model takes the weights of the best checkpoint; the last one stays on disk."
+        False, "Load the weights of the best checkpoint into the model at the end; the last one stays on disk."
     )
     extra_hooks: list[Any] = lazy(list, "LazyCalls of hooks added to the default ones.")
 
     clip_grad: sections.ClipGrad = section(sections.ClipGrad)
-    freeze: list[str] | None = key(None, "Regular expressions: parameters that one fits are not trained.")
+    freeze: list[str] | None = key(None, "Regular expressions. Parameters with a matching name are not trained.")
     lora: sections.Lora = section(sections.Lora)
     ema: sections.Ema = section(sections.Ema)
     amp: sections.Amp = section(sections.Amp)
@@ -129,9 +135,9 @@ class Graph:
     """The execution mode: the same training as plain eager calls or as a compiled `nn.Graph`."""
 
     enabled: bool | Literal["auto"] = key(
-        False, "Compile the iteration into a graph; `auto` keeps the mode that is faster here."
+        False, "Compile the iteration into a graph; `auto` measures both modes and keeps the faster one."
     )
-    on_build_error: Literal["raise", "eager"] = key("raise", "When compiling fails: stop, or go on eagerly.")
+    on_build_error: Literal["raise", "eager"] = key("raise", "If compilation fails: stop, or continue in eager mode.")
 
 
 TYPED_SECTIONS: dict[str, type] = {"train": Train, "graph": Graph}

@@ -22,8 +22,10 @@ class Switched:
 class ClipGrad:
     """Gradient clipping, by the norm over all parameters or by the value of each element."""
 
-    max_norm: float | None = key(None, "Gradients of a larger norm are scaled to it; null clips nothing.", above=0)
-    value: float | None = key(None, "Largest absolute value of an element; null clips none.", above=0)
+    max_norm: float | None = key(
+        None, "Largest norm of all gradients together; larger ones are scaled down. null does not clip.", above=0
+    )
+    value: float | None = key(None, "Largest absolute value of an element; null does not clip.", above=0)
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class Ema(Switched):
 
     switch: ClassVar[str] = "enabled"
 
-    enabled: bool = key(False, "Keep one; it costs a second copy of the weights.")
+    enabled: bool = key(False, "Keep an average, which takes a second copy of the weights.")
     decay: float = key(
         0.9999,
-        "Share of the old average that iteration n keeps; at first (1 + n) / (10 + n), until that reaches it.",
+        "Fraction of the old average kept in iteration n; at first (1 + n) / (10 + n), until that reaches this value.",
         at_least=0,
         below=1,
     )
@@ -48,13 +50,15 @@ class Lora(Switched):
     switch: ClassVar[str] = "patterns"
 
     patterns: list[str] | None = key(
-        None, "Regular expressions: linear layers that one fits get an adapter; null adapts none."
+        None, "Regular expressions. Linear layers with a matching name get an adapter; null adapts none."
     )
-    rank: int = key(8, "Width of the adapters.", at_least=1)
-    alpha: float | None = key(None, "Adapters count `alpha / rank` times; null: once.", above=0)
-    dropout: float = key(0.0, "Dropout on what the adapters read.", at_least=0, below=1)
+    rank: int = key(8, "Rank of the adapters.", at_least=1)
+    alpha: float | None = key(
+        None, "The output of an adapter is multiplied by `alpha / rank`; null multiplies by 1.", above=0
+    )
+    dropout: float = key(0.0, "Dropout probability on the input of the adapters.", at_least=0, below=1)
     also_train: list[str] | None = key(
-        None, "Regular expressions: parameters that one fits are trained in full, such as a new head's."
+        None, "Regular expressions. Parameters with a matching name, such as a new head, are trained in full."
     )
 
 
@@ -65,19 +69,20 @@ class Amp(Switched):
     switch: ClassVar[str] = "enabled"
 
     enabled: bool | Literal["auto"] = key(
-        False, "Compute in `dtype` where that is safe; `auto` stays in float32 on a device where it does nothing."
+        False, "Compute in `dtype` where that is safe; `auto` stays in float32 on devices without AMP."
     )
     dtype: Literal["fp16", "bf16"] = key("fp16", "The lower precision.")
-    init_scale: float = key(65536.0, "fp16: what the loss is multiplied by at first.", above=0)
+    init_scale: float = key(65536.0, "fp16: initial factor of the loss.", above=0)
     growth_factor: float = key(
         2.0,
-        "fp16: the scale grows by it after `growth_interval` good updates, and shrinks by it when gradients are not "
-        "finite; that update is left out.",
+        "fp16: factor by which the scale grows after `growth_interval` good updates and shrinks if gradients are not "
+        "finite. Such an update is skipped.",
         above=1,
     )
     growth_interval: int | None = key(
         2000,
-        "fp16: updates with finite gradients before the scale grows; null keeps `init_scale` and leaves no update out.",
+        "fp16: number of updates with finite gradients before the scale grows; null keeps `init_scale` and skips no "
+        "update.",
         at_least=1,
     )
 
@@ -86,7 +91,9 @@ class Amp(Switched):
 class ActivationCheckpoint:
     """Activation checkpointing: recompute activations in the backward pass instead of keeping them."""
 
-    enabled: bool = key(False, "Blocks of the model's plan compute twice: a third more compute, less memory.")
+    enabled: bool = key(
+        False, "Recompute the blocks of the model's plan in the backward pass: a third more compute, less memory."
+    )
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,9 @@ class ZeroOptimization(Switched):
 
     switch: ClassVar[str] = "enabled"
 
-    enabled: bool = key(False, "Share them, as `stage` says; `docs/parallelism.md` describes each mode.")
+    enabled: bool = key(
+        False, "Enable sharding according to `stage`; `docs/parallelism.md` describes it for each mode."
+    )
     stage: int = key(1, "1 optimizer state, 2 and gradients, 3 and weights.", at_least=1, at_most=3)
 
 
@@ -106,10 +115,12 @@ class Checkpointer(Switched):
     switch: ClassVar[str] = "enabled"
 
     enabled: bool = key(True, "Save checkpoints at all.")
-    period: int | Literal["epoch"] = key(1000, "Iterations between two, or `epoch`; the end is saved.", at_least=1)
+    period: int | Literal["epoch"] = key(
+        1000, "Iterations between checkpoints, or `epoch`. The end of a run is always saved.", at_least=1
+    )
     max_to_keep: int | None = key(3, "Number of the newest checkpoints to keep; null keeps all.", at_least=1)
     weights_only: bool = key(False, "Save only the weights; such a run cannot be resumed.")
-    async_save: bool = key(True, "Write in the background, from a copy of the state in the host memory of rank 0.")
+    async_save: bool = key(True, "Write in the background, from a copy in the host memory of rank 0.")
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,7 @@ class Evaluation(Switched):
     works_alone: ClassVar[tuple[str, ...]] = ("eval_iter", "evaluators")  # also used by an evaluation on request
 
     enabled: bool = key(True, "Evaluate at all.")
-    eval_period: int | Literal["epoch"] = key(500, "Iterations between two evaluations, or `epoch`.", at_least=1)
+    eval_period: int | Literal["epoch"] = key(500, "Iterations between evaluations, or `epoch`.", at_least=1)
     eval_iter: int | None = key(None, "Maximum number of batches of each dataset; null uses all.", at_least=1)
     evaluators: dict[str, Any] = lazy(dict, "Name -> LazyCall of an evaluator, or dataset -> such a section.")
     eval_metric: str | None = key(
@@ -128,7 +139,7 @@ class Evaluation(Switched):
         'Metric of the best checkpoint, such as "val/loss"; "-val/cost": smaller is better, "+val/f1": larger.',
     )
     eval_mode: Literal["min", "max"] | None = key(
-        None, "Better direction of a metric without sign; null takes the one that its evaluator lists."
+        None, "Better direction of a metric without a sign; null uses the direction that its evaluator lists."
     )
     early_stop_patience: int | None = key(
         None, "Stop after N evaluations without a better `eval_metric`; null never stops early.", at_least=1
@@ -141,8 +152,8 @@ class AutoScaleLr:
 
     base_batch_size: int | None = key(
         None,
-        "The global batch size that `optim.lr` was chosen for: it is multiplied by the run's own divided by this one; "
-        "null leaves it as it is.",
+        "Global batch size for which `optim.lr` was tuned. The learning rate is multiplied by the run's global batch "
+        "size divided by this value; null does not scale.",
         at_least=1,
     )
 
@@ -151,28 +162,30 @@ class AutoScaleLr:
 class Dist:
     """Arrangement of the processes as data x tensor x pipeline. The product of the sizes is the number of processes."""
 
-    data_parallel_size: int | None = key(None, "Replicas; null takes what the other two leave.", at_least=1)
-    tensor_parallel_size: int = key(1, "Processes that share each layer.", at_least=1)
-    pipeline_parallel_size: int = key(1, "Stages that the layers are cut into.", at_least=1)
-    auto: bool = key(False, "Let OneFlow's auto-parallel choose the layout of every operation; graph mode only.")
+    data_parallel_size: int | None = key(
+        None, "Number of replicas; null derives it from the number of processes and the other two sizes.", at_least=1
+    )
+    tensor_parallel_size: int = key(1, "Number of processes that share each layer.", at_least=1)
+    pipeline_parallel_size: int = key(1, "Number of stages into which the layers are divided.", at_least=1)
+    auto: bool = key(False, "Let OneFlow's auto-parallel choose the layout of every operation. Graph mode only.")
     plan: dict[str, Any] | None = key(
-        None, "Layout of the model (split, blocks, last, divisible); null takes the model's own `plan`."
+        None, "Layout of the model (split, blocks, last, divisible); null uses the model's attribute `plan`."
     )
     gradient_reduction: Literal["auto", "flat", "ddp", "global"] = key(
         "auto",
-        "Averaging of gradients over eager ranks: `flat` once an iteration in few messages, `ddp` by OneFlow's DDP in "
-        "each backward pass, `global` by global tensors as in graph mode; `auto` is flat on CPU, ddp on CUDA, and "
-        "global where `batch_scope` needs it.",
+        "Averaging of gradients over eager ranks: `flat` once per iteration in a few messages, `ddp` with OneFlow's "
+        "DDP in each backward pass, `global` with global tensors as in graph mode. `auto` is flat on CPU, ddp on "
+        "CUDA, and global if `batch_scope` requires it.",
     )
     batch_scope: Literal["global", "rank"] = key(
         "global",
-        "Samples seen by operations that mix them: the batches of all data-parallel ranks, as in one process, or one "
-        "rank's; the same in both modes, or refused (docs/parallelism.md).",
+        "Samples that an operation across a batch sees: the batches of all data-parallel ranks, as in one process, "
+        "or the batch of one rank. Equal in both modes, or refused (docs/parallelism.md).",
     )
     sync_batch_norm: bool = key(
         False,
-        "Batch normalization with the statistics of all data-parallel ranks, as in one process, instead of each "
-        "rank's (docs/parallelism.md); slower.",
+        "Use the statistics of all data-parallel ranks in batch normalization, as in one process, instead of each "
+        "rank's own (docs/parallelism.md). Slower.",
     )
 
 
@@ -184,8 +197,8 @@ class LoadWeight(Switched):
     text_key: ClassVar[str] = "path"
     switch: ClassVar[str] = "path"
 
-    path: str = key("", "Checkpoint, safetensors file or folder of Hugging Face shards; empty starts fresh.")
-    strict: bool = key(True, "Refuse weights that do not fit the model one to one; false takes those that fit.")
+    path: str = key("", "Checkpoint, safetensors file or folder of Hugging Face shards; empty loads nothing.")
+    strict: bool = key(True, "Refuse weights that do not match the model exactly; false loads the ones that match.")
     revise_keys: list[Any] | None = key(
         None,
         "Pairs `[regular expression, replacement]`, applied in order to the names in the file; an empty name drops the "

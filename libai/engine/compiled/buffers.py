@@ -1,9 +1,9 @@
 """Make the buffers that forward changes outputs of a compiled step, and write their new values back.
 
-A compiled job of OneFlow 0.9.0 writes only the variables that its optimizer updates, so a change of a buffer in forward
-would be lost. The trace has the new value: it is the traced tensor of the buffer. This tensor becomes an output of the
-step, and is copied into the buffer before anything reads it (docs/dev/decisions/0009-state-in-forward.md). The same
-holds for frozen parameters, such as the weights of a teacher that follows the student.
+A compiled job of OneFlow 0.9.0 writes only the variables that its optimizer updates, so a change that forward makes to
+a buffer would be lost. The traced tensor of the buffer has the new value. It becomes an output of the step and is
+copied into the buffer before anything reads it (docs/dev/decisions/0009-state-in-forward.md). The same holds for frozen
+parameters, such as the weights of a teacher that follows the student.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def refuse_changed_parameters(model: nn.Module, names: Sequence[str]) -> None:
     """Raise `GraphBuildError` for the first of `names`, the trained parameters that forward itself changes."""
     if names:
         raise GraphBuildError(
-            f"{type(model).__name__}.forward changes the parameter {with_class(model, names[0])} itself, which only "
-            "the optimizer does in a compiled step. Use a function of the parameter in forward "
+            f"{type(model).__name__}.forward changes the parameter {with_class(model, names[0])} itself, but in a "
+            "compiled step only the optimizer can change parameters. Use a function of the parameter in forward "
             "(`self.weight.clamp(min=0)`), or change it in a hook's after_step."
         )

@@ -15,8 +15,8 @@ import oneflow as flow
 from libai.utils.errors import UserError, first_line
 
 _READS_A_VALUE = (
-    "it reads the value of a tensor (.numpy(), .item(), float(), int(), `if tensor`), and in a graph tensors have no "
-    "values while the forward is traced. Return the number in `metrics`, or choose with flow.where instead of `if`"
+    "it reads the value of a tensor (.numpy(), .item(), float(), int(), `if tensor`), and tensors have no values "
+    "while a graph is traced. Return the number in `metrics`, or use flow.where instead of `if`"
 )
 _SHAPE_FROM_DATA = (
     "the shape of its result depends on the data, and a graph has fixed shapes. Multiply by a mask or use flow.where"
@@ -26,12 +26,13 @@ _MEETS_TWO_STAGES = (
     "the plan's `last`, or leave `last` out: what follows the blocks then runs on the first stage"
 )
 _IS_LOCAL = (
-    "a tensor that the line makes itself, or finds outside of parameters and buffers, is not spread over the ranks as "
-    "the others are. Register it as a buffer, or make it from another tensor (`flow.zeros_like(x)`)"
+    "it uses a tensor that it creates itself or that is neither a parameter nor a buffer, and such a tensor is "
+    "not laid out over the ranks like the others. Register it as a buffer, or create it from another tensor "
+    "(`flow.zeros_like(x)`)"
 )
 _NO_RULE = (
-    "OneFlow 0.9 has no rule for this operation on tensors as the ranks hold them; a sum over samples, for example, of "
-    "which each rank has a part, cannot be changed in place. Compute a new tensor (`h = h + 1` instead of `h += 1`)"
+    "OneFlow 0.9 does not support this operation for the layout of these tensors. For example, a sum over samples of "
+    "which each rank has a part cannot be changed in place. Compute a new tensor (`h = h + 1` instead of `h += 1`)"
 )
 _PLACEMENTS = r"the same placement"
 #: pattern in OneFlow's message -> what the line did and what to write instead
@@ -46,11 +47,11 @@ _REMEDIES = (
         "a module has an attribute `forward` that is a function. Define forward in its class, which is what OneFlow "
         "compiles",
     ),
-    (r"IsIndexDataType", "indices are floating point. Give them as int64: astype('int64') in the dataset"),
+    (r"IsIndexDataType", "indices are floating point. Convert them to int64: astype('int64') in the dataset"),
     (
         r"input/output item only support types",
-        "forward returns or takes something that is not a tensor. Return tensors and None only, and keep numbers and "
-        "texts as attributes of the module",
+        "forward returns or takes something that is not a tensor. Return only tensors and None, and keep numbers and "
+        "strings as attributes of the module",
     ),
 )
 _LIBAI = Path(__file__).parents[2]
@@ -84,9 +85,9 @@ def explain_build_error(error: Exception, model: Any) -> UserError:
 def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool) -> None:
     """Raise a `UserError` that explains why an eager forward of `model` failed, or return if `error` needs none.
 
-    `batch`: a dict of tensors. `is_first`: whether this was the first forward. If OneFlow raises in the first forward,
-    model and data do not fit each other. Errors of the user's own code and later errors keep their traceback, except
-    when tensors of two pipeline stages meet.
+    `batch`: a dict of tensors. `is_first`: whether this was the first forward. If OneFlow raises an error in the first
+    forward, model and data do not fit each other. Errors of the user's own code and later errors keep their traceback,
+    except when tensors of two pipeline stages meet.
     """
     is_explained = is_first and _is_from_oneflow(error) or re.search(_PLACEMENTS, str(error))
     if isinstance(error, UserError) or not is_explained:
@@ -99,7 +100,7 @@ def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool
     doubles = [key for key, value in batch.items() if value.dtype is flow.float64]
     change = "Change the sizes or arguments of the model, or the dataset, so that they match"
     if doubles:
-        change = f"Give {doubles} as float32: astype('float32') in the dataset"
+        change = f"Convert {doubles} to float32: astype('float32') in the dataset"
     raise UserError(
         f"{name}.forward does not fit the batch {inputs}: {first_line(error)} ({type(error).__name__})."
         f"{_where(error)} {change}."

@@ -152,8 +152,8 @@ class TrainGraph(CompiledGraph):
             raise UserError(
                 f"train.clip_grad.max_norm cannot be honoured in graph mode for {len(kinds)} kinds of updates "
                 f"({', '.join(kinds)}) where ranks hold parameters in parts (tensor or pipeline parallel, ZeRO): "
-                "OneFlow 0.9 compiles a norm for each. Use optimizers of one kind, clip nothing, or run with "
-                "graph.enabled=false."
+                "OneFlow 0.9 would compile a separate norm for each. Use optimizers of one kind, do not clip, or run "
+                "with graph.enabled=false."
             )
         del confs[:]
         confs.extend(kinds.values())

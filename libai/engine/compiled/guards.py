@@ -175,7 +175,7 @@ def refuse_own_update(optimizer: flow.optim.Optimizer) -> None:
             if is_own and is_wrapped:
                 continue
             raise UserError(
-                f"{type(part).__name__}.{name} is not OneFlow's own, and graph mode cannot honour it: a compiled step "
-                f"makes the update itself and never calls {name}(). Do the same in a hook's after_step, or train with "
-                "graph.enabled=false."
+                f"{type(part).__name__}.{name} is not OneFlow's own, and graph mode cannot honour it: a compiled "
+                f"step makes the update itself and never calls {name}(). Do its work in a hook's after_step, or "
+                "train with graph.enabled=false."
             )

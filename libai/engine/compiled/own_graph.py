@@ -44,9 +44,9 @@ def refuse_options(trainer: Any, options: TrainOptions) -> None:
     if names:
         raise UserError(
             f"GraphTrainer with a train_graph of your own cannot honour {', '.join(names)}: the graph makes the "
-            "update, and its rate is compiled in. Set it in the graph (`add_optimizer(optimizer, lr_sch=...)`, "
-            "`self.config.set_gradient_accumulation_steps`, `clip_grad_max_norm` in a parameter group), or leave "
-            "train_graph out."
+            "update, and its learning rate is compiled in. Set these options in the graph (`add_optimizer(optimizer, "
+            "lr_sch=...)`, `self.config.set_gradient_accumulation_steps`, `clip_grad_max_norm` in a parameter "
+            "group), or leave train_graph out."
         )
 
 

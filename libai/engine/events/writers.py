@@ -155,7 +155,7 @@ class JSONLinesWriter(Writer):
             names = (f"{self._path.stem}.{number}{self._path.suffix}" for number in itertools.count(1))
             target = next(path for path in map(self._path.with_name, names) if not path.exists())
             self._path.rename(target)
-            logger.info("%s is of an earlier run: moved to %s", self._path, target.name)
+            logger.info("%s belongs to an earlier run: moved to %s", self._path, target.name)
             lines = []
         kept = [line for line in lines if _is_kept(line, start_iter)]
         if not lines or len(kept) < len(lines):
@@ -176,8 +176,8 @@ class JSONLinesWriter(Writer):
                 file.truncate()  # a rewritten line may be shorter than before
         except FileNotFoundError:
             raise OutputLostError(
-                f"{self._path} was removed or renamed while the run wrote into it, so its metrics would be lost. The "
-                "run ends here. Leave the folder of a run in place until it is over."
+                f"{self._path} was removed or renamed during the run, so further metrics would be lost. The run ends "
+                "here. Leave the folder of a run in place until the run has ended."
             ) from None
 
 

@@ -35,7 +35,7 @@ MIN_ITERS_BETWEEN_COPIES = 50
 MAX_BATCH_BYTES = 64 * 2**20
 #: more bad iterations than this, without a good log point in between, raise `NonFiniteLoss`
 MAX_BAD_IN_A_ROW = 10
-_DONE = {"skip": "its update was left out", "rollback": "the run went back to the last good state"}
+_DONE = {"skip": "its update was skipped", "rollback": "the run went back to the last good state"}
 
 
 class BadLossHook(HookBase, LossPolicy):
@@ -58,8 +58,8 @@ class BadLossHook(HookBase, LossPolicy):
     def __init__(self, policy: str, schedule: Any = None):
         if not (schedule is None or has_state(schedule)):
             raise UserError(
-                f"non_finite={policy!r} undoes updates by a copy of the state in memory. Give the schedule "
-                "state_dict() and load_state_dict(), or use non_finite='raise'."
+                f"non_finite={policy!r} undoes updates with a copy of the state in memory. Add state_dict() and "
+                "load_state_dict() to the schedule, or use non_finite='raise'."
             )
         self.policy = policy
         self.bad_iterations: list[int] = []
@@ -110,7 +110,7 @@ class BadLossHook(HookBase, LossPolicy):
         self._bytes = 0
 
     def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
-        """See `LossPolicy.on_bad_loss`. Restores the state and repeats the updates since, without the bad ones."""
+        """See `LossPolicy.on_bad_loss`. Restores the state and repeats the later updates without the bad ones."""
         trainer = self.trainer
         present = trainer.iter
         batches = self._batches
@@ -175,7 +175,7 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
     batches = [gradients.to_device(gradients.name_inputs(batch)) for batch in micro_batches]
     for batch in batches:
         for name, tensor in batch.items():
-            look(f"the input {name} of the batch is not finite: look at the data", tensor)
+            look(f"the input {name} of the batch is not finite: check the data", tensor)
     trainer.gradients.clear()
     # roll back, because batch statistics would absorb the bad values
     with forward_rolled_back(model), forward_hooks(model.named_modules(), look_at_output):

@@ -60,7 +60,9 @@ class CheckpointHook(HookBase):
             if self._can_save_after_failure():
                 path = self._checkpointer.save()
                 self._checkpointer.wait()
-                logger.info("the state before the failure is intact and was saved as %s; --resume continues", path.name)
+                logger.info(
+                    "the state before the failure is intact and was saved as %s; continue with --resume", path.name
+                )
         finally:
             self._checkpointer.wait()
 

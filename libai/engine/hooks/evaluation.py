@@ -37,7 +37,7 @@ def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tupl
     mode = of_sign or evaluation.eval_mode or known.get(metric)
     if mode is None:
         raise UserError(
-            f"train.evaluation.eval_metric={metric} does not say which values are better, and none of the evaluators "
+            f"train.evaluation.eval_metric={metric} has no better direction, and none of the evaluators "
             f"({', '.join(evaluators)}) lists the metric in its directions.{did_you_mean(metric, known)} Write "
             f"+{metric} where larger is better (LiBai's default), -{metric} where smaller is, or set "
             "train.evaluation.eval_mode to max or min."
@@ -52,7 +52,7 @@ def refuse_unknown(metric: str, measured: Iterable[str]) -> None:
     if not names or name in names:
         return
     raise UserError(
-        f"train.evaluation.eval_metric={name} is not measured, so it could decide nothing: the evaluation gives "
+        f"train.evaluation.eval_metric={name} is not measured: the evaluation returns "
         f"{', '.join(sorted(names))}.{did_you_mean(name, names)} Name one of them."
     )
 
@@ -98,7 +98,7 @@ class EvalHook(HookBase):
 
 
 class MetricHook(HookBase):
-    """Base class of hooks that act on each new value of `metric` (`eval/<dataset>/<name>`), alike on all ranks.
+    """Base class of hooks that act on each new value of `metric` (`eval/<dataset>/<name>`), identically on all ranks.
 
     `saved`: names of the attributes to save in a checkpoint.
     """
@@ -209,8 +209,8 @@ class LRHook(MetricHook):
         scheduler = self.trainer.lr_scheduler
         if needs_metric(scheduler) and not self.metric:
             raise UserError(
-                f"lr_scheduler={type(scheduler).__name__} lowers the rate by a metric, and this run measures none, so "
-                'the rate would never change. Set train.evaluation.eval_metric="<dataset>/<name>" (for example '
+                f"lr_scheduler={type(scheduler).__name__} lowers the learning rate according to a metric, but this run "
+                'measures none. Set train.evaluation.eval_metric="<dataset>/<name>" (for example '
                 '"val/loss"), train.evaluation.eval_period and dataloader.test, or choose a schedule over iterations.'
             )
 

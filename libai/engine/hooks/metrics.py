@@ -20,9 +20,9 @@ from libai.utils.distributed import all_reduce, is_main_process
 class IterationTimer(HookBase):
     """Measures training time in windows and adds them to a `Throughput`.
 
-    The host runs ahead of the device, and any code that reads a tensor waits for it: a log point, a hook or the loader.
-    Parts of an iteration therefore cannot be timed on their own. A window is all the time from one log point to the
-    next on the trainer's clock: data, updates, hooks and waiting. Evaluation, saving and a change of mode stop that
+    The host runs ahead of the device, and any code that reads a tensor waits for the device: a log point, a hook or the
+    loader. Therefore parts of an iteration cannot be timed separately. A window is all the time from one log point to
+    the next on the trainer's clock: data, updates, hooks and waiting. Evaluation, saving and a change of mode stop that
     clock. The first iteration after each start (compilation, first allocations) is counted separately in
     `first_seconds`. All windows and `first_seconds` together are the training time.
 

@@ -1,4 +1,4 @@
-"""Save and restore the global random generators, so that random numbers continue after a resume as without one."""
+"""Save and restore the global random generators, so a resume continues their sequence of random numbers."""
 
 from __future__ import annotations
 

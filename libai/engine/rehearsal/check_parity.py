@@ -111,8 +111,8 @@ def check_parity(
     """
     if get_world_size() > 1:
         raise UserError(
-            f"the parity check runs on one process, and this job has {get_world_size()}: train.rehearse=N compares the "
-            "modes there. Start it without the launcher."
+            f"the parity check runs in one process, but this job has {get_world_size()}. Start it without the "
+            "launcher; on several ranks, train.rehearse=N compares the modes."
         )
     if num_iters < 2:
         raise UserError(f"check_parity: num_iters={num_iters} must be at least 2.")
@@ -125,8 +125,8 @@ def check_parity(
     model = build_model()
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"build_model gave a {type(model).__name__}, not an oneflow.nn.Module. It takes no argument and returns a "
-            "new model, such as `lambda: MyModel(width=64)`."
+            f"build_model returned a {type(model).__name__}, not an oneflow.nn.Module. It must take no argument and "
+            "return a new model, such as `lambda: MyModel(width=64)`."
         )
     optimizer = build_optimizer(model)
     device = default_device(device)
@@ -152,7 +152,7 @@ def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: f
     check_supported(run, "graph", device)
     if amp_dtype(run, "graph", device) is not None:
         raise UserError(
-            f"train.amp.dtype={run.train.amp.dtype}: the modes round differently there. Compare them in float32 "
+            f"train.amp.dtype={run.train.amp.dtype}: the modes round differently with it. Compare them in float32 "
             "(train.amp.enabled=false)."
         )
     parts = Parts(run, Mesh(device=device))
@@ -184,8 +184,8 @@ def _compare(trainer: GraphTrainer, num_iters: int, bound: float) -> ParityRepor
         return broken(str(error), stage="build")
     if itself is not None:
         return broken(
-            f"two eager runs from the same bytes differ: {itself}. The training is not reproducible. Something in "
-            "forward draws numbers that no seed governs, reads a clock, or remembers the run before"
+            f"two eager runs from the same bytes differ: {itself}. Training is not reproducible: forward uses random "
+            "numbers that no seed controls, reads a clock, or depends on the previous run"
         )
     graph, difference = compared_updates(trainer, iterations, eager, bound=bound)
     losses = {"eager": _totals(eager), "graph": _totals(graph)}

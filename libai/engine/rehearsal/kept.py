@@ -312,5 +312,5 @@ def forward_rolled_back(model: nn.Module) -> Iterator[None]:
 
 
 def has_drawn_since(state: flow.Tensor) -> bool:
-    """Return whether any code has drawn from OneFlow's generator since its `state` was read."""
+    """Return whether any code has sampled from OneFlow's generator since its `state` was read."""
     return flow.get_rng_state().numpy().tobytes() != state.numpy().tobytes()

@@ -138,10 +138,10 @@ def _in_forward(expected: Record, found: Record) -> Culprit | None:
     for name, other in zip_longest(expected.tensors, found.tensors):
         tensor = expected.tensors.get(name) or found.tensors[other]
         if name != other:  # Python took a different path
-            text = f"it continues with {other or 'nothing'} and should with {name or 'nothing'}"
+            text = f"it continues with {other or 'nothing'} and should continue with {name or 'nothing'}"
             return Culprit(tensor.coder, "forward", text)
         if tensor.is_attached != found.tensors[name].is_attached:
-            return Culprit(tensor.coder, "backward", f"{name} has a gradient in one of the two only")
+            return Culprit(tensor.coder, "backward", f"{name} has a gradient in only one of the two")
         apart = _distance(expected.arrays.get(VALUE + name), found.arrays.get(VALUE + name))
         if apart > _VALUE_BOUND:
             return Culprit(tensor.coder, "forward", f"{name} differs by {apart:.1e} of its largest number")

@@ -50,8 +50,8 @@ def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches
     if not all(gather_objects(_fits_on_a_rank(trainer))):
         if is_main_process():
             logger.warning(
-                "the first updates are not compared with those of one process: the whole model, with gradients and the "
-                "state of its optimizer, does not fit into the memory of each rank."
+                "the first updates are not compared with one process: the whole model, with its gradients and "
+                "optimizer state, does not fit into the memory of each rank."
             )
         return None
     # rank numbers run over tensor peers first, then over data peers, then over pipeline peers

@@ -142,9 +142,9 @@ def _make(
         last = states[-1][name]
         if last.shape != first.shape:
             raise UserError(
-                f"forward gives the buffer {with_class(trainer.model, name)} {last.shape} where it was registered as "
-                f"{first.shape}, which no checkpoint of the model can take back. Register it with the shape that it "
-                "keeps."
+                f"forward gives the buffer {with_class(trainer.model, name)} the shape {last.shape}, but it was "
+                f"registered with {first.shape}, so no checkpoint could restore it. Register it with the shape that "
+                "it keeps."
             )
         if not all(is_same(first, state[name]) for state in states):
             buffers.append(name)
@@ -273,10 +273,10 @@ def _refuse_other_losses(trainer: Any, reference: Reference) -> None:
 
 def _differs_by_rank(trainer: Any, difference: str) -> UserError:
     return UserError(
-        f"{type(trainer.model).__name__}.forward differs by rank: {difference}. Graph mode and global tensors run one "
-        "program on all ranks, and averaged gradients belong to one model. Compute the same everywhere, times 0 where "
-        "it does not apply. Where ranks are meant to differ, use graph.enabled=false with gradient_reduction=flat and "
-        "rehearse=0."
+        f"{type(trainer.model).__name__}.forward differs between ranks: {difference}. Graph mode and global tensors "
+        "run one program on all ranks, and averaged gradients require one model. Compute the same on all ranks, "
+        "multiplied by 0 if it does not apply. If ranks are meant to differ, use graph.enabled=false with "
+        "gradient_reduction=flat and rehearse=0."
     )
 
 

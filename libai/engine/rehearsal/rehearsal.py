@@ -56,7 +56,10 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
         wanted = min(wanted, left)
     reason = obstacle = _obstacle(trainer)
     if obstacle is not None and options.deterministic:
-        raise UserError(f"train.deterministic=true makes the first updates twice, and cannot: {obstacle}. Remove it.")
+        raise UserError(
+            f"train.deterministic=true repeats the first updates, which is impossible here: {obstacle}. Remove the "
+            "setting."
+        )
     if obstacle is not None and is_graph and is_own_update(trainer):
         raise NotTheSame(f"graph mode cannot be compared with eager mode: {obstacle}. Run with graph.enabled=false.")
     if obstacle is None and wanted:
@@ -75,7 +78,7 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
         refuse_untraceable(trainer, reference)
     elif reference.remembered and is_main_process():
         logger.warning(
-            "%s.forward changes %s, which no checkpoint holds: a resumed run starts with its initial value. Keep "
+            "%s.forward changes %s, which no checkpoint contains: a resumed run starts with its initial value. Keep "
             "numbers in buffers (`register_buffer`) if the losses depend on them.",
             type(trainer.model).__name__,
             ", ".join(reference.remembered),
@@ -102,8 +105,8 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
     """Make the updates of `reference` as `trainer` makes them, undo them, and raise `NotTheSame` if they differ.
 
     Does nothing if they are meant to differ, or if graph mode has not compiled yet. Replicas of a model that mixes the
-    samples of a batch become global tensors. If a model computes something else every time, eager mode warns and graph
-    mode raises. Collective.
+    samples of a batch become global tensors. If a model's results are not repeatable, eager mode logs a
+    warning and graph mode raises an error. Collective.
     """
     is_ready = trainer.mode == "eager" or trainer.graph is not None
     if not iterations or not is_ready or _why_incomparable(trainer) is not None:
@@ -128,13 +131,13 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
     itself = _agreed_difference(trainer, reference, reference_of(trainer, iterations))
     if itself is not None:
         unstable = (
-            f"{type(trainer.model).__name__} is another model every time: made twice from the same weights, batches "
-            f"and random states, {itself}. Something in forward draws what no seed governs, reads a clock, or "
-            "remembers earlier calls where nothing can put it back"
+            f"{type(trainer.model).__name__} is not repeatable: from the same weights, batches and random states, "
+            f"{itself}. Something in forward uses random numbers that no seed controls, reads a clock, or remembers "
+            "earlier calls in a place that cannot be restored"
         )
         if is_graph:
             raise NotTheSame(
-                f"{unstable}; a compiled step would repeat what was read when it was compiled. Give such a number in "
+                f"{unstable}; a compiled step would repeat the value read during compilation. Pass such a number in "
                 "the batch, or run with graph.enabled=false."
             )
         if is_main_process():
@@ -164,7 +167,7 @@ def _use_global_tensors(
         raise NotTheSame(text)
     if is_main_process():
         logger.info(
-            "%s mixes the samples of a batch: %s.%s Eager mode computes with global tensors, so that it sees the "
+            "%s mixes the samples of a batch: %s.%s Eager mode therefore uses global tensors, which include the "
             "samples of all %d data ranks (train.dist.batch_scope=global)",
             type(trainer.model).__name__,
             difference,
@@ -242,9 +245,9 @@ def is_own_update(trainer: Any) -> bool:
 def _obstacle(trainer: Any) -> str | None:
     """Return why some rank cannot make and undo updates of `trainer`, or None if all ranks can. Collective."""
     if not is_own_update(trainer):
-        return f"{type(trainer).__name__} makes updates of its own"
+        return f"{type(trainer).__name__} has its own kind of update"
     names = [name for of_rank in gather_objects(PythonKept.of_trainer(trainer).iterators) for name in of_rank]
-    return f"its model reads an iterator ({names[0]}), which cannot be put back" if names else None
+    return f"its model reads an iterator ({names[0]}), which cannot be restored" if names else None
 
 
 def _why_incomparable(trainer: Any) -> str | None:
@@ -252,7 +255,7 @@ def _why_incomparable(trainer: Any) -> str | None:
     if trainer.options.amp is not None:
         return f"amp={trainer.options.amp} rounds them differently"
     if trainer.mode == "graph" and find_unseeded_dropouts(trainer.model):
-        return "OneFlow's own dropout draws other masks in a graph"
+        return "OneFlow's own dropout uses different masks in a graph"
     return None
 
 
@@ -273,13 +276,14 @@ def refuse_untraceable(trainer: Any, reference: Reference) -> None:
     if reference.failure is not None:
         raise NotTheSame(
             f"{name} raises in update {len(reference.losses) + 1} of an eager run: {reference.failure}. A graph runs "
-            "the Python code of forward once, when it is traced, and would train on. Correct it, or run with "
+            "the Python code of forward only once, when it is traced, and would continue to train. Correct forward, "
+            "or run with "
             "graph.enabled=false."
         )
     if reference.changing:
         raise NotTheSame(
-            f"{name} changes {', '.join(reference.changing)}, and still does after two updates. A graph runs the "
-            "Python code of forward once, when it is traced, so that other lines would read what it was then. Keep a "
+            f"{name} changes {', '.join(reference.changing)}, even after two updates. A graph runs the Python code of "
+            "forward only once, when it is traced, so lines that read it would always see the first value. Keep a "
             'number in a buffer (`self.register_buffer("count", flow.zeros(()))`), or run with graph.enabled=false.'
         )
 
@@ -289,8 +293,9 @@ def _require_deterministic(trainer: Any, iterations: Iterations, reference: Refe
     difference = _agreed_difference(trainer, reference, reference_of(trainer, iterations), bound=0)
     if difference is not None:
         raise UserError(
-            f"train.deterministic=true cannot be kept: made twice from one state, with one seed, {difference}. Draw "
-            "random numbers from the generators of Python, NumPy or OneFlow, dropout from libai.layers.Dropout, or "
+            "train.deterministic=true cannot be kept: when an update is repeated from the same state and seed, "
+            f"{difference}. Take random numbers from the generators of Python, NumPy or OneFlow, dropout from "
+            "libai.layers.Dropout, or "
             "remove train.deterministic."
         )
 
@@ -316,9 +321,9 @@ def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> 
             odd.append(f"metric {name!r}")
     if odd and is_main_process():
         logger.warning(
-            "%s of %s: not a mean over samples (or counted items). Eager data-parallel ranks log the mean of their own "
-            "values, graph mode and one process the value over the samples of all ranks; training is the same. Set "
-            "train.dist.gradient_reduction=global for the latter.",
+            "%s of %s: not a mean over samples (or counted items). Eager data-parallel ranks log the mean of their "
+            "values; graph mode and one process log the value over the samples of all ranks. Training is the same. "
+            "Set train.dist.gradient_reduction=global to log the latter.",
             ", ".join(odd),
             type(trainer.model).__name__,
         )
@@ -333,17 +338,17 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
     changes = f" Its forward changes {changed}." if changed else ""
     if trainer.mode == "graph" and trainer.graph is not None:
         return (
-            f"graph mode would train another model than eager mode: {difference} compiled, against the same update of "
-            f"{name} made eagerly.{changes} A compiled step runs the Python code of forward once and loses changes "
-            "through views: keep numbers that change in buffers (`register_buffer`), draw from libai.layers.Dropout, "
-            "compute new tensors in place of `h.view(-1).add_(1)`, and let forward hooks read parameters from the "
-            "module that they receive; or train with graph.enabled=false."
+            f"graph mode would train a different model than eager mode: {difference} compiled, compared with the "
+            f"same update of {name} made eagerly.{changes} A compiled step runs the Python code of forward only once "
+            "and loses changes made through views. Keep numbers that change in buffers (`register_buffer`), use "
+            "libai.layers.Dropout, compute new tensors instead of `h.view(-1).add_(1)`, and let forward hooks read "
+            "parameters from the module that they receive; or train with graph.enabled=false."
         )
     if not reference.is_of_one_process:
         return (
-            f"{name}.forward changes a value in place that the backward pass reads: {difference}, against the same "
-            f"update with copies of what was read.{changes} OneFlow 0.9 does not notice it, and computes a wrong "
-            "gradient eagerly. Compute a new tensor instead (`h = h + 1` for `h += 1`, no inplace=True there), or "
+            f"{name}.forward changes a value in place that the backward pass reads: {difference}, compared with the "
+            f"same update that reads copies.{changes} OneFlow 0.9 does not detect this and computes a wrong gradient "
+            "in eager mode. Compute a new tensor instead (`h = h + 1` for `h += 1`, no inplace=True there), or "
             "change a `.clone()`."
         )
     if options.batch_scope == "rank":
@@ -353,8 +358,8 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
         )
     elif trainer.layout.is_global:
         change = (
-            "an operation of OneFlow 0.9 in it sees only the samples of its rank, or it changes a tensor through a "
-            "view: compute a new tensor, or use one rank"
+            "one of its OneFlow 0.9 operations sees only the samples of its own rank, or it changes a tensor through "
+            "a view: compute a new tensor, or use one rank"
         )
     else:
         change = (
@@ -362,8 +367,9 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
             "train.dist.batch_scope=rank if each rank is meant to see its own"
         )
     return (
-        f"{trainer.mesh.size} ranks would train another model than one process: {difference}, against the same update "
-        f"of {name} made by one process with the samples of all ranks.{changes} This is {trainer.mode} mode with "
+        f"{trainer.mesh.size} ranks would train a different model than one process: {difference}, compared with the "
+        f"same update of {name} made by one process with the samples of all ranks.{changes} This is {trainer.mode} "
+        "mode with "
         f"train.dist.batch_scope={options.batch_scope} and train.dist.gradient_reduction="
         f"{options.gradient_reduction}; {change}."
     )

@@ -41,7 +41,7 @@ class BatchPlan:
         if train.train_epoch > 0:
             if not samples:
                 raise UserError(
-                    f"train.train_epoch={train.train_epoch} needs to know how many samples an epoch has, and the "
+                    f"train.train_epoch={train.train_epoch} requires the number of samples per epoch, but the "
                     "training loader has no samples_per_epoch. Set train.train_iter instead."
                 )
             train_iter = math.ceil(train.train_epoch * samples / sizes.global_)
@@ -75,8 +75,8 @@ class BatchPlan:
             return value
         if self.epoch is None:
             raise UserError(
-                f"{setting}=epoch needs to know how many samples an epoch has, and the training loader has no "
-                "samples_per_epoch. Give a number of iterations, or a loader that has it."
+                f"{setting}=epoch requires the number of samples per epoch, but the training loader has no "
+                "samples_per_epoch. Set a number of iterations, or add the attribute to the loader."
             )
         return self.epoch
 

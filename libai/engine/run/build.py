@@ -63,10 +63,12 @@ def build_model(run: Any) -> flow.nn.Module:
 def adapt_model(run: Any, model: flow.nn.Module) -> None:
     """Apply `train.dist.sync_batch_norm`, `train.lora` and `train.freeze` in place.
 
-    It does no harm to call it again.
+    Calling it again has no further effect.
     """
     if run.train.dist.sync_batch_norm and not synchronize_batch_norms(model) and is_main_process():
-        logger.warning("train.dist.sync_batch_norm=true finds no batch normalization in %s", type(model).__name__)
+        logger.warning(
+            "train.dist.sync_batch_norm=true has no effect: %s has no batch normalization", type(model).__name__
+        )
     lora = run.train.lora
     if lora.patterns:
         add_lora(model, lora.patterns, lora.rank, lora.alpha, lora.dropout, lora.also_train or ())
@@ -76,8 +78,8 @@ def adapt_model(run: Any, model: flow.nn.Module) -> None:
         named[name].requires_grad_(False)
     if frozen and not any(parameter.requires_grad for parameter in named.values()):
         raise UserError(
-            f"train.freeze leaves none of the {len(named)} parameters of {type(model).__name__} to train. Take a "
-            "pattern out of it."
+            f"train.freeze freezes all {len(named)} parameters of {type(model).__name__}, so nothing is left to "
+            "train. Remove a pattern."
         )
 
 
@@ -96,8 +98,9 @@ def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
         taken += [names[id(p)] for group in built.param_groups for p in group.parameters if id(p) in names]
     if left := [name for name in names.values() if name not in taken]:
         raise UserError(
-            f"optim leaves {len(left)} parameters without optimizer: {', '.join(left[:3])}{', …' if left[3:] else ''}. "
-            "Widen a pattern, add a last optimizer without one, which takes the rest, or freeze them."
+            f"optim leaves {len(left)} parameters without an optimizer: "
+            f"{', '.join(left[:3])}{', …' if left[3:] else ''}. Widen a pattern, add a last optimizer without a "
+            "pattern for the rest, or freeze them."
         )
     return Optimizers(optimizers)
 
@@ -171,7 +174,7 @@ def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, pl
     for index, part in enumerate(sections):
         if index < len(sections) - 1 and part.get("max_iter") is None and part.get("max_epoch") is None:
             raise UserError(
-                f"{name}[{index}] has no length, so the schedule after it has no beginning. Set its max_iter "
+                f"{name}[{index}] has no length, so the schedule after it has no start. Set its max_iter "
                 "(iterations) or max_epoch (epochs)."
             )
         schedule = _instantiate_with(

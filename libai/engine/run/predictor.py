@@ -51,7 +51,7 @@ class Predictor:
     ):
         folder = Path(folder)
         if not (folder / "config.yaml").is_file():
-            raise UserError(f"{folder} holds no run: there is no config.yaml in it. Give the output folder of a run.")
+            raise UserError(f"{folder} does not contain a run: it has no config.yaml. Give the output folder of a run.")
         if get_world_size() == 1:
             overrides = [
                 *(f"train.dist.{name}=1" for name in _ALONE),

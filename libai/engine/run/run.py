@@ -1,6 +1,6 @@
 """The standard run: build components, hooks and a trainer from a checked config, then train, evaluate or resume.
 
-`Run` builds the parts, each in an overridable method, and drives the eager or graph trainer that the config asks for.
+`Run` builds the parts, each in an overridable method, and drives the eager or graph trainer that the config selects.
 `EagerTrainer.update` or `GraphTrainer.update` is the training step, and `TrainerBase.train` is the loop around it.
 """
 
@@ -249,7 +249,7 @@ class Run(build.Parts):
         start = max(self.start_iter, self.trainer.completed_iters)
         self.trainer.train(start, min(until or self.plan.train_iter, self.plan.train_iter))
         while self.trainer.status == "paused":
-            modes.switch(self, self._next_mode or self.trainer.mode, "asked for in mid-run")
+            modes.switch(self, self._next_mode or self.trainer.mode, "requested during the run")
             self._next_mode = None
             self.trainer.train(self.trainer.iter, self.trainer.max_iter)
 
@@ -263,7 +263,7 @@ class Run(build.Parts):
             self.load_weights(str(best))
             self.checkpointer.load_tensors_of_hooks(checkpoint.load(best))  # also the weight average of that checkpoint
         elif is_main_process():
-            logger.warning("no evaluation gave a finite %s: the model keeps its last weights", self.metric)
+            logger.warning("no evaluation returned a finite %s: the model keeps its last weights", self.metric)
 
     def _stopped(self) -> StoppedFromOutside:
         asked_by, saved = self.trainer.loop.agreement.take(STOP), self.checkpointer.resumable
@@ -296,7 +296,7 @@ class Run(build.Parts):
                 self._next_mode = mode
                 self.trainer.loop.pause()
             return
-        modes.switch(self, mode, "asked for by switch_mode")
+        modes.switch(self, mode, "requested by switch_mode")
 
     def evaluate(self, max_batches: int | None = None) -> dict[str, float]:
         """Return `{"eval/<dataset>/<metric>": value}` over all test loaders. Collective.
@@ -318,7 +318,7 @@ class Run(build.Parts):
         num_batches = self.config.train.num_sanity_eval_batches
         if num_batches and not self.test_loaders:
             raise UserError(
-                f"train.num_sanity_eval_batches={num_batches} has no data: dataloader.test names no dataset. Add one, "
+                f"train.num_sanity_eval_batches={num_batches} has no data: dataloader.test has no dataset. Add one, "
                 "or set it to 0."
             )
         # a hook may add its own metric; the metric is then looked up after the first evaluation
@@ -329,7 +329,7 @@ class Run(build.Parts):
         if is_checked:
             refuse_unknown(f"eval/{self.metric}", metrics)
         if num_batches and is_main_process():
-            logger.info("evaluation works: tried on %d batch(es) of %s", num_batches, ", ".join(self.test_loaders))
+            logger.info("evaluation works: tested on %d batch(es) of %s", num_batches, ", ".join(self.test_loaders))
 
     def report_evaluation(self) -> dict[str, float]:
         """Evaluate once, log the result and return it (`--eval-only`). Collective."""

@@ -70,8 +70,8 @@ def prepare_output_dir(path: Path) -> None:
             pass
     except OSError as error:
         raise UserError(
-            f"train.output_dir={path} cannot be written ({error.strerror or error}), and a run keeps its config, logs "
-            "and checkpoints there. Set train.output_dir to a folder that you can write to."
+            f"train.output_dir={path} cannot be written ({error.strerror or error}), but a run stores its config, "
+            "logs and checkpoints there. Set train.output_dir to a writable folder."
         ) from None
     if (holder := find_holder(path)) is not None:
         raise FolderInUseError(describe_holder(path, holder))
@@ -172,7 +172,7 @@ class RunFolder:
         if self._is_continued and self._names != self._own_names():
             raise UserError(
                 f"run {self.run_id} in {self.path} was continued by another job while this one was starting. Start "
-                "again with --resume to continue from where that job has ended."
+                "again with --resume to continue from the end of that job."
             )
         files = contents()  # a config that cannot be written is found before anything is moved
         checkpoint.remove_leftovers(self.root)  # this run has the lock, so the process that left them has ended
@@ -195,10 +195,9 @@ class RunFolder:
         """Raise `OutputLostError` if the folder no longer holds this run. Call on rank 0."""
         if self._has_begun and read_json(self.path / RUN_FILE).get("run_id") != self.run_id:
             raise OutputLostError(
-                f"train.output_dir={self.path} was removed or renamed while run {self.run_id} wrote into it, or holds "
-                "another run now, so checkpoints and metrics have nowhere to go. The run ends here and writes nothing "
-                "more. What it had saved is where the folder is now; with train.output_dir set to that, --resume "
-                "continues."
+                f"train.output_dir={self.path} was removed or renamed during run {self.run_id}, or now contains "
+                "another run, so checkpoints and metrics cannot be written. The run ends here and writes nothing "
+                "more. If the folder was renamed, set train.output_dir to its new name and continue with --resume."
             )
 
 
@@ -238,7 +237,7 @@ def checkpoint_of(given: Path) -> Path:
     path = checkpoint.resolve(given)
     if not (path / STATE).is_file():
         raise UserError(
-            f"--resume {given} names no checkpoint of a run: {path} has no {STATE}. To take only its weights: "
+            f"--resume {given} is not a checkpoint of a run: {path} has no {STATE}. To load only its weights: "
             f"train.load_weight={given}."
         )
     return path
@@ -250,7 +249,7 @@ def _check_reset(reset: Collection[str], resumes: bool) -> None:
     if unknown:
         raise UserError(f"--reset {unknown[0]}: a resume can leave out {', '.join(RESETTABLE)}.")
     if reset and not resumes:
-        raise UserError(f"--reset {','.join(reset)} has nothing to leave out: nothing is resumed. Add --resume.")
+        raise UserError(f"--reset {','.join(reset)} has no effect without a resume. Add --resume.")
 
 
 def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path:
@@ -260,7 +259,7 @@ def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) 
         return path
     state = f"it holds {sorted(path.name for path in root.iterdir())}" if root.is_dir() else "there is no such folder"
     raise UserError(
-        f"--resume found no usable checkpoint in {root}: {state}. Leave --resume out to start from the beginning, or "
+        f"--resume found no usable checkpoint in {root}: {state}. Remove --resume to start from the beginning, or "
         "set train.output_dir to the folder of the run to continue."
     )
 

@@ -80,10 +80,9 @@ def dry_run(run: Any) -> None:
         total = timedelta(seconds=round(seconds * iterations))
         for text in (
             f"memory  {' and on the device '.join(memory)} at the peak of a process in {trainer.mode} mode",
-            f"time    {seconds:.3g} s an iteration, {total} for {iterations:,} of them without data, evaluation and "
-            "checkpoints",
-            f"dry run passed in {time.perf_counter() - began:.1f} s: {', '.join(done)}. All of it is undone, nothing "
-            "was kept",
+            f"time    {seconds:.3g} s per iteration, {total} for {iterations:,} iterations, excluding data, "
+            "evaluation and checkpoints",
+            f"dry run passed in {time.perf_counter() - began:.1f} s: {', '.join(done)}. All of it has been undone",
         ):
             logger.info("%s", text, extra={"is_result": True})
 
@@ -143,18 +142,18 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
     """Try learning rates from `lowest` to `highest`, evenly spaced in their logarithm, with one update each.
 
     Stops when the loss has diverged. Weights, buffers, optimizer, schedule and data position are as before when it
-    returns. Only the numbers that OneFlow has drawn (stock dropout) are not put back. Hooks and schedule do not run.
+    returns. Only OneFlow's generator (used by its own dropout) is not restored. Hooks and schedule do not run.
     Collective, in both modes. Raises `UserError` for updates that cannot be undone, and if the loss diverges at once.
     """
     if not 0 < lowest < highest or not math.isfinite(highest) or num_iters < FEWEST_POINTS:
         raise UserError(
-            f"find_lr was asked for {num_iters} updates with rates from {lowest:g} to {highest:g}: it needs "
-            f"0 < lowest < highest and at least {FEWEST_POINTS} updates."
+            f"find_lr cannot make {num_iters} updates with rates from {lowest:g} to {highest:g}: it needs 0 < lowest "
+            f"< highest and at least {FEWEST_POINTS} updates."
         )
     if trainer.options.amp == "fp16":
         raise UserError(
-            "find_lr leaves the state as it was, and cannot where amp=fp16: a loss that overflows changes the loss "
-            "scale, which the compiled step keeps. Find the rate without train.amp, or with bf16."
+            "find_lr must restore the state, which is impossible with amp=fp16: a loss that overflows changes the "
+            "loss scale inside the compiled step. Find the learning rate without train.amp, or with bf16."
         )
     if trainer.status == "running":
         raise UserError("find_lr was called from a hook, in mid-iteration. Call it before train, or between two calls.")
@@ -181,8 +180,8 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
                 break
     if len(losses) < FEWEST_POINTS:
         raise UserError(
-            f"the loss diverged after {len(losses)} updates, at a rate of {lr:.1e}: too few for a curve. Begin below "
-            f"{lowest:g}."
+            f"the loss diverged after {len(losses)} updates, at a learning rate of {lr:.1e}: too few for a curve. "
+            f"Begin below {lowest:g}."
         )
     return LRCurve(lrs, losses, has_diverged=len(losses) < num_iters)
 

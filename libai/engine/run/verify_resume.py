@@ -25,7 +25,7 @@ _NOT_OF_THE_CURVE = ("state.facts", "state.mode", "state.libai_version")
 def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
     """Return the settings of all three jobs.
 
-    They make 2 N iterations, log each, and write a checkpoint after N and at the end.
+    The jobs make 2 N iterations, log each of them, and write a checkpoint after N and at the end.
     """
     return [
         f"train.train_iter={2 * num_iters}",

@@ -21,7 +21,9 @@ def family_of(config: Config) -> tuple[str, Family]:
         kind = config.get("model_type")
         related = [name for name, family in FAMILIES.items() if kind is not None and family.model_type == kind]
         known = (
-            f"of model_type {kind!r} it knows {', '.join(related)}" if related else f"it knows {', '.join(FAMILIES)}"
+            f"for model_type {kind!r} it supports {', '.join(related)}"
+            if related
+            else f"it knows {', '.join(FAMILIES)}"
         )
-        raise UserError(f"config.json is for {named[0]!r}, which libai.hf does not know; {known}.")
+        raise UserError(f"config.json is for {named[0]!r}, which libai.hf does not support; {known}.")
     return named[0], FAMILIES[named[0]]

@@ -77,12 +77,12 @@ class Family:
     def _check(self, config: Config) -> None:
         if config.get("quantization_config"):
             raise UserError(
-                "config.json has quantization_config: quantized weights are not read. Save them in float32."
+                "config.json has quantization_config: quantized weights are not supported. Save them in float32."
             )
         for key, values in self.required.items():
             if config.get(key, values[0]) not in values:
                 raise UserError(
-                    f"config.json has {key}={config[key]!r}, which {self.target} cannot compute. It can: "
+                    f"config.json has {key}={config[key]!r}, which {self.target} does not support. It supports "
                     f"{', '.join(map(repr, values))}."
                 )
 
@@ -100,7 +100,7 @@ ACTIVATIONS_OF_HF: dict[str, str] = {"gelu": "gelu", "gelu_tanh": "gelu_new", "r
 
 def activation_of(activation: str) -> str:
     if activation not in _ACTIVATIONS:
-        raise UserError(f"the activation {activation!r} of config.json is not known: {', '.join(_ACTIVATIONS)}.")
+        raise UserError(f"the activation {activation!r} of config.json is unknown. Known: {', '.join(_ACTIVATIONS)}.")
     return _ACTIVATIONS[activation]
 
 
@@ -156,7 +156,7 @@ def num_classes_of(config: Config) -> int:
     if problem != _SINGLE_LABEL:
         raise UserError(
             f"config.json has problem_type={config.get('problem_type')!r} and {count} label(s), for which transformers "
-            f"computes a {problem} loss; ours choose one class of each sample. To import the weights "
+            f"computes a {problem} loss; libai's models choose one class per sample. To import the weights "
             f'anyway (the logits are equal), set problem_type="{_SINGLE_LABEL}".'
         )
     return count

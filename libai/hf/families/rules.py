@@ -96,8 +96,8 @@ def match(rules: Sequence[Rule], tensors: Mapping[str, TensorSpec]) -> dict[str,
                 known.update(parts)
     if unknown := sorted(set(tensors) - known):
         raise UserError(
-            f"the model's `{unknown[0]}` has no place in files of this kind ({len(unknown)} such tensors). Only models "
-            "with the arguments that `libai.hf` gives them can be exported."
+            f"the model's `{unknown[0]}` has no counterpart in this kind of file ({len(unknown)} such tensors). Only "
+            "models with the arguments that `libai.hf` sets can be exported."
         )
     return matches
 

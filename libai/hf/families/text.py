@@ -146,8 +146,8 @@ def _read_mistral(config: Config) -> dict[str, Any]:
     window, length = config.get("sliding_window", 4096), config.get("max_position_embeddings", 131072)
     if window is not None and window < length:
         raise UserError(
-            f"config.json has sliding_window={window}, which libai.models.Llama cannot compute. Texts up to "
-            f"that length are the same without: set max_position_embeddings={window} (now {length}) or "
+            f"config.json has sliding_window={window}, which libai.models.Llama does not support. For texts up to "
+            f"that length the result is the same without it: set max_position_embeddings={window} (now {length}) or "
             "sliding_window=null."
         )
     return _read_llama(config)
@@ -167,8 +167,8 @@ def _write_llama(ours: Config) -> dict[str, Any]:
     has_bias = ours.get("qkv_bias", False)
     if has_bias != ours.get("out_bias", False):
         raise UserError(
-            f"the model has qkv_bias={has_bias} and out_bias={not has_bias}, and LlamaForCausalLM has one setting for "
-            "both. With qkv_bias alone it is a Qwen2ForCausalLM."
+            f"the model has qkv_bias={has_bias} and out_bias={not has_bias}, but LlamaForCausalLM has one setting "
+            "for both. With only qkv_bias it is a Qwen2ForCausalLM."
         )
     return {**_write_decoder(ours), "attention_bias": has_bias}
 
@@ -200,7 +200,9 @@ _MASKED_LM_COPIES = {
 
 def _write_bert(ours: Config) -> dict[str, Any]:
     if ours.get("padding_token") is not None:
-        raise UserError(f"BERT has no padding_token, and this model has {ours['padding_token']}. It is a RoBERTa.")
+        raise UserError(
+            f"BERT has no padding_token, but this model has {ours['padding_token']}. Export it as a RoBERTa."
+        )
     return _write_embeddings(ours)
 
 
@@ -240,7 +242,9 @@ def _read_roberta(config: Config) -> dict[str, Any]:
 def _write_roberta(ours: Config) -> dict[str, Any]:
     padding = ours.get("padding_token")
     if padding is None:
-        raise UserError("RoBERTa's positions begin behind its padding token, and this model has none. It is a BERT.")
+        raise UserError(
+            "RoBERTa's positions begin after its padding token, but this model has none. Export it as a BERT."
+        )
     positions = {"pad_token_id": padding, "max_position_embeddings": ours["max_seq_length"] + padding + 1}
     return {**_write_embeddings(ours), **positions}
 
@@ -356,7 +360,7 @@ def _write_t5(ours: Config) -> dict[str, Any]:
     units = ACTIVATIONS_OF_HF[ours.get("activation", "relu")]
     if ours.get("is_gated", False):
         if units == "gelu":
-            raise UserError('T5\'s gates compute gelu_tanh or other activations, and this model has activation="gelu".')
+            raise UserError('T5 uses gelu_tanh in gated activations, but this model has activation="gelu".')
         units = f"gated-{'gelu' if units == 'gelu_new' else units}"
     is_tied = ours.get("tie_head", True)
     scales = ours.get("scales_head")
@@ -372,7 +376,7 @@ def _write_t5(ours: Config) -> dict[str, Any]:
 def _write_mt5(ours: Config) -> dict[str, Any]:
     written = _write_t5(ours)
     if written.pop("scale_decoder_outputs"):
-        raise UserError("mT5 has no scaled output layer, and this model (scales_head=true) has. It is a T5.")
+        raise UserError("mT5 has no scaled output layer, but this model does (scales_head=true). Export it as a T5.")
     return written
 
 

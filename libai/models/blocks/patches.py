@@ -22,8 +22,8 @@ def check_patches(image_size: int, patch_size: int) -> None:
     """Raise `UserError` if patches do not tile the image."""
     if image_size % patch_size:
         raise UserError(
-            f"image_size={image_size} is not a multiple of patch_size={patch_size}, so patches cannot tile it. "
-            f"patch_size can be one of {[n for n in range(1, image_size + 1) if image_size % n == 0]}."
+            f"image_size={image_size} is not a multiple of patch_size={patch_size}, so patches cannot cover it "
+            f"exactly. patch_size can be one of {[n for n in range(1, image_size + 1) if image_size % n == 0]}."
         )
 
 
@@ -32,6 +32,6 @@ def check_image(images: flow.Tensor, image_size: int, model: str) -> None:
     height, width = images.shape[2:]
     if (height, width) != (image_size, image_size):
         raise UserError(
-            f"the batch holds images of {height} x {width}, but this {model} was built with image_size={image_size}. "
-            "Resize the images, or set image_size."
+            f"the batch contains images of {height} x {width}, but this {model} was built with "
+            f"image_size={image_size}. Resize the images, or set image_size."
         )

@@ -50,7 +50,7 @@ def check_transformer(hidden_size: int, num_layers: int, num_heads: int, mlp_rat
     check_sizes(hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads)
     check_rate(mlp_ratio=mlp_ratio)
     if int(hidden_size * mlp_ratio) < 1:
-        raise UserError(f"mlp_ratio={mlp_ratio} of hidden_size={hidden_size} leaves no unit. Raise one of them.")
+        raise UserError(f"mlp_ratio={mlp_ratio} of hidden_size={hidden_size} gives no hidden units. Raise one of them.")
 
 
 class Attention(nn.Module):
@@ -84,14 +84,14 @@ class Attention(nn.Module):
         check_sizes(hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads)
         if head_size is None and hidden_size % num_heads:
             raise UserError(
-                f"hidden_size={hidden_size} is not a multiple of num_heads={num_heads}, so heads cannot have equal "
-                f"width. Nearest hidden_size: {hidden_size // num_heads * num_heads or num_heads} or "
+                f"hidden_size={hidden_size} is not a multiple of num_heads={num_heads}, so the heads cannot have "
+                f"equal width. Nearest hidden_size: {hidden_size // num_heads * num_heads or num_heads} or "
                 f"{(hidden_size // num_heads + 1) * num_heads}."
             )
         if num_heads % num_kv_heads:
             raise UserError(
-                f"num_heads={num_heads} is not a multiple of num_kv_heads={num_kv_heads}, so heads of keys cannot be "
-                "shared evenly. num_kv_heads can be one of "
+                f"num_heads={num_heads} is not a multiple of num_kv_heads={num_kv_heads}, so the key heads cannot be "
+                f"shared evenly. num_kv_heads can be one of "
                 f"{[n for n in range(1, num_heads + 1) if num_heads % n == 0]}."
             )
         self.num_heads = num_heads
@@ -167,7 +167,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "gelu_tanh": GELUTan
 def activation_module(name: str) -> nn.Module:
     """Return a new module of `ACTIVATIONS` by name. Raises `UserError` for an unknown name."""
     if name not in ACTIVATIONS:
-        raise UserError(f'activation="{name}" is not known. It is one of {", ".join(ACTIVATIONS)}.')
+        raise UserError(f'activation="{name}" is unknown. Use one of {", ".join(ACTIVATIONS)}.')
     return ACTIVATIONS[name]()
 
 
@@ -323,7 +323,7 @@ def check_length(length: int, max_length: int) -> None:
     """Raise `UserError` if a sequence is longer than the number of the model's positions."""
     if length > max_length:
         raise UserError(
-            f"the batch holds sequences of {length} tokens, but the model has {max_length} positions "
+            f"the batch contains sequences of {length} tokens, but the model has {max_length} positions "
             f"(max_seq_length). Cut the sequences to {max_length}, or set max_seq_length={length}."
         )
 

@@ -55,7 +55,7 @@ def test_a_dotted_extra_reaches_the_nested_target():
 
 
 def test_a_dotted_extra_without_its_target_is_explained():
-    with pytest.raises(ConfigError, match=r"config.params is not set, but the run has model.*params=LazyCall"):
+    with pytest.raises(ConfigError, match=r"config.params is not set, but the run must pass model.*params=LazyCall"):
         instantiate(LazyCall(takes)(), **{"params.model": 1})
     with pytest.raises(ConfigError, match=r"config.params has no _target_, so it cannot receive model"):
         instantiate(LazyCall(takes)(params={"a": 1}), **{"params.model": 1})

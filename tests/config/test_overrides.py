@@ -116,7 +116,7 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
         ("train.amp.dtype=fp17", "train.amp.dtype='fp17': expected fp16 or bf16 (default 'fp16')."),
         (
             "optim.lr=1e-3,1e-4",
-            "optim.lr=1e-3,1e-4: several values for one run. Write optim.lr=[1e-3,1e-4] for a list, "
+            "optim.lr=1e-3,1e-4: several values for one run. Write optim.lr=[1e-3,1e-4] for a list or "
             "optim.lr='1e-3,1e-4' for text, or start one run per value in a shell loop.",
         ),
         (

@@ -51,7 +51,7 @@ def test_numbers_become_int64_float32_or_bool(value, dtype, num_workers):
         ([(1, 2)], "a sample of ListDataset is a tuple, not a dict: return a dict whose keys"),
         ([{"x": 1}, {"y": 1}], r"samples of ListDataset have the keys \['x'\] and \['y'\]: every sample"),
         ([{"x": 1}, 3], r"samples of ListDataset have the keys \['x'\] and a int"),
-        ([{"x": "word"}], "'x' of ListDataset holds <U4 values"),
+        ([{"x": "word"}], "'x' of ListDataset contains <U4 values"),
         ([{"x": np.zeros(2)}, {"x": np.zeros(3)}], "pad or crop"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_collate_function_of_the_user_makes_the_batch():
 
 def test_lengths_of_other_samples_are_refused():
     few = type("Few", (Words,), {"__len__": lambda self: 2})([1, 2, 3])
-    with pytest.raises(DataError, match=r"Few.lengths has 3 numbers, and the dataset 2 samples"):
+    with pytest.raises(DataError, match=r"Few.lengths has 3 numbers, but the dataset has 2 samples"):
         build_train_loader(few, micro_batch_size=1)
 
 
@@ -126,7 +126,7 @@ def test_padding_fills_marks_rounds_and_cuts():
     assert batch["mask"].sum(1).tolist() == [2, 5] and batch["number"].tolist() == [0, 1]
     short = PadCollate(PADDING, multiple_of=4, max_length=3)([*Words([2, 5])])
     assert short["input_ids"].tolist() == [[1, 1, 0], [2, 2, 2]]
-    with pytest.raises(DataError, match="PadCollate pads 'tokens', and a sample has"):
+    with pytest.raises(DataError, match="PadCollate pads 'tokens', but a sample only has"):
         PadCollate({"tokens": 0})([Words([1])[0]])
     with pytest.raises(DataError, match="'labels' differs in shape.*name a value to pad it with"):
         PadCollate({"input_ids": 0})([*Words([1, 2])])

@@ -49,7 +49,7 @@ def test_batches_are_normalised(cifar10):
 
 
 def test_missing_files_say_where_and_what_to_fetch(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match=r"none, which does not exist.*Fetch CIFAR.* from https"):
+    with pytest.raises(DataError, match=r"none, which does not exist.*Download CIFAR.* from https"):
         CifarDataset(tmp_path / "none")
     (tmp_path / "notes.txt").write_text("x")
     monkeypatch.setenv("LIBAI_DATA_DIR", str(tmp_path))
@@ -59,7 +59,7 @@ def test_missing_files_say_where_and_what_to_fetch(tmp_path, monkeypatch):
 
 def test_labels_of_another_set_are_refused(tmp_path):
     write_binary(tmp_path / "test_batch.bin", [3, 10])
-    with pytest.raises(DataError, match="has the label 10: these are not the files of cifar10"):
+    with pytest.raises(DataError, match="has the label 10: the files are not cifar10"):
         CifarDataset(tmp_path, split="test")
 
 

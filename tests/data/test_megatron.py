@@ -54,9 +54,9 @@ def test_what_is_no_such_file_is_refused(tmp_path):
     for content, tokens, message in [
         (b"TNTIDX\x00\x00" + index[8:], data, "begins with b'TNTIDX.*MMIDIDX"),
         (index[:9] + (2).to_bytes(8, "little") + index[17:], data, "version 2 and numbers of kind"),
-        (index[:-3], data, "describes 5 sequences in 5 documents that do not fit"),
+        (index[:-3], data, "does not match the 5 sequences in 5 documents"),
         (index, data[:-2], "the files do not belong together"),
-        (index[:-8] + struct.pack("<q", 9), data, "describes 5 sequences in 5 documents that do not fit"),
+        (index[:-8] + struct.pack("<q", 9), data, "does not match the 5 sequences in 5 documents"),
     ]:
         path.with_suffix(".idx").write_bytes(content)
         path.with_suffix(".bin").write_bytes(tokens)

@@ -78,11 +78,11 @@ def test_plain_text_is_a_document_a_file_or_a_paragraph(tmp_path):
     ("content", "options", "message"),
     [
         ('{"text": "a"}\n{"text"\n', [], "line 2: not JSON"),
-        ('{"text": "a"}\n[1]\n', [], r"line 2: no text 'text' in it, only a list"),
-        ('{"body": "a"}\n', [], r"line 1: no text 'text' in it, only \['body'\]"),
+        ('{"text": "a"}\n[1]\n', [], r"line 2: there is no text 'text', only a list"),
+        ('{"body": "a"}\n', [], r"line 1: there is no text 'text', only \['body'\]"),
         ('{"text": "a"}\n', [], "no document is left for"),
         ('{"text": "a"}\n', ["--tokenizer", "bpe"], "the number of tokens to learn"),
-        ('{"text": "a"}\n', ["--tokenizer", "no.json"], "a tokenizer.json that exists"),
+        ('{"text": "a"}\n', ["--tokenizer", "no.json"], "the path of a tokenizer.json"),
     ],
 )
 def test_mistakes_are_one_clear_error_and_leave_nothing(tmp_path, content, options, message):

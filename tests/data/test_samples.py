@@ -85,5 +85,5 @@ def test_impossible_blends_are_refused(weights):
 def test_blends_of_different_shapes_or_of_changing_datasets_are_refused(windows):
     with pytest.raises(DataError, match="samples of different shapes or keys"):
         BlendedDataset([{"x": np.zeros((4, 2))}, {"x": np.zeros((4, 3))}], [1, 1]).get_batch(np.arange(4))
-    with pytest.raises(DataError, match="put MaskedTokens around the blend"):
+    with pytest.raises(DataError, match="wrap the blend in MaskedTokens"):
         BlendedDataset([MaskedTokens(windows, MASK)], [1])

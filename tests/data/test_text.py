@@ -74,7 +74,7 @@ def test_impossible_preparations_are_explained(corpus, cache, monkeypatch, optio
 def test_one_file_alone_trains_without_validation(corpus, cache):
     dataset = build(corpus / "0.txt", cache, validation_fraction=0)
     assert documents_of(dataset) == ["document 0\n"]
-    with pytest.raises(DataError, match=r"holds \['train'\]"):
+    with pytest.raises(DataError, match=r"has \['train'\]"):
         build(corpus / "0.txt", cache, split="validation", validation_fraction=0)
     (corpus / "0.txt").write_text("")
     with pytest.raises(DataError, match="0 different, not empty file"):

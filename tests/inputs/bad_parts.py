@@ -11,7 +11,7 @@ FITS_NOT = "forward does not fit the batch"
 
 PARTS = {
     # the optimizer
-    "lr_scheduler.alpha=-1": ("lr_scheduler", "multiplies the learning rate with -", "at iteration"),
+    "lr_scheduler.alpha=-1": ("lr_scheduler", "multiplies the learning rate by -", "at iteration"),
     "optim={_target_: collections.Counter}": ("`optim` is a Counter", "oneflow.optim.AdamW"),
     # sizes of layers: OneFlow 0.9 aborts or divides by zero
     "model.width=0": ("model.width", "width=0", ">= 1"),

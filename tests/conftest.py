@@ -1,4 +1,4 @@
-"""What all tests share: tiny models and data, both modes as a parameter, launches with a time limit."""
+"""Fixtures for all tests: tiny models and data, both modes as a parameter, launches with a time limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import duration
 
-#: under nohup, or in the background of a script, all processes that tests start would ignore them
+#: under nohup or in the background of a script, all processes started by tests would ignore these signals
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -25,13 +25,13 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """A graph collects garbage before it compiles: let it not walk over thousands of collected tests each time."""
+    """Freeze collected tests, which the garbage collection before each compilation would otherwise visit."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _protected_graph_launches():
-    """Launch one graph through libai first: many tests launch tiny ones by hand, which OneFlow 0.9 may crash on
+    """Launch one graph through libai first, because many tests launch tiny graphs by hand, which may crash OneFlow 0.9
     (docs/dev/decisions/0004-graph-launch-race.md)."""
     import oneflow as flow
     from oneflow import nn
@@ -58,7 +58,7 @@ def mode(request):
 
 @pytest.fixture
 def library():
-    """The library of CPU kernels that is in use; a test is skipped where there is none."""
+    """The library of CPU kernels in use. The test is skipped if there is none."""
     from libai.native import kernels
 
     if not kernels.are_kernels_on():
@@ -68,7 +68,7 @@ def library():
 
 @pytest.fixture
 def kernels_off():
-    """OneFlow's own CPU kernels, during a test."""
+    """Use OneFlow's own CPU kernels during a test."""
     from libai.native.kernels import loaded_library
 
     library = loaded_library()
@@ -81,7 +81,7 @@ def kernels_off():
 
 @pytest.fixture
 def script(tmp_path):
-    """`script(body)` makes a rank's program, see `launched.Script`; the jobs that it starts end with the test."""
+    """`script(body)` creates a rank's program, see `launched.Script`. Its jobs end with the test."""
     from launched import Script
 
     made = []

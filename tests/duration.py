@@ -1,8 +1,8 @@
-"""The time that an unmarked test may take: one second of a quiet machine, measured against a calibration.
+"""Limit unmarked tests to one second of a quiet machine, measured against a calibration.
 
 Under continuous integration (`CI` is set) an unmarked test that takes longer fails and names the marker to set. A slow
-or busy machine fails nothing: a test counts with the smaller of its wall time and its processor time, and the limit
-grows as the calibration took longer than on the machine where it was chosen.
+or busy machine does not make tests fail: the smaller of wall time and processor time counts, and the limit grows with
+the time of the calibration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import pytest
 
 SECONDS = 1.0
-#: for what the first test of a process imports and compiles, and for what else runs on the core
+#: for imports and compilation by the first test of a process, and for other work on the core
 SLACK = 1.5
 #: processor time of `calibration_seconds` on a quiet core of an Intel Xeon with AVX-512, November 2026
 REFERENCE_SECONDS = 0.0235
@@ -35,14 +35,14 @@ def calibration_seconds() -> float:
 
 
 def processor_seconds() -> float:
-    """Return the processor time so far of this process and of those that it has waited for."""
+    """Return the processor time so far of this process and of the child processes that it has waited for."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def too_long(wall: float, processor: float, calibration: float, markers: set[str]) -> str:
-    """Return the message for a test that took too long for its markers, or an empty text."""
+    """Return the message for a test that took too long for its markers, or an empty string."""
     slowness = max(1.0, calibration / REFERENCE_SECONDS)
     seconds = min(wall, processor) / slowness
     if seconds <= SLACK * SECONDS or markers.intersection(TIERS):

@@ -16,7 +16,7 @@ from libai.launch.request import find_free_port
 from libai.utils.rank_notes import RENDEZVOUS_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
-#: the command `libai`, also where it is not installed
+#: the command `libai`, even if it is not installed
 LIBAI = (sys.executable, str(ROOT / "libai" / "__main__.py"))
 TRAIN_NET = str(ROOT / "tools" / "train_net.py")
 TRAIN_SH = str(ROOT / "tools" / "train.sh")
@@ -24,13 +24,13 @@ TRAIN_SH = str(ROOT / "tools" / "train.sh")
 NOT_INHERITED = {*RENDEZVOUS_VARIABLES, "NODE", "NODE_RANK", "ADDR", "PORT", "OMP_NUM_THREADS", "VENV"}
 #: what oneflow 0.9.0 writes to stderr on a machine without InfiniBand or a GPU
 HARMLESS = ("libibverbs not available", "CUDA driver version is insufficient")
-#: how a start begins that says what takes its time
+#: prefix of the line that says what the start waits for
 NOTICE = "libai: "
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a job left behind. `errors`: the lines of stderr without notices and the harmless ones of oneflow."""
+    """The result of a job. `errors`: the lines of stderr without notices and harmless lines of oneflow."""
 
     returncode: int
     stdout: str
@@ -46,7 +46,7 @@ class Finished:
 
 
 def user_folder(tmp_path_factory: Any) -> Path:
-    """A user's folder outside of the repository, with a config that imports the models beside it."""
+    """Create a user's folder outside the repository, with a config that imports the models next to it."""
     folder = tmp_path_factory.mktemp("user")
     for name in ("user_models.py", "user_config.py"):
         shutil.copy(ROOT / "tests" / "launch" / name, folder)
@@ -54,7 +54,7 @@ def user_folder(tmp_path_factory: Any) -> Path:
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """This process's environment without what would make a child believe it is a rank; `extra` on top."""
+    """Return this process's environment without variables that would make a child a rank, plus `extra`."""
     kept = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     return {**kept, "NO_VENV": "1", "PYTHON": sys.executable, **extra}
 
@@ -98,14 +98,14 @@ def train_sh(config: str | Path, processes: int, *arguments: str, file: str = TR
 
 
 def rank_command(script: str | Path, processes: int) -> list[str]:
-    """The words that start a script on so many ranks, by OneFlow's own launcher at a free port."""
+    """Return the command that starts a script on several ranks with OneFlow's launcher at a free port."""
     launcher = ["-m", "oneflow.distributed.launch", "--nproc_per_node", str(processes)]
     launcher += ["--master_port", str(find_free_port())]
     return [sys.executable, *(launcher if processes > 1 else []), str(script)]
 
 
 def run_ranks(script: str | Path, processes: int, *arguments: str | Path, **options: Any) -> Finished:
-    """Run a script on so many ranks; a failure of it is one of the test."""
+    """Run a script on several ranks. If it fails, the test fails."""
     command = [*rank_command(script, processes), *map(str, arguments)]
     finished = run(command, **{"PYTHONPATH": str(ROOT), **options})
     assert finished.returncode == 0, finished
@@ -118,7 +118,7 @@ def read_metrics(output_dir: str | Path) -> list[dict[str, float]]:
 
 
 def read_curve(output_dir: str | Path) -> list[dict[str, float]]:
-    """`read_metrics` without what differs between any two runs: times and speeds."""
+    """Return `read_metrics` without times and speeds, which differ between any two runs."""
     return [{tag: v for tag, v in row.items() if not tag.startswith("perf/")} for row in read_metrics(output_dir)]
 
 

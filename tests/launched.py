@@ -1,4 +1,4 @@
-"""Programs of a test's own, launched by `tools/train.sh`: without oneflow unless they import it."""
+"""Test programs launched by `tools/train.sh`, without oneflow unless they import it."""
 
 import os
 import subprocess

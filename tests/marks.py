@@ -1,4 +1,4 @@
-"""Which cases of a test the first command runs."""
+"""Select the cases of a test that the default command runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How scripts that tests start on several ranks come to their end: `run_rank(main, *arguments)` as their last line."""
+"""End scripts that tests start on several ranks: call `run_rank(main, *arguments)` in their last line."""
 
 from __future__ import annotations
 

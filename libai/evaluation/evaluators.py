@@ -88,7 +88,7 @@ class MeanLossEvaluator(Evaluator):
             if returned == ["outputs"]:
                 returned = "a value without a name"
             raise EvaluatorError(
-                f'{type(self).__name__} needs outputs["losses"] but the model returned {returned} in eval mode: '
+                f'{type(self).__name__} needs outputs["losses"], but the model returned {returned} in eval mode: '
                 'return {"losses": {"cls": loss}} there too, next to other outputs.'
             )
         counted = outputs.get("num_loss_items")

@@ -1,4 +1,4 @@
-"""Continuous integration leaves no test out: every collected test is in one tier, and `.ci/run` runs every tier."""
+"""Continuous integration runs every test: each collected test is in one tier, and `.ci/run` runs every tier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = "not e2e and not slow and not dist"
 #: tier -> marker expression; .ci/run has the first two as one suite
 TIERS = {"quick": QUICK, "e2e": "e2e and not slow and not dist", "slow": "slow", "dist": "dist"}
 MESHES = "tests/dist/test_two_meshes.py"
-#: a plugin of the collecting process, which writes the markers of every test before `-m` deselects some
+#: plugin for the collecting process: writes the markers of every test before `-m` deselects some
 PLUGIN = """
 import json, pathlib, pytest
 
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory) -> dict[str, Any]:
-    """The tests that the default command selects, and the markers of every test."""
+    """Return the tests that the default command selects, and the markers of every test."""
     folder = tmp_path_factory.mktemp("collected")
     (folder / "marker_plugin.py").write_text(PLUGIN.replace("MARKERS", str(folder / "markers.json")))
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-p", "marker_plugin"]
@@ -52,7 +52,7 @@ def collected(tmp_path_factory) -> dict[str, Any]:
 
 
 def tiers_of(markers: list[str]) -> list[str]:
-    """Return the tiers whose expression a test with these markers matches."""
+    """Return the tiers with an expression that matches a test with these markers."""
     values = {name: name in markers for name in ("e2e", "slow", "dist")}
     return [tier for tier, expression in TIERS.items() if eval(expression, {}, values)]
 

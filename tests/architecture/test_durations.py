@@ -1,4 +1,4 @@
-"""A test without a marker is short; a longer one is told so under continuous integration."""
+"""A test without a marker is short. In continuous integration a longer one fails and names the marker to set."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_slow_and_busy_machines_fail_nothing(wall, processor, calibration, marke
 
 @pytest.mark.e2e
 def test_the_failure_names_the_marker(pytester, monkeypatch):
-    # a limit and tests in proportion to this machine, whatever its speed
+    # the limit and the tests scale with the speed of this machine
     monkeypatch.setattr(duration, "SECONDS", 0.02)
     monkeypatch.setattr(duration, "REFERENCE_SECONDS", duration.calibration_seconds())
     pytester.makeini("[pytest]\nmarkers = e2e")

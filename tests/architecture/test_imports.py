@@ -1,4 +1,4 @@
-"""Imports point one way: the rule of docs/dev/architecture.md, held by the AST."""
+"""Imports point in one direction (docs/dev/architecture.md). The test reads the AST."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLOORS = (
     ("cli.commands",),
 )
 FLOOR = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders}
-#: the folders of the engine import from each other: there no circle of files is what is asked
+#: folders of the engine may import from each other, but files must not form a cycle
 ENGINE_FLOOR = FLOOR["engine"]
 
 
@@ -47,14 +47,14 @@ def _imports(tree: ast.AST) -> list[tuple[int, str]]:
 
 
 def folder_of(name: str) -> str | None:
-    """The folder of libai that holds a module or what it defines; None for libai itself and for other packages."""
+    """Return the folder of libai that contains a module or a name in it; None for libai itself and others."""
     first, *parts = name.split(".")
     prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next((prefix for prefix in prefixes if first == "libai" and prefix in FLOOR), None)
 
 
 def violations(path: Path, source: str) -> list[str]:
-    """Imports in one file of libai that point the wrong way."""
+    """Return the imports in one file of libai that point in the wrong direction."""
     own = ".".join(path.relative_to(PACKAGE).parts[:-1])
     wrong = []
     for line, name in _imports(ast.parse(source)):
@@ -99,7 +99,7 @@ def test_libai_itself_imports_only_what_prepares_the_process():
 
 
 def _folders() -> dict[str, list[Path]]:
-    """Each folder of libai and its files, without `__init__.py`."""
+    """Return each folder of libai with its files, except `__init__.py`."""
     folders = {path.parent for path in _sources()}
     return {
         ".".join(folder.relative_to(PACKAGE).parts): [path for path in folder.glob("*.py") if path.stem != "__init__"]
@@ -113,7 +113,7 @@ def test_every_folder_has_a_floor():
 
 
 def circles(sources: dict[str, str]) -> list[str]:
-    """A chain of modules that import each other in a circle, for type checkers alone included; empty without one."""
+    """Return a chain of modules that import each other in a cycle, including imports for type checkers only."""
     graph = {}
     for name, source in sources.items():
         imported = {one for _, one in _imports(ast.parse(source))}
@@ -130,4 +130,4 @@ def test_nothing_in_the_engine_closes_a_circle():
     paths = [path for path in _sources() if path.is_relative_to(PACKAGE / "engine") and path.stem != "__init__"]
     sources = {".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text() for path in paths}
     assert circles(sources) == []
-    assert circles({"a": "from b import c", "b": "import a"})  # one would be found
+    assert circles({"a": "from b import c", "b": "import a"})  # negative control

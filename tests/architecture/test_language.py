@@ -1,6 +1,6 @@
-"""Plain English in docstrings, comments, messages and help texts: habits of ours that a native editor rewrites.
+"""Docstrings, comments, messages and help texts avoid patterns that a native editor would rewrite.
 
-Only the folders in `CLEAN` are held, for now.
+Only the folders in `CLEAN` are checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 LIBAI = Path(__file__).resolve().parents[2] / "libai"
-#: habit -> what it looks like
+#: pattern to avoid -> regular expression
 HABITS = {
     "an opening that is no verb or noun": r"^\W*(What|Whether|That of|Those|Of|As|Let|Where|Who|How) [a-z]",
     "a label without its noun": r"^(#:? )?(of|for|in|with|on|to) (a|an|the) ",
@@ -27,7 +27,7 @@ HABITS = {
     "that of, those of": r"\b(that|those) of (the|a|an|all|its|this)\b",
     "alone for only": r"\b(weights|names|rank|numbers|terminal|ones?|parameters) alone\b",
 }
-#: folders without a finding; a folder that is cleaned is added
+#: folders without findings; add a folder once it is clean
 CLEAN = (
     *("cli", "data", "evaluation", "hf", "inference", "layers", "models", "native", "optim", "parallel", "patches"),
     *(
@@ -47,7 +47,7 @@ CLEAN = (
 
 
 def _texts(source: str) -> list[tuple[int, str]]:
-    """Line and text of every string of at least three words, and of every comment."""
+    """Return line and text of every string of at least three words and of every comment."""
     strings = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
     found = [(node.lineno, node.value) for node in strings if isinstance(node.value, str) and node.value.count(" ") > 1]
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -55,7 +55,7 @@ def _texts(source: str) -> list[tuple[int, str]]:
 
 
 def findings(source: str) -> list[tuple[int, str, str]]:
-    """Line, habit and words of everything that an editor would rewrite."""
+    """Return line, pattern and matched words of every finding."""
     found = []
     for line, text in _texts(source):
         for habit, pattern in HABITS.items():

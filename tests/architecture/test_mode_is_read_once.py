@@ -1,4 +1,4 @@
-"""What the config says about the mode is read in one place; everything else asks a trainer, or is told the mode."""
+"""Only one place reads the mode from the config. All other code asks a trainer or gets the mode as an argument."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-#: names that hold a run's config
+#: names of variables with a run's config
 CONFIGS = ("run", "config", "cfg")
-#: file -> how often it reads the setting or `RunConfig.mode`, which is made of it; the numbers may only become smaller
+#: file -> number of reads of the setting or of `RunConfig.mode`; the numbers may only decrease
 READERS = {
     "libai/config/validation.py": 1,  # RunConfig.mode
     "libai/engine/run/modes.py": 5,
-    # before there is a run: what is refused, the banner of a tool
+    # before a run exists: refusals and the banner of a tool
     "libai/config/combinations.py": 2,
     # OneFlow is set up for the mode before it computes
     "libai/cli/train_net.py": 1,
     "libai/cli/commands/verify_resume.py": 1,
     "libai/config/settings/other_names.py": 1,
 }
-#: here a run is one of the two that are compared
+#: here "run" means one of the two compared runs
 OTHER_RUNS = ("libai/engine/rehearsal/check_parity.py",)
 
 
@@ -31,7 +31,7 @@ def _name(node: ast.expr) -> str:
 
 
 def readers(source: str) -> int:
-    """How many expressions read `graph.enabled`, `["graph"]["enabled"]`, "graph.enabled" or a config's `mode`."""
+    """Count the expressions that read `graph.enabled`, `["graph"]["enabled"]`, "graph.enabled" or a config's `mode`."""
     count = 0
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):

@@ -1,4 +1,4 @@
-"""Private parts of OneFlow, and what changes a whole process, are used in patches/ and native/ only."""
+"""Only patches/ and native/ use private parts of OneFlow and functions that change the whole process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "libai"
 HOMES = ("patches", "native")
 PROCESS_WIDE = ("sched_setaffinity", "sched_setparam", "sched_setscheduler", "setpriority", "setswitchinterval")
-#: file -> what it uses of the system, not of OneFlow
+#: file -> uses that concern the system, not OneFlow
 ELSEWHERE = {
     "launch/rank.py": {"ctypes"},  # prctl: a rank ends with its launcher
     "launch/supervisor.py": {"ctypes"},  # prctl: it waits for what its launcher has started
@@ -20,7 +20,7 @@ ELSEWHERE = {
 
 
 def private_parts(source: str) -> set[str]:
-    """What a file uses that only the homes may use."""
+    """Return the uses in a file that are reserved for those folders."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None)

@@ -1,4 +1,4 @@
-"""A class that users touch shows at most so many public members, those of its bases and of its instances included."""
+"""User-facing classes have a limited number of public members, including inherited and instance members."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_MEMBERS = 38
 
 
 def public_members(instance: object) -> set[str]:
-    """Names of attributes, properties and methods without a leading underscore."""
+    """Return the names of attributes, properties and methods without a leading underscore."""
     return {name for name in dir(instance) if not name.startswith("_")}
 
 

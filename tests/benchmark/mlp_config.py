@@ -1,4 +1,4 @@
-"""The digits MLP, smaller: for benchmarks of a second."""
+"""A smaller digits MLP for benchmarks that take a second."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ def variants_of(folder: Path) -> dict:
 
 @pytest.mark.e2e
 def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path):
-    """A config with early stopping, whose evaluation the benchmark itself switches off."""
+    """A config with early stopping. The benchmark switches its evaluation off."""
     result = benchmark(
         CONFIG,
         *("optim.params=null", "train.clip_grad.max_norm=0.5", "train.num_accumulation_steps=2"),
@@ -43,7 +43,7 @@ def test_modes_and_hand_written_loops_compute_the_same_and_are_reported(tmp_path
         assert len(variant["blocks"]) == 2 and min(variant["blocks"]) > 0
         assert variant["peak_rss_bytes"] > 50 * 2**20
         assert variant["losses"] == pytest.approx(found["eager"]["losses"], rel=1e-5)
-    # each iteration has another loss, so that the check has something to see
+    # each iteration has a different loss, which makes the check meaningful
     assert len(set(found["eager"]["losses"])) == 4
     assert "The trainer: eager takes" in result.stdout and "Noise: " in result.stdout
     for file in ("report.md", "report.json", "report.svg"):
@@ -62,7 +62,7 @@ def test_one_and_two_processes_are_interleaved(tmp_path):
     assert result.returncode == 0, result
     found = variants_of(tmp_path)
     assert {"eager x1", "eager x2", "raw-eager x2", "raw-graph x2"} < set(found)
-    # the same global batch, and so the same losses whatever the number of processes
+    # the same global batch gives the same losses for any number of processes
     assert {variant["samples_per_iter"] for variant in found.values()} == {8}
     for variant in found.values():
         assert variant["losses"] == pytest.approx(found["eager x1"]["losses"], rel=1e-4)
@@ -80,7 +80,7 @@ def test_a_variant_of_another_training_is_refused(tmp_path):
 
 @pytest.mark.e2e
 def test_variants_that_cannot_train_this_take_no_part(tmp_path):
-    """A stock graph that would clip otherwise, and another library that has no such model."""
+    """A stock graph that would clip differently, and a library without this model, are refused."""
     result = benchmark(
         CONFIG,
         *("--modes", "stock-eager,stock-graph,torch", "--python", sys.executable, "train.clip_grad.max_norm=0.5"),
@@ -120,7 +120,7 @@ def test_mistakes_end_at_once_with_one_line(arguments, words, tmp_path):
 
 @pytest.mark.e2e
 def test_ended_from_outside_it_leaves_no_process_and_no_file(tmp_path):
-    """The controller gets SIGTERM in the middle of a block that would take minutes."""
+    """Send the controller SIGTERM in the middle of a block that would take minutes."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     sleeper = f"slept={sys.executable} {HERE / 'sleeper.py'} --seconds 100 --first-seconds 100"

@@ -1,4 +1,4 @@
-"""The controller with variants that sleep: blocks, refusals, failures, and processes that are gone afterwards."""
+"""Test the controller with variants that sleep: blocks, refusals, failures, and no processes left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUICK = Settings(rounds=2, block_seconds=0.02, check_iterations=3)
 
 
 def sleeper(name, *arguments):
-    """A variant that sleeps; see sleeper.py for the arguments."""
+    """Return a variant that sleeps; see sleeper.py for the arguments."""
     root = str(Path(__file__).resolve().parents[2])
     return VariantSpec(name, (sys.executable, SLEEPER, *arguments), {"PYTHONPATH": root})
 

@@ -1,4 +1,4 @@
-"""The hand-written loops train as the trainers do, whatever the config asks for, or refuse it."""
+"""The hand-written loops train like the trainers for any config, or refuse it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ TIMES = [0.010, 0.011, 0.0105, 0.0102, 0.0104]
 
 
 def planted(name, seconds, first=1.0, **fields):
-    """A variant as if it had been measured."""
+    """Return a variant with made-up measurements."""
     spec = VariantSpec(name, ("true",))
     return Measured(spec, samples_per_iter=8, losses=[2.0, 1.0], first_seconds=first, blocks=list(seconds), **fields)
 
@@ -27,7 +27,7 @@ def scaled(factor):
 
 
 def drifting(scale, seed, rounds=20):
-    """A variant on a machine that gets three times slower in the course of the run."""
+    """Return a variant measured on a machine that becomes three times slower during the run."""
     noise = 0.01 * np.random.default_rng(seed).standard_normal(rounds)
     return planted("drifting", scale * np.linspace(1.0, 3.0, rounds) * (1 + noise))
 

@@ -1,4 +1,4 @@
-"""A campaign of random faults against real jobs: what was injected, and what became of it.
+"""Inject random faults into real jobs and report the outcome of each.
 
     bash tools/chaos.sh 200 [--seed S] [--procs N] [--only I]
 
@@ -35,9 +35,9 @@ from chaos_faults import Fault, draw  # noqa: E402
 from launched import descendants  # noqa: E402
 
 OUTCOMES = ("survived", "clean error", "hang", "silent")
-#: seconds: for one job on a machine that does other work as well; without progress, in a job where a rank hangs
+#: time limits in seconds: of a job on a busy machine, and without progress for a job with a hanging rank
 JOB_SECONDS, STALL_SECONDS = 300, 20
-#: relative, of each loss against the run without a fault
+#: relative tolerance of each loss, compared with the run without a fault
 BOUND = 1e-6
 #: the rank that a failure is reported of
 BLAMED = re.compile(r"^(?:error: rank (\d+): |launch: rank (\d+) failed first)", re.MULTILINE)
@@ -46,7 +46,7 @@ Losses = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a fault; `why` is empty for the two good ends."""
+    """Outcome of a fault; `why` is empty for the two good outcomes."""
 
     outcome: str
     why: str = ""
@@ -54,7 +54,7 @@ class Verdict:
 
 @dataclass
 class Job:
-    """One run of tools/train.sh that has ended, or was ended after `JOB_SECONDS`."""
+    """A run of tools/train.sh that has ended, or was ended after `JOB_SECONDS`."""
 
     code: int | None
     stderr: str
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def could_not_speak(self) -> bool:
-        """Whether the launcher was killed, or ended by a signal before it had done anything: the shell says so."""
+        """True if the launcher was killed, or ended by a signal before it did anything, as reported by the shell."""
         early = (
             not self.has_begun
             and self.code is not None
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def lines(self) -> list[str]:
-        """What it said on stderr, without OneFlow's harmless lines; of a stop that was asked for, on stdout as well."""
+        """Lines of stderr without OneFlow's harmless ones; for a requested stop also those of stdout."""
         said = [
             *self.stderr.splitlines(),
             *(line for line in self.stdout.splitlines() if line.startswith("stopped by")),
@@ -105,7 +105,7 @@ def start(folder: Path, fault: Fault, *arguments: str, planted: bool) -> subproc
 
 
 def finish(process: subprocess.Popen, folder: Path) -> Job:
-    """Wait for a job's end; look for what it left behind, give that ten seconds, and end it."""
+    """Wait for the end of a job. Give processes that it left behind ten seconds, then end them."""
     code: int | None
     try:
         code = process.wait(JOB_SECONDS)
@@ -123,7 +123,7 @@ def finish(process: subprocess.Popen, folder: Path) -> Job:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Processes that a job of this folder has started and that still run."""
+    """Return the running processes that a job in this folder has started."""
     mark, found = f"CHAOS_RUN={folder}".encode(), []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -133,7 +133,7 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def read_losses(folder: Path) -> dict[int, float]:
-    """Iteration → loss, as logged; a later line of an iteration (after a resume) takes the place of an earlier one."""
+    """Return iteration → logged loss. A later line of an iteration (after a resume) replaces an earlier one."""
     path = folder / "out" / "metrics.jsonl"
     losses = {}
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -145,7 +145,7 @@ def read_losses(folder: Path) -> dict[int, float]:
 
 
 def new_folder() -> Path:
-    """A folder with the user's two files."""
+    """Create a folder with the user's two files."""
     folder = Path(tempfile.mkdtemp(prefix="libai-chaos-"))
     for name in ("chaos_config.py", "chaos_parts.py"):
         shutil.copy(HERE / name, folder)
@@ -154,7 +154,7 @@ def new_folder() -> Path:
 
 @functools.cache
 def reference(mode: str, procs: int) -> Losses:
-    """The losses of a run without a fault."""
+    """Return the losses of a run without a fault."""
     folder = new_folder()
     undisturbed = Fault(-1, mode, procs, "none", {})
     job = finish(start(folder, undisturbed, planted=False), folder)
@@ -198,7 +198,7 @@ def _send(pid: int, signum: int) -> None:
 
 
 def _rank(launcher: int, rank: int) -> int | None:
-    """The process id of a rank's program, the last one that was started; None while there is none."""
+    """Return the process id of a rank's program, the latest one if it was restarted; None if there is none yet."""
     found = None
     with contextlib.suppress(OSError):
         for pid in descendants(launcher):
@@ -258,7 +258,7 @@ def judge(struck: Job, resumed: Job | None, losses: Losses, expected: Losses, ra
 
 
 def run(fault: Fault) -> Verdict:
-    """Strike, resume and judge."""
+    """Inject a fault, resume the job and return the verdict."""
     expected = reference(fault.mode, fault.procs)
     folder = new_folder()
     struck, resumed = strike(fault, folder), None

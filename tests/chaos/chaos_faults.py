@@ -1,4 +1,4 @@
-"""The faults of a campaign, drawn from a seed: number i of a seed is always the same, so that it can be replayed."""
+"""The faults of a campaign, sampled from a seed. Fault i of a seed is always the same, so it can be replayed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENOSPC, EIO, KILLED = 28, 5, -1
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault and the job that it strikes.
+    """A fault and the job that it hits.
 
     `kind`: "hook" (in the process, by `chaos_parts.Disturbed`), "signal" (from outside, to `target`, a rank's number or
     "launcher"), or "damage" (of the newest checkpoint, after a stop in mid-run). `details`: see `draw`.
@@ -46,7 +46,7 @@ def draw(seed: int, number: int, num_procs: int | None = None) -> Fault:
 
 
 def _hook(rng: random.Random, procs: int) -> dict[str, Any]:
-    """Something that happens inside a rank at a hook point."""
+    """Return a fault inside a rank at a hook point."""
     acts = ("raise", "memory", "exit", "os_exit", "kill", "abort", "stop", "sleep", "nan")
     point = rng.choice(POINTS)
     return {
@@ -59,12 +59,12 @@ def _hook(rng: random.Random, procs: int) -> dict[str, Any]:
 
 
 def _write(rng: random.Random, procs: int) -> dict[str, Any]:
-    """The numbered fsync of rank 0 fails once, or is the last thing that the rank does."""
+    """Return a fault in a numbered fsync of rank 0, which fails once or kills the rank."""
     return {"act": "write", "call": rng.randrange(1, 40), "rank": 0, "code": rng.choice((ENOSPC, EIO, KILLED))}
 
 
 def _signal(rng: random.Random, procs: int) -> dict[str, Any]:
-    """A signal to the launcher or a rank at a random moment."""
+    """Return a signal to the launcher or a rank at a random moment."""
     names = [s.name for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)]
     target = rng.choice(("launcher", "launcher", *range(procs)))
     name = rng.choice(names) if target == "launcher" else rng.choice(("SIGKILL", "SIGSTOP", "SIGSEGV"))
@@ -73,6 +73,6 @@ def _signal(rng: random.Random, procs: int) -> dict[str, Any]:
 
 
 def _damage(rng: random.Random, procs: int) -> dict[str, Any]:
-    """A file of the newest checkpoint is cut, changed in one bit, emptied or removed."""
+    """Return damage to a file of the newest checkpoint: truncated, one bit flipped, emptied or removed."""
     how = rng.choice(("truncate", "flip", "empty", "remove"))
     return {"how": how, "file": rng.random(), "where": rng.random(), "iteration": rng.randrange(4, 11)}

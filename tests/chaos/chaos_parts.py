@@ -1,7 +1,7 @@
-"""Model, data and the hook that plants a fault: what a user keeps outside of the library, copied beside the config.
+"""A user's model, data and hook, copied next to the config. The hook plants a fault.
 
-The fault comes in the environment variable CHAOS as JSON (`chaos_faults.Fault`), and strikes once: a file says that it
-has done so, so that a restarted or resumed job is left alone.
+The environment variable CHAOS contains the fault as JSON (`chaos_faults.Fault`). It happens only once: a file records
+it, so a restarted or resumed job is not disturbed.
 """
 
 import json
@@ -32,7 +32,7 @@ class Model(nn.Module):
 
 
 class Disturbed(HookBase):
-    """Does what CHAOS asks for at its hook point, iteration and rank; without it, makes iterations last a little."""
+    """Causes the fault in CHAOS at its hook point, iteration and rank. Without CHAOS it only slows iterations down."""
 
     def __init__(self):
         self.fault = json.loads(os.environ.get("CHAOS", "{}"))
@@ -50,7 +50,7 @@ class Disturbed(HookBase):
         self._strike("before_step")
 
     def after_step(self):
-        time.sleep(0.02)  # so that signals find the run at work
+        time.sleep(0.02)  # so that signals arrive during training
         self._strike("after_step")
 
     def after_train(self):
@@ -82,7 +82,7 @@ class Disturbed(HookBase):
             next(self.trainer.model.parameters()).data.fill_(float("nan"))
 
     def _fail_a_write(self):
-        """The numbered call that makes data durable kills the process, or fails once."""
+        """Make the numbered fsync kill the process or fail once."""
         calls = [0]
         fsync, fault = os.fsync, self.fault
 

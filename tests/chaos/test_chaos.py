@@ -7,7 +7,7 @@ import signal
 import pytest
 from campaign import Job, draw, judge, run
 
-#: of the campaign that runs here; `bash tools/chaos.sh 200 --seed S` runs others
+#: faults of the campaign in this test; `bash tools/chaos.sh 200 --seed S` runs others
 SEED, COUNT = 1, 20
 
 GOOD = {1: 2.0, 2: 1.0}
@@ -33,7 +33,7 @@ def ended(code=0, stderr=""):
     [
         (ended(), None, GOOD, "survived"),
         (ended(1, "launch: rank 1 failed first"), ended(), GOOD, "clean error"),
-        (ended(-signal.SIGKILL), ended(), GOOD, "clean error"),  # the launcher itself cannot say a last word
+        (ended(-signal.SIGKILL), ended(), GOOD, "clean error"),  # the launcher cannot print a last message
         (ended(None), None, GOOD, "hang"),
         (ended(1), ended(), GOOD, "silent"),
         (ended(1, "error: rank 0: failed"), ended(), GOOD, "silent"),

@@ -1,4 +1,5 @@
-"""Background saves: the snapshot is that of the call, one at a time, failures come out at the next call."""
+"""Background saves: the snapshot is taken during the call, saves do not overlap, and errors are raised by the next
+call."""
 
 import threading
 

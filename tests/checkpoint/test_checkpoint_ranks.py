@@ -1,4 +1,4 @@
-"""Two real ranks: every layout is gathered to the logical tensors and set back; failures reach both ranks alike."""
+"""Two real ranks: every layout is gathered to full tensors and restored, and failures reach both ranks."""
 
 from pathlib import Path
 

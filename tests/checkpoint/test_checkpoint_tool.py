@@ -1,4 +1,4 @@
-"""`libai checkpoint`, run as users run it: without installation, without oneflow."""
+"""`libai checkpoint` works as users run it, without installation and without oneflow."""
 
 import json
 import subprocess

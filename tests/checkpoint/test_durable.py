@@ -1,4 +1,4 @@
-"""Folders that appear whole; what dead processes have left is cleared, or put back."""
+"""Folders appear complete, and leftovers of dead processes are removed or restored."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""The copy behind a background save: exact for every dtype and layout, one wait for all tensors, memory used again."""
+"""The copy of a background save is exact for every dtype and layout, waits once for all tensors, and reuses its
+memory."""
 
 import numpy as np
 import pytest

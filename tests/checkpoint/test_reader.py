@@ -24,12 +24,12 @@ STATE = {"trainer": {"iter": 200}, "rates": [0.1, 0.2], "best": None}
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    """A good checkpoint of iteration 200 in several shards."""
+    """A valid checkpoint of iteration 200 in several shards."""
     return checkpoint.save(tmp_path / "root", 200, TENSORS, STATE, shard_bytes=50)
 
 
 def _rewrite_manifest(path: Path, change) -> None:
-    """Change the manifest as somebody would who also corrects its digest."""
+    """Change the manifest and correct its digest."""
     body = json.loads((path / "manifest.json").read_text())
     body.pop("sha256_of_the_rest")
     change(body)

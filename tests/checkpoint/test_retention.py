@@ -1,4 +1,4 @@
-"""The newest verified checkpoint is found, and never deleted; pointers only hint."""
+"""The newest verified checkpoint is found and never deleted. Pointer files are only hints."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What can be saved, what is refused with a clear line, and how much memory a save takes."""
+"""Values that can be saved, values that are refused with a clear message, and the memory that a save takes."""
 
 import json
 import subprocess
@@ -106,7 +106,7 @@ print((peak[0] - before) / shard)
 
 
 def _peak_in_shards(tmp_path, what: str) -> float:
-    """Extra resident memory of saving (and loading) a model of ten shards, in shards."""
+    """Return the additional resident memory for saving (and loading) a model of ten shards, in units of one shard."""
     command = [sys.executable, "-c", _MEMORY, str(tmp_path), what]
     return float(subprocess.run(command, check=True, cwd=REPO, capture_output=True, text=True, timeout=60).stdout)
 

@@ -1,4 +1,4 @@
-"""JSON that means one thing, or an error that names the place."""
+"""JSON round-trips exactly, or an error names the location."""
 
 import pytest
 

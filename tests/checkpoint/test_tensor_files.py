@@ -1,4 +1,4 @@
-"""Files of tensors: exact for every dtype, readable by others, and an error for every invalid header."""
+"""Tensor files are exact for every dtype, readable by other libraries, and refused if the header is invalid."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Weights into modules: an exact report first, then a copy in place."""
+"""Loading weights into modules: an exact report first, then a copy in place."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A setting that would do nothing is refused or warned about by name, and a default never is."""
+"""A setting without effect is refused or named in a warning. A default never is."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def refusals(*overrides, world_size=1, **options):
     return caught.value.problems
 
 
-# overrides, options, beginning of the line; then the overrides that make it right
+# overrides, options, beginning of the message; then overrides that correct it
 WARNED = [
     # the generic rule, one section of each kind of switch
     (
@@ -83,7 +83,7 @@ WARNED = [
         "train.evaluation.eval_period=7, train.evaluation.eval_metric=val/loss do nothing: train.evaluation.enabled is",
         ["train.evaluation.enabled=true"],
     ),
-    # what depends on another part of the config, on the processes or on the length
+    # rules that depend on other parts of the config, on the processes or on the length
     (
         ["train.amp.enabled=auto", "train.amp.init_scale=8", "train.amp.dtype=bf16"],
         {},
@@ -151,7 +151,7 @@ WARNED = [
 def test_what_does_nothing_is_warned_about_by_name_and_once(overrides, options, text, remedy):
     lines = warned(*overrides, **options)
     assert len(lines) == 1 and lines[0].startswith(text), lines
-    if remedy is not None:  # negative control: it is acted on as soon as what it needs is there
+    if remedy is not None:  # negative control: the setting has an effect as soon as its requirements are met
         assert warned(*overrides, *remedy, **options) == []
 
 

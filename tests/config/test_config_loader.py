@@ -10,7 +10,7 @@ from libai.utils.errors import UserError
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder of config files; what loading does to `sys` is undone."""
+    """A folder of config files. Changes of `sys` by loading are undone."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(loader, "_import_folders", [])
     modules = set(sys.modules)

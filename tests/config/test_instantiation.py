@@ -27,7 +27,7 @@ def takes(seed=None, size=None, **others):
 
 
 class Refused(UserError):
-    """What a target of the project's own raises."""
+    """An error raised by a target of the user's project."""
 
 
 def refuse(text):

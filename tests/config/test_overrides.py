@@ -8,7 +8,7 @@ from libai.config.settings.coercion import OBJECTS
 
 
 class AdamW:
-    """Stands for an optimizer; `weight_decay` and `amsgrad` are not listed in the config."""
+    """A fake optimizer. `weight_decay` and `amsgrad` are not listed in the config."""
 
     def __init__(self, params=None, lr: float = 1e-3, betas=(0.9, 0.999), weight_decay: float = 0.0, amsgrad=False):
         pass
@@ -35,7 +35,7 @@ def applied(*overrides):
 
 
 def judged(*overrides):
-    """The config that would run."""
+    """Return the config that would run."""
     return validate(applied(*overrides), required=("model",)).to_config()
 
 

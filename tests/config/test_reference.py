@@ -1,4 +1,4 @@
-"""The tables of docs/config.md are those of the schema."""
+"""The tables of docs/config.md match the schema."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What tests of whole runs share."""
+"""Fixtures for tests of whole runs."""
 
 import logging
 
@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def as_a_run_leaves_the_logger(monkeypatch):
-    """pytest hands what a logger without propagation gets to `caplog` only if it is so before the test's call."""
+    """Stop propagation before the test's call, because `caplog` otherwise gets nothing from such a logger."""
     monkeypatch.setattr(logging.getLogger("libai"), "propagate", False)

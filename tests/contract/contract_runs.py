@@ -1,4 +1,4 @@
-"""A whole run from a config in about a second: what the contract tests start."""
+"""A whole run from a config in about a second, for the contract tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from libai.evaluation import ClassificationEvaluator
 
 
 def dataset(count: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """`count` samples whose class a linear map tells."""
+    """Return `count` samples with classes given by a linear map."""
     rng = np.random.RandomState(seed)
     x = rng.randn(count, 8).astype(np.float32)
     teacher = np.random.RandomState(99).randn(8, 4)
@@ -25,7 +25,7 @@ def dataset(count: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
-    """A config of 8 iterations of 8 samples over 44 samples, two test sets, AdamW in two groups."""
+    """Return a config with 8 iterations of 8 samples, 44 training samples, two test sets, and AdamW in two groups."""
     train = defaults("train")
     train.output_dir, train.seed = str(output_dir), 3
     train.train_micro_batch_size, train.train_iter, train.log_period = 8, 8, 1
@@ -55,31 +55,31 @@ def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
 
 
 def make_run_with(sections: dict[str, Any], output_dir: Any, mode: str, *overrides: str, resume: Any = False) -> Any:
-    """As `make_run`, with other sections of the config."""
+    """Like `make_run`, with other sections in the config."""
     config = make_config(output_dir, mode)
     config.update(sections)
     return Run(default_setup(validate(LazyConfig.apply_overrides(config, list(overrides)))), resume=resume)
 
 
 def make_run(output_dir: Any, mode: str, *overrides: str, resume: Any = False, cls: type = Run, **options: Any) -> Any:
-    """The `Run` of `make_config`, set up and not yet started."""
+    """Return the `Run` of `make_config`, set up but not started."""
     run = default_setup(validate(make_config(output_dir, mode, *overrides)))
     return cls(run, resume=resume, **options)
 
 
 def train(output_dir: Any, mode: str, *overrides: str, resume: bool = False) -> Any:
-    """A finished run of `make_config`."""
+    """Return a finished run of `make_config`."""
     run = make_run(output_dir, mode, *overrides, resume=resume)
     run.train()
     return run
 
 
 def weights(run) -> dict[str, np.ndarray]:
-    """Copies of a run's parameters and buffers by name."""
+    """Return copies of a run's parameters and buffers by name."""
     return {name: tensor.numpy().copy() for name, tensor in run.model.state_dict().items()}
 
 
 def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file below `folder` with its time and content."""
+    """Return every file below `folder` with its time and content."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}

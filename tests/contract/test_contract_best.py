@@ -1,4 +1,4 @@
-"""The best checkpoints, the metric that chooses them, and what a training returns (FEATURES A3 rows 49 and 50)."""
+"""The best checkpoints, the metric that selects them, and the result of training (FEATURES A3 rows 49 and 50)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from libai import checkpoint
 
 pytestmark = pytest.mark.e2e
 
-#: a rate so high that the loss rises and falls, so that the best evaluation is not the last one
+#: a learning rate so high that the loss rises and falls, so the best evaluation is not the last one
 WILD = (
     "optim.lr=1.0",
     "~lr_scheduler",
@@ -43,7 +43,7 @@ def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
     result = contract_runs.make_run(tmp_path, mode, *WILD).train()
     values = jobs.read_column(tmp_path, "eval/val/loss")
     best = min(values, key=values.get)
-    assert 0 < best < 8  # otherwise the best one is the last one, and nothing is tested
+    assert 0 < best < 8  # otherwise the best one is the last one, and the test is meaningless
     assert (result.status, result.iterations, result.best, result.best_iter) == ("finished", 8, values[best], best)
     assert result.seconds > 0 and result.best_metrics["val/loss"] == values[best]
     assert result.best_epoch == pytest.approx(jobs.read_column(tmp_path, "train/epoch")[best])
@@ -66,7 +66,7 @@ def test_the_model_has_the_best_weights_at_the_end(mode, tmp_path):
     plain.train()
     assert run.evaluate()["eval/val/loss"] == pytest.approx(result.best, rel=1e-6)
     assert not same(weights(run), weights(plain))
-    last = checkpoint.load(result.last_path).tensors["model"]  # what a resume continues from is the last state
+    last = checkpoint.load(result.last_path).tensors["model"]  # a resume continues from the last state
     assert all(np.array_equal(np.asarray(last[name]), value) for name, value in weights(plain).items())
 
 

@@ -1,4 +1,4 @@
-"""What a config asks for happens in a run of both modes, or is refused before anything is built."""
+"""Settings of a config take effect in both modes, or are refused before anything is built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 
 class HookOfTheConfig(HookBase):
-    """Added by `train.extra_hooks`."""
+    """A hook added by `train.extra_hooks`."""
 
     def __init__(self, value):
         self.value = value

@@ -14,7 +14,7 @@ SCORES = "++train.evaluation.evaluators={val: {score: {_target_: test_contract_d
 
 
 class Score(ClassificationEvaluator):
-    """An evaluator that does not say which way its metric is better."""
+    """An evaluator without a better direction for its metric."""
 
     def __init__(self):
         super().__init__(labels_key="y")

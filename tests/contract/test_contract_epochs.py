@@ -1,4 +1,4 @@
-"""Training by epochs, on a few batches, and for so many hours (FEATURES A3 rows 48, 58 and 61).
+"""Training by epochs, on a few batches, and with a time limit (FEATURES A3 rows 48, 58 and 61).
 
 44 samples in iterations of 8 are 5.5 iterations: epochs end in iterations 6 and 11.
 """
@@ -45,7 +45,7 @@ def test_the_epoch_is_in_metrics_and_console_lines(mode, tmp_path):
 
 
 def test_overfitting_trains_on_the_same_batches_and_resumes_exactly(mode, tmp_path):
-    """With a rate of almost 0 the losses are those of the batches: they repeat after two."""
+    """With a learning rate of almost 0 the losses depend only on the batches, so they repeat after two."""
     settings = ("train.overfit_batches=2", "optim.lr=1e-12", "~lr_scheduler")
     contract_runs.train(tmp_path / "whole", mode, *settings)
     losses = list(jobs.read_column(tmp_path / "whole").values())

@@ -1,4 +1,4 @@
-"""What becomes of an exception: of a hook that may fail, and of a run (FEATURES A3 51, B 32)."""
+"""The handling of exceptions in hooks and in runs (FEATURES A3 51, B 32)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learning-rate finder trains with ever larger rates, suggests one, and leaves nothing behind, in both modes."""
+"""The learning-rate finder trains with increasing rates, suggests one, and restores everything, in both modes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def state_of(trainer) -> dict[str, np.ndarray]:
 @pytest.mark.promise
 @pytest.mark.parametrize("rewinds", [True, pytest.param(False, marks=pytest.mark.e2e)])
 def test_everything_is_as_before(mode, rewinds, tmp_path):
-    """Also after updates, in the state, in the next losses, and if the loader cannot go back."""
+    """Also after updates, in the state, in the next losses, and with a loader that cannot be rewound."""
     losses = []
     for finds in (False, True):
         run = cr.make_run(tmp_path / str(finds), mode, "train.checkpointer.enabled=false")

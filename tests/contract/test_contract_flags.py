@@ -1,6 +1,6 @@
 """Flags of the training command, in both modes: `--dry-run`, `--eval-only`, `--fast-dev-run`, `--quiet`.
 
-The command runs inside of the test process; `tests/launch` starts it as a user does.
+The command runs inside the test process; `tests/launch` starts it as a user does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def command(mode, monkeypatch, capsys):
 
 
 def evaluated(lines: list[str]) -> list[float]:
-    """The losses of the evaluation lines."""
+    """Return the losses in the evaluation lines."""
     return [float(found[1]) for line in lines if (found := re.match(r"eval +\d+/\d+  \w+  loss (\S+)", line))]
 
 

@@ -1,4 +1,4 @@
-"""The output folder: it holds one run at a time, an earlier one is moved aside, and nothing else writes into it."""
+"""The output folder contains one run at a time. An earlier run is moved aside, and no other job writes into it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def names(folder: Path) -> list[str]:
 
 
 def run_until(folder, mode, until, *overrides):
-    """A run of 8 iterations that was stopped after `until`, with a checkpoint there."""
+    """Return a run of 8 iterations that was stopped after iteration `until`, with a checkpoint."""
     run = make_run(folder, mode, *overrides)
     run.train(until)
     return run
@@ -53,7 +53,9 @@ def test_a_new_run_in_a_used_folder_is_not_mixed_with_the_old_one(mode, tmp_path
     (folder / "checkpoints" / "mine.txt").write_text("mine")
     before = tree(folder)
     second = run_until(folder, mode, 6, "train.seed=5", "train.checkpointer.max_to_keep=1")
-    assert names(folder) == ["iter_0000006"]  # its own pruning; a run with higher numbers would have lost it
+    assert names(folder) == [
+        "iter_0000006"
+    ]  # pruned only by its own run: a run with higher numbers would have deleted it
     resumed = make_run(folder, mode, "train.seed=5", resume=True)
     assert (resumed.start_iter, resumed.folder.run_id) == (6, second.folder.run_id)
     resumed.train()
@@ -91,7 +93,7 @@ def test_a_failed_check_leaves_the_earlier_run_where_it_is(tmp_path):
 
 
 class WrongShape(toy.Classifier):
-    """Fails in its first update only: nothing before it calls forward."""
+    """Fails only in its first update, because nothing calls forward before it."""
 
     def forward(self, x, y):
         return super().forward(x[:, :3], y)
@@ -151,7 +153,7 @@ def test_a_run_that_another_job_has_continued_meanwhile_is_not_resumed_from_befo
 
 
 class CountedSchedule:
-    """A schedule of the user's own; `step()` is all that docs/training.md used to ask for."""
+    """A user-defined schedule with only `step()`."""
 
     def __init__(self, optimizer):
         self.optimizer, self.steps = optimizer, 0
@@ -227,7 +229,7 @@ def test_a_folder_is_named_after_the_time_of_the_job(tmp_path, mode, monkeypatch
     run = make_run(tmp_path, mode, f"train.output_dir={tmp_path}/${{now:%Y-%m-%d_%H-%M-%S}}", "train.train_iter=1")
     run.train()
     assert run.output_dir == tmp_path / "2001-09-09_01-46-40"
-    # whatever the time is when the folder is read
+    # independent of the time at which the folder is read
     assert LazyConfig.load(run.output_dir / "config.yaml").train.output_dir == str(run.output_dir)
 
 
@@ -235,7 +237,7 @@ def test_a_folder_is_named_after_the_time_of_the_job(tmp_path, mode, monkeypatch
 
 
 def banner_of(run) -> dict[str, str]:
-    """Title -> text of the banner of `run`."""
+    """Return title -> text of the banner of `run`."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())

@@ -1,4 +1,4 @@
-"""What hooks may rely on, in both modes (FEATURES A1 rows 1-5, 8-11)."""
+"""Guarantees for hooks, in both modes (FEATURES A1 rows 1-5, 8-11)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_trainer(mode, count=4, **options):
 
 
 class Recorder(HookBase):
-    """Writes down where it was called; `name` tells two of them apart."""
+    """Records the points at which it was called. `name` distinguishes two instances."""
 
     def __init__(self, calls, name="", priority=50):
         self.calls, self.name, self.priority = calls, name, priority

@@ -1,4 +1,4 @@
-"""What a run starts from: weights of another model, initial weights of the model's own, parts of a checkpoint."""
+"""Starting points of a run: weights of another model, the model's initial weights, parts of a checkpoint."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OwnInitialWeights(toy.Classifier):
 
 @pytest.fixture
 def trained(mode, tmp_path):
-    """The weights of a short run, and its checkpoint."""
+    """Return the weights of a short run, and its checkpoint."""
     run = contract_runs.train(tmp_path / "first", mode, *FEW)
     return weights(run), tmp_path / "first" / "checkpoints" / "last"
 

@@ -137,7 +137,7 @@ def test_reset_data_loader_takes_effect_at_the_next_iteration(mode):
 @pytest.mark.parametrize(
     "make_loader, text",
     [
-        (list, r"data loader \(list\) gave no batch.*dataset is empty.*started again"),
+        (list, r"data loader \(list\) returned no batch.*dataset is empty.*read again"),
         (lambda: iter(toy.batches(2)), "can be read only once"),
         (lambda: lambda: None, "data loader is None.*dataloader.train"),
         (lambda: lambda: 5, "data loader is a int.*dataloader.train"),

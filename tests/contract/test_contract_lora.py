@@ -1,4 +1,4 @@
-"""`train.lora`: adapters alone are trained, saved and loaded."""
+"""`train.lora`: only adapters are trained, saved and loaded."""
 
 from __future__ import annotations
 

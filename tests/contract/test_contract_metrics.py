@@ -70,7 +70,7 @@ def test_the_total_is_the_sum_of_the_losses_and_each_is_logged(mode):
 
 
 def test_every_component_is_differentiated_whatever_its_name(mode):
-    """LiBai sums only what has "loss" in its name. Here the penalty alone must move the weights."""
+    """LiBai sums only outputs with "loss" in their names. Here only the penalty can change the weights."""
     trainer = make_trainer(mode, model=TwoLosses(weight=0.0), optimizer="sgd")
     before = trainer.model.a.weight.numpy().copy()
     trainer.train(0, 2)
@@ -101,7 +101,7 @@ def test_metrics_are_fetched_only_at_log_points(mode, monkeypatch):
     monkeypatch.setattr(trainer, "collect", lambda results: fetched.append(len(results)) or collect(results))
     writer = Recording()
     trainer.register_hooks([WriterHook([writer], period=4)])
-    trainer.prepare()  # which looks at losses, too
+    trainer.prepare()  # which also checks losses
     fetched.clear()
     trainer.train(0, 10)
     assert fetched == [4, 4, 2]  # and the last iteration is always written
@@ -125,7 +125,7 @@ def test_a_trainer_without_writers_prints_by_one_argument(mode, capsys, monkeypa
 
 @pytest.mark.parametrize("fails_at", [2, 3])
 def test_an_error_of_the_writing_thread_ends_the_run(mode, fails_at):
-    """detectron2 drops the future, and with it the error (FEATURES B1). That of the last write is seen at the end."""
+    """detectron2 drops the future and thus the error (FEATURES B1). An error of the last write is raised at the end."""
     trainer = make_trainer(mode)
     trainer.register_hooks([WriterHook([AsyncWriter(Recording(fails_at))], period=1)])
     with pytest.raises(OSError, match="disk full"):

@@ -46,7 +46,7 @@ def make_parts():
 
 
 def plain_loop(num_iters, max_norm=None):
-    """The same two optimizers in a loop without libai. Weights after it."""
+    """Return the weights after training with the same two optimizers in a loop without libai."""
     model, optimizers = make_parts()
     for batch in toy.batches(num_iters):
         for optimizer in optimizers.values():

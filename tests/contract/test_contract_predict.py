@@ -1,4 +1,4 @@
-"""A finished run predicts from its folder, in both modes, as it did when it was trained (FEATURES A1 23)."""
+"""A finished run predicts from its folder as it did after training, in both modes (FEATURES A1 23)."""
 
 from __future__ import annotations
 

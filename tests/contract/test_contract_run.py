@@ -48,7 +48,7 @@ def test_training_stops_early_when_the_metric_stalls(mode, tmp_path):
         "train.train_iter=40",
         "train.evaluation.eval_period=2",
         "train.evaluation.eval_metric=val/loss",
-        "train.evaluation.eval_mode=max",  # the loss falls, so "better" never comes
+        "train.evaluation.eval_mode=max",  # the loss falls, so the metric never improves
         "train.evaluation.early_stop_patience=2",
     )
     assert run.trainer.status == "stopped"
@@ -65,7 +65,7 @@ def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumula
     steps = f"train.num_accumulation_steps={accumulation}"
     whole = contract_runs.train(tmp_path / "whole", mode, steps)
     half = contract_runs.make_run(tmp_path / "half", mode, steps)
-    half.trainer.train(0, 4)  # the plan, and so the schedule, is that of 8 iterations
+    half.trainer.train(0, 4)  # the plan and the schedule are for 8 iterations
     half.trainer.loop.call_hooks("after_train")
     resumed = contract_runs.train(tmp_path / "half", mode, steps, resume=True)
     assert resumed.start_iter == 4
@@ -79,7 +79,7 @@ def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumula
 
 @pytest.mark.promise
 def test_changing_the_mode_at_resume_keeps_the_optimizer_state(mode, tmp_path):
-    """LiBai drops Adam's moments without a word (defect 4)."""
+    """LiBai silently drops Adam's moments (defect 4)."""
     whole = contract_runs.train(tmp_path / "whole", mode)
     half = contract_runs.make_run(tmp_path / "half", mode)
     half.trainer.train(0, 4)
@@ -89,7 +89,7 @@ def test_changing_the_mode_at_resume_keeps_the_optimizer_state(mode, tmp_path):
     for name, value in weights(whole).items():
         np.testing.assert_allclose(weights(resumed)[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
-    # negative control: without the moments the same iterations are others
+    # negative control: without the moments the same iterations differ
     fresh = contract_runs.make_run(
         tmp_path / "fresh", mode, f"train.load_weight={tmp_path}/half/checkpoints/iter_0000004"
     )
@@ -98,7 +98,7 @@ def test_changing_the_mode_at_resume_keeps_the_optimizer_state(mode, tmp_path):
 
 
 def test_corrupted_weights_never_reach_a_checkpoint(mode, tmp_path):
-    """detectron2 looks at some iterations only, LiBai at none (FEATURES B2)."""
+    """detectron2 checks only some iterations, and LiBai none (FEATURES B2)."""
     run = contract_runs.make_run(tmp_path, mode, "optim.lr=1e30", "~lr_scheduler", "train.log_period=100")
     with pytest.raises(NonFiniteLoss):
         run.train()

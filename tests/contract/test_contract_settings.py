@@ -1,5 +1,5 @@
-"""Settings of a run, each held in both modes: when and how much is evaluated, the profiler, hooks of one rank, the
-time limit, preparation."""
+"""Settings of a run that take effect in both modes: amount and time of evaluation, profiler, hooks of one rank, time
+limit, preparation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_hook_for_the_main_rank_is_left_out_on_the_others(mode, monkeypatch):
 
 
 def test_preparation_is_done_once_and_a_graph_compiles_once(tmp_path, mode, monkeypatch):
-    """However long the run: a longer one calls `forward` more often in eager mode, and not once more in graph mode."""
+    """A longer run calls `forward` more often in eager mode but not in graph mode."""
     calls: list[int] = []
     relu = toy.flow.relu
     monkeypatch.setattr(toy.flow, "relu", lambda x: calls.append(1) or relu(x))

@@ -1,4 +1,4 @@
-"""What a run does with weights besides updating them: averages, which parameters train, limits on their gradients."""
+"""Averages of weights, frozen parameters, and limits on gradients."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ TRACKERS = ("wandb", "trackio")
 
 
 def train_and_resume(folder, mode, writers):
-    """8 iterations, then 5 to 12 from the checkpoint of iteration 4: iterations 5 to 8 are made twice."""
+    """Run 8 iterations, then 5 to 12 from the checkpoint of iteration 4: iterations 5 to 8 run twice."""
     setting = f"train.writers={writers}"
     contract_runs.train(folder, mode, setting)
     checkpoint = str(folder / "checkpoints" / "iter_0000004")

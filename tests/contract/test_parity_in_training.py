@@ -1,4 +1,4 @@
-"""`train.rehearse` and `train.rehearse_every` refuse another training, and leave no trace in the right one."""
+"""`train.rehearse` and `train.rehearse_every` refuse a run that trains differently and do not change a correct one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Dropping(toy.Classifier):
 
 
 class ByRank(toy.Classifier):
-    """Computes something else on every rank; for tests on ranks."""
+    """Computes something different on every rank; for tests on ranks."""
 
     def forward(self, x, y):
         return super().forward(x * (1.0 + get_rank()), y)
@@ -148,17 +148,17 @@ def write_rates_once(monkeypatch):
 
 @pytest.mark.parametrize(("words", "when"), [((), 0), (("train.rehearse=1", "train.rehearse_every=3"), 2)])
 def test_a_wrong_update_of_the_optimizer_is_refused(words, when, tmp_path, monkeypatch):
-    """At the start, or in mid-run when nothing before it was compared."""
+    """At the start, or during the run if nothing was compared before."""
     write_rates_once(monkeypatch)
     with pytest.raises(NotTheSame, match=r"in update \d the (loss|gradient|step) "):
         curve(tmp_path, "graph", "run", "train.log_period=1", *words)
     made = jobs.read_column(tmp_path / "run") if when else {}
     assert len(made) == when
-    curve(tmp_path, "graph", "control", "train.rehearse=0")  # it trains, wrongly, where nobody compares
+    curve(tmp_path, "graph", "control", "train.rehearse=0")  # it trains incorrectly if nothing is compared
 
 
 class TurnsWrong(toy.Classifier):
-    """Changes in place what the backward pass reads, once it is told to."""
+    """Changes in place a value that the backward pass reads, once it is enabled."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""`train.resume=auto`: one command for a job that is queued again and again."""
+"""`train.resume=auto`: one command for a job that is queued repeatedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The negative controls of `libai verify-resume`: each is noticed."""
+"""Negative controls of `libai verify-resume`: each fault is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run comes to its mode: `graph.enabled=auto`, `graph.on_build_error`, and switching from a hook."""
+"""How a run gets its mode: `graph.enabled=auto`, `graph.on_build_error`, and switching from a hook."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class GraphOnly(CallbackHook):
 
 
 def eager_only():
-    """One that uses `after_backward`, and what it has seen."""
+    """Return a hook that uses `after_backward`, and a list of what it has seen."""
     seen = []
     return CallbackHook(after_backward=lambda trainer: seen.append(trainer.model.a.weight.grad is not None)), seen
 
 
 def test_auto_with_an_eager_only_hook_trains_eagerly_and_says_why(tmp_path):
-    """The documentation promises it; the run used to end."""
+    """The documentation promises this. Earlier the run ended."""
     hook, seen = eager_only()
     losses, summary, _ = run(
         tmp_path / "auto", "graph.enabled=auto", before=lambda trainer: trainer.trainer.register_hooks([hook])

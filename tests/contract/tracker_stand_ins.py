@@ -1,4 +1,4 @@
-"""Stand-ins for wandb and trackio, with the signatures of their `init`, which keep in memory what they are sent."""
+"""Fakes of wandb and trackio with the signatures of their `init`. They keep everything in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Run:
 
 
 def install(monkeypatch: Any, package: str) -> dict[str, dict[str, Any]]:
-    """Put a stand-in in the place of `package`; returns what each of its runs was sent, by id or name."""
+    """Replace `package` with a fake. Return what was sent to each of its runs, by id or name."""
     sent: dict[str, dict[str, Any]] = {}
 
     def find(key: str) -> dict[str, Any]:

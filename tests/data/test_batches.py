@@ -1,4 +1,4 @@
-"""From samples to batches: types, order, padding, and the errors that teach the dataset contract."""
+"""Samples become batches: types, order, padding, and errors that explain the dataset contract."""
 
 import numpy as np
 import pytest

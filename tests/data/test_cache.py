@@ -1,4 +1,4 @@
-"""Preparing once: by whoever comes first, in one step, and again when it is damaged."""
+"""Data is prepared once, by the first process, atomically, and again if it is damaged."""
 
 import threading
 import time

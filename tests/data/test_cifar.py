@@ -1,4 +1,4 @@
-"""CIFAR files made on the spot: both binary layouts, and every way in which they can be missing."""
+"""Generated CIFAR files: both binary layouts, and missing files of every kind."""
 
 import numpy as np
 import pytest

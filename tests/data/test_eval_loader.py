@@ -1,4 +1,4 @@
-"""The evaluation loader: every sample counts once, shapes and flags agree between ranks."""
+"""The evaluation loader counts every sample once, and shapes and flags agree between ranks."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Token files of Megatron-LM and LiBai, written here byte by byte as their format says."""
+"""Token files of Megatron-LM and LiBai, written byte by byte according to their format."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Documents to token files by the command, and what it refuses."""
+"""The command that converts documents to token files, and the inputs it refuses."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Masks, order of sentences, blends: what samples they give, and that they are the same for every layout."""
+"""Masking, sentence order and blends give the expected samples, the same for every layout."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The sample order: complete, reshuffled, resumable anywhere, and the random numbers that go with it."""
+"""The sample order is complete, reshuffled each epoch and resumable anywhere; and the random numbers per sample."""
 
 import numpy as np
 import pytest

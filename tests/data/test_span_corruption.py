@@ -1,4 +1,4 @@
-"""`SpanCorruption`: what is missing can be put back, and all samples have one length."""
+"""`SpanCorruption`: the removed spans can be restored, and all samples have one length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text files to tokens: which files, split by file, reused, and what is refused."""
+"""Text files become tokens: file selection, split by file, reuse, and refused inputs."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Windows of tokens: which, of what type, and what is left out."""
+"""Windows of tokens: their positions, their types, and the tokens that are dropped."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Token files on disk: what is written is read back, and damage is noticed."""
+"""Token files are read back as written, and damage is detected."""
 
 import numpy as np
 import pytest

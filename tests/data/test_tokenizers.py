@@ -1,4 +1,4 @@
-"""Both tokenizers give back every text, and are stored without pickles."""
+"""Both tokenizers restore every text and are stored without pickle."""
 
 import json
 

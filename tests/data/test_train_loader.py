@@ -1,4 +1,5 @@
-"""The training loader: the same global batches for any layout, exact resume, errors at the right place."""
+"""The training loader gives the same global batches for any layout, resumes exactly, and raises errors at the right
+place."""
 
 import time
 
@@ -19,7 +20,7 @@ def take(loader, count):
 
 
 def global_batches(num_samples, micro, ranks, accumulation, iterations, **options):
-    """Per iteration the samples of all ranks and micro-steps, sorted."""
+    """Return the sorted samples of all ranks and micro-batches for each iteration."""
     loaders = [
         build_train_loader(numbers(num_samples), micro_batch_size=micro, data_rank=r, num_data_ranks=ranks, **options)
         for r in range(ranks)

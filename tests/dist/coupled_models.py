@@ -1,5 +1,5 @@
-"""Plain models whose loss of a batch is not the mean of the losses of its samples, each by another operation; and some
-that only look like that."""
+"""Models with a batch loss that is not the mean of the sample losses, each due to a different operation; and models
+that only look like it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BatchMean(_Body):
 
 
 class Cumulative(_Body):
-    """Every sample sees those before it."""
+    """Every sample sees the samples before it."""
 
     def loss(self, h, x, y):
         return self.classify(flow.cumsum(h, 0) * 0.2, y)
@@ -60,7 +60,7 @@ class Contrastive(_Body):
 
 
 class Experts(_Body):
-    """Two experts under a gate with a loss that balances them, weighted so low that it hardly shows."""
+    """Two experts with a gate and a balancing loss with a very small weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Centre(nn.Module):
 
 
 class TokenMean(nn.Module):
-    """A mean over the labels that are not ignored, without a `num_loss_items` that says so."""
+    """A mean over the labels that are not ignored, without `num_loss_items`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,14 +131,14 @@ COUPLED: dict[str, Callable[[], nn.Module]] = {
 
 
 class CountedTokenMean(TokenMean):
-    """The same, and says over how many items it averages."""
+    """The same with `num_loss_items`."""
 
     def num_loss_items(self, x, y):
         return (y != 0).sum()
 
 
 class Metered(_Body):
-    """Losses that are means, and metrics of which some are not."""
+    """Losses that are means, and some metrics that are not."""
 
     def forward(self, x, y):
         h = flow.tanh(self.body(x))
@@ -155,7 +155,7 @@ class Metered(_Body):
 
 
 class KernelOfOneRank(_Body):
-    """Batch statistics in a kernel of OneFlow 0.9.0 that never sees another rank."""
+    """Batch statistics in a kernel of OneFlow 0.9.0 that never sees other ranks."""
 
     def loss(self, h, x, y):
         return self.classify(flow._C.normalization(h, None, None, None, None, axis=1, is_training=True), y)

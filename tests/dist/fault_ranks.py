@@ -1,4 +1,4 @@
-"""Trains planted faults on the ranks of one job and writes how each came out.
+"""Train planted faults on the ranks of one job and write the outcome of each.
 
 python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/fault_ranks.py RESULT.json
 """

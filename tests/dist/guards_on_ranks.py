@@ -1,4 +1,5 @@
-"""A program of two ranks: hooks change what a graph is compiled for; both modes must end with the same weights."""
+"""A program for two ranks: hooks change values that are compiled into a graph, and both modes must end with the same
+weights."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What trains on which mesh in which mode, against the plain loop of one process; and faults that must be seen."""
+"""Cases by mesh and mode, compared with the plain loop of one process, and faults that must be detected."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def trained(plan: Planned) -> tuple[Result, Any]:
 
 
 def expected_of(plan: Planned) -> Result:
-    """What the plain loop of one process gives."""
+    """Return the result of the plain loop of one process."""
     case = replace(plan.case, batches=lambda: batches_of(plan))
     return plain_loop(case, case.accumulation)
 
@@ -275,7 +275,7 @@ def tensors_of(model: Any) -> dict[str, np.ndarray]:
 
 
 def eval_data(plan: Planned) -> dict[str, np.ndarray]:
-    """Samples that training has not seen."""
+    """Return samples that training has not seen."""
     return {name: array[:EVAL_SAMPLES] for name, array in plan.case.batches()[-1].items()}
 
 

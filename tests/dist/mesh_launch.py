@@ -1,4 +1,4 @@
-"""Launches scripts of this folder on several ranks, and judges what `mesh_ranks.py` measured."""
+"""Launch scripts of this folder on several ranks, and check the measurements of `mesh_ranks.py`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ HERE = Path(__file__).parent
 #: float32 rounding, which 20 AdamW updates may amplify. Measured: losses 1.8e-6, norms 3.1e-6,
 #: logits 5.2e-5
 LOSS_BOUND, NORM_BOUND, WEIGHT_BOUND, LOGIT_BOUND = 1e-5, 1e-5, 5e-5, 2e-4
-#: seconds, for a machine that does much other work as well
+#: time limit in seconds, for a busy machine
 LIMIT = {1: 240, 2: 900, 4: 600, 8: 600}
 
 
 def launch(script: str, processes: int, folder: Path, *arguments: str) -> dict[str, Any]:
-    """Run a script of this folder on that many ranks and return the JSON that it wrote."""
+    """Run a script of this folder on several ranks and return the JSON that it wrote."""
     jobs.run_ranks(HERE / script, processes, *arguments, cwd=folder, timeout=LIMIT[processes])
     return json.loads(Path(next(a for a in arguments if a.endswith(".json"))).read_text())
 

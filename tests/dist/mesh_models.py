@@ -1,4 +1,4 @@
-"""The models of the mesh tests: a transformer as a user writes it, who knows of no mesh, and batches for all models."""
+"""Models of the mesh tests: a transformer written without regard to meshes, and batches for all models."""
 
 from __future__ import annotations
 

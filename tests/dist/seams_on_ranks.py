@@ -1,4 +1,4 @@
-"""A program of two ranks: loaders without a config, training steps of the user's own, and what is refused there."""
+"""A program for two ranks: loaders without a config, custom training steps, and refusals."""
 
 import json
 import re
@@ -71,7 +71,7 @@ class Told(list):
 
 trained(EagerTrainer, Told(toy.batches(6)))
 
-# an update of its own
+# a custom update
 own_batches = toy.batches(6, seed=rank)
 
 
@@ -88,7 +88,7 @@ found["forgotten"] = refusal(lambda: trained(Forgets, own_batches))
 
 # a forward that differs by rank
 class Odd(toy.Classifier):
-    """Does something of `kind` on rank 1 alone."""
+    """Does something of `kind` only on rank 1."""
 
     def __init__(self, kind):
         super().__init__()
@@ -149,7 +149,7 @@ found["thawed, ddp"] = refusal(lambda: later(lambda one: one.model.requires_grad
 later(lambda one: one.model.requires_grad_(True))
 
 
-# a graph of its own
+# a custom graph
 own_graph = weights(trained(GraphTrainer, own_batches, train_graph=own_step.OwnGraph))
 np.testing.assert_allclose(own_graph, weights(trained(EagerTrainer, own_batches)), rtol=1e-4, atol=1e-6)
 

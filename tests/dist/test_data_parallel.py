@@ -1,4 +1,4 @@
-"""Averaging gradients over ranks: what needs no second rank here, the rest in one job of two."""
+"""Averaging gradients over ranks. Most checks need no second rank; the rest run in one job of two ranks."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(LIMIT + 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """What the ranks of one job found."""
+    """Results of the ranks of one job."""
     folder = tmp_path_factory.mktemp("faults")
     jobs.run_ranks(SCRIPT, 2, folder / "rows.json", cwd=folder, timeout=LIMIT)
     return json.loads((folder / "rows.json").read_text())

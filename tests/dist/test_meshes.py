@@ -29,12 +29,12 @@ def rows_of(tmp_path_factory):
 def test_every_mesh_trains_evaluates_and_predicts_as_one_process_does(rows_of, world):
     rows = rows_of(world)
     assert [described(row) for row in rows if not is_right(row)] == []
-    assert all(row["end"] != row["first"] for row in rows)  # what is not trained is easily equal
+    assert all(row["end"] != row["first"] for row in rows)  # untrained models would be trivially equal
 
 
 @pytest.fixture(scope="module")
 def journeys(tmp_path_factory):
-    """What the runs found that change mesh, mode or course; the checkpoints go from job to job."""
+    """Results of the runs that change mesh, mode or course. Each job passes its checkpoints to the next."""
     folder = tmp_path_factory.mktemp("journeys")
     found: dict[str, Any] = {}
     for processes, names in ((1, ["start"]), (2, ["middle", "switch", "skip", "refuse"]), (1, ["end"])):

@@ -15,6 +15,6 @@ def test_two_meshes_train_as_one_process_does_in_both_modes(tmp_path):
     meshes = {tuple(name.split()[:2]) for name in trained}
     assert meshes == {(mesh, mode) for mesh in ("2x2x1", "2x1x2") for mode in ("eager", "graph")}
     assert [described(row) for row in trained.values() if not is_right(row)] == []
-    assert all(row["end"] != row["first"] for row in trained.values())  # what is not trained is easily equal
+    assert all(row["end"] != row["first"] for row in trained.values())  # untrained models would be trivially equal
     (control,) = [row for row in rows if row["is_control"]]
-    assert control["loss"] > 10 * LOSS_BOUND  # a fault made on purpose is seen
+    assert control["loss"] > 10 * LOSS_BOUND  # a planted fault is detected

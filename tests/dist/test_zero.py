@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parent / "zero_ranks.py"
 
 
 def launch(folder: Path, processes: int) -> dict:
-    """What the ranks measured."""
+    """Return the measurements of the ranks."""
     jobs.run_ranks(SCRIPT, processes, folder / "rows.json", cwd=folder, timeout=600)
     return json.loads((folder / "rows.json").read_text())
 

@@ -1,4 +1,4 @@
-"""The Python blocks of docs/ run as they are written, with what their page takes for granted. Those of README.md, the
+"""The Python blocks of docs/ run as written, with the names that their page assumes. Those of README.md, the
 hook and the switch of modes run in jobs, see test_readme.py."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from libai.evaluation import Evaluator
 from libai.parallel import ParallelPlan
 from libai.scheduler import in_sequence
 
-#: page -> how many blocks it has, so that a new one is not forgotten; those in jobs are counted too
+#: page -> number of its blocks, including blocks run in jobs, so a new block cannot be forgotten
 COUNTS = {"model_and_data": 13, "training": 9, "quickstart": 3, "modes": 2, "parallelism": 1, "launching": 1}
 COUNTS.update(config=2, checkpoints=2, inference=3)
 

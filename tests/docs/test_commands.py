@@ -1,4 +1,4 @@
-"""Every command that a page shows would be accepted by the parser of its tool, and its settings by the schema."""
+"""The parsers and the schema accept every command on the pages."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:python tools/|bash tools/train\.sh |libai )[^`]+)`")
 #: a command without its arguments
 MENTION = re.compile(r"libai [a-z-]+(?: [a-z]+)?")
-#: words of a usage, which stand for something else
+#: placeholders in a usage
 PLACEHOLDER = re.compile(r"…|\.\.\.|\[| \| |\b(?:PROCS|FILE|KEY|RUN|COMMAND|N|MY_\w+)\b|=value")
 
 
 class Parsed(Exception):
-    """The words were accepted."""
+    """Raised if the words were accepted."""
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of every command in the blocks and code spans of a page, without comments and usages."""
+    """Return the words of every command in the blocks and code spans of a page, without comments and usages."""
     shell = [block for language, block in BLOCK.findall(text) if language in ("", "bash", "text")]
     lines = [line for block in shell for line in block.replace("\\\n", " ").splitlines()]
     lines = [re.sub(r"\s\[--.*?\]|\s{3,}(?! *--).*| # .*| > .*", "", line.removeprefix("$ ")) for line in lines]
@@ -46,7 +46,8 @@ def commands(text: str) -> list[list[str]]:
 
 
 def stop_after_parsing(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let every parser, and the launcher, raise `Parsed` where it would go on. In `folder` is the run of the pages."""
+    """Make every parser and the launcher raise `Parsed` instead of continuing. `folder` contains the run of the
+    pages."""
 
     def launch(words):
         raise Parsed(words)
@@ -66,7 +67,7 @@ def stop_after_parsing(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The words that would go to the launcher, none for other commands; an error when they would be refused."""
+    """Return the words for the launcher, none for other commands. Raises an error if the command would be refused."""
     program, *arguments = words[1:] if words[0] == "python" else words
     entry = TOOLS[program] if program != "libai" else []
     if entry is None:
@@ -79,7 +80,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise an error when the command would be refused; nothing runs."""
+    """Raise an error if the command would be refused. Nothing runs."""
     job = words[2:] if words[:2] == ["bash", "tools/train.sh"] else parse(words, monkeypatch)
     if job:
         _, config, processes, *rest = ["configs/mlp_digits.py" if word == "CONFIG" else word for word in job]

@@ -1,4 +1,4 @@
-"""Files that a host, a package index or a citation manager reads agree with the project."""
+"""Files for a host, a package index or a citation manager agree with the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The own tests of every project pass."""
+"""The tests of every project pass."""
 
 from __future__ import annotations
 

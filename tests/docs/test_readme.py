@@ -1,4 +1,5 @@
-"""What README and docs show is run: the own model in both modes, the switch, every command's settings, every path."""
+"""README and docs are correct: their model trains in both modes, and their switch, commands, settings and paths
+work."""
 
 from __future__ import annotations
 
@@ -25,24 +26,24 @@ def names(pages):
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """The contents of the fenced code blocks of a language."""
+    """Return the contents of the fenced code blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def file_shown(page: str, after: str) -> str:
-    """The first Python block of `page` behind the first occurrence of a text."""
+    """Return the first Python block of `page` after the first occurrence of a text."""
     text = (ROOT / page).read_text()
     return blocks(text[text.index(after) :], "python")[0]
 
 
 def missing_paths(text: str) -> list[str]:
-    """The repository paths that a text names and that are not there; the beginning of a file's name is enough."""
+    """Return the repository paths in a text that do not exist. The beginning of a file name is enough."""
     found = {path for path in REPOSITORY_PATH.findall(text) if not any(mark in path for mark in PLACEHOLDERS)}
     return sorted(path for path in found if not any(ROOT.glob(path.rstrip("/") + "*")))
 
 
 def broken_links(page: Path, text: str) -> list[str]:
-    """The relative links of a page whose file is not there or outside, or whose heading is not in that file."""
+    """Return the relative links of a page to a missing or outside file, or to a missing heading."""
     broken = []
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
         file, _, heading = link.partition("#")
@@ -54,13 +55,13 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub forms them."""
+    """Return the anchors of a page's headings in GitHub's form."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def check_command(words: list[str]) -> None:
-    """Raise `ConfigError` when a documented command would be refused before it starts."""
+    """Raise `ConfigError` if a documented command would be refused before it starts."""
     file, config, processes, *arguments = words
     assert (ROOT / file).is_file()
     args = parse_args([str(ROOT / config), *arguments])
@@ -72,7 +73,7 @@ def check_command(words: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The files that docs/quickstart.md shows, in a folder outside of the repository."""
+    """The files from docs/quickstart.md in a folder outside the repository."""
     folder = tmp_path_factory.mktemp("own")
     for name in ("my_model.py", "my_config.py"):
         (folder / name).write_text(file_shown("docs/quickstart.md", f"`{name}`"))
@@ -157,7 +158,7 @@ def test_every_path_exists(page):
 
 @contextmanager
 def skip_without_weights():
-    """Skip the test where a config needs published weights (requirements/pretrained.txt) that are not installed."""
+    """Skip the test if a config needs published weights (requirements/pretrained.txt) that are not installed."""
     try:
         yield
     except ConfigError as error:
@@ -180,12 +181,12 @@ def test_the_readme_names_the_two_commands_and_every_page():
 
 
 def user_pages() -> list[Path]:
-    """The pages for users; not the index, the generated reference, `docs/migrate` and `docs/dev`."""
+    """Return the pages for users, without the index, the generated reference, `docs/migrate` and `docs/dev`."""
     return sorted(page for page in ROOT.glob("docs/*.md") if page.name not in ("README.md", "config.md"))
 
 
 def long_lines(text: str) -> list[str]:
-    """The lines of prose beyond 105 columns that hold more than one sentence."""
+    """Return the lines of prose beyond 105 columns with more than one sentence."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     lines = [line for line in prose.splitlines() if len(line) > 105 and not line.startswith(("|", "#"))]
     return [line for line in lines if re.search(r"[.:] \S", line)]

@@ -1,4 +1,4 @@
-"""No page, docstring or message sends its reader to a file or heading that the repository does not have."""
+"""No page, docstring or message refers to a missing file or heading."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DECISION = re.compile(r"\bdecisions?/(\d{4})|\bdecision (\d{4})\b|\((0\d{3})\)")
 
 
 def unknown_references(text: str) -> list[str]:
-    """What `text` names that is not in the repository: other notes, pages, headings and decisions."""
+    """Return the notes, pages, headings and decisions in `text` that are not in the repository."""
     unknown = OUTSIDE.findall(text)
     for page, heading in PAGE.findall(text):
         if not (ROOT / page).is_file() or (heading and heading not in headings(ROOT / page)):

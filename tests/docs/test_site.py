@@ -1,4 +1,4 @@
-"""The rendered site: how it shows doctests, and, where mkdocs is there, the build itself."""
+"""The rendered site: doctests, and the build itself if mkdocs is installed."""
 
 from __future__ import annotations
 

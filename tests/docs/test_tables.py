@@ -1,4 +1,4 @@
-"""Everything on the right of the tables for users of other trainers is run, in both modes, on tiny models."""
+"""The right columns of the migration tables run in both modes on tiny models."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from libai.utils.errors import UserError
 from libai.utils.logging import reset_logging
 
 CONFIG = str(jobs.ROOT / "configs/mlp_digits.py")
-#: every period is 1, so that a longer one has an effect within six iterations
+#: every period is 1, so a longer one has an effect within six iterations
 BASE = ["model.hidden_sizes=[8]", "train.train_micro_batch_size=8", "train.train_iter=6", "train.output_dir=out/run"]
 BASE += [f"train.{name}=1" for name in ("log_period", "checkpointer.period", "evaluation.eval_period")]
 BASE += ["train.evaluation.eval_iter=2", "train.checkpointer.max_to_keep=null", "train.warmup_ratio=0"]
 BASE += ["train.evaluation.eval_metric=null"]
 SETTING = re.compile(rf"['\"]?\+?(?:--|(?:{'|'.join(schema.SECTIONS)})[\w.]*=(?!=))")
-#: code, and the case to which the words after it restrict it
+#: code and the case to which the words after it limit it
 SPAN = re.compile(r"`([^`]+)`(?: \((eager|graph|CUDA|several processes)\b)?")
 PAGES = [page for page in sorted(jobs.ROOT.glob("docs/migrate/*.md")) if page.name != "README.md"]
 TEXT = "".join(page.read_text() for page in PAGES)
@@ -57,7 +57,7 @@ SPANS = list(dict.fromkeys(span for _, here in ROWS for span in SPAN.findall(her
 
 
 class Returns(toy.Classifier):
-    """A loss as it is, or a flat dict of losses."""
+    """A model that returns a plain loss or a flat dict of losses."""
 
     def __init__(self, form: str):
         super().__init__()
@@ -69,7 +69,7 @@ class Returns(toy.Classifier):
 
 
 class Session:
-    """The names that the tables take for granted, in one mode."""
+    """The names that the tables assume, in one mode."""
 
     def __init__(self, mode: str):
         self.mode = mode
@@ -101,7 +101,7 @@ class Session:
         self.names.update(Trainer=self.trainer_class, Returns=Returns, fit=self._fit)
 
     def _fit(self, model: nn.Module) -> None:
-        """Train an update on a batch with the arguments that the model has."""
+        """Make an update on a batch with the arguments of the model."""
         tokens = np.arange(32).reshape(2, 16) % 10
         known = {"input_ids": tokens, "labels": tokens, **toy.batches(1, 2)[0]}
         names = inspect.signature(model.forward).parameters
@@ -111,7 +111,7 @@ class Session:
         self.trainer_class(model, [batch], flow.optim.SGD(model.parameters(), lr=0.1)).train(0, 1)
 
     def execute(self, code: str) -> None:
-        """Run `code`; raises when it fails, is a false comparison, or a point at which no hook was called."""
+        """Run `code`. Raises an error if it fails, is false, or names a point at which no hook was called."""
         try:
             compiled = compile(code, code, "eval")
         except SyntaxError:
@@ -132,12 +132,12 @@ def session(mode, tmp_path, monkeypatch):
 
 
 def _is_python(code: str) -> bool:
-    """True for what is no setting, file, or command, which tests/docs/test_commands.py tries."""
+    """Return True unless the text is a setting, file or command, which tests/docs/test_commands.py covers."""
     return not (SETTING.match(code) or code.startswith(("bash ", "libai ")) or (jobs.ROOT / code).is_file())
 
 
 def _problems(session: Session, trains_models: bool) -> list[str]:
-    """Run the Python code of all rows, that which trains models or the rest; returns what fails."""
+    """Run the Python code of all rows, either the code that trains or the rest. Return the failures."""
     problems = []
     for code, only in SPANS:
         if _is_python(code) and only in ("", session.mode) and trains_models == code.startswith("fit("):
@@ -179,7 +179,7 @@ def test_what_is_refused_is_refused_so():
 
 
 def _train(words, monkeypatch, capfd):
-    """Run the training program in this process; returns what the run did, as values that can be compared."""
+    """Run the training program in this process. Return its effects as comparable values."""
     made = []
 
     class Recorded(libai.engine.Run):
@@ -211,13 +211,13 @@ def _train(words, monkeypatch, capfd):
 
 
 def _is_told(item: tuple[str, object]) -> bool:
-    """True for what an object is told; not for what it measures, or other objects."""
+    """Return True for arguments of an object, and False for measurements and other objects."""
     return isinstance(item[1], (bool, int, str, Path, type(None)))
 
 
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory):
-    """The folder of a run of two iterations."""
+    """Return the folder of a run of two iterations."""
     folder = tmp_path_factory.mktemp("earlier") / "run"
     run = libai.engine.Run(load_config(CONFIG, [*BASE, "train.train_iter=2", f"train.output_dir={folder}"]))
     run.train()
@@ -226,7 +226,7 @@ def earlier(tmp_path_factory):
 
 @pytest.fixture
 def train(earlier, mode, tmp_path, monkeypatch, capfd):
-    """Train in a new folder with two earlier runs of the same model: one in the output folder, one beside it."""
+    """Train in a new folder with two earlier runs of the same model, one in the output folder and one next to it."""
 
     def train(code):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
@@ -245,12 +245,12 @@ def train(earlier, mode, tmp_path, monkeypatch, capfd):
     reset_logging()
 
 
-#: mode, settings -> what the run does with them
+#: mode, settings -> effects of the run
 _done = {}
-#: settings for which this run has no occasion: the source of the engine has to name them
+#: settings without effect in this run: the source of the engine must contain their names
 NO_OCCASION = ("on_exception", "diff_rank_seed", "sync_batch_norm", "dist.auto", "device", "dist.plan", "batch_scope")
 NO_OCCASION += ("weight.strict", "revise_keys", "train.rehearse=0", "graph.on_build_error", "graph.enabled=auto")
-#: what no table has
+#: settings that no table contains
 OTHERS = """`train.rehearse=0`, `train.rehearse_every=2`, `train.freeze=[.*bias]`, `train.dist.plan={split:{}}`,
 `train.lora.patterns=[.*] train.lora.rank=2`, `train.lora.patterns=[.*] train.lora.alpha=4`,
 `train.lora.patterns=[.*] train.lora.dropout=0.5`, `train.lora.patterns=[.*] train.lora.also_train=[.*bias]`,

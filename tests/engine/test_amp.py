@@ -1,4 +1,4 @@
-"""Mixed precision: what the compiled job is told, the loss scale's state, and where it is refused or left out."""
+"""Mixed precision: the configuration of the compiled job, the state of the loss scale, and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE = LossScaling(init_scale=2.0**120, growth_interval=2)
 
 @pytest.fixture(autouse=True)
 def _amp_on_cpu(monkeypatch):
-    """On CPU autocast does nothing but warn; the compiled job says what a CUDA device would do."""
+    """Allow AMP on CPU, where autocast only warns. The compiled job shows what a CUDA device would do."""
     monkeypatch.setattr(trainer_module, "AMP_DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(flow, "autocast", lambda *_, **__: contextlib.nullcontext())
 
@@ -63,7 +63,7 @@ def scaled(mode, scaling, overflows=(), iterations=8, **options):
 
 
 def test_both_modes_scale_the_loss_alike():
-    """An update whose gradients overflow is left out, the scale halved, and doubled after two good ones."""
+    """An update with overflowing gradients is skipped and halves the scale; two good updates double it."""
     (_, eager), (_, graph) = (scaled(mode, LARGE, overflows=(2, 5)) for mode in ("eager", "graph"))
     assert [scale for _, scale in graph] == [2.0**n for n in (120, 121, 120, 120, 121, 120, 120, 121)]
     assert [scale for _, scale in eager] == [scale for _, scale in graph]
@@ -93,7 +93,7 @@ def test_a_static_scale_leaves_the_curve_as_it_is_and_no_update_out(mode):
 
 @pytest.mark.e2e
 def test_the_loss_scale_goes_from_mode_to_mode_and_back():
-    """Also to eager training in float32, as CPU does it, which only keeps it."""
+    """Also to eager training in float32, which only keeps it."""
     _, expected = scaled("graph", LARGE, overflows=(2, 5), iterations=9)
     for amp in ("fp16", None):
         trainer, seen = scaled("graph", LARGE, overflows=(2, 5), iterations=3)

@@ -1,4 +1,4 @@
-"""What OneFlow says of a forward over global tensors is said in the user's terms."""
+"""OneFlow's errors for a forward with global tensors are explained in the user's terms."""
 
 from __future__ import annotations
 

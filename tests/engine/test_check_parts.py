@@ -1,4 +1,4 @@
-"""The library without a config: arguments of the wrong kind or order are errors that say what to change."""
+"""Without a config, arguments of the wrong kind or order cause errors that say what to change."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_iterations_to_train_must_be_two_whole_numbers(parts, arguments):
     trainer = trainer_of("eager", *parts)
     with pytest.raises(UserError, match=r"train\(start_iter, max_iter\) with \w+=.*train\(0, 100\) runs 100"):
         trainer.train(*arguments)
-    trainer.train(0, 1)  # and nothing is spoilt
+    trainer.train(0, 1)  # and nothing is changed
     assert trainer.completed_iters == 1
 
 

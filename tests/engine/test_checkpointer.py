@@ -1,4 +1,4 @@
-"""The trainer's side of checkpoints: what is saved and taken back, when, and what happens when a save fails."""
+"""Checkpoints of a trainer: what is saved and restored, when, and what happens if a save fails."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_failure_in_a_hook_saves_the_whole_state_and_in_an_update_nothing(mode
 
 
 def draws_of(folder, legs, mode="eager"):
-    """What a hook of the user draws in each iteration, over sessions in which the generators start elsewhere."""
+    """Return the random numbers of a user's hook in each iteration, over sessions with different generator states."""
     drawn = []
     for number, (start, stop) in enumerate(legs):
         random.seed(number), np.random.seed(number), flow.manual_seed(number)

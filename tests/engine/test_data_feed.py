@@ -1,4 +1,4 @@
-"""Micro-batches in order, whoever looks at them first, and a position that counts what an iteration has used."""
+"""Micro-batches stay in order if they are read ahead, and the position counts the batches that iterations have used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train.deterministic` refuses a model that draws from what no seed reaches."""
+"""`train.deterministic` refuses a model with random numbers that no seed controls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from libai.utils.errors import UserError
 
 
 class Noise(flow.nn.Module):
-    """Adds a number that `draw` gives."""
+    """Adds a number returned by `draw`."""
 
     def __init__(self, draw):
         super().__init__()
@@ -84,7 +84,7 @@ def test_draws_from_oneflow_and_libai_dropout_pass():
 
 
 def test_the_check_changes_nothing(mode):
-    """Generators, weights and data are where they were."""
+    """Generators, weights and data position are unchanged."""
     assert train(mode, Dropout(0.5)) == train(mode, Dropout(0.5), deterministic=False)
 
 

@@ -1,4 +1,4 @@
-"""Names of other trainers, as users type them: each error says what they are called here."""
+"""Names from other trainers: each error gives libai's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiled trainer does beyond the common contract: shapes, state in place, build errors."""
+"""The graph trainer beyond the common contract: shapes, state in place, build errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled step equals an eager one, group by group, and says what it is compiled for."""
+"""The compiled step equals an eager one, group by group, and describes what it was compiled for."""
 
 from __future__ import annotations
 

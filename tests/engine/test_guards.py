@@ -1,4 +1,4 @@
-"""A hook may change whatever a graph is compiled for: the compiled run trains what the eager run trains."""
+"""A hook may change any value compiled into a graph: the compiled run trains like the eager run."""
 
 from __future__ import annotations
 

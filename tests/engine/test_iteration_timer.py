@@ -1,4 +1,4 @@
-"""Rates count all the time that iterations take, hooks and waiting included, and nothing that is not training."""
+"""Rates include all time of iterations, with hooks and waiting, but no time outside training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FakeTime:
 
 
 def run_by(clock, mode, *hooks, loader=None):
-    """8 iterations by that clock: their timer, and what it gave at the log points; `hooks` come on top."""
+    """Run 8 iterations with that clock. Return the timer and its numbers at the log points. `hooks` are added."""
     model = toy.Classifier()
     trainer = toy.trainer_of(mode, model, loader or toy.batches(2), toy.optimizer_of("adamw", model))
     timer, writer = IterationTimer(samples_per_iter=8), Recording()

@@ -1,4 +1,4 @@
-"""A loss that is not finite: raised, or undone, explained and left out or rolled back, alike in both modes."""
+"""A loss that is not finite raises an error, or is undone, explained and skipped or rolled back, in both modes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Log(nn.Module):
 
 
 class Fragile(toy.Classifier):
-    """Its `middle` gives NaN where the input's first feature is at or below -90."""
+    """Its `middle` returns NaN if the first feature of the input is at most -90."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A training step of the user's own: `run_step`, `update`, an `nn.Graph`, and two losses in turn."""
+"""Custom training steps: `run_step`, `update`, an `nn.Graph`, and two losses in turn."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_schedule_beside_a_graph_of_its_own_is_refused():
 # ------------------------------------------------------------------------------------------------- two losses
 
 
-#: the recipe of the page on hooks, as it is written there
+#: the recipe from the page on hooks
 RECIPE: dict = {}
 exec(re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/training.md").read_text(), re.M | re.S)[7], RECIPE)
 

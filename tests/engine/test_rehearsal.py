@@ -1,4 +1,4 @@
-"""A rehearsal leaves nothing in own optimizers and schedules, and its bounds tell gradients apart."""
+"""A rehearsal leaves custom optimizers and schedules unchanged, and its bounds detect wrong gradients."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_another_gradient_differs_on_every_device(device):
 
 
 class Noisy(cm._Body):
-    """All that draws random numbers, and none of it mixes samples."""
+    """Uses every source of random numbers without mixing samples."""
 
     def __init__(self):
         super().__init__()

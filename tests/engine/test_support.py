@@ -1,4 +1,4 @@
-"""Options that a mode cannot honour on a device are refused, each with its reason and what to change."""
+"""Options that a mode cannot honour on a device are refused, each with a reason and a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Switching the mode in mid-run continues the same curve, for every optimizer; auto mode disturbs nothing."""
+"""Switching the mode during a run continues the same curve, for every optimizer. Auto mode changes nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build(mode, optimizer_name, data):
 
 
 def straight_losses(mode, optimizer_name, data, num_iters):
-    """The losses of a run without interruption."""
+    """Return the losses of an uninterrupted run."""
     trainer = build(mode, optimizer_name, data)
     losses = toy.record_losses(trainer)
     trainer.train(0, num_iters)
@@ -84,7 +84,7 @@ def test_there_and_back_again_continues_the_curve(mode, optimizer_name):
     trainer.switch_to(mode)
     trainer.train(8, 12)
     assert trainer.optimizer._state["step"] == 12
-    # measured: 0 for most, up to 3e-7 where float32 sums are ordered otherwise
+    # measured: 0 for most, up to 3e-7 if float32 sums have a different order
     np.testing.assert_allclose(losses, expected, rtol=2e-6)
 
 

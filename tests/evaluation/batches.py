@@ -1,10 +1,10 @@
-"""An evaluator on a data set that is cut into batches."""
+"""Evaluate a dataset that is split into batches."""
 
 from libai.evaluation import add_sums
 
 
 def evaluate(evaluator, batch, outputs, batch_size=None):
-    """The metrics; `batch` and `outputs` are dicts of arrays with a row for each sample."""
+    """Return the metrics. `batch` and `outputs` are dicts of arrays with one row per sample."""
     count = len(next(iter(batch.values())))
     sums = {}
     for start in range(0, count, batch_size or count):

@@ -60,7 +60,7 @@ def test_a_huge_loss_gives_infinity():
 
 @pytest.mark.parametrize("evaluator", [MeanLossEvaluator(), PerplexityEvaluator()])
 def test_a_model_without_losses_is_explained(evaluator):
-    with pytest.raises(EvaluatorError, match=r"needs outputs\[\"losses\"\] and the model returned \['logits'\]"):
+    with pytest.raises(EvaluatorError, match=r"needs outputs\[\"losses\"\], but the model returned \['logits'\]"):
         evaluator.process(BATCH, {"logits": np.zeros(4)})
     with pytest.raises(EvaluatorError, match="the model returned a value without a name in eval mode: return"):
         evaluator.process(

@@ -1,4 +1,4 @@
-"""Regression metrics are those of the whole arrays, in any batches."""
+"""Regression metrics equal those of the whole arrays for any batches."""
 
 import math
 

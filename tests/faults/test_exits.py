@@ -1,4 +1,4 @@
-"""Ranks that leave, die or fail in mid-run, in real jobs: the job fails, names the first rank, and can go on."""
+"""Ranks that exit, die or fail during real jobs: the job fails, names the first rank, and can be resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that hangs ends the job, and the lines about it say where every rank is; a slow job is left alone."""
+"""A hanging rank ends the job, and the report shows where every rank is. A slow job is not ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 
 def hang(folder, name, processes, *settings, **limits):
-    """The `launch:` lines of a job that is ended because it hangs."""
+    """Return the `launch:` lines of a job that is ended because it hangs."""
     output = f"train.output_dir={name}"
     done = jobs.train_sh("user_config.py", processes, output, *settings, cwd=folder, timeout=140, **limits)
     assert done.returncode == 1, done
@@ -92,7 +92,7 @@ def test_a_rank_that_does_not_come_to_meet_the_others_is_named(folder, late, lin
 
 @pytest.mark.parametrize(("limit", "is_ended"), [(1.0, True), (0.0, False)])
 def test_only_a_program_with_a_limit_is_ended(monkeypatch, tmp_path, limit, is_ended):
-    """A program of the user's own may do what it likes outside of libai's phases, for as long as it likes."""
+    """A user's program may do anything outside libai's phases, for any time."""
     state, now, looks = RankState(limit=limit), [100.0], [0]
     monkeypatch.setattr("os.waitpid", lambda pid, options: (0, 0) if looks[0] < 10 and not killed else (pid, 9))
     killed: list[int] = []

@@ -1,4 +1,5 @@
-"""`--max-restarts`: a failed job goes on from its last checkpoint; what would fail again or was asked for does not."""
+"""`--max-restarts`: a failed job continues from its last checkpoint, unless it would fail again or was stopped on
+request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One curve through other modes and other numbers of processes, through another seed setting, and beyond the end."""
+"""One curve across modes, numbers of processes and seed settings, and beyond the original end."""
 
 from __future__ import annotations
 

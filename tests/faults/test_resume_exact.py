@@ -1,4 +1,4 @@
-"""2 N iterations = N + a fresh process + N more, byte for byte: through the command that certifies it for users."""
+"""2 N iterations equal N iterations plus N in a fresh process, byte for byte, tested with the command for users."""
 
 from __future__ import annotations
 

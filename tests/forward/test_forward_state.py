@@ -1,4 +1,4 @@
-"""Buffers that forward changes go over to another mode, and an eager run names what no checkpoint holds."""
+"""Buffers that forward changes survive a change of mode, and an eager run names state that no checkpoint contains."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ROWS = 20
 
 
 class Language(nn.Module):
-    """A language model as many write it: the labels are moved by one and flattened in forward."""
+    """A typical language model: forward shifts the labels by one and flattens them."""
 
     def __init__(self, **options):
         super().__init__()
@@ -84,7 +84,7 @@ def test_labels_that_forward_moves_and_flattens_are_checked(mode):
     batches = language_batches(6)
     batches[5]["labels"][5, 1] = ROWS
     text = error_of(mode, Language(), batches)
-    assert text.startswith(f"iteration 6: labels[5, 1] is {ROWS}, and cross entropy takes 0 to ")
+    assert text.startswith(f"iteration 6: labels[5, 1] is {ROWS}, but cross entropy accepts 0 to ")
     assert "or 7 to ignore it" in text
 
 

@@ -1,4 +1,4 @@
-"""What forward must return and take, and the errors that teach it."""
+"""The contract of forward, and the errors that explain it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes `fixtures/`: small random models of every architecture, written by `transformers`, and what it computes.
+"""Create `fixtures/`: small random models of every architecture, written by `transformers`, with its outputs.
 
 Run with the Python of an environment that has PyTorch and transformers (5.23 made those that are here):
 python tests/hf/make_fixtures.py

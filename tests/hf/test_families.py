@@ -1,4 +1,5 @@
-"""Every architecture: what `transformers` computes, and its files back byte by byte. `make_fixtures.py` made both."""
+"""Every architecture gives the outputs of `transformers` and exports its files byte for byte (see
+`make_fixtures.py`)."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_missing_and_unexpected_names_are_those_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     "name, change, message",
     [
-        ("roberta", {"architectures": ["RobertaForCausalLM"]}, "'RobertaForCausalLM'.*'roberta' it knows Roberta"),
+        ("roberta", {"architectures": ["RobertaForCausalLM"]}, "'RobertaForCausalLM'.*'roberta' it supports Roberta"),
         ("qwen2", {"architectures": ["Gemma"], "model_type": "gemma"}, "'Gemma', .*it knows .*GPT2LMHeadModel"),
         ("mistral", {"sliding_window": 16}, "sliding_window=16, which libai.models.Llama does not support"),
         ("gpt2", {"activation_function": "mish"}, "activation 'mish'"),

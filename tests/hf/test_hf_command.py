@@ -1,4 +1,4 @@
-"""`libai hf`: what it writes, what it prints, and what it returns."""
+"""`libai hf`: files, output and exit codes."""
 
 from __future__ import annotations
 

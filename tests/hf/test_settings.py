@@ -1,4 +1,4 @@
-"""Settings of config.json, each of which is computed, or refused by its name; and those of a run that is exported."""
+"""Settings of config.json are supported or refused by name; and the settings of an exported run."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def changed(name, folder, **settings):
     [
         ("bert_masked_lm", {"tie_word_embeddings": False}, "tie_word_embeddings=False, which libai.models.BERT"),
         ("roberta_masked_lm", {"tie_word_embeddings": False}, "tie_word_embeddings=False, which libai.models.BERT"),
-        ("roberta_masked_lm", {"hidden_act": "relu"}, "hidden_act='relu', which libai.models.BERT cannot compute"),
+        ("roberta_masked_lm", {"hidden_act": "relu"}, "hidden_act='relu', which libai.models.BERT does not support"),
         ("mistral", {"sliding_window": 63}, "sliding_window=63, .* max_position_embeddings=63"),
         ("mistral", {"max_position_embeddings": 4097, "sliding_window": None}, "sliding_window=4096"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, 'rope_type="linear" has factor=None'),
         ("llama", {"rope_parameters": "linear"}, "rope_parameters='linear', which must be an object"),
-        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not read"),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not supported"),
         ("bert", {"is_decoder": True}, "is_decoder=True, which libai.models.BERTEmbedder"),
         ("bert_classifier", {"problem_type": "multi_label_classification"}, "3 label.*multi_label_classification loss"),
         ("vit", {"problem_type": "regression"}, "problem_type='regression' and 5 label"),
@@ -123,7 +123,7 @@ def test_the_folder_that_is_read_is_not_overwritten(tmp_path):
         lambda: export_folder(tmp_path / "ours", tmp_path / "ours"),
         lambda: export_folder(tmp_path / "ours", folder, like=folder),
     ):
-        with pytest.raises(UserError, match="is the folder that is read"):
+        with pytest.raises(UserError, match="is the source folder"):
             write()
     assert (folder / "model.safetensors").read_bytes() == before
     with pytest.raises(UserError, match="is a file"):

@@ -1,4 +1,4 @@
-"""Generation: every way to compute gives the same tokens, and every way to choose gives those that it promises."""
+"""Every way to compute generates the same tokens, and every sampling option has its promised effect."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def log_probs(model, prompt, rows):
 
 @pytest.fixture(scope="module")
 def greedy(model):
-    """The likeliest tokens behind each prompt, one forward pass after the other."""
+    """Return the most likely tokens after each prompt, with one forward pass per token."""
     found = []
     for prompt in PROMPTS:
         tokens: list[int] = []

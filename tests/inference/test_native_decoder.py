@@ -1,4 +1,4 @@
-"""The native step of generation computes what the model does, and is taken where the model is one that it knows."""
+"""The native generation step equals the model and is used only for models that it supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trained models in use from their folders: the same by the library and by `libai generate` and `libai predict`."""
+"""Trained models used from their folders, with equal results in Python and by `libai generate` and `libai predict`."""
 
 from __future__ import annotations
 

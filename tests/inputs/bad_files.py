@@ -1,4 +1,4 @@
-"""Config files with mistakes: name, content, texts of the error. `{good}` imports everything from user_config.py."""
+"""Config files with mistakes: name, content and texts in the error. `{good}` imports everything from user_config.py."""
 
 GOOD = "from user_config import *\n"
 
@@ -56,7 +56,7 @@ FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
 }
 PARTNER = "from circle import model\n"
 
-#: names that are no file
+#: names that do not exist as files
 NAMES = {
     "nowhere.py": ("CONFIG is nowhere.py, and there is no such file",),
     "user_confg.py": ("Did you mean user_config.py?",),

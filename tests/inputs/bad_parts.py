@@ -1,4 +1,5 @@
-"""Bad inputs that only building or the first batch can show: overrides of user_config.py, and texts of the error."""
+"""Bad inputs that only show during building or in the first batch: overrides of user_config.py and texts in the
+error."""
 
 MODEL, DATA, HOOKS = (
     "model={_target_: user_parts.%s}",
@@ -110,5 +111,5 @@ PARTS = {
     "train.output_dir=/proc/x": ("train.output_dir=/proc/x", "Set train.output_dir"),
 }
 
-#: what the compiled mode must tell as well
+#: inputs that graph mode must report too
 IN_BOTH_MODES = [MODEL % "NeedsMask", MODEL % "OtherShape", MODEL % "ReturnsTensor", DATA % "wide", DATA % "only_x"]

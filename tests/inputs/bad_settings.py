@@ -1,4 +1,4 @@
-"""Bad overrides: the setting as typed, and what its one error must say (the key is always among it).
+"""Bad overrides: the setting as typed, and the texts that its single error must contain besides the key.
 
 The whole texts of common mistakes are in tests/config/test_overrides.py and test_validation.py.
 """

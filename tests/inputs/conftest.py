@@ -1,4 +1,4 @@
-"""One worker process for all bad inputs of a module, started again when one of them has ended it."""
+"""One worker process for all bad inputs of a module, restarted if an input ends it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Worker:
         self._process: subprocess.Popen | None = None
 
     def ask(self, *arguments: str, limit_seconds: float = 120) -> jobs.Finished:
-        """How one command line ends; one that does not is killed after `limit_seconds`."""
+        """Return how a command line ends. It is killed after `limit_seconds`."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, HERE / "input_worker.py"],

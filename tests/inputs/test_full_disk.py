@@ -1,4 +1,4 @@
-"""A disk that takes nothing more ends a run with one line, and the screen of a run may go away.
+"""A full disk ends a run with one line, and a run survives a closed terminal.
 
 The limit of `ulimit -f` stands for a full disk, so that an ordinary user can run this.
 """

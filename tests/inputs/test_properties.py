@@ -1,4 +1,4 @@
-"""Properties that hold for every input that can be drawn: overrides, samplers, batches, retention, files, names."""
+"""Properties that hold for random inputs: overrides, samplers, batches, retention, files, names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small config of a user's own; each bad input changes one thing in it."""
+"""A small user config. Each bad input changes one part of it."""
 
 import oneflow as flow
 from user_parts import samples

@@ -1,4 +1,4 @@
-"""Parts of a user's own, sound ones and such that cannot be used, for the bad inputs."""
+"""A user's valid and invalid parts, for the bad inputs."""
 
 import numpy as np
 import oneflow as flow

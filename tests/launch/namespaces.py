@@ -43,7 +43,7 @@ def two_machines() -> Iterator[tuple[int, int]]:
 
 
 def on_machine(machine: int, *command: str) -> list[str]:
-    """`command` as it is started on a machine."""
+    """Return `command` as it is started on a machine."""
     return ["nsenter", "--target", str(machine), "--user", "--net", "--preserve-credentials", *command]
 
 

@@ -1,4 +1,4 @@
-"""`libai train` as one of the processes that another launcher starts: which place it finds, and real jobs."""
+"""`libai train` as a process of another launcher: the rank that it detects, and real jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = ["train.train_iter=2", "train.log_period=1", "train.device=cpu", "train.
 
 
 def srun(rank: int, size: int, **others: str) -> dict[str, str]:
-    """What srun sets for a task, all of them on one node."""
+    """Return the variables that srun sets for a task, with all tasks on one node."""
     return {
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_STEP_ID": "0",
@@ -39,14 +39,14 @@ def srun(rank: int, size: int, **others: str) -> dict[str, str]:
 
 
 def open_mpi(rank: int, size: int, **others: str) -> dict[str, str]:
-    """What mpirun of Open MPI sets, all ranks on one machine."""
+    """Return the variables that Open MPI's mpirun sets, with all ranks on one machine."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": size, "LOCAL_SIZE": size}
     found = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in numbers.items()}
     return {**found, "PMIX_NAMESPACE": f"prterun-node7-{os.getpid()}@1", **others}
 
 
 def oneflow(rank: int, size: int, **others: str) -> dict[str, str]:
-    """What oneflow.distributed.launch sets."""
+    """Return the variables that oneflow.distributed.launch sets."""
     found = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501", **others}
 
@@ -147,7 +147,7 @@ def test_one_process_a_machine_starts_its_own_ranks(dispatch):
 @pytest.mark.parametrize(
     ("environment", "words", "text"),
     [
-        (srun(1, 2), ["-n", "2"], "-n 2, and srun has started several processes on this machine already"),
+        (srun(1, 2), ["-n", "2"], "-n 2, but srun has already started several processes on this machine"),
         (srun(1, 2, SLURM_STEP_TASKS_PER_NODE="1(x2)", SLURM_LOCALID="0", NODE="3"), [], "NODE=3, and srun (process 1"),
         (srun(1, 2), ["--max-restarts", "2"], "--max-restarts 2: srun starts the processes"),
     ],

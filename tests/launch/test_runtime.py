@@ -1,4 +1,4 @@
-"""The environment that oneflow needs, its import explained, and processes that end as they should."""
+"""The environment for oneflow, explanations of import errors, and the exit of processes."""
 
 import os
 import socket
@@ -58,7 +58,7 @@ def test_the_users_openblas_core_stays():
 
 
 def import_fake_oneflow(folder: Path, source: str, **environment: str) -> subprocess.CompletedProcess:
-    """Import a stand-in for oneflow, whose `__init__.py` is `source`, under the guard."""
+    """Import a fake oneflow with `source` as its `__init__.py`, under the guard."""
     (folder / "oneflow").mkdir()
     needed = "class Tensor: pass\nclass _C: diagonal = len\nempty = diagonal = einsum = len\n"  # they are repaired
     (folder / "oneflow" / "__init__.py").write_text(needed + textwrap.dedent(source))
@@ -126,7 +126,7 @@ def test_missing_oneflow_is_one_line(monkeypatch):
 
 
 def fake_package(folder, name, version):
-    """What pip leaves of a package, for whoever asks for its version."""
+    """Create the metadata of an installed package, which contains its version."""
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

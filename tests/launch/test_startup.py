@@ -1,4 +1,4 @@
-"""What a run says about its own start-up, and what the command line must not import."""
+"""The messages during start-up, and modules that the command line must not import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mistake of the user gives exit code 2 and one clear error on stderr: no traceback, no second line."""
+"""A user mistake gives exit code 2 and one clear error on stderr, without a traceback or a second line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def folder(tmp_path_factory):
     return jobs.user_folder(tmp_path_factory)
 
 
-#: a job of its own each; tests/inputs tries hundreds of mistakes within one process
+#: one job each; tests/inputs tests hundreds of mistakes within one process
 MISTAKES = {
     "misspelt key": (["train.trian_iter=5"], ["train.trian_iter: no such setting", "Did you mean train.train_iter?"]),
     "resume in an empty folder": (["--resume"], ["--resume found no usable checkpoint", "Remove --resume"]),

@@ -1,4 +1,4 @@
-"""A user's config, beside user_models.py; 20 iterations of 8 samples over all ranks."""
+"""A user's config next to user_models.py: 20 iterations of 8 samples over all ranks."""
 
 import oneflow as flow
 from user_models import samples

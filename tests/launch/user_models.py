@@ -1,4 +1,4 @@
-"""What a user keeps outside of the repository: models, data and a hook; tests copy this file to a folder of theirs."""
+"""A user's models, data and hook. Tests copy this file to a folder outside the repository."""
 
 import logging
 import os
@@ -38,7 +38,7 @@ class FailsOnRank(HookBase):
 
 
 class Slow(HookBase):
-    """Makes an iteration last, so that a signal hits the middle of the run."""
+    """Slows iterations down, so a signal arrives in the middle of the run."""
 
     def __init__(self, seconds=0.1):
         self.seconds = seconds
@@ -48,7 +48,7 @@ class Slow(HookBase):
 
 
 class SleepsOnRank(HookBase):
-    """Never comes back from the third iteration of one rank, while the others wait for it."""
+    """Never returns from the third iteration on one rank, while the others wait for it."""
 
     def __init__(self, rank):
         self.rank = rank
@@ -59,7 +59,7 @@ class SleepsOnRank(HookBase):
 
 
 def samples_that_hang(rank):
-    """A data set that one rank never finishes."""
+    """Return a dataset that one rank never finishes."""
     if get_rank() == rank:
         time.sleep(1000)
     return samples()

@@ -1,4 +1,4 @@
-"""Started by test_dropout.py on two ranks: saves what the ranks together draw, as each way of running gives it."""
+"""Save the dropout masks of two ranks together, for each way of running. Started by test_dropout.py."""
 
 import sys
 from pathlib import Path

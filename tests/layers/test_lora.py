@@ -1,4 +1,4 @@
-"""Adapters of single layers: what they compute, what merging leaves, and what cannot be adapted."""
+"""Adapters of single layers: their outputs, merging, and layers that cannot be adapted."""
 
 from __future__ import annotations
 

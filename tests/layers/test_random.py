@@ -1,4 +1,4 @@
-"""The bits behind dropout: what they depend on and whether they look random; test_dropout.py compares the modes."""
+"""The random bits of dropout: their dependencies and randomness. test_dropout.py compares the modes."""
 
 import numpy as np
 import oneflow as flow

@@ -1,4 +1,4 @@
-"""What every model family promises the trainers, checked on tiny sizes in both modes."""
+"""The contract of every model family, checked with tiny sizes in both modes."""
 
 from __future__ import annotations
 

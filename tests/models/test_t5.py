@@ -1,4 +1,4 @@
-"""T5: what its decoder sees, and what its labels mean. `tests/hf` compares it with `transformers`."""
+"""T5: the positions that its decoder sees, and its labels. `tests/hf` compares it with `transformers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vision models: what differs from one vision family to the next."""
+"""Properties of individual vision models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_windows_are_apart_until_they_are_shifted() -> None:
         (lambda: ViT(8, 3), r"image_size=8 is not a multiple of patch_size=3.*\[1, 2, 4, 8\]"),
         (lambda: ResNet(stem="mnist"), r'stem="mnist" is unknown.*"imagenet".*"cifar"'),
         (lambda: Swin(8, 1, window_size=3), r"a map of 8 x 8 patches.*window_size=3"),
-        (lambda: Swin(8, 1, num_heads=(1,)), r"blocks_per_stage=\[2, 2, 6, 2\].*4 and 1 stages"),
+        (lambda: Swin(8, 1, num_heads=(1,)), r"blocks_per_stage=\[2, 2, 6, 2\].*4 and 1 entries"),
         (lambda: ViT(16, 4, 2)(flow.tensor(IMAGES)), r"images of 8 x 8.*set image_size"),
         (lambda: MLP(64)(flow.tensor(IMAGES)), r"128 numbers per sample.*input_size=64.*input_size=128"),
     ],

@@ -9,7 +9,7 @@ from libai.native.kernels import LEVELS, allowed_levels
 
 @pytest.fixture(params=LEVELS)
 def level(request, library):
-    """Each instruction set that this CPU has, in use during the test."""
+    """Use each instruction set of this CPU during the test."""
     if not library.use_level(request.param):
         pytest.skip(f"this CPU has no {request.param}")
     yield request.param
@@ -30,7 +30,7 @@ def counted(library):
 
 @pytest.fixture
 def stock(library):
-    """`stock(run)` is what `run()` gives with OneFlow's own kernels."""
+    """`stock(run)` returns the result of `run()` with OneFlow's own kernels."""
 
     def call(run):
         library.enable(False)

@@ -1,4 +1,4 @@
-"""Random numbers, and results in float32, which are ours, against those in float64, which are OneFlow's."""
+"""Compare libai's float32 results with OneFlow's float64 results on random numbers."""
 
 from __future__ import annotations
 

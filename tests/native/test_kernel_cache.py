@@ -1,4 +1,4 @@
-"""A library is compiled once, tested before it is used, and never used when anything about it is not as it was."""
+"""A library is compiled once, tested before use, and never used after any change."""
 
 from __future__ import annotations
 

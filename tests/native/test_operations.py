@@ -1,4 +1,4 @@
-"""Every operation that has a kernel of ours, against OneFlow's own in float64: values and gradients."""
+"""Values and gradients of every operation with a libai kernel, compared with OneFlow in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training computes the same with OneFlow's own kernels and with lower instruction sets than the best."""
+"""Training gives the same results with OneFlow's own kernels and with lower instruction sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large products are shared out among threads where that is faster, and have the same bits."""
+"""Large matmuls are split over threads if that is faster, with the same bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAGS = {"Nehalem": "sse4_2", "Sandybridge": "avx", "Haswell": "avx2", "SkylakeX
 
 
 def in_new_process(code: str, **environment: str) -> str:
-    """Return what a process of its own with the kernels prints."""
+    """Return the output of a separate process with the kernels."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = jobs.run(command, timeout=300, **environment)
     assert done.returncode == 0, done

@@ -1,4 +1,4 @@
-"""Loops of large operations are shared out among threads, and give the bits of one thread."""
+"""Loops of large operations are split over threads and give the bits of one thread."""
 
 from __future__ import annotations
 

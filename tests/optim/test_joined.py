@@ -1,4 +1,4 @@
-"""One operation for all parameters gives, bit for bit, what one for each gives."""
+"""One operation for all parameters equals one operation per parameter, bit for bit."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What OneFlow 0.9.0's LAMB computes, as docs/modes.md says it."""
+"""OneFlow 0.9.0's LAMB computes what docs/modes.md describes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets which weight decay and rate."""
+"""The weight decay and learning rate of each parameter."""
 
 import oneflow as flow
 import pytest

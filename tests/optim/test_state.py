@@ -111,7 +111,7 @@ def test_state_of_another_optimizer_is_refused():
 
 def test_an_optimizer_of_another_model_is_refused():
     optimizer = BUILDERS["adamw"](build_model().parameters())
-    with pytest.raises(UserError, match=r"group 0 has a parameter of shape \(8, 4\) that is none of the model's 4"):
+    with pytest.raises(UserError, match=r"group 0 has a parameter of shape \(8, 4\) that is not one of the model's 4"):
         export_state(optimizer, build_model().named_parameters())
 
 

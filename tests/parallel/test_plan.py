@@ -51,7 +51,7 @@ def test_an_axis_that_is_not_there_is_refused(axis):
 
 def test_an_axis_that_does_not_divide_lists_what_does():
     text = error_of({"split": {"head.weight": 1}}, Mesh(tensor=4))
-    assert "axis 1 of head.weight is 6, which 4 tensor-parallel ranks cannot share" in text
+    assert "axis 1 of head.weight is 6, which cannot be split over 4 tensor-parallel ranks" in text
     assert text.endswith("train.dist.tensor_parallel_size must divide it: 1, 2, 3, 6.")
 
 
@@ -62,7 +62,7 @@ def test_tensor_ranks_without_a_split_are_refused():
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [
-        ("heads", "heads is 3, which 2 tensor-parallel ranks cannot share"),
+        ("heads", "heads is 3, which cannot be split over 2 tensor-parallel ranks"),
         ("head.weight", "not a whole number"),
         ("nowhere.heads", "'nowhere', which matches nothing"),
     ],
@@ -74,7 +74,7 @@ def test_numbers_that_must_be_divisible(pattern, text):
 def test_more_stages_than_blocks():
     text = error_of({"blocks": "blocks"}, Mesh(pipeline=4))
     assert text == (
-        "train.dist.pipeline_parallel_size=4, but blocks has 3 block(s), and every stage needs one. "
+        "train.dist.pipeline_parallel_size=4, but blocks has 3 block(s), but every stage needs one. "
         "Use at most 3 stages."
     )
 

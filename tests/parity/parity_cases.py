@@ -1,4 +1,4 @@
-"""What the parity tests compare: a training run as data, the plain loop that defines its result, and our trainers.
+"""Parts of the parity tests: a training run as data, the plain loop that defines its result, and libai's trainers.
 
 A case is run by `plain_loop` (full batches, local tensors, one process: what a careful user would write by hand) and by
 `trained` in either mode with any accumulation and any number of ranks; `compare` measures how far they are apart.

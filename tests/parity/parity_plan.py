@@ -1,4 +1,4 @@
-"""What runs on two ranks: every optimizer and kind of model, and faults that only several ranks can show."""
+"""Cases for two ranks: every optimizer and kind of model, and faults that only appear on several ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases beside the optimizers: schedules, clipping, parameter groups, unusual models, the model families."""
+"""Cases other than optimizers: schedules, clipping, parameter groups, unusual models, the model families."""
 
 from __future__ import annotations
 

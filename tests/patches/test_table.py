@@ -1,4 +1,4 @@
-"""The table of patches is true, and what it calls optional can be left out."""
+"""The table of patches is correct, and its optional patches can be disabled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of schedulers: JSON, exact on resume, and honest about what does not fit."""
+"""The state of schedulers is JSON, exact on resume, and refused if it does not fit."""
 
 import json
 import logging
@@ -117,7 +117,7 @@ def test_a_scheduler_without_state_is_refused():
 def test_another_class_is_refused():
     cosine = ONEFLOWS_OWN["cosine"](build_optimizer())
     saved = scheduler_state(cosine, cosine.optimizer)
-    with pytest.raises(UserError, match="saved scheduler is a CosineDecayLR, this run's is a FactorLR"):
+    with pytest.raises(UserError, match="saved scheduler is a CosineDecayLR, but this run's is a FactorLR"):
         load_scheduler_state(ONEFLOWS_OWN["ours"](cosine.optimizer), saved, cosine.optimizer)
 
 

@@ -1,4 +1,4 @@
-"""The commands of the docs, started with a Python that has no packages."""
+"""The commands in the docs, started with a Python without packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `libai`: its help, its mistakes, what its subcommands ask the launcher for, and what is in the wheel."""
+"""The command `libai`: its help, its errors, the jobs that its subcommands launch, and the content of the wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`libai compare`: tables, JSON, and one page that refers to nothing outside of it."""
+"""`libai compare`: tables, JSON, and a self-contained page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from libai.utils.errors import UserError
 
 
 def make_run(folder, lr=0.1, losses=(2.0, 1.0), *, processes=1, status="finished", **config):
-    """The files that a run leaves."""
+    """Write the files of a run."""
     folder.mkdir(parents=True)
     settings = {"optim": {"lr": lr}, "train": {"output_dir": str(folder), "seed": 1}, **config}
     (folder / "config.yaml").write_text(json.dumps(settings))

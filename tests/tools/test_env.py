@@ -1,4 +1,4 @@
-"""`tools/env.sh`: finds or makes the environment, once, and says what to do when it cannot.
+"""`tools/env.sh` finds or creates the environment once, and says what to do if it cannot.
 
 The tests run a copy of the script in a folder of its own, with locks that ask for tiny wheels: oneflow, and for
 `--dev` one more.

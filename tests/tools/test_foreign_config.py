@@ -1,4 +1,4 @@
-"""Every command on the config of a user who has written one file, outside of the repository."""
+"""Every command works with a user's config, a single file outside the repository."""
 
 from __future__ import annotations
 

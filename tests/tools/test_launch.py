@@ -1,4 +1,4 @@
-"""`libai.launch` and `tools/train.sh`: what is asked for, what the ranks get, and that they end together."""
+"""`libai.launch` and `tools/train.sh`: requests, the environment of the ranks, and their common end."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What is said and kept about a failed job: the rank that was first, its reason, the last error of every rank."""
+"""The report on a failed job: the rank that failed first, its reason, and the last error of every rank."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Plain models, written without a thought of modes or meshes, train alike in both modes and in PyTorch."""
+"""Plain models, written without regard to modes or meshes, train the same in both modes and in PyTorch."""
 
 from __future__ import annotations
 

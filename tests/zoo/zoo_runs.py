@@ -71,14 +71,14 @@ class Cell:
 
     @staticmethod
     def read(text: str) -> Cell:
-        """The cell that `str` wrote."""
+        """Parse a cell from its `str`."""
         model, mode, mesh, accumulation = text.split()
         return Cell(model, mode, mesh, int(accumulation[1:]))
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The loss of every iteration and the buffers at the end."""
+    """Losses of all iterations and the final buffers."""
 
     losses: list[float]
     buffers: dict[str, np.ndarray]

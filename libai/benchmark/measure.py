@@ -136,9 +136,9 @@ def check_same_training(trained: Sequence[Measured], tolerance: float) -> None:
                 raise DifferentTraining(
                     f"{names} train differently, so their times are not compared: in iteration {number + 1} their "
                     f"losses are {expected:.8g} and {found:.8g}, a relative difference of {difference:.2g}, above "
-                    f"{tolerance:.2g}. Likely causes: dropout on several ranks (set it to 0), labels that are "
-                    "ignored with accumulation, a model that keeps state. `libai parity` names the module; "
-                    "--loss-tolerance is the bound."
+                    f"{tolerance:.2g}. Likely causes: dropout on several ranks (set it to 0), ignored labels with "
+                    "accumulation, a model with state. `libai parity` names the module; --loss-tolerance sets the "
+                    "bound."
                 )
 
 

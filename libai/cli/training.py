@@ -44,7 +44,7 @@ def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
     """Start the run in `folder` again from its newest checkpoint."""
     config = folder / "config.yaml"
     if not config.is_file():
-        raise UserError(f"{folder} holds no run: there is no config.yaml in it. Give the output folder of a run.")
+        raise UserError(f"{folder} does not contain a run: it has no config.yaml. Give the output folder of a run.")
     # an evaluation of given weights continues nothing
     has_weights = "--eval-only" in words and any(word.startswith("train.load_weight") for word in words)
     words = [f"train.output_dir={folder}", *([] if has_weights else ["--resume"]), *words]

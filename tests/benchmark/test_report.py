@@ -34,7 +34,7 @@ def drifting(scale, seed, rounds=20):
 
 @pytest.fixture
 def case():
-    """Both modes, a loop, a twin, and a variant that took no part."""
+    """Return a case with both modes, a loop, a duplicate, and an excluded variant."""
     eager = planted("eager", TIMES, tokens_per_iter=512, peak_rss_bytes=2**28)
     eager.flops_per_iter = 1e9
     eager.matmul_flops = 1e11

@@ -68,7 +68,7 @@ def test_a_label_without_a_class_is_named(mode, iteration, label):
     batches[iteration - 1]["y"][3] = label
     text = error_of(mode, toy.Classifier(), batches)
     takes = "cross entropy accepts 0 to 3, or -100 to ignore it. Correct the data, or enlarge the model."
-    assert text == f"iteration {iteration}: y[3] is {label}, and {takes}"
+    assert text == f"iteration {iteration}: y[3] is {label}, but {takes}"
 
 
 @pytest.mark.parametrize(("iteration", "token", "options"), [(1, -3, {}), (6, ROWS, {"padding_idx": 0})])
@@ -76,8 +76,8 @@ def test_an_id_without_a_row_is_named(mode, iteration, token, options):
     batches = language_batches(6)
     batches[iteration - 1]["ids"][3, 2] = token
     text = error_of(mode, Language(**options), batches)
-    takes = f"the embedding tokens.weight takes 0 to {ROWS - 1}."
-    assert text.startswith(f"iteration {iteration}: ids[3, 2] is {token}, and {takes}")
+    takes = f"the embedding tokens.weight accepts 0 to {ROWS - 1}."
+    assert text.startswith(f"iteration {iteration}: ids[3, 2] is {token}, but {takes}")
 
 
 def test_labels_that_forward_moves_and_flattens_are_checked(mode):

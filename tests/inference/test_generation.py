@@ -166,5 +166,5 @@ def test_prompts_that_do_not_fit_are_refused(model):
     with pytest.raises(UserError, match="a prompt has no token"):
         Generator(model).generate([[1], []])
     for token in (-1, VOCABULARY):  # OneFlow would take zeros in its place
-        with pytest.raises(UserError, match=f"not in 0 … {VOCABULARY - 1}, the model's vocabulary"):
+        with pytest.raises(UserError, match=f"outside the model's vocabulary, 0 … {VOCABULARY - 1}"):
             Generator(model).generate([[1], [2, token]])

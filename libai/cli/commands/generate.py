@@ -103,7 +103,9 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--batch-size", type=int, default=8, help="prompts per batch (default 8)")
     parser.add_argument(
-        "--mode", choices=("eager", "graph"), help="execution mode (default: the mode of the run's config, or eager)"
+        "--mode",
+        choices=("eager", "graph"),
+        help="execution mode (default: the mode of the run's config, or eager)",
     )
     parser.add_argument("--checkpoint", default="last", help="checkpoint of a run: last, best or a name (default last)")
     parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json, if the source has none")

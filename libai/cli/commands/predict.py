@@ -73,9 +73,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--output", "-o", type=Path, help="output file: .npz, .jsonl or .csv (default: .jsonl to stdout)"
     )
-    parser.add_argument(
-        "--drop", metavar="KEY", action="append", default=[], help="leave out this column, such as labels"
-    )
+    parser.add_argument("--drop", metavar="KEY", action="append", default=[], help="ignore this column, such as labels")
     parser.add_argument("--drop", metavar="KEY", action="append", default=[], help="ignore this column, such as labels")
     parser.add_argument("--checkpoint", default="last", help="last, best or a name such as iter_0000200 (default last)")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per batch (default 64)")

@@ -32,7 +32,7 @@ PROGRAM = "libai.cli.commands.verify_resume"
 PHASES = {"straight": ("straight", 0), "first": ("resumed", EXIT_RESUMABLE), "second": ("resumed", 0)}
 #: phase -> its description on the screen
 TITLES = {"straight": "all iterations", "first": "the first half", "second": "the second half, resumed"}
-#: things that a negative control can leave out of the resume or change in it; the verdict must then be "broken"
+#: faults that a negative control can plant in the resume; the verdict must then be "broken"
 FAULTS = ("rng", "seed", "scheduler", "sample")
 EXIT_CODES = {"exact": 0, "broken": 1}
 #: number of differences that are printed without --json

@@ -146,7 +146,7 @@ def _differing_loss(expected: Mapping[str, float], found: Mapping[str, float], b
     for tag in dict.fromkeys([*expected, *found]):
         name = tag.partition("/")[2]
         if tag not in expected or tag not in found:
-            return f"only one of them has the loss {name!r}"
+            return f"only one of the two has the loss {name!r}"
         one, other = expected[tag], found[tag]
         if not (math.isfinite(one) or math.isfinite(other)):
             continue  # the check of losses reports it

@@ -323,7 +323,7 @@ class Parts:
             samples = self.plan.global_batch_size
             factor = auto_scale_lr(optimizer, tuned_for, samples)
             if is_main_process():
-                text = "learning rates times %.4g: %d samples per iteration, tuned for %d"
+                text = "learning rates multiplied by %.4g: %d samples per iteration instead of %d"
                 logger.info(text, factor, samples, tuned_for)
         return optimizer
 

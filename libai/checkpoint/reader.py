@@ -48,7 +48,9 @@ class _Folder:
     def slots(self, name: str) -> dict[str, Slot]:
         """Return tensor name -> slot for a file in the folder. Raises `CheckpointError`."""
         if Path(name).name != name:
-            raise CheckpointError(f"{self.path} refers to the file {name[:80]}; only files in its own folder are read.")
+            raise CheckpointError(
+                f"{self.path} refers to the file {name[:80]!r}; only files in its own folder are read."
+            )
         return read_slots(self.path / name)
 
 

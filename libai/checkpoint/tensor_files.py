@@ -141,7 +141,7 @@ def read_slots(path: Path) -> dict[str, Slot]:
     for name, entry in header.items():
         spec = TensorSpec(_LOGICAL.get(entry["dtype"], entry["dtype"]), tuple(entry["shape"]))
         if spec.dtype not in CODES or len(spec.shape) > _MAX_DIMENSIONS:
-            raise CheckpointError(f"{path}: numpy has no {spec.dtype} {spec.shape} for tensor {name[:80]}.")
+            raise CheckpointError(f"{path}: numpy has no {spec.dtype} {spec.shape} for tensor {name[:80]!r}.")
         slots[name] = Slot(path.name, 8 + length + entry["data_offsets"][0], spec)
     return slots
 

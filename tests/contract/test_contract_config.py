@@ -69,7 +69,7 @@ def test_trying_an_evaluation_without_data_is_a_mistake(mode, tmp_path):
 
 def test_an_evaluation_without_any_batch_says_so(mode, tmp_path):
     run = contract_runs.make_run(tmp_path, mode)
-    with pytest.raises(UserError, match=r"evaluation dataset 'mine' \(list\) gave no batch"):
+    with pytest.raises(UserError, match=r"evaluation dataset 'mine' \(list\) returned no batch"):
         run.trainer.evaluate([], run.evaluators, "mine")
 
 

@@ -138,5 +138,5 @@ def test_eager_bf16_runs_the_forward_under_autocast(monkeypatch):
 def test_amp_on_a_cpu_is_refused_without_a_config_too(mode, amp, monkeypatch):
     monkeypatch.undo()
     model = toy.Classifier()
-    with pytest.raises(UserError, match=f"amp='{amp}' does nothing on cpu.*Leave it out, or train with device='cuda'"):
+    with pytest.raises(UserError, match=f"amp='{amp}' does nothing on cpu.*Remove amp, or train with device='cuda'"):
         toy.trainer_of(mode, model, [], toy.optimizer_of("sgd", model), amp=amp)

@@ -39,7 +39,11 @@ def make_run(mode, **settings):
         ({"train__dist__auto": True}, EAGERLY, "auto-parallel is a pass of its graph compiler"),
         ({"train__zero_grad_before_forward": True}, IN_GRAPHS, "there is nothing to clear"),
         ({"train__zero_grad_set_to_none": False}, IN_GRAPHS, "there is nothing to clear"),
-        ({"train__dist__gradient_reduction": "flat"}, IN_GRAPHS, "Leave it at auto, or run with graph.enabled=false."),
+        (
+            {"train__dist__gradient_reduction": "flat"},
+            IN_GRAPHS,
+            "Leave the setting at auto, or run with graph.enabled=false.",
+        ),
         ({"momentum_scheduler": object()}, IN_GRAPHS, "contains the momentum as a constant. Remove it"),
         ({"train__deterministic": True}, ON_CUDA, "deterministic CUDA kernels. Remove it, or run with"),
         ({"graph__on_build_error": "eager"}, EAGERLY, "graph.enabled=true or auto"),

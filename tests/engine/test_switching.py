@@ -126,7 +126,7 @@ def test_a_trainer_with_methods_of_its_own_is_not_switched():
 
     model = toy.Classifier()
     trainer = Own(model, toy.batches(1), toy.optimizer_of("sgd", model))
-    with pytest.raises(UserError, match="Own cannot switch to graph mode.*own methods"):
+    with pytest.raises(UserError, match="Own cannot switch to graph mode.*overridden methods"):
         trainer.switch_to("graph")
 
 

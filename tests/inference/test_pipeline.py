@@ -232,7 +232,7 @@ def test_mistakes_are_one_clear_error(llama, tmp_path):
     vit = str(FIXTURES / "vit")
     for command, words, message in [
         (generate, [str(tmp_path), "a"], "is neither the folder of a run"),
-        (generate, [bert, "a"], "holds a BERTEmbedder, which does not generate text"),
+        (generate, [bert, "a"], "contains a BERTEmbedder, which does not generate text"),
         (generate, [str(llama), "a", "--file", "b.txt"], "Remove one of them"),
         (generate, [str(llama), "--file", str(tmp_path / "bad.jsonl")], "no prompts can be read"),
         (generate, [str(FIXTURES / "llama"), "a"], "has no tokenizer"),

@@ -74,7 +74,6 @@ def build_parser() -> Parser:
         "--output", "-o", type=Path, help="output file: .npz, .jsonl or .csv (default: .jsonl to stdout)"
     )
     parser.add_argument("--drop", metavar="KEY", action="append", default=[], help="ignore this column, such as labels")
-    parser.add_argument("--drop", metavar="KEY", action="append", default=[], help="ignore this column, such as labels")
     parser.add_argument("--checkpoint", default="last", help="last, best or a name such as iter_0000200 (default last)")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per batch (default 64)")
     parser.add_argument("--only", metavar="KEY", help="write only this output of the model, such as embeddings")

@@ -165,7 +165,7 @@ def differing_state(updates: Updates, number: int, found: State, bound: float) -
     for kind, name, apart, allowed, scale in _distances(updates, number, found, factor):
         label = f"the {_KINDS[kind][0]} {name}"
         if apart is None:
-            return f"{label} has another shape"
+            return f"{label} has a different shape"
         # if expected values are not finite, the check of losses reports it
         if math.isfinite(allowed) and not apart <= allowed + _TIMES_NOISE * noise.get((kind, name), 0):
             by = f"about {100 * apart / scale:.3g} %" if scale else f"{apart:.3g}"

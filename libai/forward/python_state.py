@@ -82,7 +82,7 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
     if type(value) in RANDOM_STATES:
         return ("random", repr(RANDOM_STATES[type(value)][0](value)))
     if isinstance(value, types.FunctionType | types.MethodType):
-        return (value.__qualname__, value.__code__)
+        return (value.__qualname__, getattr(value, "__code__", None))  # a method of `functools.lru_cache` has none
     if _is_iterator(value) and not cannot_go_back(value):
         return (kind, fingerprint(value.__reduce__()[1:], watched, depth + 1))  # its position
     size, read = _contents_of(value, watched is not None)
@@ -159,7 +159,7 @@ class PythonState:
 #: bytecode of a statement: `(operation, its name, name in the previous operation)`
 _Line = list[tuple[str, Any, Any]]
 #: operations that end a statement, so that `self.n += 1; h = h * self.n` is two
-_ENDS = ("STORE_ATTR", "STORE_FAST", "STORE_SUBSCR", "POP_TOP")
+_ENDS = ("STORE_ATTR", "STORE_FAST", "STORE_SUBSCR", "POP_TOP", "RETURN_VALUE", "RAISE_VARARGS")
 
 
 def _lines_of(cls: type) -> Iterator[_Line]:
@@ -171,16 +171,15 @@ def _lines_of(cls: type) -> Iterator[_Line]:
                 continue
             for code in _codes_in(function.__code__):
                 line: _Line = []
-                before = None
+                operation, before = "", None
                 for instruction in dis.get_instructions(code):
-                    if instruction.starts_line is not None:
+                    # the header of an `if` ends with its line; other statements may have several lines
+                    if operation in _ENDS or ("JUMP" in operation and instruction.starts_line is not None):
                         yield line
                         line = []
-                    line.append((instruction.opname, instruction.argval, before))
+                    operation = instruction.opname
+                    line.append((operation, instruction.argval, before))
                     before = instruction.argval
-                    if instruction.opname in _ENDS:
-                        yield line
-                        line = []
                 yield line
 
 

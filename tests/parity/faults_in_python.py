@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import threading
@@ -39,12 +40,6 @@ def a_measured_time_in_an_attribute(self, h, x):
 def a_counter_that_branches(self, h, x):
     self.calls += 1
     return h * 2 if self.calls > 2 else h
-
-
-@plant("right", "refused", named="middle")
-def a_counter_with_a_late_effect(self, h, x):
-    self.calls += 1
-    return h * 2 if self.calls > 1000 else h
 
 
 @plant(
@@ -307,3 +302,17 @@ def a_gradient_that_is_only_rounding(self, h, x):
 def a_counter_that_is_read_on_its_line(self, h, x):
     self.calls += 1; h = h * (2 if self.calls > 3 else 1)  # noqa: E702  # fmt: skip
     return h
+
+
+@functools.cache
+def _doubled(self, width):
+    return 2 * width
+
+
+@plant(setup=lambda layer: setattr(type(layer), "doubled", _doubled))
+def a_cached_method_and_a_counter_over_two_lines(self, h, x):
+    self.calls = (
+        self.calls  # fmt: skip
+        + 1
+    )
+    return h * self.doubled(WIDTH)

@@ -7,7 +7,7 @@ that was read in forward (PyTorch's version counters would raise an error).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,6 @@ from libai.engine.rehearsal.comparison import (
     Reference,
     State,
     Updates,
-    add_noise,
     array_of,
     first_difference,
     is_same,
@@ -67,17 +66,10 @@ def reference_of(trainer: Any, iterations: Iterations, keep: Callable[..., Any] 
     return reference
 
 
-def measure_noise(trainer: Any, iterations: Iterations, reference: Reference) -> None:
-    """Set `reference.noise` to how far rounding moves the states of `reference`. Collective.
-
-    The same updates are made again with backward passes that read slightly different values.
-    A gradient that is zero except for rounding, as of a bias that is added to all logits, has no correct value, and
-    Adam turns it into whole steps. Nothing is set if the same updates differ when they are repeated.
-    """
-    base, again = (reference_of(trainer, iterations) for _ in range(2))
-    if first_difference(base, again, LOSS_BOUND["cpu"]) is None:
-        for times in _ROUNDINGS:
-            add_noise(reference, base, reference_of(trainer, iterations, partial(_scaled, factor=1 + times * ROUNDING)))
+def rounded_references(trainer: Any, iterations: Iterations) -> Iterator[Reference]:
+    """Yield references whose backward passes read slightly other values, as rounding would give. Collective."""
+    for times in _ROUNDINGS:
+        yield reference_of(trainer, iterations, partial(_scaled, factor=1 + times * ROUNDING))
 
 
 def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[None]:

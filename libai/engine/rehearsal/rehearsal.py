@@ -13,7 +13,15 @@ from functools import partial
 from typing import Any
 
 from libai.engine.hook_base import HookBase
-from libai.engine.rehearsal.comparison import LOSS_BOUND, Difference, State, Updates, differing_state, first_difference
+from libai.engine.rehearsal.comparison import (
+    LOSS_BOUND,
+    Difference,
+    State,
+    Updates,
+    add_noise,
+    differing_state,
+    first_difference,
+)
 from libai.engine.rehearsal.kept import PythonKept
 from libai.engine.rehearsal.naming import begins_in
 from libai.engine.rehearsal.op_by_op import update_op_by_op
@@ -21,10 +29,10 @@ from libai.engine.rehearsal.reference import (
     Iterations,
     Reference,
     copied,
-    measure_noise,
     numbers_of,
     reference_of,
     rehearsing,
+    rounded_references,
 )
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.layers.lora import has_adapters
@@ -190,17 +198,22 @@ def compared_updates(
     make: Callable[[Any], Any] | None = None,
     bound: float | None = None,
 ) -> tuple[Updates, Difference | None]:
-    """Return the updates of `own_updates`, and their difference from `reference` that rounding does not explain.
+    """Return the updates of `own_updates`, and the difference from `reference` that rounding does not explain.
 
-    Rounding noise is measured only if there is a difference. Collective.
+    A gradient that is zero except for rounding, as of a bias that is added to all logits, has no correct value, and
+    Adam turns it into whole steps. So if there is a difference, and the reference repeats itself, `reference.noise` is
+    measured and the updates are made again. Collective.
     """
     found = own_updates(trainer, iterations, reference, make, bound)
     difference = _agreed_difference(trainer, reference, found, bound)
-    if difference is not None and difference.update not in reference.noise:
-        measure_noise(trainer, iterations, reference)
-        if difference.update in reference.noise:
-            found = own_updates(trainer, iterations, reference, make, bound)
-            difference = _agreed_difference(trainer, reference, found, bound)
+    if difference is None or difference.update not in reference.states.keys() - reference.noise.keys():
+        return found, difference
+    base = reference_of(trainer, iterations)
+    if _agreed_difference(trainer, base, reference_of(trainer, iterations)) is None:
+        for rounded in rounded_references(trainer, iterations):
+            add_noise(reference, base, rounded)
+        found = own_updates(trainer, iterations, reference, make, bound)
+        difference = _agreed_difference(trainer, reference, found, bound)
     return found, difference
 
 

@@ -124,9 +124,6 @@ class TestConsole:
             f"writer.write(LogRecord(20, 200, {FULL!r}))\n"
             "rank_notes.note_progress(31)\n"
             "wait()\n"
-            "before = len(frames)\n"
-            "writer.write(LogRecord(31, 200, {'eval/val/loss': 2.0, 'perf/eval_s': 1.0}))\n"
-            "assert len(frames) > before, 'the frame of the evaluation is replaced at once'\n"
             "writer.close()\n"
         )
         screen = _in_terminal(program)

@@ -47,7 +47,7 @@ def test_a_resumed_run_is_the_same_to_the_last_byte(graph, procs):
 @pytest.mark.slow
 def test_a_fault_of_the_resume_is_noticed():
     """A negative control: without it an equality of two things never compared would look the same."""
-    code, report = verify(*HARD, "--iters", "3", "--fault", "sample")
+    code, report = verify(*HARD, "--iters", "3", "--fault")
     assert (code, report["verdict"]) == (1, "broken"), report
     for start in ("iteration ", "model/", "state."):
         assert any(place.startswith(start) for place in report["differences"]), report

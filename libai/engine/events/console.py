@@ -66,8 +66,6 @@ class ConsoleWriter(Writer):
             self._show_bar(record.max_iter, logged=record.iter, numbers=numbers)
         for line in format_eval_lines(record):
             logger.info("%s", line)
-        if self._bar is not None and EVAL_SECONDS in record.scalars:
-            self._bar.refresh()  # its frame still shows the evaluation
 
     def close(self) -> None:
         if self._bar is not None:

@@ -10,6 +10,7 @@ import numpy as np
 import oneflow as flow
 
 from libai.engine.hook_base import HookBase
+from libai.engine.rehearsal.kept import has_drawn_since
 from libai.layers.random import fold
 from libai.utils.distributed import any_rank, gather_objects, get_rank
 
@@ -30,7 +31,7 @@ class RandomStateHook(HookBase):
         self._seed = seed
         self._seeds_every_iteration = False
         self._seeded_at: int | None = None
-        self._untouched = b""
+        self._untouched: Any = None
         self._restored: dict[str, Any] | None = None
 
     def before_train(self) -> None:
@@ -54,24 +55,20 @@ class RandomStateHook(HookBase):
         if self.trainer.iter == self.trainer.start_iter:
             self._look_for_draws()
 
-    def forget(self) -> None:
-        """Drop the saved state and start as a resume without random states would."""
-        self._restored, self._seeded_at, self._seeds_every_iteration = None, None, False
-
     def _look_for_draws(self) -> None:
-        has_drawn = any_rank(_oneflow_state() != self._untouched)
-        if has_drawn and not self._seeds_every_iteration:
+        if not self._seeds_every_iteration and any_rank(has_drawn_since(self._untouched)):
             self._seeds_every_iteration = True
             self._seed_oneflow(self.trainer.completed_iters)
 
     def _seed_oneflow(self, iteration: int) -> None:
         flow.manual_seed(fold(self._seed, iteration, get_rank()) & 0x7FFFFFFF)
         if not self._seeds_every_iteration:
-            self._seeded_at, self._untouched = iteration, _oneflow_state()
+            self._seeded_at = iteration
+            self._untouched = flow.get_rng_state()
 
     def state_dict(self) -> dict[str, Any]:
         """See `HookBase.state_dict`. Collective."""
-        if self._seeded_at is not None and not self._seeds_every_iteration:
+        if self._untouched is not None:
             self._look_for_draws()
         return {
             "seeds_every_iteration": self._seeds_every_iteration,
@@ -84,10 +81,6 @@ class RandomStateHook(HookBase):
         self._seeds_every_iteration, self._seeded_at = state["seeds_every_iteration"], state["seeded_at"]
         if get_rank() < len(state["ranks"]):
             self._restored = state["ranks"][get_rank()]
-
-
-def _oneflow_state() -> bytes:
-    return flow.get_rng_state().numpy().tobytes()
 
 
 def _python_and_numpy() -> dict[str, Any]:

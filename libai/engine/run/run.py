@@ -237,17 +237,16 @@ class Run(build.Parts):
 
     def _train(self, until: int | None) -> None:
         self.resolve_mode()
-        if is_main_process():
-            if self.trainer.completed_iters >= self.plan.train_iter:
-                logger.info("nothing left to do: all %d iterations are done", self.plan.train_iter)
-            else:
+        if self.trainer.completed_iters < self.plan.train_iter:
+            if is_main_process():
                 start_banner(self)
-        with suppress(Interrupted):  # the loop sees the interrupt too, and ends properly
-            self.check_evaluation()
+            with suppress(Interrupted):  # the loop sees the interrupt too, and ends properly
+                self.check_evaluation()
+        elif is_main_process():
+            logger.info("nothing left to do: all %d iterations are done", self.plan.train_iter)
         if self.config.train.checkpointer.enabled:
             self.checkpointer.check_can_save(with_hooks=False)
-        start = max(self.start_iter, self.trainer.completed_iters)
-        self.trainer.train(start, min(until or self.plan.train_iter, self.plan.train_iter))
+        self.trainer.train(self.trainer.completed_iters, min(until or self.plan.train_iter, self.plan.train_iter))
         while self.trainer.status == "paused":
             modes.switch(self, self._next_mode or self.trainer.mode, "requested during the run")
             self._next_mode = None

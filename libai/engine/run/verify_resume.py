@@ -1,4 +1,4 @@
-"""Check for any config that a resumed run equals an uninterrupted one, byte for byte, with negative controls.
+"""Check for any config that a resumed run equals an uninterrupted one, byte for byte, with a negative control.
 
 Three jobs run in fresh processes. `straight` makes 2 N iterations. `first` is interrupted after N, through the same
 path as a signal. `second` resumes it to 2 N. Then the files of the uninterrupted and the resumed run are compared.
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from libai import checkpoint
-from libai.engine.hooks import CallbackHook, RandomStateHook
+from libai.engine.hooks import CallbackHook
 from libai.engine.run.run import Run
 from libai.launch.stop import STOP
 
@@ -40,23 +41,17 @@ def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
     ]
 
 
-def train(config: Any, *, stop_after: int | None = None, resume: bool = False, fault: str | None = None) -> None:
+def train(
+    config: Any, *, stop_after: int | None = None, resume: bool = False, plant: Callable[[Run], None] | None = None
+) -> None:
     """Train a job's part of the run: until it is interrupted after `stop_after` iterations, or resumed to the end.
 
-    `fault` makes the resume wrong: "rng" (without the states of the random generators), "seed" (with another seed),
-    "scheduler" (without the schedule) or "sample" (one sample further on).
+    `plant` is called with the run before training, to make it wrong; see `skip_one_sample`.
     """
-    run = Run(config, resume=resume, reset=["schedule"] if fault == "scheduler" else [])
+    run = Run(config, resume=resume)
     trainer = run.trainer
-    if fault == "rng":
-        for hook in trainer.hooks:
-            if isinstance(hook, RandomStateHook):
-                hook.forget()
-    elif fault == "seed":
-        trainer.options = replace(trainer.options, seed=trainer.options.seed + 1)
-    elif fault == "sample":
-        position = run.train_loader.state_dict()
-        run.train_loader.load_state_dict({**position, "consumed_samples": position["consumed_samples"] + 1})
+    if plant is not None:
+        plant(run)
 
     def interrupt(_: Any) -> None:
         if trainer.iter + 1 == stop_after:
@@ -64,6 +59,12 @@ def train(config: Any, *, stop_after: int | None = None, resume: bool = False, f
 
     trainer.register_hooks([CallbackHook(after_step=interrupt, priority=99)])  # after the regular save
     run.train()
+
+
+def skip_one_sample(run: Run) -> None:
+    """Continue one sample further on than the run was saved: a fault that the comparison must notice."""
+    position = run.train_loader.state_dict()
+    run.train_loader.load_state_dict({**position, "consumed_samples": position["consumed_samples"] + 1})
 
 
 @dataclass(frozen=True)

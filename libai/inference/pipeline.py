@@ -27,8 +27,8 @@ class Pipeline:
 
     Args:
         source: the output folder of a run, or a Hugging Face folder.
-        which, mode, overrides: options for a run, see `Predictor`. For other sources only `mode` is used (default
-            "eager").
+        which, mode, overrides: options for a run, see `Predictor.of_run`. For other sources only `mode` is used
+            (default "eager").
         tokenizer: a tokenizer.json, or a folder with one (default: the one next to the weights or of the run's data).
 
     On several ranks the model uses tensor parallelism, and every rank must make the same calls.
@@ -48,7 +48,7 @@ class Pipeline:
         if (self._source / "config.yaml").is_file():
             ranks = [("data", 1), ("tensor", get_world_size()), ("pipeline", 1)]
             spread = [f"train.dist.{axis}_parallel_size={size}" for axis, size in ranks]
-            self.predictor = Predictor(self._source, which, mode, [*spread, *overrides])
+            self.predictor = Predictor.of_run(self._source, which, mode, [*spread, *overrides])
         elif (self._source / "config.json").is_file():
             self._load_hf(self._source, mode)
         else:
@@ -59,7 +59,7 @@ class Pipeline:
 
     def _load_hf(self, folder: Path, mode: str | None) -> None:
         mesh = Mesh.of_this_job(default_device(), 1, get_world_size())
-        self.predictor = Predictor.of_model(load_pretrained(folder), self._source, mode or "eager", mesh)
+        self.predictor = Predictor(load_pretrained(folder), self._source, mode or "eager", mesh)
         if self._tokenizer_path is None and (folder / "tokenizer.json").is_file():
             self.tokenizer = TextCodec.read(folder)
         names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label") or {}

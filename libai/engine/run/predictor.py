@@ -26,29 +26,44 @@ _ALONE = ["data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size"
 
 
 class Predictor:
-    """The model of a run with the weights of one of its checkpoints, in eval mode.
+    """A model with its weights, for predictions. `Run.load(folder)` returns one for a run.
 
     Args:
-        folder: the output folder of a run.
-        which: "last" (the newest checkpoint that verifies), "best", or the name of a checkpoint, such as
-            "iter_0000200".
-        mode: "eager", or "graph", which compiles once for each shape of a batch. The default is the mode of the config,
-            or "eager" if that is auto.
-        overrides: `key=value` settings for the config of the run.
+        model: the model.
+        source: the path that its weights come from.
+        mode: "eager", or "graph", which compiles once for each shape of a batch.
+        mesh: the ranks that share the model; default: this job's.
+        config: the config of its run, if there is one.
 
-    One process holds the full model, however it was trained. Several processes form the mesh of the config. If the run
-    averaged its weights (`train.ema`), the model has the averages, as in the evaluations of the run. Collective.
-
-    Attributes: `model`, `config`, `mesh`, `checkpoint` (its path) and `mode`.
+    Attributes: `model`, `config`, `mesh`, `checkpoint` (the `source`) and `mode`. Collective.
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        which: str = "last",
-        mode: str | None = None,
-        overrides: Sequence[str] = (),
+        self, model: Any, source: str | Path, mode: str = "eager", mesh: Mesh | None = None, config: Any = None
     ):
+        self.model = model
+        self.checkpoint = Path(source)
+        self.mode = mode
+        self.mesh = mesh or Mesh.of_this_job(default_device("auto"))
+        self.config = config
+        plan = None if config is None else config.train.dist.plan
+        options = TrainOptions(mesh=self.mesh, plan=plan, device=self.mesh.device)
+        unused = flow.optim.SGD(model.parameters(), lr=0.0)
+        self._trainer = TRAINERS[mode](model, [], unused, options)
+
+    @classmethod
+    def of_run(
+        cls, folder: str | Path, which: str = "last", mode: str | None = None, overrides: Sequence[str] = ()
+    ) -> Predictor:
+        """Return the model of a run with the weights of one of its checkpoints. Collective.
+
+        `folder`: the output folder of the run. `which`: "last" (the newest checkpoint that verifies), "best", or the
+        name of a checkpoint, such as "iter_0000200". `mode`: the default is the mode of the config, or "eager" if that
+        is auto. `overrides`: `key=value` settings for the config of the run.
+
+        One process holds the full model, however it was trained. Several processes form the mesh of the config. If the
+        run averaged its weights (`train.ema`), the model has the averages, as in the evaluations of the run.
+        """
         folder = Path(folder)
         if not (folder / "config.yaml").is_file():
             raise UserError(f"{folder} does not contain a run: it has no config.yaml. Give the output folder of a run.")
@@ -59,39 +74,20 @@ class Predictor:
                 *overrides,
             ]
         config: Any = load_config(folder / "config.yaml", overrides, get_world_size())
-        self.config = config
-        self.mode = mode or first_mode(config, default_device(config.train.device))[0]
-        if self.mode not in TRAINERS:
+        device = default_device(config.train.device)
+        mode = mode or first_mode(config, device)[0]
+        if mode not in TRAINERS:
             raise UserError(f"mode={mode!r}: a model predicts in {' or '.join(sorted(TRAINERS))} mode.")
-        self.checkpoint = checkpoint.resolve(folder / "checkpoints" / which)
-        self.mesh = build.build_mesh(config, default_device(config.train.device))
+        source = checkpoint.resolve(folder / "checkpoints" / which)
         seed_everything(config.train.seed or 0)
-        self.model = build.build_model(config)
-        checkpoint.load_weights(self.checkpoint, self.model)
+        model = build.build_model(config)
+        checkpoint.load_weights(source, model)
         if config.train.ema.enabled:
-            checkpoint.load_weights(self.checkpoint, self.model, group="ema", strict=False)
-        self._start(config.train.dist.plan)
-
-    @classmethod
-    def of_model(cls, model: Any, source: str | Path, mode: str = "eager", mesh: Mesh | None = None) -> Predictor:
-        """Return a predictor for a model that already has its weights. Collective.
-
-        `source`: the path that the weights come from. The `config` of the predictor is None.
-        """
-        predictor = cls.__new__(cls)
-        predictor.config, predictor.model, predictor.mode = None, model, mode
-        predictor.checkpoint = Path(source)
-        predictor.mesh = mesh or Mesh.of_this_job(default_device("auto"))
-        predictor._start(None)
-        return predictor
+            checkpoint.load_weights(source, model, group="ema", strict=False)
+        return cls(model, source, mode, build.build_mesh(config, device), config)
 
     def __repr__(self) -> str:
         return f"<Predictor of {self.checkpoint}: {type(self.model).__name__} in {self.mode} mode>"
-
-    def _start(self, plan: Any) -> None:
-        options = TrainOptions(mesh=self.mesh, plan=plan, device=self.mesh.device)
-        unused = flow.optim.SGD(self.model.parameters(), lr=0.0)
-        self._trainer = TRAINERS[self.mode](self.model, [], unused, options)
 
     @property
     def layout(self) -> Layout:

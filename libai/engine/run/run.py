@@ -344,7 +344,7 @@ class Run(build.Parts):
         return metrics
 
     dry_run = dry_run  # `--dry-run`
-    load = Predictor  # `Run.load(folder).predict(batch)`
+    load = Predictor.of_run  # `Run.load(folder).predict(batch)`
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
         return self.trainer.predict(batch)

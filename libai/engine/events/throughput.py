@@ -16,14 +16,9 @@ KEPT_UPDATES = 10_000
 
 
 class Throughput:
-    """Computes rates over the latest iterations (`rates`) and over the run (`summary`).
+    """Computes rates of the latest update (`rates`) and of the run (`summary`)."""
 
-    Args:
-        window: `rates` covers the newest updates that together contain at least this number of iterations.
-    """
-
-    def __init__(self, window: int = 20):
-        self.window = window
+    def __init__(self) -> None:
         #: one row per update: seconds, samples, items, flops, seconds spent waiting for data, iterations
         self._updates: deque[list[float]] = deque(maxlen=KEPT_UPDATES)
 
@@ -50,19 +45,12 @@ class Throughput:
             self._updates[-1][0] += seconds
 
     def rates(self) -> dict[str, float]:
-        """Return the rates over the window; empty before the first update.
+        """Return the rates of the latest update; empty before the first one.
 
         The keys are `samples_per_s`, `step_ms` and `data_ms`, and `tokens_per_s` and `tflops` if items and flops were
-        given. All values are sums divided by total time or by iterations, so they are consistent with each other.
+        given. All values are sums divided by time or by iterations, so they are consistent with each other.
         """
-        covered = 0.0
-        newest = []
-        for row in reversed(self._updates):
-            if covered >= self.window:
-                break
-            newest.append(row)
-            covered += row[5]
-        return _rates(np.sum(newest, axis=0)) if newest else {}
+        return _rates(self._updates[-1]) if self._updates else {}
 
     def summary(self) -> dict[str, float]:
         """Return the rates over the latest `KEPT_UPDATES` updates of the run, their percentiles, and totals.
@@ -75,17 +63,17 @@ class Throughput:
             return {}
         rows = np.array(self._updates)
         totals = rows.sum(axis=0)
-        rates = _rates(totals)
+        rates = _rates(totals.tolist())
         for name in rates.keys() & {"step_ms", "samples_per_s", "tokens_per_s"}:
-            each = np.repeat([_rates(row)[name] for row in rows], rows[:, 5].astype(int))
+            each = np.repeat([_rates(row)[name] for row in self._updates], rows[:, 5].astype(int))
             for suffix, value in zip(("p10", "median", "p90"), np.percentile(each, [10, 50, 90])):
                 rates[f"{name}_{suffix}"] = float(value)
         seconds, samples, items, *_, iters = totals.tolist()
         return {**rates, "iters": int(iters), "seconds": seconds, "samples": samples, "items": items}
 
 
-def _rates(row: np.ndarray) -> dict[str, float]:
-    seconds, samples, items, flops, data_seconds, iters = row.tolist()
+def _rates(row: list[float]) -> dict[str, float]:
+    seconds, samples, items, flops, data_seconds, iters = row
     rates = {
         "step_ms": seconds / iters * 1e3,
         "data_ms": data_seconds / iters * 1e3,

@@ -139,7 +139,7 @@ def test_a_path_that_holds_no_run_is_one_error(first, mode, tmp_path):
         contract_runs.make_run(tmp_path / "second", mode, resume=str(tmp_path / "nowhere"))
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match="--resume .*export names no checkpoint of a run.*train.load_weight="):
+    with pytest.raises(UserError, match="--resume .*export is not a checkpoint of a run.*train.load_weight="):
         contract_runs.make_run(tmp_path / "second", mode, resume=str(tmp_path / "export"))
 
 

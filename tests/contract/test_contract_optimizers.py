@@ -122,7 +122,7 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
         ),
         (
             {"lr_scheduler": {"head": LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)}},
-            "the schedule of the optimizer 'head' is a StepLR, and only schedules of libai.scheduler",
+            "the schedule of the optimizer 'head' is a StepLR, but only schedules of libai.scheduler",
         ),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",

@@ -85,11 +85,11 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
         ),
         (
             {"lr_scheduler": [LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)]},
-            "part 0 of the list of schedules is a StepLR, and only schedules of libai.scheduler",
+            "part 0 of the list of schedules is a StepLR, but only schedules of libai.scheduler",
         ),
         (
             {"momentum_scheduler": LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)},
-            "momentum_scheduler is a StepLR, and only schedules of libai.scheduler can be combined",
+            "momentum_scheduler is a StepLR, but only schedules of libai.scheduler can be combined",
         ),
         (
             {"momentum_scheduler": LazyCall(WarmupCosineLR)(), "optim": LazyCall(flow.optim.SGD)(lr=0.1)},

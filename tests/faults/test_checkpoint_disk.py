@@ -74,8 +74,8 @@ def test_too_little_space_is_said_before_anything_is_written(root, monkeypatch):
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: _Usage(10_000))
     with pytest.raises(CheckpointError) as error:
         checkpoint.save(root, 2, TENSORS, {})
-    assert "checkpoint iter_0000002 needs 39.06 KiB and" in str(error.value)
-    assert "has 9.766 KiB free. Nothing was written." in str(error.value)
+    assert "checkpoint iter_0000002 needs 39.06 KiB, but" in str(error.value)
+    assert "has only 9.766 KiB free. Nothing was written." in str(error.value)
     _assert_untouched(root)
 
 

@@ -126,7 +126,7 @@ def test_another_wheel_or_source_has_a_library_of_its_own(compiler, folder, unte
 
 def test_another_oneflow_is_refused(monkeypatch):
     monkeypatch.setattr(build.importlib.metadata, "version", lambda name: "0.10.0+cu117")
-    with pytest.raises(Unavailable, match=r"for oneflow 0\.9\.0, and this is 0\.10\.0"):
+    with pytest.raises(Unavailable, match=r"for oneflow 0\.9\.0, but this is 0\.10\.0"):
         build.find_library()
 
 

@@ -45,8 +45,8 @@ def build_parser() -> Parser:
     parser.add_argument("--iters", type=int, default=8, help="N iterations before the stop and N after it (default 8)")
     parser.add_argument("--fault", action="store_true", help="skip one sample in the resume, and expect a difference")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--folder", type=Path, help="keep the files of the jobs in this new or empty folder")
     parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--config-file", help=argparse.SUPPRESS)
     return parser
 
@@ -126,13 +126,8 @@ def run(arguments: Sequence[str]) -> int:
     args = parse(arguments)
     if args.phase:
         return run_job(args)
-    if args.folder is None:
-        with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
-            return certify(args, Path(folder))
-    args.folder.mkdir(parents=True, exist_ok=True)
-    if any(args.folder.iterdir()):
-        raise UserError(f"--folder {args.folder} is not empty, so old files would be compared. Use a new folder.")
-    return certify(args, args.folder.resolve())
+    with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
+        return certify(args, Path(folder))
 
 
 if __name__ == "__main__":

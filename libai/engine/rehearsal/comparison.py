@@ -213,4 +213,5 @@ def _distances(
 
 def _norm(values: np.ndarray, origin: np.ndarray | float = 0) -> float:
     """Return the Euclidean norm of `values - origin`."""
-    return float(np.linalg.norm((values.astype(np.float64) - origin).reshape(-1)))
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        return float(np.linalg.norm((values.astype(np.float64) - origin).reshape(-1)))

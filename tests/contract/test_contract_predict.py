@@ -63,7 +63,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "-i", "ragged.jsonl"], "x has rows of different shapes"),
         ([folder, "-i", "other.jsonl"], "the file has the columns z, and the model's forward takes x, y"),
         ([folder, "-i", "holes.csv"], r"holes.csv, sample 2: x is '', but a number"),
-        ([folder, "-i", "narrow.jsonl"], "do not match.*Leave columns out with --drop"),
+        ([folder, "-i", "narrow.jsonl"], "do not match.*--columns NAME=FIRST..LAST, or leave columns out with --drop"),
         ([folder, "--data", "vall"], "the config has no such test dataset; it has val, other"),
         ([folder, "--data", "val", "--drop", "y"], "missing a required argument: 'y'"),
         ([str(tmp_path), "--data", "val"], "is neither the folder of a run"),

@@ -215,8 +215,12 @@ def test_an_ordinary_table_is_predicted_by_its_columns(tmp_path, capsys):
     header, *rows = (line.split(",") for line in output.read_text().splitlines())
     assert header == ["class", "probability"] and [row[0] for row in rows] == ["rose", "tulip"]
     assert all(0.5 < float(row[1]) <= 1 for row in rows)
-    assert predict.run([*words, "--only", "logits"]) == 0
+    assert predict.run([*words, "--columns", "images=height..petals", "--only", "logits"]) == 0
     assert output.read_text().splitlines()[0] == "logits_0,logits_1"
+    with pytest.raises(UserError, match="'size' is not in list. The columns are name, height, width, petals"):
+        predict.run([*words, "--columns", "images=height..size"])
+    with pytest.raises(UserError, match="name cannot be part of images"):
+        predict.run([*words, "--columns", "images=name..petals"])
     many = ",".join(f"column_{i}" for i in range(40))
     (tmp_path / "wide.jsonl").write_text(json.dumps(dict.fromkeys(many.split(","), [1.0])))
     with pytest.raises(UserError, match="column_0, .* … and column_39 .40., and the model's forward takes") as caught:

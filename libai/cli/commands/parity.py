@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from libai.config import load_config
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser, only_result, require_one_process
@@ -23,11 +24,13 @@ def run(arguments: Sequence[str]) -> int:
     if args.config is None:
         raise UserError("no config given. `libai train --help` lists the shipped ones.")
     require_one_process()
+    # `check_parity` reports a failed build, so the config's fallback to eager mode does not apply
+    config = load_config(args.config, [*args.overrides, "graph.on_build_error=raise"])
     say("libai: importing oneflow")
     from libai.engine.rehearsal.check_parity import check_config
 
     with only_result(args.json):
-        report = check_config(args.config, args.overrides, args.iters, args.bound)
+        report = check_config(config, args.iters, args.bound)
     print(report.to_json() if args.json else report)
     return 0 if report.ok else 1
 

@@ -2,9 +2,9 @@
 
 A file is .npz (arrays with one row per sample), .jsonl (one object per line) or .csv (a header, then numbers, lists or
 text). Columns are passed by name as arguments of the model's forward. A column of text is turned into token ids by the
-model's tokenizer. Columns of numbers with other names are stacked to form the one missing argument. Every output of
-forward with one row per sample is written. With --classify, the most likely class and its probability are written
-instead.
+model's tokenizer. Columns of numbers with other names are stacked to form the one missing argument, or the argument
+given by --columns NAME=FIRST..LAST. Every output of forward with one row per sample is written. With --classify, the
+most likely class and its probability are written instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from libai.utils.screen import say
 Columns = dict[str, Any]
 _KINDS = (".npz", ".jsonl", ".csv")
 _MAX_NAMES = 6
-_CHOICE = "Leave columns out with --drop NAME, or give them the names of arguments."
+_CHOICE = "Choose the columns of an argument with --columns NAME=FIRST..LAST, or leave columns out with --drop NAME."
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     else:
         kept = {name: values for name, values in columns.items() if name not in args.drop}
         parameters = inspect.signature(pipeline.model.forward).parameters
-        batches = cut(as_arguments(kept, parameters), args.batch_size)
+        batches = cut(as_arguments(kept, args.columns, parameters), args.batch_size)
     given = ({name: values for name, values in batch.items() if name not in args.drop} for batch in batches)
     try:
         found = pipeline.predict((_with_tokens(pipeline, batch) for batch in given), args.only)
@@ -73,6 +73,8 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--output", "-o", type=Path, help="output file: .npz, .jsonl or .csv (default: .jsonl to stdout)"
     )
+    help_columns = "columns for an argument of forward, such as x=first..last; other columns are left out"
+    parser.add_argument("--columns", metavar="NAME=COLUMNS", action="append", default=[], help=help_columns)
     parser.add_argument("--drop", metavar="KEY", action="append", default=[], help="ignore this column, such as labels")
     parser.add_argument("--checkpoint", default="last", help="last, best or a name such as iter_0000200 (default last)")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per batch (default 64)")
@@ -162,12 +164,14 @@ def _parsed(cell: str) -> Any:
         return cell
 
 
-def as_arguments(columns: Columns, parameters: Any) -> Columns:
+def as_arguments(columns: Columns, choices: Sequence[str], parameters: Any) -> Columns:
     """Return the columns of a file as arguments of a forward with these `parameters`.
 
-    Columns of numbers form the one missing argument: an array (samples, columns) of float32, or of int64 if its name
-    ends in `ids`. Raises `UserError` for columns that forward does not take.
+    `choices` are `NAME=COLUMNS`; if there are any, other columns are left out. Without choices, columns of numbers form
+    the one missing argument. Raises `UserError` for columns that forward does not take.
     """
+    if choices:
+        return dict(_chosen(choice, columns) for choice in choices)
     others = [name for name in columns if name not in parameters]
     required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
     missing = [name for name in required if name not in columns]
@@ -178,8 +182,7 @@ def as_arguments(columns: Columns, parameters: Any) -> Columns:
         left_out = f", without {listed(texts)} (text)" if texts else ""
         print(f"{missing[0]} is {listed(numbers)}{left_out}", file=sys.stderr)
         kept = {name: values for name, values in columns.items() if name in parameters}
-        table = np.stack([columns[name] for name in numbers], axis=1)
-        return {**kept, missing[0]: table.astype(np.int64 if missing[0].endswith("ids") else np.float32)}
+        return {**kept, missing[0]: _side_by_side(missing[0], numbers, columns)}
     unknown = [name for name in others if name not in texts]
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise UserError(
@@ -187,6 +190,27 @@ def as_arguments(columns: Columns, parameters: Any) -> Columns:
             f"{_CHOICE}"
         )
     return columns
+
+
+def _chosen(choice: str, columns: Columns) -> tuple[str, np.ndarray]:
+    """Return the name and values of an argument for `NAME=column` or `NAME=first..last`."""
+    name, _, text = choice.partition("=")
+    first, dots, last = text.partition("..")
+    known = list(columns)
+    try:
+        chosen = known[known.index(first) : known.index(last or first) + 1]
+    except ValueError as error:
+        raise UserError(f"--columns {choice}: {error}. The columns are {listed(known)}.") from None
+    return name, _side_by_side(name, chosen, columns) if dots else columns[first]
+
+
+def _side_by_side(name: str, chosen: Sequence[str], columns: Columns) -> np.ndarray:
+    """Stack columns of numbers into a (samples, columns) array of float32, or int64 if `name` ends in `ids`."""
+    for column in chosen:
+        if columns[column].ndim != 1 or columns[column].dtype.kind == "U":
+            raise UserError(f"{column} cannot be part of {name}: each of its columns must have one number per sample.")
+    array = np.stack([columns[column] for column in chosen], axis=1)
+    return array.astype(np.int64 if name.endswith("ids") else np.float32)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.config import load_config
+from libai.config import RunConfig
 from libai.config.combinations import check_supported
 from libai.engine.graph import GraphTrainer
 from libai.engine.rehearsal.comparison import Updates, first_difference
@@ -144,10 +144,8 @@ def check_parity(
     return _compare(trainer, num_iters, bound)
 
 
-def check_config(config: str, overrides: Sequence[str], num_iters: int, bound: float) -> ParityReport:
+def check_config(run: RunConfig, num_iters: int, bound: float) -> ParityReport:
     """Run `check_parity` on a config's model, data, optimizer and schedule, built as in a run. Return its report."""
-    # `check_parity` reports a failed build, so the config's fallback to eager mode does not apply
-    run: Any = load_config(config, [*overrides, "graph.on_build_error=raise"])
     device = default_device(run.train.device)
     check_supported(run, "graph", device)
     if amp_dtype(run, "graph", device) is not None:

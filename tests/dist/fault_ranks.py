@@ -64,7 +64,7 @@ def cells() -> dict[str, Cell]:
         found[f"{name}, global"] = Cell(fault, "eager", fault.graph, options=eager_ranks)
     for mode in ("eager", "graph"):
         for label, verdict in ((3, "right"), (4, "refused"), (-1, "refused")):
-            named = f"y[0] is {label}, and " if verdict == "refused" else ""
+            named = f"y[0] is {label}, but " if verdict == "refused" else ""
             found[f"label {label}, {mode}"] = Cell(
                 faults.Fault(cm.UNCOUPLED["plain"]), mode, verdict, named, label=label
             )

@@ -19,7 +19,7 @@ def make_environment(**extra: str) -> dict[str, str]:
 
 
 class Script:
-    """A rank's program, without oneflow unless it imports it, and the command that launches it."""
+    """The program of a rank, without oneflow unless it imports it, and the command that launches it."""
 
     def __init__(self, folder: Path, body: str) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class Script:
         return [int(text) for text in texts if text]
 
     def survivors(self) -> list[int]:
-        """Ranks that are still there after the seconds in which the kernel takes a killed process apart."""
+        """Return ranks that still exist after the seconds that the kernel needs to remove a killed process."""
         wait_until(lambda: not any(map(is_running, self.pids())), seconds=8)
         return [pid for pid in self.pids() if is_running(pid)]
 

@@ -33,7 +33,7 @@ class MeanLoss(Classifier):
 
 
 class Tagger(Classifier):
-    """A loss over the labels that are not ignored, as in a language model."""
+    """A model whose loss is over the labels that are not ignored, as in a language model."""
 
     def forward(self, x, y):
         logits = self.b(flow.relu(self.a(x)))
@@ -58,7 +58,7 @@ class LateReader(Classifier):
 
 
 def batches(count: int, size: int = 8, ignored: float = 0.0, seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """`count` batches of `size` samples; `ignored`: share of the labels that are -100 (never all of a batch)."""
+    """Return `count` batches of `size` samples. `ignored`: fraction of labels that are -100 (never all of a batch)."""
     rng = np.random.RandomState(seed)
     made = []
     for _ in range(count):
@@ -70,7 +70,7 @@ def batches(count: int, size: int = 8, ignored: float = 0.0, seed: int = 0) -> l
 
 
 def split(batch: dict[str, np.ndarray], parts: int) -> list[dict[str, np.ndarray]]:
-    """A batch cut into equal micro-batches."""
+    """Split a batch into equal micro-batches."""
     return [dict(zip(batch, pieces)) for pieces in zip(*(np.split(v, parts) for v in batch.values()))]
 
 
@@ -86,13 +86,13 @@ def optimizer_of(name: str, model: nn.Module, lr: float = 0.01):
 
 
 def trainer_of(mode: str, model: nn.Module, loader, optimizer, **options):
-    """The trainer of a mode on one process."""
+    """Return the trainer of a mode on one process."""
     cls = {"eager": EagerTrainer, "graph": GraphTrainer}[mode]
     return cls(model, loader, optimizer, mesh=Mesh(), device="cpu", **options)
 
 
 def record_losses(trainer) -> list[float]:
-    """A list that fills with `train/loss` of every iteration of `trainer`."""
+    """Return a list that collects `train/loss` of every iteration of `trainer`."""
     from libai.engine.hooks import CallbackHook
 
     losses: list[float] = []

@@ -181,7 +181,7 @@ def test_a_schedule_that_cannot_be_saved_is_refused_before_anything_happens(mode
 def test_a_hook_whose_state_cannot_be_saved_is_refused_before_the_first_iteration(mode, tmp_path):
     run = make_run(tmp_path, mode)
     run.trainer.register_hooks([SetHook()])
-    with pytest.raises(UserError, match=r"hooks.SetHook.seen is a set, which JSON cannot hold"):
+    with pytest.raises(UserError, match=r"hooks.SetHook.seen is a set, which JSON cannot represent"):
         run.train()
     assert run.trainer.completed_iters == 0
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 
 def several():
-    """AdamW on layer `a`, SGD with momentum on the rest."""
+    """Return a config section with AdamW on layer `a` and SGD with momentum on the rest."""
     return {
         "body": LazyCall(flow.optim.AdamW)(
             params=LazyCall(get_param_groups)(only=r"^a\.", weight_decay=0.1), lr=0.01, eps=1e-6
@@ -108,7 +108,7 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
         ),
         (
             {"optim": {"a": LazyCall(flow.optim.SGD)(lr=0.1), "b": LazyCall(flow.optim.SGD)(lr=0.1)}},
-            "get_param_groups leaves no parameter to this optimizer",
+            "get_param_groups leaves no parameter for this optimizer",
         ),
         (
             {"optim": {"a": LazyCall(flow.optim.SGD)(params=LazyCall(get_param_groups)(only="^c"), lr=0.1)}},

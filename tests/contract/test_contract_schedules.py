@@ -81,7 +81,7 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
         ),
         (
             {"lr_scheduler": [LazyCall(WarmupConstantLR)(max_epoch=2), LazyCall(WarmupCosineLR)()]},
-            "part 1 of the list of schedules would begin after 11 iterations, and the run has 8",
+            "part 1 of the list of schedules would begin after 11 iterations, but the run has 8",
         ),
         (
             {"lr_scheduler": [LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)]},
@@ -97,7 +97,7 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
         ),
         (
             {"momentum_scheduler": LazyCall(WarmupConstantLR)(warmup_factor=2.0, warmup_iter=2)},
-            "this schedule multiplies the momentum with 2 at iteration 0",
+            "this schedule multiplies the momentum by 2 at iteration 0",
         ),
         (
             {"lr_scheduler": LazyCall(WarmupConstantLR)(warmup_iter=2, warmup_epoch=1)},

@@ -11,7 +11,7 @@ SENTINELS = {"first_sentinel": 1000, "last_sentinel": 1031, "end_token": 999}
 
 
 class Tokens:
-    """Samples of 60 tokens; sample by sample only."""
+    """Samples of 60 tokens, without batch reads."""
 
     def __len__(self) -> int:
         return 200
@@ -21,7 +21,7 @@ class Tokens:
 
 
 def restored(sample: dict[str, np.ndarray]) -> list[int]:
-    """The text: every sentinel of the input gives way to what follows it in the labels."""
+    """Return the text: every sentinel of the input is replaced by the tokens that follow it in the labels."""
     *labels, end = sample["labels"].tolist()
     assert end == 999
     spans: dict[int, list[int]] = {}

@@ -22,8 +22,8 @@ import numpy as np  # noqa: E402
 
 @dataclass(frozen=True)
 class Cell:
-    """One planted thing on two data-parallel ranks and its verdict there; `parts`: 2 where each rank is by itself;
-    `label`: of a sample from the third iteration on."""
+    """A planted fault on two data-parallel ranks and its verdict. `parts`: 2 if each rank trains by itself. `label`:
+    label of a sample from the third iteration on."""
 
     fault: faults.Fault
     mode: str

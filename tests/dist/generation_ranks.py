@@ -1,4 +1,4 @@
-"""Generates on the ranks of one job, which share a model's weights, and writes the tokens of each way to compute.
+"""Generate on the ranks of one job, which share a model's weights, and write the tokens of each way to compute.
 
 python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/generation_ranks.py FOLDER
 """
@@ -47,7 +47,7 @@ def generate() -> dict[str, list[list[int]]]:
 
 
 def main(folder: str) -> None:
-    """Every rank writes what it has."""
+    """Write the tokens of every rank."""
     Path(folder, f"{get_rank()}.json").write_text(json.dumps(generate()))
 
 

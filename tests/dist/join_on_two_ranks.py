@@ -1,6 +1,6 @@
-"""Compiled data-parallel steps with joined gradients and with one message for each, on the ranks of one job.
+"""Compiled data-parallel steps with joined gradients and with one message per gradient, on the ranks of one job.
 
-Started by test_graph_gradients.py. Ends with exit code 1 where a number or a count differs from what it must be.
+Started by test_graph_gradients.py. Ends with exit code 1 if a number or a count is wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def run(case, joins=True):
-    """Losses, weights and the number of messages in which gradients travel, of some iterations."""
+    """Return losses, weights and the number of gradient messages of some iterations."""
     from mesh_cases import Planned, build_trainer, record, tensors_of
 
     from libai.patches.job import passes

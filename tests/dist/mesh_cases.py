@@ -34,7 +34,7 @@ def adamw(model: Any) -> Any:
 
 
 def plain(**options: Any) -> Case:
-    """`PlainModel` with these options."""
+    """Return a builder of `PlainModel` with these options."""
     return Case(adamw, partial(mm.PlainModel, **options), mm.token_batches, max_norm=None)
 
 
@@ -55,7 +55,7 @@ CLIPPED = 0.5
 FAMILIES = {
     "vit": Case(adamw, partial(ViT, 8, 4, 1, 4, 16, 2, 2), mm.image_batches, max_norm=None),
     "swin": Case(adamw, partial(Swin, 8, 2, 1, 4, 8, (2, 1), (2, 2), 2), mm.image_batches, max_norm=CLIPPED),
-    # a small rate, since norms behind the branches amplify rounding
+    # a small learning rate, because norms after the branches amplify rounding
     "swinv2": Case(
         grouped("AdamW", 0.001, eps=1e-3),
         partial(SwinV2, 8, 2, 1, 4, 16, (2, 1), (2, 2), 2),
@@ -70,7 +70,7 @@ FAMILIES = {
         mm.image_batches,
         max_norm=CLIPPED,
     ),
-    # statistics of all data-parallel ranks, so that it is the training of one process
+    # statistics of all data-parallel ranks, as in one process
     "synchronized": Case(adamw, lambda: _synchronized_resnet(), mm.image_batches, max_norm=CLIPPED),
 }
 
@@ -124,7 +124,7 @@ def planned(world: int, part: str = "") -> Iterator[Planned]:
 
 
 def _on_every_mesh_of_two(name: str, case: Case, accumulation: int) -> Iterator[Planned]:
-    """In both modes; with so many micro-batches on stages."""
+    """Return cases in both modes, with several micro-batches for pipeline stages."""
     for mode in TRAINERS:
         planned = partial(Planned, name, mode=mode, iterations=3)
         yield planned(case, mesh=(2, 1, 1))
@@ -197,19 +197,19 @@ def _swapped_shards() -> AbstractContextManager[Any]:
 
 
 def batches_of(plan: Planned) -> list[dict[str, np.ndarray]]:
-    """The global batches of a case."""
+    """Return the global batches of a case."""
     return plan.case.batches()[: plan.iterations]
 
 
 def parts_of(plan: Planned, mesh: Mesh) -> list[dict[str, np.ndarray]]:
-    """The micro-batches of this rank: those of its data rank."""
+    """Return the micro-batches of this rank, which are those of its data rank."""
     steps = plan.case.accumulation
     pieces = [toy.split(batch, steps * mesh.data) for batch in batches_of(plan)]
     return [piece[step * mesh.data + mesh.data_rank] for piece in pieces for step in range(steps)]
 
 
 def build_trainer(plan: Planned, loader: Any = None, **options: Any) -> Any:
-    """The trainer of a case on its mesh; `loader`: default, the case's batches."""
+    """Return the trainer of a case on its mesh. `loader`: the case's batches by default."""
     mesh = Mesh(*plan.mesh)
     case = plan.case
     model, optimizer, schedule = case.build()
@@ -233,7 +233,7 @@ def build_trainer(plan: Planned, loader: Any = None, **options: Any) -> Any:
 
 
 def record(trainer: Any) -> list[dict[str, float]]:
-    """A list that fills with the metrics of every iteration of `trainer`."""
+    """Return a list that collects the metrics of every iteration of `trainer`."""
     lines: list[dict[str, float]] = []
     trainer.register_hooks([CallbackHook(after_step=lambda t: lines.append(t.fetch_metrics()))])
     return lines
@@ -266,7 +266,7 @@ def without_noise(result: Result) -> Result:
 
 
 def tensors_of(model: Any) -> dict[str, np.ndarray]:
-    """Parameters and buffers as whole arrays on every rank. Collective."""
+    """Return parameters and buffers as full arrays on every rank. Collective."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return {name: full_tensor(tensor).numpy().copy() for name, tensor in named}
 
@@ -293,7 +293,7 @@ def evaluate(plan: Planned, trainer: Any) -> tuple[dict[str, float], np.ndarray]
 
 
 def evaluate_alone(plan: Planned, tensors: dict[str, np.ndarray], mesh: Mesh) -> tuple[dict[str, float], np.ndarray]:
-    """The same by hand: the whole dataset in one batch, on local tensors."""
+    """Evaluate by hand: the whole dataset in one batch, on local tensors."""
     from libai.checkpoint import load_weights
 
     model, _, _ = plan.case.build()
@@ -310,7 +310,7 @@ def evaluate_alone(plan: Planned, tensors: dict[str, np.ndarray], mesh: Mesh) ->
 
 
 def compare_evaluation(plan: Planned, trainer: Any, expected: Result) -> list[float]:
-    """Largest difference of the evaluation metrics and of this rank's predicted logits. Collective."""
+    """Return the largest difference of the evaluation metrics and of this rank's predicted logits. Collective."""
     metrics, logits = evaluate(plan, trainer)
     wanted, wanted_logits = evaluate_alone(plan, expected.tensors, trainer.mesh)
     assert metrics.keys() == wanted.keys()

@@ -1,4 +1,4 @@
-"""Runs that change mesh, mode or course in the middle, against the plain loop of one process that does not.
+"""Runs that change mesh, mode or course in the middle, compared with the plain loop of one process that does not.
 
     python [-m oneflow.distributed.launch --nproc_per_node 2] tests/dist/mesh_journeys.py FOLDER RESULT.json NAME …
 
@@ -24,7 +24,7 @@ BAD = 3  # the 0-based iteration with a batch that is not finite
 
 
 def leg(folder: Path, mesh: tuple[int, int, int], mode: str) -> list[float]:
-    """The losses of the next `LEG` iterations, resumed from `folder` and saved there. Collective."""
+    """Return the losses of the next `LEG` iterations, resumed from `folder` and saved there. Collective."""
     import mesh_models as mm
     import numpy as np
     from mesh_cases import CLIPPED, Planned, build_trainer, plain, record
@@ -91,7 +91,7 @@ def switch(folder: Path) -> dict[str, Any]:
 
 
 def skip(folder: Path) -> dict[str, Any]:
-    """A batch that is not finite is skipped: difference to a run whose batches do not hold it. Collective."""
+    """Skip a batch that is not finite. Return the difference to a run without that batch. Collective."""
     import mesh_models as mm
     from mesh_cases import CLIPPED, Planned, build_trainer, expected_of, plain, record
 
@@ -113,7 +113,7 @@ def skip(folder: Path) -> dict[str, Any]:
 
 
 def refuse(folder: Path) -> dict[str, Any]:
-    """The errors for batch statistics that a plan splits, or that would be those of one rank. Collective."""
+    """Return the errors for batch statistics that a plan splits or that would come from one rank. Collective."""
     from mesh_cases import FAMILIES, Planned, build_trainer
 
     from libai.utils.errors import UserError

@@ -13,7 +13,7 @@ ITERATIONS = 20
 
 
 class PlainAttention(nn.Module):
-    """Self-attention by hand; the causal part of the mask is made in forward where `makes_mask` is set."""
+    """Self-attention by hand. With `makes_mask`, forward creates the causal part of the mask."""
 
     def __init__(self, width: int, num_heads: int, makes_mask: bool):
         super().__init__()
@@ -35,7 +35,7 @@ class PlainAttention(nn.Module):
 
 
 class PlainBlock(nn.Module):
-    """Attention and two linear layers, each behind a stock `nn.LayerNorm`."""
+    """Attention and two linear layers, each after a `nn.LayerNorm`."""
 
     def __init__(self, width: int, num_heads: int, dropout: float, makes_mask: bool):
         super().__init__()
@@ -98,7 +98,7 @@ class PlainModel(nn.Module):
 
 
 def token_batches() -> list[dict[str, np.ndarray]]:
-    """Batches for `PlainModel` of which about 40 % of the labels are ignored, unequally many in each sample."""
+    """Return batches for `PlainModel` with about 40 % ignored labels, a different number in each sample."""
     size = 16
     rng = np.random.RandomState(0)
     made = []
@@ -113,12 +113,12 @@ def token_batches() -> list[dict[str, np.ndarray]]:
 
 
 def gpt_batches() -> list[dict[str, np.ndarray]]:
-    """The same without the mask, for GPT."""
+    """Return the same batches without the mask, for GPT."""
     return [{"input_ids": batch["ids"], "labels": batch["labels"]} for batch in token_batches()]
 
 
 def bert_batches() -> list[dict[str, np.ndarray]]:
-    """The same with the mask as BERT takes it: 0 on padding."""
+    """Return the same batches with BERT's mask, which is 0 on padding."""
     return [
         {"input_ids": b["ids"], "labels": b["labels"], "attention_mask": (b["mask"] == 0).astype(np.int64)}
         for b in token_batches()
@@ -126,7 +126,7 @@ def bert_batches() -> list[dict[str, np.ndarray]]:
 
 
 def image_batches() -> list[dict[str, np.ndarray]]:
-    """Images of 8 x 8 and one label for each."""
+    """Return 8 x 8 images with one label each."""
     rng = np.random.RandomState(1)
     return [
         {"images": rng.randn(16, 1, 8, 8).astype(np.float32), "labels": rng.randint(0, 4, 16)}

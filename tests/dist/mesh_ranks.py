@@ -1,8 +1,8 @@
-"""Trains the mesh cases on the ranks of one job and writes how far each is from the plain loop of a single process.
+"""Train the mesh cases on the ranks of one job and write the distance of each from the plain loop of one process.
 
     python -m oneflow.distributed.launch --nproc_per_node 2 mesh_ranks.py RESULT.json [quick | MODEL]
 
-Every rank runs the plain loop on local tensors by itself, so a rank that has drifted from the others is seen too.
+Every rank runs the plain loop on local tensors by itself, so a rank that drifts from the others is also detected.
 """
 
 from __future__ import annotations

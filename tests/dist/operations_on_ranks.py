@@ -1,4 +1,4 @@
-"""Computes operations over global tensors on two ranks, and writes how far values and gradients are from one process.
+"""Compute operations on global tensors on two ranks, and write the distance of values and gradients from one process.
 
     python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/operations_on_ranks.py RESULT.json eager|graph
 
@@ -32,7 +32,7 @@ def assigned_in_place(h: flow.Tensor) -> flow.Tensor:
     return h
 
 
-#: what libai makes of other operations, because OneFlow's own are wrong or refused with global tensors
+#: operations that libai composes, because OneFlow's own are wrong or refused for global tensors
 REPAIRED = {
     "stack, last axis": lambda x, w, i: flow.stack([x, x * 2], dim=-1),
     "stack of samples": lambda x, w, i: flow.stack([x[0], x[5]]),
@@ -51,7 +51,7 @@ REPAIRED = {
     "diagonal of samples": lambda x, w, i: flow.diagonal(x @ x.transpose(1, 2), 0, 1, 2),
     "assigned by lists": lambda x, w, i: x + assigned_in_place(x.detach() * 1.0),
 }
-#: what OneFlow itself gives, which the test must see to be wrong
+#: OneFlow's own operations, which the test must find to be wrong
 CONTROL = {"stack, last axis": lambda x, w, i: flow.stack.__wrapped__([x, x * 2], dim=-1)}
 
 
@@ -86,7 +86,7 @@ class Step(nn.Graph):
 
 
 def updated(operation: Any, mode: str, mesh: Mesh | None) -> list[np.ndarray]:
-    """The operation's value, and the parameters after an update: on all ranks together, or on this one alone."""
+    """Return the operation's value and the parameters after an update, on all ranks together or only on this one."""
     rng = np.random.RandomState(0)
     batch = {"x": rng.randn(8, 6, 4).astype(np.float32), "i": rng.randint(0, 6, (8, 3)).astype(np.int64)}
     model = Applied(operation)
@@ -110,7 +110,7 @@ def updated(operation: Any, mode: str, mesh: Mesh | None) -> list[np.ndarray]:
 
 
 def apart(name: str, operation: Any, mode: str, mesh: Mesh) -> float:
-    """The largest difference from one process, relative to the largest value."""
+    """Return the largest difference from one process, relative to the largest value."""
     expected, found = updated(REPAIRED[name], "eager", None), updated(operation, mode, mesh)
     return max(float(abs(a - b).max()) / max(float(abs(a).max()), 1.0) for a, b in zip(expected, found))
 

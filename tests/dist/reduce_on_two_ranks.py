@@ -1,4 +1,5 @@
-"""Runs on two ranks, started by test_data_parallel.py: what `libai.parallel.data_parallel` promises for odd models."""
+"""The guarantees of `libai.parallel.data_parallel` for unusual models, on two ranks. Started by
+test_data_parallel.py."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from libai.utils.distributed import all_reduce, get_rank  # noqa: E402
 
 
 def ragged_model():
-    """Parameters of two dtypes, a 0-dim one and one that is frozen; unequal on the ranks."""
+    """Return a model with parameters of two dtypes, a 0-dim and a frozen parameter, unequal on the ranks."""
     import oneflow as flow
     from oneflow import nn
 
@@ -25,7 +26,7 @@ def ragged_model():
 
 
 def check_means_of_what_each_rank_reaches(bucket_bytes):
-    """`rare` is reached by no rank, then by rank 1 alone; `layer.bias` is thawed on the way."""
+    """`rare` is reached by no rank, then only by rank 1. `layer.bias` is unfrozen on the way."""
     import numpy as np
     import oneflow as flow
 

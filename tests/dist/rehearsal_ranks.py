@@ -52,7 +52,7 @@ def main(folder: str) -> None:
 
 
 def run(folder: str, mode: str, model: Any, *words: str) -> dict[str, Any]:
-    """The losses of a run of four iterations, and the error of every rank."""
+    """Return the losses of a run of four iterations, and the error of every rank."""
     from contract_runs import make_config
 
     run.count = getattr(run, "count", 0) + 1  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Ranks that share a model's weights generate the tokens of one process, in every way to compute and to choose."""
+"""Ranks that share a model's weights generate the tokens of one process, for every way to compute and to sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parent / "generation_ranks.py"
 
 
 def generated(folder: Path, processes: int) -> list[dict[str, list[list[int]]]]:
-    """What each rank has."""
+    """Return the tokens of each rank."""
     folder.mkdir()
     jobs.run_ranks(SCRIPT, processes, folder, cwd=folder, timeout=180)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]

@@ -1,4 +1,5 @@
-"""`train.rehearse` and `train.rehearse_every` on two data-parallel ranks: no trace, one verdict, never a hang."""
+"""`train.rehearse` and `train.rehearse_every` on two data-parallel ranks leave no trace, give one verdict and never
+hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On two ranks without a config: own training steps, own graphs and loaders are right, or refused on both ranks."""
+"""On two ranks without a config, custom training steps, graphs and loaders are correct or refused on both ranks."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_two_ranks_hold_half_of_parameters_and_state_each(rows, stage, mode):
 
 def test_stage_3_does_not_keep_whole_weights_for_the_backward_pass(measured):
     kept, gathered_again = measured["growth"]["2"], measured["growth"]["3"]
-    assert kept > 32 * 2**20  # of 64 MiB of weights; measured 52
+    assert kept > 32 * 2**20  # 64 MiB of weights; measured 52
     assert gathered_again < kept / 2  # measured a third at most
 
 

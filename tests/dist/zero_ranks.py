@@ -1,4 +1,4 @@
-"""Runs ZeRO and activation checkpointing on the ranks of one job and writes how far each is from one plain process.
+"""Run ZeRO and activation checkpointing on the ranks of one job and write the distance of each from one plain process.
 
 python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/zero_ranks.py RESULT.json
 """
@@ -38,7 +38,7 @@ MODES = ("eager", "graph")
 
 
 def texts() -> list[dict[str, np.ndarray]]:
-    """Token batches shorter than the model's longest sequence, with labels that do not count."""
+    """Return token batches shorter than the model's longest sequence, with some ignored labels."""
     rng = np.random.RandomState(0)
     made = []
     for _ in range(ITERATIONS):
@@ -50,7 +50,7 @@ def texts() -> list[dict[str, np.ndarray]]:
 
 
 def gpt(**options: Any) -> nn.Module:
-    """Two blocks and a head that borrows the weight of the embedding."""
+    """Return a GPT with two blocks and a head that shares the weight of the embedding."""
     return GPT(VOCABULARY, LENGTH + 4, 16, 2, 2, **options)
 
 
@@ -74,7 +74,7 @@ class Planned:
 
 
 def planned(world: int) -> Iterator[Planned]:
-    """What a job of `world` ranks runs, the same on every rank."""
+    """Return the runs of a job of `world` ranks, the same on every rank."""
     zero = {stage: {"zero_stage": stage} for stage in (1, 2, 3)}
     recomputed = {"activation_checkpoint": True}
     if world == 4:
@@ -92,7 +92,7 @@ def planned(world: int) -> Iterator[Planned]:
 
 
 def trained(plan: Planned, mode: str) -> tuple[Result, Any]:
-    """The result of a run on this job's mesh, and its last trainer."""
+    """Return the result of a run on this job's mesh, and its last trainer."""
     lines: list[dict[str, float]] = []
 
     def note(trainer: Any) -> None:
@@ -157,7 +157,7 @@ def compared(result: Result, expected: Result) -> Difference:
 
 
 def bytes_here(trainer: Any) -> dict[str, int]:
-    """Bytes of parameters and optimizer state: of the whole model, on this rank as they lie there, and as planned."""
+    """Return the bytes of parameters and optimizer state: of the whole model, actually on this rank, and as planned."""
     parameters = list(trainer.model.parameters())
     if isinstance(trainer, GraphTrainer):
         with trainer.optimizer_state.variables() as variables:
@@ -180,7 +180,7 @@ def _size_here(tensor: flow.Tensor) -> int:
 
 
 class Wide(nn.Module):
-    """16 layers of 4 MiB of weights, for batches of almost nothing."""
+    """16 layers with 4 MiB of weights each, for tiny batches."""
 
     plan = {"blocks": "blocks"}
 
@@ -195,7 +195,7 @@ class Wide(nn.Module):
 
 
 def peak_growth(stage: int) -> int:
-    """By how many bytes memory grows at most in two eager updates of `Wide`."""
+    """Return the peak growth of memory in bytes during two eager updates of `Wide`."""
     model = Wide()
     batches = [{"x": np.full((4, 1024), 0.01 * (1 + get_rank()), np.float32)}] * 2
     optimizer = flow.optim.SGD(model.parameters(), lr=1e-3)

@@ -8,7 +8,7 @@ from libai.engine.data_feed import DataFeed
 
 
 class Counting:
-    """0, 1, 2, ... with a position; raises at `broken_at`."""
+    """Yields 0, 1, 2, ... and has a position. Raises an error at `broken_at`."""
 
     def __init__(self, broken_at=None):
         self.next, self.broken_at = 0, broken_at

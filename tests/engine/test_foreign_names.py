@@ -17,7 +17,7 @@ from libai.engine import EagerTrainer, EventStorage, GraphTrainer, Run, get_even
 from libai.utils.errors import UserError
 
 CONFIG = str(jobs.ROOT / "configs/mlp_digits.py")
-#: what the error contains -> names that the founding documents and today's trainers have, as `train.NAME`
+#: text in the error -> names of settings in other trainers, used as `train.NAME`
 SETTINGS = {
     "mean train.log_period?": "gather_metric_period print_every logging_steps log_every_n_steps log_iter",
     "mean train.train_iter?": "max_iter n_steps max_steps",

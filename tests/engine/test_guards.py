@@ -21,7 +21,7 @@ SETTINGS = {"factor": 1.0}
 
 
 class Model(nn.Module):
-    """Reads Python values in `forward`: some through a method or a property, of a submodule, of a class, of objects."""
+    """Reads Python values in `forward`, also through methods and properties, from submodules, classes and objects."""
 
     gain = 1.0
 
@@ -89,12 +89,12 @@ def set_on(path, name, value):
 
 
 def once(change):
-    """`change(trainer)` before the sixth step."""
+    """Call `change(trainer)` before the sixth step."""
     return lambda trainer, i: change(trainer) if i == 5 else None
 
 
 def between(write):
-    """`write(trainer, 0.5)` from the sixth step on, and `write(trainer, 1.0)` before and at the end."""
+    """Call `write(trainer, 0.5)` from the sixth step on, and `write(trainer, 1.0)` before that and at the end."""
     return lambda trainer, i: write(trainer, 0.5 if 5 <= i < ITERATIONS - 1 else 1.0)
 
 
@@ -112,7 +112,7 @@ def freeze(trainer, is_frozen):
     trainer.model.body.requires_grad_(not is_frozen)
 
 
-#: name -> what the hook does, and how often it may compile again
+#: name -> change made by the hook, and allowed number of compilations
 CHANGES = {
     "weight decay once": (set_group("weight_decay", lambda i: 0.5 if i >= 5 else 0.01), 1),
     "weight decay rises": (set_group("weight_decay", lambda i: 0.02 * i), 1),
@@ -131,7 +131,7 @@ CHANGES = {
     "the rate": (set_group("lr", lambda i: 0.1 / (i + 1)), 0),
 }
 
-#: the same for what is changed elsewhere than by an attribute of a module
+#: the same for changes outside module attributes
 HIDDEN = {
     "an entry of a dict": between(lambda trainer, value: trainer.model.weights.update(a=value)),
     "a list in a dict": between(lambda trainer, value: trainer.model.weights["deep"].__setitem__(0, value)),

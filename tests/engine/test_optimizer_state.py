@@ -29,7 +29,7 @@ def weights(trainer):
 @pytest.mark.promise
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.e2e)])
 def test_model_and_trainer_state_continue_bit_for_bit(mode, optimizer):
-    """As detectron2's trainers are saved: the model's state and the trainer's."""
+    """Save the model's state and the trainer's state, as for detectron2's trainers."""
     whole, first = new_trainer(mode, optimizer), new_trainer(mode, optimizer)
     whole.train(0, 11)
     first.train(0, 5)

@@ -297,7 +297,7 @@ class Recorder(Writer):
 
 
 def test_everything_is_written_in_order_in_another_thread():
-    """Its errors: tests/contract/test_contract_metrics.py."""
+    """Errors are tested in tests/contract/test_contract_metrics.py."""
     inner = Recorder()
     writer = AsyncWriter(inner)
     writer.begin(7)

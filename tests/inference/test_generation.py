@@ -24,7 +24,7 @@ MODELS = {
 
 
 def build(name):
-    """With weights large enough that the likeliest token changes from place to place."""
+    """Return a model with weights large enough that the most likely token varies between positions."""
     flow.manual_seed(2)
     model = MODELS[name]()
     for parameter in model.parameters():
@@ -39,7 +39,7 @@ def model(request):
 
 
 def log_probs(model, prompt, rows):
-    """Of the token behind the prompt and each of the rows, which have one length, by the forward pass of training."""
+    """Return the log probabilities of the next tokens of rows of equal length, with the forward pass of training."""
     count = len(rows)
     if isinstance(model, T5):
         inputs = {"input_ids": [prompt] * count, "decoder_input_ids": [[0, *row] for row in rows]}

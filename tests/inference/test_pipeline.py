@@ -32,7 +32,7 @@ def llama(tmp_path_factory):
 
 
 def trained(folder, iterations, model, dataset):
-    """The output folder of a run."""
+    """Return the output folder of a run."""
     train = defaults("train")
     train.output_dir = str(folder / "run")
     train.train_iter = iterations
@@ -50,7 +50,7 @@ def trained(folder, iterations, model, dataset):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Of a language model on bytes, after one iteration."""
+    """Return the run of a byte-level language model after one iteration."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "a.txt").write_text("a quick brown fox. " * 60)
     (folder / "b.txt").write_text("a lazy dog. " * 60)

@@ -1,4 +1,4 @@
-"""What the layer tests share: run a layer in each mode, eagerly or compiled, on local or global tensors."""
+"""Helpers of the layer tests: run a layer in each mode, eagerly or compiled, on local or global tensors."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from oneflow import nn
 CPU = flow.placement("cpu", [0])
 SPLIT, BROADCAST = flow.sbp.split(0), flow.sbp.broadcast
 
-#: how a layer can be run; "eager" is the first and the reference of the others
+#: ways to run a layer; "eager" is the reference
 WAYS = ["eager", "global", "graph", "graph-global"]
 
 
@@ -61,5 +61,5 @@ def run(layer: nn.Module, x: np.ndarray, grad: np.ndarray, way: str) -> dict[str
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference over the largest expected magnitude."""
+    """Return the largest difference divided by the largest expected magnitude."""
     return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30))

@@ -18,7 +18,7 @@ SHAPE = (8, 6, 33)
 
 
 def make_model():
-    """Two dropouts of one shape and a drop path, with fixed weights."""
+    """Return a model with two dropouts of one shape and a drop path, with fixed weights."""
     model = nn.Sequential(Dropout(0.3), Dropout(0.3), DropPath(0.4), nn.Linear(33, 5))
     with flow.no_grad():
         for parameter in model.parameters():
@@ -28,7 +28,7 @@ def make_model():
 
 
 def make_drops():
-    """The layers of `make_model` that draw: no sums, whose last bits depend on the number of rows."""
+    """Return only the random layers of `make_model`, without sums whose last bits depend on the number of rows."""
     model = make_model()
     return nn.Sequential(model[0], model[1], model[2])
 

@@ -14,7 +14,7 @@ MASK = 256
 
 
 class Tokens:
-    """1000 windows of 64 byte tokens, sample by sample only."""
+    """1000 windows of 64 byte tokens, without batch reads."""
 
     def __len__(self) -> int:
         return 1000

@@ -1,4 +1,4 @@
-"""Published sizes have arguments that their models take, and the small ones the published number of parameters."""
+"""Published sizes have valid arguments, and the small models have the published number of parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from libai.models.blocks.init import without_initial_values
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 PUBLISHED: dict[str, Any] = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
 
-#: from the papers and model cards; of a weight that is used twice once
+#: from the papers and model cards; shared weights count once
 NUM_PARAMETERS = {
     "resnet18": 11_689_512,
     "minilm_l6": 22_713_216,

@@ -1,4 +1,4 @@
-"""The dropout mask of one operation is, bit for bit, that of the formula, which has thirty."""
+"""The fused dropout mask equals the formula of thirty operations bit for bit."""
 
 from __future__ import annotations
 

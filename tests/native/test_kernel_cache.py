@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Compiler:
-    """A program in the place of g++ that notes its calls and gives out a library that is there already.
+    """A fake g++ that records its calls and returns an existing library.
 
     `content`: another file to give out. `fails`: it says so and makes nothing.
     """
@@ -50,7 +50,7 @@ class Compiler:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, library):
-    """The only folder that libraries are kept in: empty."""
+    """Use an empty folder as the only folder of libraries."""
     found = tmp_path / "kept"
     monkeypatch.setattr(build, "cache_folders", lambda: [found])
     return found
@@ -63,7 +63,7 @@ def compiler(tmp_path, monkeypatch, library):
 
 @pytest.fixture
 def untested(monkeypatch):
-    """The test of a library, which takes seconds, counted and taken as passed."""
+    """Replace the test of a library, which takes seconds: count the calls and let them pass."""
     calls: list[Path] = []
     monkeypatch.setattr(build, "test_library", calls.append)
     return calls

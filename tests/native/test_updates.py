@@ -1,4 +1,4 @@
-"""The optimizers' updates are those of OneFlow's own kernels, bit for bit, in both modes."""
+"""The optimizers' updates equal those of OneFlow's kernels bit for bit, in both modes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIMIZERS = {
 
 
 def train(build_optimizer, mode):
-    """The weights after 5 updates, with gradients of very different sizes."""
+    """Return the weights after 5 updates, with gradients of very different sizes."""
     rng = np.random.default_rng(0)
     start = [rng.standard_normal(shape).astype(np.float32) for shape in ((33, 17), (1,), (5,))]
 

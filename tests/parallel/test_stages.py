@@ -1,4 +1,4 @@
-"""Pipeline stages have about as many parameters, and a block each."""
+"""Pipeline stages have similar numbers of parameters, and at least one block each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from libai.parallel import Mesh, ParallelPlan
 
 
 class Model(nn.Module):
-    """Parts with these numbers of parameters."""
+    """A model of parts with the given numbers of parameters."""
 
     def __init__(self, before, blocks, behind):
         super().__init__()

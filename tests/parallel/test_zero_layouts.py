@@ -1,4 +1,4 @@
-"""What ZeRO shares, on paper; tests/dist/test_zero.py runs it."""
+"""The planned layouts of ZeRO; tests/dist/test_zero.py runs them."""
 
 from __future__ import annotations
 

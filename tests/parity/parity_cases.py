@@ -58,7 +58,7 @@ class Case:
     weight_bound: float = WEIGHT_BOUND
 
     def build(self) -> tuple[nn.Module, Any, Any]:
-        """Model, optimizer and schedule, from the same initial weights every time."""
+        """Return model, optimizer and schedule with the same initial weights every time."""
         flow.manual_seed(0)
         model = self.model()
         optimizer = self.optimizer(model)
@@ -71,7 +71,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """Losses and rates of every iteration, and the tensors of the module at the end."""
+    """Losses and learning rates of every iteration, and the final tensors of the module."""
 
     losses: list[float]
     rates: list[float]
@@ -99,7 +99,7 @@ class Difference:
 
 
 def expected_of(case: Case) -> Result:
-    """What any trainer must give for `case` in this job."""
+    """Return the result that any trainer must give for `case` in this job."""
     return plain_loop(case, case.accumulation, get_world_size()) if case.parts_matter else plain_loop(case)
 
 
@@ -184,20 +184,21 @@ def trained(case: Case, mode: str) -> Result:
 
 
 def parts_of(batch: dict[str, np.ndarray], accumulation: int) -> Batches:
-    """This rank's micro-batches of a global batch: micro-step t of all ranks takes consecutive samples."""
+    """Return this rank's micro-batches of a global batch. Micro-batch t of all ranks consists of consecutive
+    samples."""
     ranks = get_world_size()
     pieces = toy.split(batch, accumulation * ranks)
     return [pieces[step * ranks + get_rank()] for step in range(accumulation)]
 
 
 def tensors_of(model: nn.Module) -> dict[str, np.ndarray]:
-    """Parameters and buffers as arrays, whole even when they are global. Collective then."""
+    """Return parameters and buffers as full arrays. Collective if they are global."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return {name: tensor.detach().numpy().copy() for name, tensor in named}
 
 
 def compare(result: Result, expected: Result) -> Difference:
-    """How far `result` is from `expected`. What is not finite counts as infinitely far."""
+    """Return the difference of `result` from `expected`. Values that are not finite count as infinite."""
     weights = [
         np.abs(result.tensors[name] - value).max() / max(np.abs(value).max(), 1e-3)
         for name, value in expected.tensors.items()

@@ -32,7 +32,7 @@ class Planned:
 
 
 def planned() -> Iterator[Planned]:
-    """All of it, the same on every rank."""
+    """Return all cases, the same on every rank."""
     for number, (name, build) in enumerate(OPTIMIZERS.items()):
         yield Planned(f"optimizer {name}", Case(build, accumulation=(1, 2, 4)[number % 3]))
     for name, case in VARIANTS.items():
@@ -52,7 +52,7 @@ def planned() -> Iterator[Planned]:
 
 
 def controls() -> Iterator[Planned]:
-    """Faults that must be seen."""
+    """Return faults that must be detected."""
     control = partial(Planned, is_control=True)
     whole = Case(ADAMW)
     averaged = whole.with_(model=MeanOfMeans)
@@ -77,13 +77,13 @@ def controls() -> Iterator[Planned]:
 
 
 def no_rehearsal() -> AbstractContextManager[Any]:
-    """Without a rehearsal, which would find that the ranks train wrongly, and train right with global tensors."""
+    """Disable the rehearsal, which would detect the wrong training and use global tensors instead."""
     return mock.patch.object(trainer_module, "look_ahead", lambda _: ([], None))
 
 
 @contextmanager
 def _zeros_for_unreached() -> Iterator[None]:
-    """What both ways of reducing give before the gradients that nobody has are taken away."""
+    """Return zeros for unreached gradients, as both reductions do before they remove gradients that no rank has."""
 
     def keep_zeros(reduction: FlatReduction) -> None:
         for parameter in reduction.forward.parameters():

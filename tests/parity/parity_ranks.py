@@ -1,8 +1,8 @@
-"""Runs parity cases on the ranks of one job and writes how far each is from the plain loop of a single process.
+"""Run parity cases on the ranks of one job and write the distance of each from the plain loop of one process.
 
     python -m oneflow.distributed.launch --nproc_per_node 2 tests/parity/parity_ranks.py RESULT.json
 
-Every rank runs the plain loop on local tensors by itself, so a rank that has drifted from the others is seen too.
+Every rank runs the plain loop on local tensors by itself, so a rank that drifts from the others is also detected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(target: str) -> None:
             try:
                 with plan.fault(), no_rehearsal() if plan.is_control else nullcontext():
                     own = compare(trained(plan.trained_case or plan.case, mode), expected)
-            except UserError:  # on every rank alike: the library itself has seen the fault
+            except UserError:  # on every rank: the library itself has detected the fault
                 if not plan.is_control:
                     raise
                 own = Difference(*[np.inf] * 4)

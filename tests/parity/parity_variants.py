@@ -25,7 +25,7 @@ ADAMW = OPTIMIZERS["adamw"]
 
 
 class HandMade:
-    """A schedule of a user who knows only that there is an optimizer with rates."""
+    """A user's schedule that only uses the learning rates of the optimizer."""
 
     def __init__(self, optimizer: Any):
         self.optimizer, self.last_step = optimizer, 0
@@ -54,7 +54,7 @@ SCHEDULES = {
 
 
 class MeanOfMeans(nn.Module):
-    """`toy.Tagger`, but it does not say over how many labels its loss averages. For negative controls."""
+    """`toy.Tagger` without the number of labels that its loss averages over. For negative controls."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ def freeze_first(model: nn.Module) -> nn.Module:
 
 
 def frozen_in_a_group(model: nn.Module) -> Any:
-    """The optimizer is given all parameters, the frozen ones too."""
+    """Build an optimizer of all parameters, including frozen ones."""
     return flow.optim.AdamW(freeze_first(model).parameters(), lr=0.01, weight_decay=0.1)
 
 

@@ -28,7 +28,7 @@ WIDTH = 8
 
 @dataclass(frozen=True)
 class Fault:
-    """One planted thing and its verdict in each mode; `named`: what a refusal must mention."""
+    """A planted fault and its verdict in each mode. `named`: text that a refusal must contain."""
 
     build: Callable[[], nn.Module]
     eager: str = "right"

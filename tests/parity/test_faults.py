@@ -29,7 +29,8 @@ def outcome(fault: faults.Fault, mode: str, **options) -> str:
 
 
 def cases():
-    """All faults in both modes; in the first command those that eager mode refuses, and samples of the others."""
+    """Return all faults in both modes. The default command runs those that eager mode refuses and samples of the
+    others."""
     for number, (name, fault) in enumerate(faults.FAULTS.items()):
         is_quick = fault.eager == "refused" or number % 4 == 0
         yield pytest.param(name, "eager", marks=[] if is_quick else pytest.mark.e2e)

@@ -1,4 +1,4 @@
-"""A compiled step whose updates are joined and clip by themselves is, bit for bit, the one that OneFlow makes."""
+"""A compiled step with fused, clipping updates equals OneFlow's step bit for bit."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""A graph whose job ends before OneFlow has entered it in its queue neither crashes nor hangs, without a privilege."""
+"""A graph whose job ends before OneFlow has put it into its queue neither crashes nor hangs, without privileges."""
 
 from __future__ import annotations
 

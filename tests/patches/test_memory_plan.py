@@ -1,4 +1,4 @@
-"""Results of a compiled step share memory and are, bit for bit, those of results that keep memory of their own."""
+"""Results of a compiled step share memory and equal, bit for bit, results with separate memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH, SAMPLES = 24, 16
 
 @contextlib.contextmanager
 def memory_of_its_own():
-    """Let OneFlow plan compiled steps by itself."""
+    """Use OneFlow's own plan for compiled steps."""
     oneflow = open_oneflow()
     slot = find_slot(oneflow, OWN_MEMORY_PLANNER)
     before = slot.value
@@ -33,7 +33,7 @@ def memory_of_its_own():
 
 
 class RandomModel(nn.Module):
-    """Operations drawn from a seed, each of values that earlier ones made."""
+    """Random operations by seed, each on results of earlier ones."""
 
     def __init__(self, seed):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Threads of OneFlow that wait for a graph sleep between looks, once they have found nothing to do for a while."""
+"""OneFlow's threads that wait for a graph sleep between polls after finding nothing to do for a while."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class RingNet(nn.Module):
 
 
 class OuterRecall(Evaluator):
-    """Share of the outer ring's points that are found."""
+    """Fraction of the outer ring's points that are found."""
 
     def process(self, batch, outputs):
         is_outer = batch["labels"].numpy() == 1

@@ -7,7 +7,7 @@ import sys
 import jobs
 import pytest
 
-#: a Python without site-packages stands for that of a system
+#: a Python without site-packages, as a substitute for a system Python
 BARE = [sys.executable, "-S"]
 
 

@@ -27,13 +27,13 @@ def make_run(folder, lr=0.1, losses=(2.0, 1.0), *, processes=1, status="finished
 
 
 def compared(capsys, *words) -> list[list[str]]:
-    """The cells of what a command line prints."""
+    """Return the cells of the table that a command prints."""
     assert compare.run(list(words)) == 0
     return [re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines()]
 
 
 class Page(HTMLParser):
-    """The text of a page, and what it refers to; every element that is opened is closed."""
+    """Parser for the text of a page and its references. Every opened element must be closed."""
 
     def __init__(self, path):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The case that is written for other frameworks, and the variants of those as far as they can be seen here."""
+"""The exported case for other frameworks, and their variants as far as they can be tested without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example in a `--help` runs as it is written, in a folder that has the files it names."""
+"""Every example in a `--help` runs as written, in a folder with the files it uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 MAIN = [sys.executable, str(jobs.ROOT / "libai" / "__main__.py")]
 EXAMPLE = re.compile(r"^    (libai .+)$|^First run: (libai .+)$", re.MULTILINE)
-#: how long the run is that the examples look at
+#: length of the run used by the examples
 SHORT = ["train.train_iter=2", "train.evaluation.eval_period=2", "train.evaluation.eval_iter=1"]
 
 
@@ -27,7 +27,7 @@ def examples() -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The files that the examples name."""
+    """Create the files that the examples use."""
     folder = tmp_path_factory.mktemp("examples")
     small = ["model.num_layers=1", "model.hidden_size=32", "train.evaluation.eval_metric=-val/loss"]
     done = jobs.run([*MAIN, "train", "gpt_stdlib", *SHORT, *small], cwd=folder)

@@ -12,7 +12,7 @@ ABRT, KILL = -signal.SIGABRT, -signal.SIGKILL
 
 
 def ended(number, folder, status, end_time, note=None, **facts):
-    """A rank that has ended so, at that time."""
+    """Return a rank that ended in this way at this time."""
     if note is not None:
         usual = {"time": end_time, "kind": "X", "said": "error: it\n", "phase": None}
         usual |= {"iteration": None, "is_consequence": False}

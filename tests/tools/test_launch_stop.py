@@ -1,4 +1,5 @@
-"""Stop signals to the launcher: every rank is asked once, at any number of signals; only Ctrl-C again ends at once."""
+"""Stop signals to the launcher: every rank gets one request for any number of signals. Only a second Ctrl-C ends the
+job at once."""
 
 import os
 import pty

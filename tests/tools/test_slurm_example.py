@@ -1,4 +1,4 @@
-"""`tools/slurm_example.sh` with stand-ins for `srun` and `scontrol`: what Slurm would start, and what happens at 75."""
+"""`tools/slurm_example.sh` with fake `srun` and `scontrol`: the commands that Slurm would start, and exit code 75."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_rank_that_fails_since_rank_0_did_is_marked_for_the_launcher(monkeypat
 class TestDevice:
     @pytest.fixture
     def machine(self, monkeypatch, alone):
-        """A machine with the given GPUs, by compute capability."""
+        """Fake a machine with GPUs of the given compute capabilities."""
         flow = pytest.importorskip("oneflow")
 
         def pretend(*capabilities):
@@ -140,7 +140,7 @@ with open(f"{sys.argv[1]}/rank{rank}.json", "w") as file:
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    """What each of two real processes found."""
+    """Return the results of two real processes."""
     folder = tmp_path_factory.mktemp("ranks")
     program = folder / "program.py"
     program.write_text(PROGRAM)

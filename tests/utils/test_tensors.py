@@ -1,4 +1,4 @@
-"""OneFlow 0.9.0 forgets in a detached tensor where a view begins; `detached` does not."""
+"""A detached view loses its storage offset in OneFlow 0.9.0, but not with `detached`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_views_of_a_detached_view_have_its_values(view, requires_grad):
 
 
 def test_oneflow_still_forgets():
-    """When this fails, `detached` has had its day."""
+    """If this fails, `detached` is no longer needed."""
     assert flow.arange(6)[2:5].detach().reshape(3, 1).numpy().ravel().tolist() == [0, 1, 2]
 
 
@@ -69,7 +69,7 @@ def test_losses_and_metrics_that_are_views_are_logged_as_they_are(mode):
 
 
 class Packed:
-    """What a hook saves; weak references tell whether it is freed."""
+    """A value saved by a hook. A weak reference shows whether it is freed."""
 
     def __init__(self, tensor):
         self.tensor = tensor

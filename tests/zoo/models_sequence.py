@@ -66,7 +66,7 @@ class CrossAttention(nn.Module):
 
 
 class Translator(nn.Module):
-    """Encoder and decoder over token ids, joined by cross attention; a loss over the labels that count."""
+    """Encoder and decoder of token ids with cross attention, and a loss over the labels that are not ignored."""
 
     plan = {
         "split": {

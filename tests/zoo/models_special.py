@@ -8,7 +8,7 @@ from oneflow import nn
 
 
 class ActivationAverage(nn.Module):
-    """A running average of the activations, which later batches are scaled with."""
+    """A running average of the activations, which scales later batches."""
 
     def __init__(self):
         super().__init__()
@@ -25,7 +25,7 @@ class ActivationAverage(nn.Module):
 
 
 class ForwardHooked(nn.Module):
-    """A hook that scales what a layer gives, and one that shifts what another takes."""
+    """One hook scales the output of a layer, and another shifts the input of a layer."""
 
     def __init__(self):
         super().__init__()
@@ -105,7 +105,7 @@ class MemoryQueue(nn.Module):
 
 
 class ReversedGradient(flow.autograd.Function):
-    """The identity, whose gradient is turned round and halved."""
+    """The identity with a negated and halved gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -119,7 +119,7 @@ class ReversedGradient(flow.autograd.Function):
 
 
 class DomainAdversarial(nn.Module):
-    """Features that tell classes apart, and domains not."""
+    """Features that distinguish classes but not domains."""
 
     def __init__(self):
         super().__init__()

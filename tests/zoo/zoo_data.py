@@ -1,4 +1,4 @@
-"""Batches for the models of the zoo: numpy alone, the same numbers for every framework."""
+"""Batches for the models of the zoo, only with numpy, with the same numbers for every framework."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _make(kind: str, rng: np.random.RandomState, iteration: int) -> Batch:
 
 
 def batches(kind: str) -> list[Batch]:
-    """The global batches of a training: one for each iteration."""
+    """Return the global batches of a run, one per iteration."""
     rng = np.random.RandomState(zlib.crc32(kind.encode()) % 2**31)
     return [_make(kind, rng, iteration) for iteration in range(ITERATIONS)]
 

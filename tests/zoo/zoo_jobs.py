@@ -1,4 +1,4 @@
-"""Runs any number of cells in jobs of one or two ranks; a job that dies or hangs costs its cell and no other."""
+"""Run any number of cells in jobs of one or two ranks. A job that dies or hangs affects only its own cell."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _run_job(cells: list[str], ranks: int, folder: Path) -> dict[str, dict[str, 
 
 
 def _ends_by_itself(process: subprocess.Popen, result: Path) -> bool:
-    """Wait for the job; False when it wrote no further line for too long, and was killed with all its ranks."""
+    """Wait for the job. Return False if it wrote no line for too long and was killed with all its ranks."""
     written, since = 0, time.monotonic()
     while process.poll() is None:
         size = result.stat().st_size if result.exists() else 0

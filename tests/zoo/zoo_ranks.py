@@ -1,4 +1,4 @@
-"""Trains cells of the zoo on the ranks of one job, one after the other, and writes a line before and after each.
+"""Train cells of the zoo one after another on the ranks of one job, and write a line before and after each.
 
     python -m oneflow.distributed.launch --nproc_per_node 2 tests/zoo/zoo_ranks.py RESULT.jsonl CELLS.txt
 
@@ -32,7 +32,8 @@ def main(target: str, cells: list[str]) -> None:
 
 
 def run(cell: Any) -> dict[str, Any]:
-    """What became of a cell on this rank: `equal` or `different` and how far apart, `refused` or `raised` and why."""
+    """Return the outcome of a cell on this rank: `equal` or `different` with the distance, `refused` or `raised` with
+    the reason."""
     from zoo_runs import BOUND, Refused, difference, trained
 
     try:
@@ -55,7 +56,7 @@ def expected_on_rank_0(cell: Any) -> Any:
 
 
 def worst_of(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the job as a whole has to answer for: ranks that do not agree are a fault of their own."""
+    """Return the outcome of the whole job. Ranks that disagree are a fault too."""
     order = ["raised", "different", "refused", "equal"]
     kinds = {outcome["outcome"] for outcome in outcomes}
     worst = min(outcomes, key=lambda outcome: order.index(outcome["outcome"]))

@@ -1,4 +1,5 @@
-"""One training of a zoo model by a trainer of ours, and by the plain loop of one process that defines its result."""
+"""A run of a zoo model with libai's trainer, and with the plain loop of one process that defines the expected
+result."""
 
 from __future__ import annotations
 
@@ -46,20 +47,20 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 def has_plan(name: str, mesh: str) -> bool:
-    """Whether a model says how tensor-parallel ranks, or pipeline stages, share it."""
+    """Return whether a model has a plan for tensor-parallel ranks or pipeline stages."""
     plan = PLANS.get(name) or getattr(zoo()[name][0], "plan", {})
     return {"tp2": "split", "pp2": "blocks"}.get(mesh, "") in ("", *plan)
 
 
 @functools.cache
 def zoo() -> dict[str, tuple[type[nn.Module], str]]:
-    """Name → (class, kind of its batches), of all models."""
+    """Return name → (class, kind of its batches) for all models."""
     return {name: entry for source in SOURCES for name, entry in importlib.import_module(source).MODELS.items()}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training: a model in a mode, on a mesh, with so many micro-batches per update."""
+    """One run: a model in a mode, on a mesh, with a number of micro-batches per update."""
 
     model: str
     mode: str
@@ -100,12 +101,12 @@ def optimizer_of(name: str, parameters: list[Any]) -> Any:
 
 
 def optimizer_name(name: str) -> str:
-    """Which of the two a model is trained with."""
+    """Return the name of the optimizer that trains a model."""
     return ("momentum", "adamw")[list(zoo()).index(name) % 2]
 
 
 def split(batch: zoo_data.Batch, parts: int) -> list[zoo_data.Batch]:
-    """A batch cut into equal parts along the samples."""
+    """Split a batch into equal parts along the samples."""
     return [dict(zip(batch, pieces)) for pieces in zip(*(np.split(value, parts) for value in batch.values()))]
 
 
@@ -199,16 +200,16 @@ def trained(cell: Cell) -> Curve:
 
 
 class Refused(Exception):
-    """A trainer has said before the first update that it cannot train this."""
+    """The trainer refused the model before the first update."""
 
 
 def buffers_of(model: nn.Module) -> dict[str, np.ndarray]:
-    """The buffers as whole arrays. Collective when they are global."""
+    """Return the buffers as full arrays. Collective if they are global."""
     return {name: full_tensor(buffer).numpy().copy() for name, buffer in model.named_buffers()}
 
 
 def difference(curve: Curve, right: Curve) -> float:
-    """The largest relative difference of a loss or a buffer; infinite for what is not finite or not there."""
+    """Return the largest relative difference of a loss or a buffer; infinite if a value is missing or not finite."""
     if len(curve.losses) != len(right.losses) or curve.buffers.keys() != right.buffers.keys():
         return float("inf")
     apart = [abs(a / b - 1) for a, b in zip(curve.losses, right.losses)]

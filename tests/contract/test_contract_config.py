@@ -152,7 +152,7 @@ def test_a_misspelt_metric_ends_the_run_before_the_first_update(mode, tmp_path):
     """It would switch off best checkpoint and early stopping silently."""
     metric, nearest = {"eager": ("val/los", "val/loss"), "graph": ("val/acuracy", "val/accuracy")}[mode]
     setting = f"train.evaluation.eval_metric={metric}"
-    with pytest.raises(UserError, match=f"eval_metric={metric} does not say.*Did you mean {nearest}"):
+    with pytest.raises(UserError, match=f"eval_metric={metric} has no better direction.*Did you mean {nearest}"):
         contract_runs.make_run(tmp_path, mode, setting)
     run = contract_runs.make_run(tmp_path, mode, setting.replace("=", "=-"), "train.evaluation.early_stop_patience=1")
     with pytest.raises(UserError, match=f"eval_metric={metric} is not measured.*Did you mean {nearest}"):

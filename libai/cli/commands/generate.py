@@ -1,8 +1,8 @@
 """Continue prompts with the language model of a run or of a Hugging Face folder.
 
     libai generate out/gpt_stdlib "def main("
-    libai generate SmolLM2-135M "Once upon a time" --temperature 0.8 --top-p 0.95
-    libai generate SmolLM2-135M --file prompts.txt --batch-size 8 --json > texts.jsonl
+    libai generate SmolLM2-135M "Once upon a time" --temperature 0.8 --top-k 9
+    libai generate SmolLM2-135M --file prompts.txt --json > texts.jsonl
 
 The text for a single prompt is printed as it is generated. Several prompts run in batches of --batch-size.
 """

@@ -1,6 +1,6 @@
 """Turn text into token files for training. Each line of a .jsonl file or each plain text file is one document.
 
-    libai preprocess corpus.jsonl --output tokens --tokenizer bpe --vocab-size 8192
+    libai preprocess corpus.jsonl -o tokens --tokenizer bpe --vocab-size 8192
     libai preprocess *.txt --output bytes
 
 `libai.data.TokenDataset(path=tokens, sequence_length=…)` reads them.

@@ -169,7 +169,7 @@ def test_a_forward_that_raises_later_is_a_verdict():
 
 def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setattr("libai.engine.rehearsal.check_parity.get_world_size", lambda: 2)
-    with pytest.raises(UserError, match="runs on one process, and this job has 2"):
+    with pytest.raises(UserError, match="in one process, but this job has 2"):
         check(toy.Classifier)
 
 

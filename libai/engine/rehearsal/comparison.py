@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from libai.forward.state import Facts, own_buffers
 from libai.optim.state import state_keys, walk_parameters
 from libai.parallel import full_tensor
 
-Arrays = dict[str, np.ndarray]
+Arrays = dict[str, Any]
 #: largest relative difference allowed between two losses; it is wider on GPUs, which may choose different kernels
 LOSS_BOUND = {"cpu": 1e-5, "cuda": 1e-2}
 #: losses below this value are compared relative to it
@@ -38,9 +38,14 @@ ROUNDING = 1.2e-7
 _TIMES_NOISE = 10
 
 
+def array_of(tensor: Any) -> np.ndarray:
+    """Return a copy of a whole tensor on the host, in NumPy's own memory. Collective for a global tensor."""
+    return np.array(full_tensor(tensor).numpy() if isinstance(tensor, flow.Tensor) else tensor)
+
+
 @dataclass(frozen=True)
 class State:
-    """Copies of a trainer's state on the host, by name.
+    """A trainer's state by name: copies on the host, or the trainer's own tensors.
 
     `weights`: all parameters. `gradients`: the first optimizer state of each parameter, which shows its gradients
     (empty for an optimizer without state). `buffers`: all buffers except those of rank-local batch norms.
@@ -51,17 +56,17 @@ class State:
     buffers: Arrays
 
     @classmethod
-    def of(cls, trainer: Any) -> State:
-        """Read the state of `trainer`. Collective."""
+    def of(cls, trainer: Any, read: Callable[[Any], Any] = array_of) -> State:
+        """Return the state of `trainer`, each tensor given to `read`. Collective."""
         named = dict(trainer.model.named_parameters())
         tensors, _ = trainer.optimizer_state.export()
         gradients = {}
         for name, parameter, group in walk_parameters(trainer.optimizer, named):
             keys = state_keys(trainer.optimizer, group)
             if keys and parameter.requires_grad and f"{name}/{keys[0]}" in tensors:
-                gradients[name] = array_of(tensors[f"{name}/{keys[0]}"])
-        weights = {name: array_of(parameter) for name, parameter in named.items()}
-        buffers = {name: array_of(buffer) for name, buffer in own_buffers(trainer.model).items()}
+                gradients[name] = read(tensors[f"{name}/{keys[0]}"])
+        weights = {name: read(parameter) for name, parameter in named.items()}
+        buffers = {name: read(buffer) for name, buffer in own_buffers(trainer.model).items()}
         return cls(weights, gradients, buffers)
 
 
@@ -115,11 +120,6 @@ class Difference:
         return f"in update {self.update} {self.text}"
 
 
-def array_of(tensor: Any) -> np.ndarray:
-    """Return a copy of a whole tensor on the host, in NumPy's own memory. Collective for a global tensor."""
-    return np.array(full_tensor(tensor).numpy() if isinstance(tensor, flow.Tensor) else tensor)
-
-
 def is_same(one: np.ndarray, other: np.ndarray) -> bool:
     """Return whether two arrays are equal; NaN equals NaN."""
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
@@ -162,7 +162,8 @@ def differing_state(updates: Updates, number: int, found: State, bound: float) -
     """
     factor = min(bound / LOSS_BOUND["cpu"], _WIDEST)  # how much wider the bounds are than on CPU
     noise = updates.noise.get(number, {})
-    for kind, name, apart, allowed, scale in _distances(updates, number, found, factor):
+    distances = list(_distances(updates, number, found, factor))  # complete, because every rank must read every tensor
+    for kind, name, apart, allowed, scale in distances:
         label = f"the {_KINDS[kind][0]} {name}"
         if apart is None:
             return f"{label} has a different shape"
@@ -196,7 +197,7 @@ def _distances(
         moved = {name: _norm(now, start.get(name, 0)) for name, now in getattr(expected, kind).items()}
         noise = _NOISE * math.hypot(*moved.values())
         for name, now in getattr(expected, kind).items():
-            other = others.get(name)
+            other = array_of(others[name]) if name in others else None
             if other is None or other.shape != now.shape:
                 yield kind, name, None, 0.0, 0.0
                 continue

@@ -118,7 +118,10 @@ def _make(
                 if number == 2:
                     python = PythonState(trainer.model)
                 if number == 1 or number == len(iterations):
-                    reference.states[number] = State.of(trainer)
+                    state = State.of(trainer)
+                    # for memory: gradients show what the weights would show, and the last weights stay
+                    is_enough = number < len(iterations) and bool(state.gradients)
+                    reference.states[number] = replace(state, weights={}) if is_enough else state
             _, changes = _of_all_ranks({"remembered": at_first.changed(), "changing": python.changed()})
             reference.functions = calls.functions
             reference.remembered = changes["remembered"]

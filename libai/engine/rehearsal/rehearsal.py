@@ -240,7 +240,9 @@ def own_updates(
             found.losses.append(losses)
             found.metrics.append(metrics)
             if number in reference.states:
-                found.differences[number] = differing_state(reference, number, State.of(trainer), bound)
+                found.differences[number] = differing_state(
+                    reference, number, State.of(trainer, read=lambda tensor: tensor), bound
+                )
     return found
 
 

@@ -83,7 +83,8 @@ def _read_step(reader: BatchReader, layout: DataLayout, stream: SampleStream, st
     batch = reader.read(together[start - step_start : stop - step_start], together)
     if hasattr(reader.dataset, "augment_batch"):
         augmented = reader.dataset.augment_batch(batch, SampleRandom(stream.seed, np.arange(start, stop)))
-        batch = as_batch(reader.dataset, augmented, stop - start)
+        if augmented is not batch:
+            batch = as_batch(reader.dataset, augmented, stop - start)
     return batch
 
 

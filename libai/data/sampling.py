@@ -62,15 +62,16 @@ class SampleRandom:
     """
 
     def __init__(self, seed: int, positions: np.ndarray):
-        self._state = mix_bits(positions.astype(np.uint64) + mix_bits(np.array([seed], np.uint64)))
+        self._seed, self._positions = seed, positions
 
     def uniform(self, num_draws: int) -> np.ndarray:
         """Return `num_draws` numbers in [0, 1) per sample, float64 `(samples, num_draws)`.
 
         Repeated calls return the same numbers.
         """
+        state = mix_bits(self._positions.astype(np.uint64) + mix_bits(np.array([self._seed], np.uint64)))
         counters = GOLDEN * np.arange(1, num_draws + 1, dtype=np.uint64)
-        bits = mix_bits(self._state[:, None] + counters)
+        bits = mix_bits(state[:, None] + counters)
         return (bits >> np.uint64(11)) * 2.0**-53
 
 

@@ -25,7 +25,7 @@ class DataFeed:
         num_micro_batches: micro-batches per iteration.
 
     Attributes:
-        seconds: time that the latest `take` spent waiting.
+        seconds: time that all calls of `take` spent waiting.
         items_per_iter: tokens per iteration over all ranks, known from the first iteration on. None if the model counts
             only samples.
         batches: the micro-batches of the latest `take`, as returned by the loader.
@@ -64,7 +64,7 @@ class DataFeed:
         while len(micro_batches) < self._num_micro_batches:
             micro_batches.append(self._ahead.pop(0) if self._ahead else self._next())
             self.is_ahead = True
-        self.seconds = time.perf_counter() - start
+        self.seconds += time.perf_counter() - start
         self.batches = micro_batches
         return micro_batches
 

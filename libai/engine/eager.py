@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import oneflow as flow
@@ -29,6 +31,7 @@ logger = logging.getLogger("libai.engine")
 
 #: maximum bytes of input tensors kept until the next log point
 MAX_HELD_BYTES = 16 * 2**20
+_parameters_of = attrgetter("_parameters")
 
 
 class EagerTrainer(ModelTrainer):
@@ -102,7 +105,7 @@ class EagerTrainer(ModelTrainer):
         Raises `UserError` if the gradient of a parameter would not be averaged over the ranks.
         """
         #: includes frozen parameters, which have no gradient but may be trained later
-        self._parameters = [parameter for group in self.optimizer.param_groups for parameter in group._parameters]
+        self._parameters = list(chain.from_iterable(map(_parameters_of, self.optimizer.param_groups)))
         ids = list(map(id, self._parameters))
         if ids == self._known_ids:
             return
@@ -153,7 +156,7 @@ class EagerTrainer(ModelTrainer):
         self._held += batches
         self.reduce_gradients()
         is_finite = self._scaler is None or self._scaler.unscale(self._parameters, full_tensor)
-        for call in self.loop.calls_at["after_backward"]:
+        for _, call in self.loop.calls_at["after_backward"]:
             call()
         if is_finite:
             result.grad_norm = self._clip_and_step()

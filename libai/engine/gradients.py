@@ -95,7 +95,8 @@ class Gradients:
         """
         if not self.draws_randomness:
             return _NO_SCOPE
-        return random_context(fold(self._trainer.options.seed, self._trainer.iter, micro), self.data_rank)
+        key = partial(fold, self._trainer.options.seed, self._trainer.iter, micro)
+        return random_context(key, self.data_rank)
 
     def accumulate_gradients(self, forward: Callable[..., Any], batches: Sequence[Batch]) -> StepResult:
         """Run forward and backward eagerly over the micro-batches of one iteration, weighting each loss by its share.
@@ -105,12 +106,14 @@ class Gradients:
         model, layout = self.model, self._trainer.layout
         scales, shares = self._scales(batches)
         losses, metrics = [], []
-        needs_scope = self.draws_randomness or layout.is_global
         written = self.facts.written
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
             with values_kept(model, written) if written else _NO_SCOPE:
-                if needs_scope:
+                if layout.is_global:
                     with self.random_scope(micro), layout.source_ops():
+                        outputs = self._call(forward, batch)
+                elif self.draws_randomness:
+                    with self.random_scope(micro):
                         outputs = self._call(forward, batch)
                 else:
                     outputs = self._call(forward, batch)
@@ -142,7 +145,8 @@ class Gradients:
 
     def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:
         try:
-            return forward(**self._trainer.layout.lay_out_batch(batch))
+            layout = self._trainer.layout
+            return forward(**(layout.lay_out_batch(batch) if layout.is_global else batch))
         except Exception as error:
             raise_forward_error(error, self.model, batch, self._trainer.iter == self._trainer.start_iter)
             raise

@@ -300,7 +300,20 @@ class GraphTrainer(ModelTrainer):
             read = [norm for norm in self._batch_norms if (id(norm), "training") in reads]
             self._counting_norms = [norm for norm in read if norm.training]
         note_progress()
-        graph.finish_complie_and_init_runtime()
+        try:
+            graph.finish_complie_and_init_runtime()
+        except Exception as error:  # on all ranks
+            if "mutable_consumer" not in str(error):
+                raise explain_build_error(error, self.model) from error
+            self._updates_eagerly = True
+            if is_main_process():
+                logger.warning(
+                    "%s calls a batch normalization twice in one forward, and a graph of OneFlow 0.9 updates its "
+                    "running statistics only once: updates run op by op, with the same result. For a compiled step "
+                    "use a layer for each call.",
+                    type(self.model).__name__,
+                )
+            return
         state.keep_in(graph)
         self._guards = Guards(self.model, reads, self.optimizer, inputs_of_step, before=self._guards)
         if self.mesh.device == "cpu":

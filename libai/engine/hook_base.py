@@ -30,6 +30,11 @@ class EveryEpoch:
 Period = int | EveryEpoch
 
 
+def step_period_of(period: Period) -> int:
+    """Return the `HookBase.step_period` of a hook that acts with this period."""
+    return period if isinstance(period, int) else 1
+
+
 def is_due(period: Period, completed: int) -> bool:
     """Return whether an action with this period is due after `completed` iterations."""
     if isinstance(period, int):
@@ -84,8 +89,11 @@ class HookBase:
     modes: ClassVar[tuple[str, ...]] = ("eager", "graph")
     #: "all" or "main". With "main" only rank 0 registers the hook, and it must not call collectives
     only_on: ClassVar[str] = "all"
-    #: hooks with smaller numbers run first; the shipped hooks use 1 ... 96
+    #: hooks with smaller numbers run first; the shipped hooks use 1 ... 99
     priority: int = 50
+    #: `before_step` and `after_step` are called every `step_period` iterations, in the first and in the last one of a
+    #: `train`; 0: only in these two. A hook may change it at any time
+    step_period: int = 1
 
     def before_train(self) -> None:
         """Called once before the first iteration."""

@@ -24,7 +24,7 @@ from libai.patches.internals import quick_thread_switches, wait_for_device
 from libai.utils.atomic import is_full_disk
 from libai.utils.distributed import get_world_size, is_main_process
 from libai.utils.logging import setup_logging
-from libai.utils.rank_notes import note_progress, phase
+from libai.utils.rank_notes import note_progress, own_state, phase
 from libai.utils.sizes import check_sizes
 
 logger = logging.getLogger("libai.engine")
@@ -43,7 +43,7 @@ class LoopState:
         agreement: makes all ranks act on a request in the same iteration.
         metrics: results of updates that have not been fetched yet, and the numbers of the latest fetched one.
         rates: learning rates of the latest update, by tag.
-        calls_at: hook methods to call at each point, in order.
+        calls_at: `(hook, method to call)` at each point, in order.
         result: `StepResult` of the latest update, on the device.
         epoch: `epoch.ends(completed_iters)` returns whether a pass over the data has ended; None if this is unknown.
         failure: the error that `train` raised; None if it did not fail.
@@ -64,7 +64,7 @@ class LoopState:
         self._left_at: float | None = None
         self.metrics = PendingMetrics()
         self.rates: dict[str, float] = {}
-        self.calls_at: dict[str, list[Callable[..., None]]] = {point: [] for point in HOOK_POINTS}
+        self.calls_at: dict[str, list[tuple[HookBase, Callable[..., None]]]] = {point: [] for point in HOOK_POINTS}
         self.result: Any = None
         self.epoch: EveryEpoch | None = None
         self.failure: BaseException | None = None
@@ -78,7 +78,7 @@ class LoopState:
 
     def call_hooks(self, point: str, *arguments: Any) -> None:
         """Call every hook that overrides `point`, one of `HOOK_POINTS`."""
-        for call in self.calls_at[point]:
+        for _, call in self.calls_at[point]:
             call(*arguments)
 
     def pause(self) -> None:
@@ -196,7 +196,7 @@ class TrainerBase:
             self.hooks.append(hook)
         self.hooks.sort(key=lambda hook: hook.priority)
         for point in HOOK_POINTS:
-            self.loop.calls_at[point] = [getattr(hook, point) for hook in self.hooks if hook.overrides(point)]
+            self.loop.calls_at[point] = [(hook, getattr(hook, point)) for hook in self.hooks if hook.overrides(point)]
 
     @property
     def data_loader(self) -> Any:
@@ -274,7 +274,7 @@ class TrainerBase:
             setup_logging(None)
         writers = [hook for hook in self.hooks if isinstance(hook, WriterHook)]
         for hook in writers:
-            hook.period = period
+            hook.set_period(period)
         if not writers:
             self.register_hooks([WriterHook([ConsoleWriter(min_seconds=0.0)], period)])
 
@@ -285,26 +285,35 @@ class TrainerBase:
         pending = loop.metrics
         answers = loop.agreement.answers
         poll = loop.agreement.poller()
+        state = own_state()
         try:
             self._finish_interrupted_iteration()
             if self.start_iter < self.max_iter:
                 self._raise_if_stopping()
             for iteration in range(self.start_iter, self.max_iter):
                 self.iter = storage.iter = iteration
-                for call in before_step:
-                    call()
+                completed = iteration + 1
+                is_first_or_last = iteration == self.start_iter or completed == self.max_iter
+                for hook, call in before_step:
+                    if is_first_or_last or (hook.step_period and completed % hook.step_period == 0):
+                        call()
                 self.run_step()
-                self.completed_iters = iteration + 1  # here, because an overridden `run_step` must count too
-                note_progress(iteration + 1)
-                if iteration == self.start_iter:
-                    self._check_first_step()
-                poll()
-                self._run_after_step()
+                self.completed_iters = completed  # here, because an overridden `run_step` must count too
+                if is_first_or_last:
+                    note_progress(completed)
+                    if iteration == self.start_iter:
+                        self._check_first_step()
+                else:  # the same without a call
+                    state.beats += 1
+                    state.iteration = completed
+                if poll is not None:
+                    poll()
+                self._run_after_step(is_first_or_last)
                 if _STOP_OF_MAIN in answers:
                     raise loop.stop_of_main or StopTraining("requested by a hook on the main rank")
                 if len(pending.pending) >= MAX_PENDING_RESULTS:
                     self.check_finite()
-                if STOP in answers and iteration + 1 < self.max_iter:
+                if STOP in answers and completed < self.max_iter:
                     raise Interrupted
                 if loop.is_pausing:
                     self.status = "paused"
@@ -317,15 +326,21 @@ class TrainerBase:
             self.iter += 1
             logger.info("training stopped after iteration %d: %s", self.iter, reason)
 
-    def _run_after_step(self, first: int = 0) -> None:
-        """Call `after_step` of the hooks from number `first` on. Raises `StopTraining` after the last of them."""
+    def _run_after_step(self, everything: bool, first: int = 0) -> None:
+        """Call `after_step` of the hooks from number `first` on. Raises `StopTraining` after the last of them.
+
+        `everything`: also call the hooks with a `step_period` in which this iteration is not due.
+        """
         stop: StopTraining | None = None
         calls = self.loop.calls_at["after_step"]
+        completed = self.iter + 1
         for index in range(first, len(calls)):
+            hook, call = calls[index]
+            if not everything and (not hook.step_period or completed % hook.step_period):
+                continue
             try:
-                calls[index]()
+                call()
             except StopTraining as reason:
-                _, hook = self._after_step_hooks()[index]
                 if hook.only_on == "main" and get_world_size() > 1:
                     self.loop.stop_of_main = reason  # the next agreement informs the other ranks
                 else:
@@ -343,7 +358,7 @@ class TrainerBase:
         first = next((i for i, (key, _) in enumerate(self._after_step_hooks()) if key in unfinished), None)
         if first is not None and self.start_iter:
             self.iter = self.storage.iter = self.start_iter - 1
-            self._run_after_step(first)
+            self._run_after_step(True, first)
             self.iter = self.storage.iter = self.start_iter
 
     def _after_step_hooks(self) -> list[tuple[str, HookBase]]:
@@ -362,7 +377,7 @@ class TrainerBase:
                 self.loop.call_hooks("after_train")
                 return
             for point in ("on_exception", "after_train"):
-                for call in self.loop.calls_at[point]:
+                for _, call in self.loop.calls_at[point]:
                     try:
                         call()
                     except Exception as error:
@@ -381,7 +396,7 @@ class TrainerBase:
         if not self._is_prepared:
             self.prepare()
         micro_batches = self.feed.take()
-        for call in self.loop.calls_at["before_update"]:
+        for _, call in self.loop.calls_at["before_update"]:
             call()
         result = self.update(micro_batches)
         if not isinstance(result, StepResult):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from libai.utils.rank_notes import note_progress, phase
 from libai.utils.tensors import detached, digest_of, map_tensors, saved_values
 
 logger = logging.getLogger("libai.engine")
+_lr_of = itemgetter("lr")
 #: devices on which OneFlow 0.9 computes in lower precision; compilation tests add the CPU
 AMP_DEVICES = ("cuda",)
 #: fields of `TrainOptions` that `switch_to` may change
@@ -414,7 +416,7 @@ class ModelTrainer(TrainerBase):
     def _current_lrs(self) -> dict[str, float]:
         """Return the highest learning rate as `train/lr`; with several optimizers each one's as `train/lr/<name>`."""
         groups = self.optimizer.param_groups
-        rates = {"train/lr": float(max([group["lr"] for group in groups]))}  # a list takes half the time of a generator
+        rates = {"train/lr": float(max(map(_lr_of, groups)))}
         if isinstance(self.optimizer, Optimizers):
             for group in groups:
                 name = f"train/lr/{group['optimizer']}"
@@ -501,7 +503,8 @@ class ModelTrainer(TrainerBase):
         with self._evaluating():
             for number, item in enumerate(islice(loader, max_batches), start=1):
                 note_progress()
-                poll()
+                if poll is not None:
+                    poll()
                 self._raise_if_stopping()
                 self.gradients.evaluated = (dataset, number)
                 is_pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], bool)

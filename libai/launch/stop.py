@@ -10,8 +10,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import numpy as np
@@ -41,8 +41,8 @@ class StoppedFromOutside(SystemExit):
 class Agreement:
     """Questions that all ranks must answer alike at the same point of the loop. A "yes" from any rank counts.
 
-    Every rank must ask the same questions and poll at the same points. With one process, the answer is available at the
-    next poll. With several processes, polls are counted and only about one per second is collective.
+    Every rank must ask the same questions and poll at the same points. Polls are counted, and only about one per second
+    is collective. With one process there is nothing to agree on: `StopRequest` calls `decide` as soon as it knows.
     """
 
     def __init__(self, seconds: float = AGREE_SECONDS):
@@ -66,20 +66,12 @@ class Agreement:
         """Return `answer(name)` and reset it to 0."""
         return self.answers.pop(name, 0)
 
-    def poller(self) -> Callable[[], None]:
-        """Return a function to call once per iteration of a loop.
+    def poller(self) -> Callable[[], None] | None:
+        """Return a function to call once per iteration of a loop; None with one process.
 
         Each loop needs its own function, because the function measures how long an iteration takes.
         """
-        if get_world_size() == 1:
-            return self._ask_here
-        return _PacedPoll(self._ask_all_ranks, self._seconds)
-
-    def _ask_here(self) -> None:
-        for name, question in self._questions.items():
-            answer = question()
-            if answer:
-                self.answers[name] = answer
+        return _PacedPoll(self._ask_all_ranks, self._seconds) if get_world_size() > 1 else None
 
     def _ask_all_ranks(self, wanted: int) -> int:
         """Agree on all answers and return the number of polls until the next agreement, the smallest of all ranks."""
@@ -119,33 +111,50 @@ class StopRequest:
 
     def __init__(self, max_seconds: float | None = None):
         self._max_seconds = max_seconds
-        self._deadline: float | None = None
         self._code = 0
         self._interrupts = Interrupts()
+        self._agreement: Agreement | None = None
 
     def __call__(self) -> int:
-        if self._deadline is not None and not self._code and time.monotonic() >= self._deadline:
-            self._code = TIME_LIMIT
         return self._code
+
+    def answer_in(self, agreement: Agreement) -> None:
+        """Make a request the answer to `STOP` in `agreement`."""
+        if get_world_size() > 1:
+            agreement.ask(STOP, self)
+        else:
+            self._agreement = agreement
 
     def request(self, code: int = signal.SIGTERM) -> None:
         """Request a stop from inside the process, as the signal `code` would."""
         self._code = self._code or code
+        if self._agreement is not None:
+            self._agreement.decide(STOP, self._code)
 
-    def handling_signals(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def handling_signals(self) -> Iterator[None]:
         """Turn SIGTERM and Ctrl-C into a stop request while the block runs. A second Ctrl-C ends the process at once.
 
         Under the launcher, which handles a second Ctrl-C itself, a signal only sets the request. Ignored signals
         (nohup) stay ignored. Outside the main thread, Python cannot handle signals, and they keep their usual effect.
         """
-        if self._max_seconds is not None:
-            self._deadline = time.monotonic() + self._max_seconds
         own_state().listens = 1
+        if self._code:
+            self.request()
+        limit = threading.Timer(self._max_seconds or 0.0, self.request, (TIME_LIMIT,))
+        limit.daemon = True
         is_main = threading.current_thread() is threading.main_thread()
-        return signals_handled(dict.fromkeys((signal.SIGTERM, signal.SIGINT) if is_main else (), self._receive))
+        with signals_handled(dict.fromkeys((signal.SIGTERM, signal.SIGINT) if is_main else (), self._receive)):
+            if self._max_seconds is not None:
+                limit.start()
+            try:
+                yield
+            finally:
+                limit.cancel()
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        asked_before, self._code = self._code, self._code or signum
+        asked_before = self._code
+        self.request(signum)
         if own_folder() is not None:
             return  # the launcher replies; its signal may also follow one from the terminal
         if self._interrupts.is_again(signum):

@@ -30,6 +30,7 @@ from libai.utils.tensors import is_on_cpu
 
 STOCK_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _WEYL = 0x9E3779B9  # 2^32 / golden ratio, so neighboring elements start far apart
+_ALL_BITS = 0xFFFFFFFFFFFFFFFF
 _ROUNDS = 2  # rounds of `_mix`; the tests in tests/layers/test_random.py also pass with 1
 _SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # Steele et al. 2014, SplitMix64
 
@@ -40,8 +41,11 @@ def fold(*numbers: int) -> int:
     The trainers call `fold(seed, iteration, micro_batch)`. A change in any number gives an unrelated key.
     """
     state = 0
-    for number in (len(numbers), *numbers):
-        state = _splitmix64(state ^ (number & 0xFFFFFFFFFFFFFFFF))
+    for number in (len(numbers), *numbers):  # without calls, because this runs in every iteration
+        state = ((state ^ (number & _ALL_BITS)) + _SPLITMIX[0]) & _ALL_BITS
+        state = ((state ^ (state >> 30)) * _SPLITMIX[1]) & _ALL_BITS
+        state = ((state ^ (state >> 27)) * _SPLITMIX[2]) & _ALL_BITS
+        state ^= state >> 31
     return _signed(state, 64)
 
 
@@ -99,7 +103,7 @@ def find_unseeded_dropouts(model: nn.Module) -> list[str]:
     return found
 
 
-def random_context(key: int | flow.Tensor, data_rank: int = 0) -> AbstractContextManager[None]:
+def random_context(key: int | flow.Tensor | Callable[[], int], data_rank: int = 0) -> AbstractContextManager[None]:
     """Set the key of the seeded layers that run inside. A trainer opens it around the forward pass of one micro-batch.
 
     Contexts can be nested; the innermost one applies. `current_random_scope` reopens a context to repeat a pass.
@@ -107,7 +111,7 @@ def random_context(key: int | flow.Tensor, data_rank: int = 0) -> AbstractContex
     Args:
         key: `fold(seed, iteration, micro_batch)`, as an integer or as an int64 tensor of shape (1,). Both give the same
             bits. A graph must take the tensor as an input, because an integer would be compiled in. The tensor must be
-            global, with sbp broadcast, if the activations are global.
+            global, with sbp broadcast, if the activations are global. A function is called when a layer needs the key.
         data_rank: data-parallel rank of this process, only used for *local* tensors. Their elements are numbered as if
             the micro-batches of all ranks were concatenated on axis 0. Global tensors need no rank.
     """
@@ -168,7 +172,7 @@ class _Context:
     multiplication per element. A layer derives its own column words from the shared ones.
     """
 
-    def __init__(self, key: int | flow.Tensor, data_rank: int):
+    def __init__(self, key: int | flow.Tensor | Callable[[], int], data_rank: int):
         self._key = key
         self._data_rank = data_rank
         self._made: dict[tuple, tuple[flow.Tensor, flow.Tensor]] = {}
@@ -236,6 +240,8 @@ class _Context:
     def _key_words(self, like: flow.Tensor, stream: int) -> tuple[int | flow.Tensor, int | flow.Tensor]:
         """Return two int32 words that depend on the key and the stream. An integer key is processed on the host."""
         multiplier, increment = _signed(fold(stream, 1) | 1, 64), fold(stream, 2)
+        if callable(self._key):
+            self._key = self._key()
         if isinstance(self._key, int):
             word = _signed(self._key * multiplier + increment, 64)
             return _signed(word, 32), int(float(word) * 2.0**-32)
@@ -335,13 +341,6 @@ def _shift_tensor_right(bits: flow.Tensor, count: int) -> flow.Tensor:
 
 def _shift_array_right(bits: np.ndarray, count: int) -> np.ndarray:
     return (bits.astype(np.float32) * np.float32(2.0**-count)).astype(np.int32)
-
-
-def _splitmix64(state: int) -> int:
-    state = (state + _SPLITMIX[0]) & 0xFFFFFFFFFFFFFFFF
-    state = ((state ^ (state >> 30)) * _SPLITMIX[1]) & 0xFFFFFFFFFFFFFFFF
-    state = ((state ^ (state >> 27)) * _SPLITMIX[2]) & 0xFFFFFFFFFFFFFFFF
-    return state ^ (state >> 31)
 
 
 def _signed(number: int, bits: int) -> int:

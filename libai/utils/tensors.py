@@ -158,9 +158,14 @@ def map_tensors(value: Any, change: Callable[[flow.Tensor], Any]) -> Any:
     if isinstance(value, flow.Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: map_tensors(item, change) for key, item in value.items()}
+        changed = {}
+        for key, item in value.items():  # without a call for each tensor, because this runs in every compiled step
+            changed[key] = change(item) if isinstance(item, flow.Tensor) else map_tensors(item, change)
+        return changed
     if isinstance(value, (list, tuple)):
-        items = [map_tensors(item, change) for item in value]
+        items = []
+        for item in value:
+            items.append(change(item) if isinstance(item, flow.Tensor) else map_tensors(item, change))
         # A named tuple takes its items as separate arguments.
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value

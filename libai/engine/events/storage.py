@@ -47,6 +47,7 @@ class EventStorage:
     def __init__(self, start_iter: int = 0):
         self.iter = start_iter
         self._latest: dict[str, tuple[Any, int]] = {}
+        self._waiting: dict[str, list[Any]] = {}
         self._tokens: list[Token[EventStorage | None]] = []
 
     def __enter__(self) -> EventStorage:
@@ -76,6 +77,13 @@ class EventStorage:
             )
         self._latest.pop(name, None)  # the order is that of putting, also after a checkpoint, which sorts names
         self._latest[name] = (value, self.iter if cur_iter is None else cur_iter)
+
+        for hook in self._waiting.get(name, ()):
+            hook.step_period = 1
+
+    def wake_at(self, name: str, hook: Any) -> None:
+        """Set the hook's `step_period` to 1 whenever a value of the scalar `name` is put."""
+        self._waiting.setdefault(name, []).append(hook)
 
     def put_scalars(self, *, cur_iter: Any = None, **scalars: Any) -> None:
         """Call `put_scalar` for each keyword argument. Pass tags as `put_scalars(**{"eval/val/loss": 2.3})`."""

@@ -6,7 +6,7 @@ import logging
 
 from libai.checkpoint import CheckpointError
 from libai.engine.checkpointer import TrainerCheckpointer
-from libai.engine.hook_base import HookBase, Period, is_due
+from libai.engine.hook_base import HookBase, Period, is_due, step_period_of
 from libai.engine.metrics import NonFiniteLoss
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import OutputLostError
@@ -35,6 +35,7 @@ class CheckpointHook(HookBase):
     def __init__(self, checkpointer: TrainerCheckpointer, period: Period):
         self._checkpointer = checkpointer
         self._period = period
+        self.step_period = step_period_of(period)
 
     def before_train(self) -> None:
         """Raises any error that would make the first save fail."""
@@ -42,11 +43,16 @@ class CheckpointHook(HookBase):
 
     def after_step(self) -> None:
         """Saves if a save is due, and after the last iteration. Raises the error of an earlier save that failed."""
-        if self._checkpointer.background is not None:
-            self._checkpointer.background.check()
+        background = self._checkpointer.background
+        if background is None or not background.check():
+            self.step_period = step_period_of(self._period)
         completed = self.trainer.iter + 1
         if completed == self.trainer.max_iter or is_due(self._period, completed):
             self._checkpointer.save()
+
+    def after_save(self) -> None:
+        """Has `after_step` called in every iteration until the checkpoint is written."""
+        self.step_period = 1
 
     def after_train(self) -> None:
         """Saves the state of a run that ended early, and waits for a pending save."""

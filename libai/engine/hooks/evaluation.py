@@ -16,7 +16,7 @@ from typing import Any
 from libai.config.settings.errors import did_you_mean
 from libai.config.settings.sections import Evaluation
 from libai.engine.checkpointer import TrainerCheckpointer
-from libai.engine.hook_base import HookBase, Period, StopTraining, is_due
+from libai.engine.hook_base import HookBase, Period, StopTraining, is_due, step_period_of
 from libai.evaluation import directions_of
 from libai.scheduler import needs_metric
 from libai.utils.errors import UserError
@@ -71,6 +71,7 @@ class EvalHook(HookBase):
         self._period = period
         self._function = function
         self._last_evaluated = -1
+        self.step_period = step_period_of(period)
 
     def after_step(self) -> None:
         """Evaluates if an evaluation is due, and after the last iteration."""
@@ -104,10 +105,15 @@ class MetricHook(HookBase):
     """
 
     saved: tuple[str, ...] = ("last_iter",)
+    step_period = 0
 
     def __init__(self, metric: str):
         self.metric = metric
         self.last_iter: int | None = None
+
+    def before_train(self) -> None:
+        """Has `after_step` called once there is a new value."""
+        self.trainer.storage.wake_at(self.metric, self)
 
     def judge(self, value: float) -> None:
         """Act on a new `value`. Called after the iteration in which it was evaluated."""
@@ -120,6 +126,7 @@ class MetricHook(HookBase):
 
     def after_step(self) -> None:
         """Calls `judge` if there is a new value."""
+        self.step_period = 0
         found = self.trainer.storage.get(self.metric)
         if found is not None and found[1] != self.last_iter:
             value, self.last_iter = found
@@ -206,6 +213,7 @@ class LRHook(MetricHook):
 
     def before_train(self) -> None:
         """Raises `UserError` for a schedule that would never be stepped."""
+        super().before_train()
         scheduler = self.trainer.lr_scheduler
         if needs_metric(scheduler) and not self.metric:
             raise UserError(

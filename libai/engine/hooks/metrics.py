@@ -12,7 +12,7 @@ import numpy as np
 
 from libai.engine.events.throughput import Throughput, memory_gb
 from libai.engine.events.writers import LogRecord, Writer
-from libai.engine.hook_base import HookBase, Period, is_due
+from libai.engine.hook_base import HookBase, Period, is_due, step_period_of
 from libai.patches.internals import wait_for_device
 from libai.utils.distributed import all_reduce, is_main_process
 
@@ -32,7 +32,8 @@ class IterationTimer(HookBase):
     Attributes: `throughput`, `first_seconds`, and `start_iter`, the updates made before the latest `train`.
     """
 
-    priority = 10
+    priority = 99  # the window of the first iteration includes the other hooks
+    step_period = 0
 
     def __init__(self, samples_per_iter: int):
         self.throughput = Throughput()
@@ -40,7 +41,7 @@ class IterationTimer(HookBase):
         self.start_iter = 0
         self._samples = samples_per_iter
         self._train_start = self._start = self._data_seconds = 0.0
-        self._iters = 0
+        self._from_iter = 0
         self._is_first = False
 
     def before_train(self) -> None:
@@ -49,20 +50,16 @@ class IterationTimer(HookBase):
         self._end_window()
 
     def before_step(self) -> None:
-        """Ends the window of a first iteration, which includes its hooks, and opens the next window."""
-        if self._is_first:
-            self._end_first()
-        trainer = self.trainer
-        if trainer.iter == trainer.start_iter:
+        """Opens the window of a first iteration."""
+        if self.trainer.iter == self.trainer.start_iter:
             self.close_window()  # the window of the iterations before a change of mode
             self._is_first = True
 
     def after_step(self) -> None:
-        trainer = self.trainer
-        self._data_seconds += trainer.feed.seconds
-        self._iters += 1
+        """Ends the window of a first iteration."""
         if self._is_first:
-            trainer.fetch_metrics()  # the only extra synchronisation: the next window must start with an idle device
+            self.trainer.fetch_metrics()  # the only extra synchronisation: the next window starts with an idle device
+            self._end_first()
 
     def after_train(self) -> None:
         """Ends the last window, for example of a run that was stopped between two log points."""
@@ -76,10 +73,11 @@ class IterationTimer(HookBase):
 
     def close_window(self) -> None:
         """Add the time since the last call to the `Throughput`. Call it after the metrics have been fetched."""
-        if self._is_first or not self._iters:
+        iters = self.trainer.completed_iters - self._from_iter
+        if self._is_first or iters <= 0:
             return
         items, flops = self.trainer.feed.items_per_iter, self.trainer.loop.flops_per_sample
-        iters, data_seconds = self._iters, self._data_seconds
+        data_seconds = self.trainer.feed.seconds - self._data_seconds
         self.throughput.update(
             self._end_window(),
             samples=self._samples * iters,
@@ -95,11 +93,12 @@ class IterationTimer(HookBase):
 
     def _end_window(self) -> float:
         """Begin a new window and return the seconds of the old one."""
-        now = self.trainer.loop.clock()
+        trainer = self.trainer
+        now = trainer.loop.clock()
         seconds = now - self._start
         self._start = now
-        self._data_seconds = 0.0
-        self._iters = 0
+        self._data_seconds = trainer.feed.seconds
+        self._from_iter = trainer.completed_iters
         return seconds
 
     @property
@@ -137,11 +136,17 @@ class WriterHook(HookBase):
     ):
         self._writers = list(writers) if is_main_process() else []
         self._files = files
-        self.period, self._timer, self._iters_per_epoch = period, timer, iters_per_epoch
+        self._timer, self._iters_per_epoch = timer, iters_per_epoch
+        self.set_period(period)
         self._best = best
         self._written: dict[str, int] = {}
         self._logged_at = 0
         self._has_evaluated = False
+
+    def set_period(self, period: Period) -> None:
+        """Log every `period` iterations from now on."""
+        self.period = period
+        self.step_period = step_period_of(period)
 
     def before_train(self) -> None:
         """Opens the writers and writes the results of an evaluation made before the first iteration."""
@@ -158,20 +163,19 @@ class WriterHook(HookBase):
     def before_eval(self) -> None:
         """Writes the numbers of the iteration, if they are due, before its evaluation results."""
         self._has_evaluated = True
+        self.step_period = 1  # until the results are written
         completed = self.trainer.completed_iters
         if completed == self.trainer.max_iter or is_due(self.period, completed):
             self._log(completed)
 
     def after_step(self) -> None:
         """Writes if a log point is due, after the last iteration, and after a new evaluation."""
-        trainer = self.trainer
-        completed, period = trainer.iter + 1, self.period  # inlined below, because this runs in every iteration
-        if completed == trainer.max_iter or (
-            completed % period == 0 if isinstance(period, int) else is_due(period, completed)
-        ):
+        completed = self.trainer.iter + 1
+        if completed == self.trainer.max_iter or is_due(self.period, completed):
             self._log(completed)
         if self._has_evaluated:
             self._has_evaluated = False
+            self.step_period = step_period_of(self.period)
             self._write(completed)
 
     def _log(self, completed: int) -> None:

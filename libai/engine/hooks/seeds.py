@@ -26,10 +26,10 @@ class RandomStateHook(HookBase):
     """
 
     priority = 5
+    step_period = 0  # 1 once the run samples from oneflow's generator
 
     def __init__(self, seed: int):
         self._seed = seed
-        self._seeds_every_iteration = False
         self._seeded_at: int | None = None
         self._untouched: Any = None
         self._restored: dict[str, Any] | None = None
@@ -47,7 +47,7 @@ class RandomStateHook(HookBase):
 
     def before_step(self) -> None:
         """Seeds oneflow's generator if this run samples from it."""
-        if self._seeds_every_iteration:
+        if self.step_period:
             self._seed_oneflow(self.trainer.iter)
 
     def after_step(self) -> None:
@@ -56,13 +56,13 @@ class RandomStateHook(HookBase):
             self._look_for_draws()
 
     def _look_for_draws(self) -> None:
-        if not self._seeds_every_iteration and any_rank(has_drawn_since(self._untouched)):
-            self._seeds_every_iteration = True
+        if not self.step_period and any_rank(has_drawn_since(self._untouched)):
+            self.step_period = 1
             self._seed_oneflow(self.trainer.completed_iters)
 
     def _seed_oneflow(self, iteration: int) -> None:
         flow.manual_seed(fold(self._seed, iteration, get_rank()) & 0x7FFFFFFF)
-        if not self._seeds_every_iteration:
+        if not self.step_period:
             self._seeded_at = iteration
             self._untouched = flow.get_rng_state()
 
@@ -71,14 +71,14 @@ class RandomStateHook(HookBase):
         if self._untouched is not None:
             self._look_for_draws()
         return {
-            "seeds_every_iteration": self._seeds_every_iteration,
+            "seeds_every_iteration": bool(self.step_period),
             "seeded_at": self._seeded_at,
             "ranks": gather_objects(_python_and_numpy()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `HookBase.load_state_dict`. A rank that the saved run did not have keeps its own state."""
-        self._seeds_every_iteration, self._seeded_at = state["seeds_every_iteration"], state["seeded_at"]
+        self.step_period, self._seeded_at = int(state["seeds_every_iteration"]), state["seeded_at"]
         if get_rank() < len(state["ranks"]):
             self._restored = state["ranks"][get_rank()]
 

@@ -117,7 +117,7 @@ class Run(build.Parts):
         self.stop = StopRequest(config.train.max_seconds)
         self.trainer.loop.epoch = self.plan.epoch
         self.trainer.loop.is_mode_final = self.mode_reason != modes.UNDECIDED
-        self.trainer.loop.agreement.ask(STOP, self.stop)
+        self.stop.answer_in(self.trainer.loop.agreement)
         self.trainer.register_hooks(self.build_hooks())
 
         self.start_iter = 0

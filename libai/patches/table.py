@@ -32,7 +32,7 @@ OPTIONAL = (
     "step-count",
     "scaled-updates",
     "joined-updates",
-    "one-thread",
+    "graph-threads",
     "memory-plan",
     "joined-gradients",
 )

@@ -1,17 +1,24 @@
-"""Operations of a compiled step that share the cores have one compute thread."""
+"""Compute threads of a compiled CPU step."""
 
 import oneflow as flow
 import pytest
 import toy
 
-from libai.patches.job import passes
+from libai.patches.job import passes, schedule
 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize(("threads", "expected"), [(2, {"compute-0"}), (1, {""})])
-def test_shared_operations_take_one_thread(monkeypatch, threads, expected):
+@pytest.mark.parametrize(
+    ("threads", "cores", "expected"),
+    [(2, 2, {"compute-0"}), (1, 1, {""}), (1, 2, {"compute-0", "compute-1"})],
+    ids=["shared operations", "one core", "a core for a second thread"],
+)
+def test_a_second_thread_computes_only_on_a_core_of_its_own(monkeypatch, threads, cores, expected):
     monkeypatch.setattr(passes, "threads_in_use", lambda: threads)
+    monkeypatch.setattr(passes, "usable_cores", lambda: cores)
+    monkeypatch.setattr(schedule, "_SHORT", 0.0)  # the operations of this model are short
+    monkeypatch.setattr(schedule, "_HANDOVER", 0.0)
     model = toy.Classifier()
     optimizer = flow.optim.AdamW(model.parameters(), lr=1e-3)
     trainer = toy.trainer_of("graph", model, toy.batches(2), optimizer)

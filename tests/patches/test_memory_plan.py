@@ -13,6 +13,7 @@ from oneflow import nn
 
 from libai.native.kernels import OWN_MEMORY_PLANNER
 from libai.native.symbol_table import address_of, find_slot, open_oneflow
+from libai.patches.job import passes, schedule
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("library")]
 
@@ -92,10 +93,14 @@ def train(seed, accumulation):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_graphs_train_the_same_bits(seed, library):
+def test_random_graphs_train_the_same_bits(seed, library, monkeypatch):
     accumulation = 3 if seed % 5 == 4 else 1
     with memory_of_its_own():
         expected_metrics, expected_weights = train(seed, accumulation)
+    if seed % 2:  # on two threads
+        monkeypatch.setattr(passes, "threads_in_use", lambda: 1)
+        monkeypatch.setattr(passes, "usable_cores", lambda: 2)
+        monkeypatch.setattr(schedule, "_SHORT", 0.0)
     metrics, weights = train(seed, accumulation)
     apart, shared = (library._library.libai_memory_plan_bytes(ctypes.c_bool(shares)) for shares in (False, True))
     assert 0 < shared < apart

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from libai.patches.job.clip import join_clip_norms, make_clip_norm_exact
 from libai.patches.job.gradients import join_gradients
 from libai.patches.job.job_edit import JobEdit
+from libai.patches.job.schedule import compute_on_one_thread, compute_on_two_threads
 from libai.patches.job.updates import decay_in_updates, join_updates, scale_in_updates
 from libai.patches.job.variables import read_copies_of_variables, remove_step_count
-from libai.patches.openblas import threads_in_use
+from libai.patches.openblas import threads_in_use, usable_cores
 from libai.patches.table import is_on
+from libai.utils.rank_notes import world_size
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,8 @@ def simplify_job(job: JobEdit, facts: JobFacts) -> None:
         join_updates(job)
     if not facts.may_skip and is_on("step-count"):
         remove_step_count(job)
-    if job.is_on_cpu and threads_in_use() > 1 and is_on("one-thread"):
-        compute_on_one_thread(job)
-
-
-def compute_on_one_thread(job: JobEdit) -> None:
-    """Run all operations of a completed CPU job on one thread. Each operation is still parallelized over the cores.
-
-    OneFlow distributes the operations over two threads, which then compete for all cores. Results are bit-equal.
-    """
-    for op in job.ops.values():
-        op.stream_name_hint = "compute-0"
+    if job.is_on_cpu and is_on("graph-threads"):
+        if threads_in_use() > 1:
+            compute_on_one_thread(job)
+        elif world_size() == 1 and usable_cores() > 1:  # ranks have not been measured
+            compute_on_two_threads(job)

@@ -64,7 +64,7 @@ def check_unequal_models_are_refused_everywhere():
         try:
             require_equal_modules(model)
         except UserError as error:
-            assert "where rank 0 has" in str(error) and "rank 1 has" in str(error), error
+            assert "rank 0 has" in str(error) and "rank 1 has" in str(error), error
         else:
             raise AssertionError("unequal models were accepted")
 

@@ -18,7 +18,6 @@ def test_a_second_thread_computes_only_on_a_core_of_its_own(monkeypatch, threads
     monkeypatch.setattr(passes, "threads_in_use", lambda: threads)
     monkeypatch.setattr(passes, "usable_cores", lambda: cores)
     monkeypatch.setattr(schedule, "_SHORT", 0.0)  # the operations of this model are short
-    monkeypatch.setattr(schedule, "_HANDOVER", 0.0)
     model = toy.Classifier()
     optimizer = flow.optim.AdamW(model.parameters(), lr=1e-3)
     trainer = toy.trainer_of("graph", model, toy.batches(2), optimizer)

@@ -27,8 +27,11 @@ def test_a_tensor_that_is_on_one_rank_only_is_named_with_what_to_write(said):
     error = RuntimeError(f"\x1b[1mError\x1b[0m: {said}")
     for explained in (explained_forward(error), str(explain_build_error(error, nn.ReLU()))):
         assert "Register it as a buffer, or create it from another tensor" in explained
-        assert "Change the sizes and arguments" not in explained
+        assert "Change the sizes or arguments" not in explained
     assert "Register it as a buffer" not in explained_forward(RuntimeError("\x1b[1mError\x1b[0m: 3 vs 4"))
+    with pytest.raises(RuntimeError) as raised:
+        _ = flow.zeros(2).sbp
+    assert "uses sbp or placement, and its tensors are local. Remove both" in explained_forward(raised.value)
 
 
 def test_a_layout_that_an_operation_has_no_rule_for_is_explained():

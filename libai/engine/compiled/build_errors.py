@@ -28,7 +28,11 @@ _MEETS_TWO_STAGES = (
 _IS_LOCAL = (
     "it uses a tensor that it creates itself or that is neither a parameter nor a buffer, and such a tensor is "
     "not laid out over the ranks like the others. Register it as a buffer, or create it from another tensor "
-    "(`flow.zeros_like(x)`)"
+    "(`flow.zeros_like(x)`). Create parameters without sbp and placement"
+)
+_USES_SBP = (
+    "the model uses sbp or placement, and its tensors are local. Remove both: a plan lays the model out from outside "
+    "(docs/parallelism.md)"
 )
 _NO_RULE = (
     "OneFlow 0.9 does not support this operation for the layout of these tensors. For example, a sum over samples of "
@@ -41,6 +45,7 @@ _REMEDIES = (
     (r"can not be applied to argwhere|boolean\(mask\)|argwhere|masked_select", _SHAPE_FROM_DATA),
     (_PLACEMENTS, _MEETS_TWO_STAGES),
     (r"Only local tensors have 'device'|inconsistent attributes", _IS_LOCAL),
+    (r"Local tensor has no sbp|Only global tensors have|Expected global tensor", _USES_SBP),
     (r"no maching sbp|InferSbpSignature", _NO_RULE),
     (
         r"has no attribute '__func__'",
@@ -95,7 +100,8 @@ def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool
     name = type(model).__name__
     remedy = _remedy(error)
     if remedy:
-        raise UserError(f"{name}.forward failed: {first_line(error)}.{_where(error)}{remedy}") from error
+        said = first_line(error).partition(". ")[0]  # without OneFlow's own advice
+        raise UserError(f"{name}.forward failed: {said}.{_where(error)}{remedy}") from error
     inputs = {key: f"{tuple(value.shape)} {value.dtype}".replace("oneflow.", "") for key, value in batch.items()}
     doubles = [key for key, value in batch.items() if value.dtype is flow.float64]
     change = "Change the sizes or arguments of the model, or the dataset, so that they match"

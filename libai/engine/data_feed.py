@@ -86,11 +86,7 @@ class DataFeed:
 
         A checkpoint counts them as unread.
         """
-        if not self._ahead:
-            self._position_before = self._position_of_loader()
-        while len(self._ahead) < self._num_micro_batches:
-            self._ahead.append(self._next())
-        return self._ahead[: self._num_micro_batches]
+        return self.read_ahead(1)[0]
 
     def read_ahead(self, num_iters: int) -> list[list[Any]]:
         """Return the micro-batches of the next `num_iters` iterations without consuming them.
@@ -100,7 +96,7 @@ class DataFeed:
         """
         steps = self._num_micro_batches
         generators = (random.getstate(), np.random.get_state())
-        position = self._position_of_loader()
+        position = self.position()
         read = [*self._ahead]
         while len(read) < num_iters * steps:
             read.append(self._next())

@@ -75,20 +75,11 @@ def test_convert_exports_weights_as_one_file(root, run, tmp_path):
     assert list(tmp_path.glob(".out*")) == []
 
 
-def test_show_lists_state_and_tensors(root, run):
-    code, out, errors = run("show", root, "--json")
-    assert code == 0, errors
-    shown = json.loads(out)
-    assert shown["iteration"] == 3 and shown["state"] == {"lr": 0.3}
-    assert shown["tensors"]["model"]["w"] == {"dtype": "float32", "shape": [3, 4], "bytes": 48}
-    assert "  w  float32 (3, 4)" in run("show", root)[1].splitlines()
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["ls", "nowhere"], "nowhere is not a folder"),
-        (["show", "nowhere"], "nowhere does not exist"),
+        (["diff", "nowhere", "root"], "nowhere does not exist"),
         (["convert", "root/iter_0000001", "root"], "exists already"),
         (["convert", "root", "weights"], "is not the name of a safetensors file"),
         (["frobnicate"], "invalid choice"),

@@ -14,7 +14,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -78,22 +77,6 @@ def _verify(args: argparse.Namespace) -> int:
     return 1 if any(results.values()) else 0
 
 
-def _show(args: argparse.Namespace) -> int:
-    """Print the iteration, the parts of the state, and the dtype, shape and size of every tensor."""
-    loaded = _open(args.path)
-    lines = [f"{loaded.path}  iteration {loaded.iteration}", f"state: {', '.join(loaded.state)}"]
-    groups: dict[str, dict[str, Any]] = {}
-    for name, group in loaded.tensors.items():
-        specs = {tensor: group.spec(tensor) for tensor in group}
-        total = sum(spec.num_bytes for spec in specs.values())
-        lines.append(f"{name}: {len(group)} tensors, {format_bytes(total)}")
-        lines += [f"  {tensor}  {spec.dtype} {spec.shape}" for tensor, spec in specs.items()]
-        groups[name] = {tensor: {**asdict(spec), "bytes": spec.num_bytes} for tensor, spec in specs.items()}
-    found = {"path": str(loaded.path), "iteration": loaded.iteration, "state": loaded.state, "tensors": groups}
-    _print(args, found, lines)
-    return 0
-
-
 def _diff(args: argparse.Namespace) -> int:
     """Compare two checkpoints bit by bit: the largest difference of each tensor, and the state key by key."""
     differences = checkpoint.diff(_open(args.a), _open(args.b))
@@ -138,9 +121,7 @@ def build_parser() -> Parser:
     ls.add_argument("root", help="folder of checkpoints or of a run")
     verify = command("verify", _verify)
     verify.add_argument("paths", nargs="+", help="checkpoints, folders of checkpoints, or folders of runs")
-    show = command("show", _show)
     one = "a checkpoint, or a folder of checkpoints or of a run (its newest checkpoint; FOLDER/best selects the best)"
-    show.add_argument("path", help=one)
     compare = command("diff", _diff)
     compare.add_argument("a", help=one)
     compare.add_argument("b", help=one)

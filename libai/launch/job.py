@@ -90,6 +90,7 @@ def prepare_ranks(job: Job, notes: str) -> Supervisor:
     ranks = []
     for number in range(first, first + job.num_processes):
         ranks.append(Rank(number, notes, rank_notes.make_state(notes, number)))
+        ranks[-1].state.limit = rank_notes.read_limit(rank_notes.START_LIMIT, rank_notes.DEFAULT_START_SECONDS)
         if number > 0:
             path = output_file(output_folder, number)
             ranks[-1].output, ranks[-1].output_start = path, path.stat().st_size if path.is_file() else 0

@@ -1,10 +1,8 @@
-"""Run one rank as two processes: the program, and a parent that watches it. `oneflow.distributed.launch` starts it.
+"""Run one rank as two processes: the program, and a parent that waits for it. `oneflow.distributed.launch` starts it.
 
     python libai/launch/rank.py OUTPUT_FOLDER IS_TRAINING FILE [arguments of FILE …]
 
-The parent records how the program ended, which OneFlow's launcher does not report. It also ends a program that hangs.
-Time counts only while the parent runs, not while Ctrl-Z or a suspended machine stops both. Uses only the standard
-library.
+The parent records how the program ended, which OneFlow's launcher does not report. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ from libai.utils.rank_notes import RankState
 
 #: asks a rank for its stacks; a real-time signal, because users and schedulers may use SIGUSR1 and SIGUSR2
 STACK_SIGNAL = signal.SIGRTMIN + 3
-#: seconds between two checks of a running program, and the maximum wait for its stacks
-WATCH_SECONDS, STACK_SECONDS = 0.5, 1.0
+#: maximum wait for the stacks of a program
+STACK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
-#: signals that the parent blocks and leaves to the program; the parent waits for the first one
-_BLOCKED = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+#: signals that the parent blocks and leaves to the program
+_BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def end_with_parent(parent: int) -> None:
@@ -51,14 +49,16 @@ def output_file(folder: str, rank: int) -> Path:
 
 
 def main(output_folder: str, is_training: str, file: str, *arguments: str) -> NoReturn:
-    """Start the program in a child and watch it."""
+    """Start the program in a child, and record its end."""
     end_with_parent(os.getpgid(0))  # the leader of the process group is OneFlow's launcher
     folder, rank = os.environ[rank_notes.NOTES_VARIABLE], int(os.environ["RANK"])
     state = rank_notes.open_state(folder, rank)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     parent, program = os.getpid(), os.fork()
     if program:
-        watch(program, state, Path(folder, f"stack_{rank}"))
+        _, ended = os.waitpid(program, 0)
+        state.status, state.ended_at = os.waitstatus_to_exitcode(ended), time.time()
+        os._exit(0)  # a failure code would make OneFlow's launcher end the other ranks before they report
     end_with_parent(parent)
     if rank > 0:
         _redirect(output_file(output_folder, rank), (1, 2) if output_folder != folder else (2,))
@@ -92,22 +92,6 @@ def _run(file: str, arguments: list[str]) -> None:
         runpy.run_path(file, run_name="__main__")
     else:
         runpy.run_module(file, run_name="__main__", alter_sys=True)
-
-
-def watch(program: int, state: RankState, stack: Path) -> NoReturn:
-    """Wait until the program ends, or kill it if it hangs. Record the outcome and end this process."""
-    seen, still, looked_at = (-1, 0.0), 0.0, time.monotonic()
-    while (ended := os.waitpid(program, os.WNOHANG)) == (0, 0):
-        signal.sigtimedwait({signal.SIGCHLD}, WATCH_SECONDS)
-        now, progress = time.monotonic(), (state.beats, state.limit)
-        still = still + min(now - looked_at, 2 * WATCH_SECONDS) if progress == seen else 0.0
-        seen, looked_at = progress, now
-        if 0 < state.limit <= still:
-            state.hung_seconds = state.limit
-            ask_for_stacks([(state, stack)])
-            os.kill(program, signal.SIGKILL)
-    state.status, state.ended_at = os.waitstatus_to_exitcode(ended[1]), time.time()
-    os._exit(0)  # a failure code would make OneFlow's launcher end the other ranks before they report
 
 
 def ask_for_stacks(ranks: list[tuple[RankState, Path]]) -> None:

@@ -1,8 +1,8 @@
 """Watch the ranks of this machine, which `oneflow.distributed.launch` has started.
 
-Forwards signals, ends all ranks when one fails, removes OneFlow's harmless lines from stderr, and reports which rank
-failed first and why. Uses only the standard library. libai/launch/job.py starts the ranks, and libai/launch/rank.py
-detects one that hangs.
+Forwards signals, ends a rank that hangs, ends all ranks when one fails, removes OneFlow's harmless lines from stderr,
+and reports which rank failed first and why. Time counts only while this process runs, not while Ctrl-Z or a suspended
+machine stops all. Uses only the standard library. libai/launch/job.py starts the ranks.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from libai.utils.rank_notes import OUTPUT_DIR, RankState
 from libai.utils.screen import say, say_error
 
 POLL_SECONDS = 0.05
+#: maximum time between two checks of the ranks that counts as time without progress
+WATCH_SECONDS = 1.0
 # Time for the other ranks to report their errors after a failure.
 REPORT_SECONDS = 1.5
 # oneflow aborts a rank that has lost another, at once or within this time.
@@ -73,6 +75,8 @@ class Rank:
     was_asked_to_stop: bool = False
     was_ended: bool = False
     is_lost: bool = False
+    _progress: tuple[int, float] = (-1, 0.0)
+    _still_seconds: float = 0.0
 
     @property
     def has_ended(self) -> bool:
@@ -131,6 +135,20 @@ class Rank:
                 lines = rank_notes.drop_harmless(text).decode(errors="replace").splitlines(keepends=True)
                 return "".join(lines[-_TAIL_LINES:])
         return ""
+
+    def end_if_hung(self, seconds: float) -> None:
+        """Kill its program after `state.limit` seconds without progress. `seconds`: time since the last call."""
+        state, progress = self.state, (self.state.beats, self.state.limit)
+        self._still_seconds = self._still_seconds + seconds if progress == self._progress else 0.0
+        self._progress = progress
+        if not 0 < state.limit <= self._still_seconds or self.has_ended:
+            return
+        state.hung_seconds = state.limit
+        ask_for_stacks([(state, Path(self.folder, f"stack_{self.number}"))])
+        with contextlib.suppress(ProcessLookupError):
+            if state.pid:
+                os.kill(state.pid, signal.SIGKILL)
+        state.status, state.ended_at = -signal.SIGKILL, time.time()  # its parent may be stopped and not record it
 
     @property
     def waited_in_vain(self) -> bool:
@@ -242,12 +260,15 @@ class Supervisor:
     def _wait(self) -> None:
         """Wait until no rank is running, or until the deadline of those that still run."""
         ended: list[Rank] = []
+        looked_at = time.monotonic()
         while len(ended) < len(self.ranks) and time.monotonic() < self._kill_at:
             self._pass_stop_on()
             self._filter_stderr(POLL_SECONDS)
             self._announce_slow_phase()
             is_launcher_gone = self.launcher.poll() is not None  # checked before the ranks
+            before, looked_at = looked_at, time.monotonic()
             for rank in self.ranks:
+                rank.end_if_hung(min(looked_at - before, WATCH_SECONDS))
                 rank.is_lost = is_launcher_gone and not rank.state.ended_at
                 if rank.has_ended and rank not in ended:
                     ended.append(rank)

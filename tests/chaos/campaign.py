@@ -39,8 +39,8 @@ OUTCOMES = ("survived", "clean error", "hang", "silent")
 JOB_SECONDS, STALL_SECONDS = 300, 20
 #: relative tolerance of each loss, compared with the run without a fault
 BOUND = 1e-6
-#: the rank that a failure is reported of
-BLAMED = re.compile(r"^(?:error: rank (\d+): |launch: rank (\d+) failed first)", re.MULTILINE)
+#: the rank that a failure is reported of; an error that all ranks share names none, and was made on rank 0
+BLAMED = re.compile(r"^(?:error: (?:rank (\d+): )?|launch: rank (\d+) failed first)", re.MULTILINE)
 Losses = Mapping[int, float]
 
 
@@ -244,7 +244,7 @@ def judge(struck: Job, resumed: Job | None, losses: Losses, expected: Losses, ra
     if struck.code != 0 and not struck.could_not_speak and not struck.lines:
         return Verdict("silent", f"exit code {struck.code} without a line")
     if rank is not None and struck.code == 1:
-        blamed = [int(first or second) for first, second in BLAMED.findall(struck.stderr)]
+        blamed = [int(first or second or 0) for first, second in BLAMED.findall(struck.stderr)]
         if blamed != [rank]:
             return Verdict("silent", f"rank {rank} was struck, and the report names {blamed}: {struck.stderr[-800:]}")
     if resumed is not None and resumed.code != 0:

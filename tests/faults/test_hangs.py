@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import signal
 
 import jobs
 import pytest
 
-from libai.launch.rank import watch
+from libai.launch.supervisor import Rank
 from libai.utils.rank_notes import RankState
 
 #: in native code, with the interpreter locked
@@ -38,8 +38,8 @@ def does(statement):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
-    ["import time; time.sleep(1000)", DEADLOCK, "os.kill(os.getpid(), 19)"],
-    ids=["python", "native", "stopped"],
+    ["import time; time.sleep(1000)", DEADLOCK, "os.kill(os.getppid(), 19), os.kill(os.getpid(), 19)"],
+    ids=["python", "native", "stopped with its parent"],
 )
 def test_a_rank_that_never_comes_to_the_collective_is_found(folder, mode, statement):
     enabled = f"graph.enabled={str(mode == 'graph').lower()}"
@@ -93,19 +93,14 @@ def test_a_rank_that_does_not_come_to_meet_the_others_is_named(folder, late, lin
 @pytest.mark.parametrize(("limit", "is_ended"), [(1.0, True), (0.0, False)])
 def test_only_a_program_with_a_limit_is_ended(monkeypatch, tmp_path, limit, is_ended):
     """A user's program may do anything outside libai's phases, for any time."""
-    state, now, looks = RankState(limit=limit), [100.0], [0]
-    monkeypatch.setattr("os.waitpid", lambda pid, options: (0, 0) if looks[0] < 10 and not killed else (pid, 9))
     killed: list[int] = []
     monkeypatch.setattr("os.kill", lambda pid, signum: killed.append(signum))
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr("os._exit", lambda code: None)
-
-    def wait(signals, seconds):
-        # a thousand seconds at once are those of a machine that slept, or of Ctrl-Z
-        now[0], looks[0] = now[0] + (1000 if looks[0] == 0 else seconds), looks[0] + 1
-
-    monkeypatch.setattr("signal.sigtimedwait", wait)
-    watch(1234, state, tmp_path / "stack")
-    assert bool(killed) == is_ended and bool(state.hung_seconds) == is_ended
-    assert state.ended_at and state.status == -9
-    assert looks[0] >= 2, "the time of a pause does not count"
+    monkeypatch.setattr("libai.launch.rank.STACK_SECONDS", 0.0)
+    rank = Rank(0, str(tmp_path), RankState(pid=1234, limit=limit))
+    for _ in range(3):
+        rank.state.beats += 1  # progress
+        rank.end_if_hung(0.6)
+        rank.end_if_hung(0.6)
+    assert not killed and rank.code is None
+    rank.end_if_hung(0.6)
+    assert (signal.SIGKILL in killed) == bool(rank.state.hung_seconds) == rank.has_failed == is_ended

@@ -179,7 +179,7 @@ if ! has "$core"; then
   ( unset RANK WORLD_SIZE; "$venv/bin/python" -c 'import oneflow' ) > "$log" 2>&1 || { tail -n 5 "$log" >&2; die "installed, but 'import oneflow' fails (above)."; }
   digest "$core" > "$venv/.ready"
   # 10 s; where it fails, runs use oneflow's own CPU kernels and say so
-  PYTHONPATH=$root run_long "$venv/bin/python" -m libai.native || say "$(tail -n 1 "$log")"
+  PYTHONPATH=$root run_long "$venv/bin/python" -m libai.native.build || say "$(tail -n 1 "$log")"
 fi
 if ! is_ready; then
   require_disk 700

@@ -1,5 +1,7 @@
 """Compile the kernels against the installed oneflow, test the result and cache it: `find_library`.
 
+`python -m libai.native.build` does so now, for tools/env.sh and for images without a compiler at run time.
+
 The name of a library is a hash of everything that it depends on. A library is used only if the digest file next to it
 matches. It is built in a temporary folder and renamed, by one process at a time. This module imports only the standard
 library and filelock.
@@ -214,3 +216,10 @@ def _run(command: list[str], environment: dict[str, str]) -> subprocess.Complete
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{command[0]} failed ({error})") from error
+
+
+if __name__ == "__main__":
+    try:
+        print(f"CPU kernels in {find_library()}")
+    except Unavailable as reason:
+        sys.exit(f"libai's CPU kernels are off, and oneflow's are slower: {reason}")

@@ -99,7 +99,7 @@ def test_variants_that_cannot_train_this_take_no_part(tmp_path):
     ("arguments", "words"),
     [
         ([], "no config given"),
-        ([CONFIG, "--modes", "eagre"], "is not a mode. There are: eager, graph"),
+        ([CONFIG, "--modes", "eagre"], "unknown mode 'eagre'. Use eager, graph"),
         ([CONFIG, "--procs", "0"], "whole numbers of at least 1"),
         ([CONFIG, "--procs", "1,1"], "two variants have the same name"),
         ([CONFIG, "--rounds", "1"], "Counts must be at least 2"),

@@ -7,6 +7,9 @@ import json
 import jobs
 import pytest
 
+from libai.cli.commands import verify_resume
+from libai.engine.run.verify_resume import Comparison
+
 pytestmark = pytest.mark.e2e
 
 #: dropout, accumulation, loader threads; 2 x 24 of 1438 samples by the stop, so in the middle of an epoch
@@ -44,10 +47,11 @@ def test_a_resumed_run_is_the_same_to_the_last_byte(graph, procs):
     assert report["numbers"] >= 8 * 3 and report["tensors"] == 6 + 12
 
 
-@pytest.mark.slow
-def test_a_fault_of_the_resume_is_noticed():
-    """A negative control: without it an equality of two things never compared would look the same."""
-    code, report = verify(*HARD, "--iters", "3", "--fault")
-    assert (code, report["verdict"]) == (1, "broken"), report
-    for start in ("iteration ", "model/", "state."):
-        assert any(place.startswith(start) for place in report["differences"]), report
+def test_a_difference_is_reported(monkeypatch, capsys):
+    """tests/contract/test_resume_faults.py has the faults that make one."""
+    found = Comparison(numbers=3, tensors=2, differences={"model/w": "1 of 4 values differ"})
+    monkeypatch.setattr("libai.engine.run.verify_resume.compare", lambda *_: found)
+    monkeypatch.setattr(verify_resume, "start_job", lambda *_: 0)
+    assert verify_resume.run(["configs/mlp_digits.py"]) == 1
+    *_, difference, verdict = capsys.readouterr().out.splitlines()
+    assert difference == "differs: model/w: 1 of 4 values differ" and verdict.startswith("broken: ")

@@ -106,7 +106,7 @@ def test_accumulation_and_tensors_of_the_loader(mode, steps):
     loader = [{name: flow.tensor(array) for name, array in batch.items()} for batch in batches]
     text = error_of(mode, toy.Classifier(), loader, num_accumulation_steps=steps)
     found = "y[0] is 4" if steps == 1 else "y[0] of micro-batch 2 is 4"
-    assert text.startswith(f"iteration {6 // steps}: {found}, and ")
+    assert text.startswith(f"iteration {6 // steps}: {found}, but ")
 
 
 @pytest.mark.e2e

@@ -32,8 +32,8 @@ def cases():
     """Return all faults in both modes. The default command runs those that eager mode refuses and samples of the
     others."""
     for number, (name, fault) in enumerate(faults.FAULTS.items()):
-        is_quick = fault.eager == "refused" or number % 4 == 0
-        yield pytest.param(name, "eager", marks=[] if is_quick else pytest.mark.e2e)
+        is_promise = fault.eager == "refused" or number % 4 == 0
+        yield pytest.param(name, "eager", marks=pytest.mark.promise if is_promise else pytest.mark.e2e)
         yield pytest.param(name, "graph", marks=pytest.mark.promise if number % 8 == 0 else pytest.mark.e2e)
 
 

@@ -2,8 +2,6 @@
 
 A run of 2 N iterations must match, byte for byte, a run of N iterations that continues for N more in a fresh process.
 
-With --fault, the resume deliberately skips one sample. The result must then be "broken".
-
 Exit codes: 0 exact; 1 broken, or a job failed; 2 a mistake in the arguments or the config.
 """
 
@@ -43,7 +41,6 @@ def build_parser() -> Parser:
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides")
     parser.add_argument("--procs", type=int, default=1, help="processes of each job (default 1)")
     parser.add_argument("--iters", type=int, default=8, help="N iterations before the stop and N after it (default 8)")
-    parser.add_argument("--fault", action="store_true", help="skip one sample in the resume, and expect a difference")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -66,15 +63,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def run_job(args: argparse.Namespace) -> int:
     """Run one phase as a rank of a job."""
     from libai.engine import default_setup
-    from libai.engine.run.verify_resume import job_overrides, skip_one_sample, train
+    from libai.engine.run.verify_resume import job_overrides, train
 
     folder, _ = PHASES[args.phase]
     overrides = [*args.words, *job_overrides(args.iters, args.folder / folder)]
     run = load_config(args.config_file, overrides, get_world_size())
     prepare_device(run.train.device, is_eager=run.mode == "eager")
     stop_after = args.iters if args.phase == "first" else None
-    plant = skip_one_sample if args.fault else None
-    train(default_setup(run, overrides), stop_after=stop_after, resume=args.phase == "second", plant=plant)
+    train(default_setup(run, overrides), stop_after=stop_after, resume=args.phase == "second")
     return 0
 
 
@@ -82,8 +78,6 @@ def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
     """Run one phase in fresh processes. Return 0 if it ended as expected, and otherwise the exit code to end with."""
     command = [*LAUNCH, PROGRAM, args.config_file, str(args.procs), *args.words]
     command += ["--phase", phase, "--folder", str(folder), "--iters", str(args.iters)]
-    if args.fault and phase == "second":
-        command.append("--fault")
     done = subprocess.run(command, env=environment_of_no_rank(), capture_output=True, text=True, errors="replace")
     if done.returncode == PHASES[phase][1]:
         return 0
@@ -116,9 +110,8 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
     for place, text in [*found.differences.items()][:MOST_SHOWN]:
         print(f"differs: {place}: {text}")
     ways = f"{2 * args.iters} iterations straight against {args.iters}, restart, {args.iters}"
-    fault = " (fault injected: one sample skipped)" if args.fault else ""
     processes = "1 process" if args.procs == 1 else f"{args.procs} processes"
-    print(f"{verdict}: {ways} ({processes}){fault}")
+    print(f"{verdict}: {ways} ({processes})")
     return EXIT_CODES[verdict]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,7 @@ def checked_count(name: str, value: Any, most: int, zero: str) -> int:
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if is_whole and 0 <= value <= most:
         return value
-    nearest = ""
-    if isinstance(value, numbers.Real) and math.isfinite(value):
-        nearest = f" Nearest: {min(max(round(float(value)), 0), most)}."
-    raise DataError(f"{name}={value!r}: expected a whole number from 0 ({zero}) to {most}.{nearest}")
+    raise DataError(f"{name}={value!r}: expected a whole number from 0 ({zero}) to {most}.")
 
 
 def describe_folder(folder: Path) -> str:

@@ -47,17 +47,6 @@ class Slow(HookBase):
         time.sleep(self.seconds)
 
 
-class SleepsOnRank(HookBase):
-    """Never returns from the third iteration on one rank, while the others wait for it."""
-
-    def __init__(self, rank):
-        self.rank = rank
-
-    def after_step(self):
-        if get_rank() == self.rank and self.trainer.iter == 2:
-            time.sleep(1000)
-
-
 def samples_that_hang(rank):
     """Return a dataset that one rank never finishes."""
     if get_rank() == rank:

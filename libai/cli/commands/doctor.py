@@ -13,14 +13,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from libai.launch.installation import ROOT
 from libai.launch.runtime import explain_versions
 from libai.native import kernels
-from libai.patches import openblas
 from libai.patches.table import is_on
 from libai.utils import distributed
 from libai.utils.errors import UserError
@@ -92,7 +91,7 @@ def examine() -> list[Finding]:
         openblas = "" if found["openblas"][:1].isdigit() else "Matmuls are slower: `pip install scipy-openblas32`."
         findings.append(Finding("kernels", found["cpu_kernels"], slower))
         findings.append(Finding("openblas", found["openblas"], openblas))
-    return [*findings, check_threads(os.environ), check_memory(), check_disk(Path()), check_gpu(facts)]
+    return [*findings, check_memory(), check_disk(Path()), check_gpu(facts)]
 
 
 def _look() -> tuple[dict[str, Any] | None, str]:
@@ -126,19 +125,6 @@ def check_oneflow(facts: dict[str, Any] | None, failure: str) -> Finding:
         missing = ", ".join(facts["oneflow"]["missing_parts"]) or "none"
         todo = f"libai is only tested with oneflow==0.9.0. Private APIs that are missing or differ: {missing}."
     return Finding("oneflow", f"{version} ({packages}, Python {python})", todo)
-
-
-def check_threads(environment: Mapping[str, str]) -> Finding:
-    """Check the number of threads and the load against the cores that this process may use."""
-    cores = openblas.usable_cores()
-    load = os.getloadavg()[0]
-    threads = environment.get("OMP_NUM_THREADS", "")
-    todo = ""
-    if threads.isdecimal() and int(threads) > cores:
-        todo = f"OMP_NUM_THREADS={threads}: more threads than cores slow down training. Unset it."
-    elif load > cores + 1:
-        todo = "Other programs are using the cores, which slows down training."
-    return Finding("threads", f"{cores} cores, load {load:.1f}", todo)
 
 
 def check_memory() -> Finding:

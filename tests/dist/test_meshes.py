@@ -70,6 +70,6 @@ def test_batch_statistics_that_are_split_or_of_one_rank_are_refused(journeys):
     texts = journeys["refuse"]
     for mode in ("eager", "graph"):
         assert "splits stem.1.running_mean" in texts[mode]
-        assert "Leave stem.1.* out of the plan's `split`" in texts[mode]
+        assert "Remove stem.1.* from the plan's `split`" in texts[mode]
     assert "SyncBatchNorm" in texts["flat"] and "gradient_reduction=flat" in texts["flat"]
     assert "SyncBatchNorm" in texts["rank"] and "batch_scope" in texts["rank"]

@@ -236,6 +236,9 @@ def test_copies_of_views_are_numpys(level, counted):
         np.testing.assert_array_equal(found.numpy(), x[:, 1:3, ::2, 2:, 1:].transpose(order))
         found = flow.tensor(x[:, :1]).expand(3, 4, 5, 6, 33).permute(*order).contiguous()
         np.testing.assert_array_equal(found.numpy(), np.broadcast_to(x[:, :1], x.shape).transpose(order))
+    for width in (3, 7, 12, 25, 300):  # of rows that are copied whole
+        x = random(5, 6, width)
+        np.testing.assert_array_equal(flow.tensor(x).transpose(0, 1).contiguous().numpy(), x.transpose(1, 0, 2))
     counted("to_contiguous")
 
 

@@ -204,6 +204,25 @@ void WeighRows(const float* p, const float* v, int64_t count, int64_t d, float* 
   }
 }
 
+// y = rows of `d` numbers that lie `x_step` apart
+void CopyRows(const float* x, int64_t x_step, float* y, int64_t rows, int64_t d) {
+  const int64_t lanes = d < kLanes ? 4 : kLanes;
+  if (d < lanes || d > 16 * lanes) {
+    for (; rows > 0; --rows, x += x_step, y += d) __builtin_memcpy(y, x, d * sizeof(float));
+    return;
+  }
+  const int64_t last = d - lanes;  // ends where the row does
+  for (; rows > 0; --rows, x += x_step, y += d) {
+    if (lanes == 4) {
+      for (int64_t i = 0; i < last; i += 4) _mm_storeu_ps(y + i, _mm_loadu_ps(x + i));
+      _mm_storeu_ps(y + last, _mm_loadu_ps(x + last));
+    } else {
+      for (int64_t i = 0; i < last; i += kLanes) Store(y + i, Load(x + i));
+      Store(y + last, Load(x + last));
+    }
+  }
+}
+
 // y[c][r] = x[r][c], in tiles
 void Transpose(const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows, int64_t cols) {
   const int64_t whole_rows = rows & ~3, whole_cols = cols & ~3;

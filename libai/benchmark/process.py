@@ -9,7 +9,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,6 @@ class VariantFailed(RuntimeError):
     explains_itself = True
 
 
-@contextlib.contextmanager
-def _explained(program: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Unavailable(f"{program} cannot be started ({error.strerror})") from None
-
-
 class VariantProcess:
     """A running variant. It has its own session and does not inherit a launcher's rendezvous variables.
 
@@ -51,17 +42,20 @@ class VariantProcess:
         self._log = own / "log.txt"
         command = [word.replace("{folder}", str(own)) for word in spec.command]
         environment = {**os.environ, **dict.fromkeys(RENDEZVOUS_VARIABLES), **spec.environment}
-        with open(self._log, "wb") as errors, _explained(command[0]):
-            self._process = subprocess.Popen(
-                [word.replace("{case}", str(folder / "case")) for word in command],
-                env={name: value for name, value in environment.items() if value is not None},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
+        try:
+            with open(self._log, "wb") as errors:
+                self._process = subprocess.Popen(
+                    [word.replace("{case}", str(folder / "case")) for word in command],
+                    env={name: value for name, value in environment.items() if value is not None},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise Unavailable(f"{command[0]} cannot be started ({error.strerror})") from None
 
     def run(self, iterations: int, losses: bool = False) -> dict[str, Any]:
         """Ask the variant to run `iterations` and return its answer. Raises `VariantFailed` and `Unavailable`."""

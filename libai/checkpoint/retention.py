@@ -100,8 +100,6 @@ def prune(
 def mark_best(root: str | Path, path: str | Path, metric: str, value: float) -> None:
     """Record `path`, a checkpoint in `root`, as the best by `metric`. Replaces `best.json` atomically."""
     root, path = Path(root), Path(path)
-    if iteration_of(path.name) is None or not (root / path.name).is_dir():
-        raise CheckpointError(f"{path.name} cannot be marked as best: it is not a checkpoint in {root}.")
     best = dump_json({"checkpoint": path.name, "metric": metric, "value": float(value)}, BEST)
     try:
         atomic_write_bytes(root / BEST, best)

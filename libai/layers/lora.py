@@ -15,7 +15,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.config.settings.patterns import names_matching
+from libai.config.settings.errors import names_matching
 from libai.layers.dropout import Dropout
 from libai.patches.wrapping import unwrap_forward, wrap_forward
 from libai.utils.errors import UserError

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import oneflow as flow
 
-from libai.config.settings.patterns import names_matching
+from libai.config.settings.errors import names_matching
 from libai.utils.errors import UserError
 
 _OVERRIDE_KEYS = ("lr", "lr_mult", "weight_decay")

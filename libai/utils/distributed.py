@@ -21,8 +21,6 @@ from libai.utils.errors import EXIT_USER_MISTAKE, UserError
 
 logger = logging.getLogger("libai.utils")
 
-Op = Literal["sum", "max", "min"]
-
 _FIRST, _LAST = (6, 0), (8, 9)
 #: the wheel has machine code for sm_60 ... sm_86 and no PTX that a driver could compile; 8.9 runs the code of 8.6
 _SUPPORTED = "compute capability 6.0 to 8.9 (Pascal to Ada)"
@@ -130,20 +128,17 @@ def explain_unsupported(devices: Iterable[tuple[str, tuple[int, ...]]]) -> str |
     return None
 
 
-def all_reduce(array: np.ndarray, op: Op = "sum") -> np.ndarray:
+def all_reduce(array: np.ndarray, op: Literal["sum", "max", "min"] = "sum") -> np.ndarray:
     """Combine the arrays of all ranks elementwise. Every rank gets the same bits back.
 
     Floats are combined and returned in float64, and integers and booleans in int64, also with one process. Every rank
     must pass the same shape and kind. Collective.
     """
-    if op not in ("sum", "max", "min"):
-        raise ValueError(f"all_reduce knows op 'sum', 'max' and 'min', not {op!r}")
     wide = _widen(array)
     if get_world_size() == 1 or wide.size == 0:
         return wide
     if op != "sum":
-        gathered = np.stack(_all_gather(wide))
-        return gathered.max(axis=0) if op == "max" else gathered.min(axis=0)
+        return getattr(np.stack(_all_gather(wide)), op)(axis=0)
     import oneflow as flow
 
     return flow._C.local_all_reduce(flow.tensor(wide.reshape(-1))).numpy().reshape(wide.shape)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import numpy as np
 
 from libai.utils.distributed import broadcast_object
-from libai.utils.errors import UserError
 
 #: numpy's global generator takes seeds of 32 bits
 MAX_SEED = 2**32 - 1
@@ -20,18 +19,8 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def resolve_seed(seed: int | None) -> int:
-    """Return `seed` or, if it is None, a random seed that rank 0 shares with all ranks. Collective if None.
-
-    Raises `UserError` for a seed that numpy does not accept.
-    """
-    if seed is None:
-        return int(broadcast_object(secrets.randbelow(MAX_SEED + 1)))
-    if not 0 <= seed <= MAX_SEED:
-        raise UserError(
-            f"train.seed={seed} is outside 0 ... {MAX_SEED}, the range of numpy's generator. Choose a seed in that "
-            "range."
-        )
-    return seed
+    """Return `seed` or, if it is None, a random seed that rank 0 shares with all ranks. Collective if None."""
+    return int(broadcast_object(secrets.randbelow(MAX_SEED + 1))) if seed is None else seed
 
 
 def seed_everything(seed: int, offset: int = 0) -> int:

@@ -3,9 +3,7 @@ import resource
 
 import numpy as np
 import oneflow as flow
-import pytest
 
-from libai.utils.errors import UserError
 from libai.utils.seeding import MAX_SEED, raise_open_file_limit, resolve_seed, seed_everything
 
 
@@ -39,12 +37,6 @@ def test_a_given_seed_is_kept_and_none_draws_one():
     assert resolve_seed(5) == 5
     drawn = {resolve_seed(None) for _ in range(5)}
     assert len(drawn) > 1 and all(0 <= seed <= MAX_SEED for seed in drawn)
-
-
-@pytest.mark.parametrize("seed", [-1, MAX_SEED + 1])
-def test_a_seed_that_numpy_refuses_is_refused_with_the_range(seed):
-    with pytest.raises(UserError, match=rf"train.seed={seed} is outside 0 ... {MAX_SEED}"):
-        resolve_seed(seed)
 
 
 def test_the_open_file_limit_is_raised_and_never_lowered():

@@ -1,8 +1,9 @@
-"""Define the error that this package raises, and suggest names that the user may have misspelt."""
+"""Define the error of this package, select names by patterns, and suggest names that the user may have misspelt."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 from libai.config.settings.other_names import meant
@@ -61,3 +62,28 @@ def did_you_mean(word: str, choices: Iterable[str], at_least: float = 0.75) -> s
 def hint(key: str, choices: Iterable[str]) -> str:
     """Return a sentence about the unknown setting `key`: its name in libai if another trainer has it, or a choice."""
     return meant(key) or did_you_mean(key, choices)
+
+
+def names_matching(patterns: Sequence[str], names: Sequence[str], setting: str, kind: str = "parameters") -> list[str]:
+    """Return the `names` in which at least one pattern is found, in their original order.
+
+    `kind` describes the named objects in errors. Raises `UserError`, which mentions `setting`, for an invalid regular
+    expression and for a pattern without a match.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        try:
+            found = [name for name in names if re.search(pattern, name)]
+        except re.error as error:
+            raise UserError(
+                f"{setting} has {pattern!r}, which is not a regular expression ({error}). "
+                r"Escape special characters, for example 'blocks\.0\.'."
+            ) from None
+        if not found:
+            near = difflib.get_close_matches(pattern, names, n=5, cutoff=0.3) or names[:5]
+            raise UserError(
+                f"{setting} has {pattern!r}, which matches none of the {len(names)} {kind} of the model. "
+                f"Near: {', '.join(near) or 'none'}. Correct the pattern or remove it."
+            )
+        chosen.update(found)
+    return [name for name in names if name in chosen]

@@ -16,8 +16,7 @@ from omegaconf import DictConfig, ListConfig
 from libai.config import batch_sizes_of, fill_unset, instantiate
 from libai.config.combinations import NO_AMP
 from libai.config.instantiation import TARGET, accepts, target_of
-from libai.config.settings.errors import did_you_mean
-from libai.config.settings.patterns import names_matching
+from libai.config.settings.errors import did_you_mean, names_matching
 from libai.config.validation import calls_by_dataset
 from libai.engine.check_parts import check_batch_memory, check_part
 from libai.engine.run.batch_plan import BatchPlan

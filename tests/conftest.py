@@ -31,23 +31,11 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def _protected_graph_launches():
-    """Launch one graph through libai first, because many tests launch tiny graphs by hand, which may crash OneFlow 0.9
+    """Close OneFlow 0.9's launch race first, because many tests launch tiny graphs by hand, which may crash it
     (docs/dev/decisions/0004-graph-launch-race.md)."""
-    import oneflow as flow
-    from oneflow import nn
+    from libai.patches.launch_race import close_launch_race
 
-    from libai.engine.compiled.graphs import EvalGraph
-    from libai.parallel import LocalLayout, Mesh
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(2, 2)
-
-        def forward(self, x):
-            return self.linear(x)
-
-    EvalGraph(Model(), LocalLayout(Mesh()))({"x": flow.ones(2, 2)}).numpy()
+    close_launch_race()
 
 
 @pytest.fixture(params=["eager", "graph"])

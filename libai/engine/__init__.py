@@ -5,7 +5,7 @@ from typing import Any
 from libai.config.settings.other_names import member_meant
 from libai.engine import hooks
 from libai.engine.checkpointer import TrainerCheckpointer
-from libai.engine.compiled.graphs import EvalGraph, TrainGraph
+from libai.engine.compiled.graphs import TrainGraph
 from libai.engine.eager import EagerTrainer
 from libai.engine.events.storage import EventStorage, get_event_storage
 from libai.engine.events.throughput import Throughput

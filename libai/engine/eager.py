@@ -69,7 +69,6 @@ class EagerTrainer(ModelTrainer):
     def _begin_mode(self, zero_grad_before_forward: bool = False, zero_grad_set_to_none: bool | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""
         self._scaler = LossScaler(self.optimizer, self.options.loss_scaling) if self.options.amp == "fp16" else None
-        self._runs_alone = True
         self._zero_grad_before_forward = zero_grad_before_forward
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
         #: input tensors, kept until the host waits for the device. Otherwise OneFlow's worker thread would free their

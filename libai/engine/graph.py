@@ -16,10 +16,10 @@ from oneflow import nn
 
 from libai.engine.compiled.buffers import refuse_changed_parameters, same_buffers, write_buffers
 from libai.engine.compiled.build_errors import GraphBuildError, explain_build_error
-from libai.engine.compiled.graphs import MODULE_NAME, EvalGraph, TrainGraph
+from libai.engine.compiled.graphs import MODULE_NAME, TrainGraph
 from libai.engine.compiled.guards import Guards, refuse_own_update
 from libai.engine.compiled.own_graph import MakeGraph, make_own_graph, refuse_options, traced_build
-from libai.engine.gradients import Batch, map_shares
+from libai.engine.gradients import map_shares
 from libai.engine.metrics import Shares, StepResult
 from libai.engine.optimizer_state import GraphOptimizerState
 from libai.engine.options import TrainOptions
@@ -28,7 +28,6 @@ from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.rehearsal import facts_of
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.index_check import NOTHING
-from libai.forward.python_state import fingerprint
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.layers.random import draws_randomness, fold, random_context
 from libai.optim import bias_corrections
@@ -57,10 +56,8 @@ class GraphTrainer(ModelTrainer):
 
     mode = "graph"
     optimizer_state: GraphOptimizerState
-    #: the guards of the compiled update; the compiled forward and its guards. None before use
+    #: the guards of the compiled update; None before use
     _guards: Any = None
-    _eval_graph: Any = None
-    _eval_guards: Any = None
     #: graph operations do not need the interpreter, so faster thread switches would only cost time (0007)
     _switch_seconds = math.inf
 
@@ -83,9 +80,9 @@ class GraphTrainer(ModelTrainer):
         self._begin_mode(**self._settings)
 
     def _end_mode(self) -> None:
-        """See `ModelTrainer._end_mode`. Releases all graphs."""
+        """See `ModelTrainer._end_mode`. Releases the graph."""
         self.optimizer_state.leave_graph()
-        self._guards = self._eval_graph = self._eval_guards = None
+        self._guards = None
 
     def _refuse_parts(self, options: TrainOptions, train_graph: MakeGraph | None = None, **settings: Any) -> None:
         """See `ModelTrainer._refuse_parts`."""
@@ -100,7 +97,6 @@ class GraphTrainer(ModelTrainer):
 
     def _begin_mode(self, auto_parallel: bool = False, train_graph: MakeGraph | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""
-        self._runs_alone = self.mesh.is_single
         self._make_graph = train_graph
         self.gradients.has_own_graph = train_graph is not None
         self._auto_parallel = auto_parallel
@@ -118,11 +114,8 @@ class GraphTrainer(ModelTrainer):
         has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
         self.optimizer_state = GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
         self._shapes: Shapes | None = None
-        self._eval_shapes: Shapes = ()
         #: batch norms that the compiled step runs in training mode
         self._counting_norms = self._batch_norms
-        #: true if evaluation changes no buffer; None before its first batch
-        self._eval_buffers_stay: bool | None = None
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
@@ -182,7 +175,7 @@ class GraphTrainer(ModelTrainer):
             if decision == "eager":
                 warn_once(
                     logger,
-                    f"changes often: {differences.partition(' (')[0]}",
+                    f"changes often: {differences}",
                     f"{differences} changes repeatedly: from iteration {self.iter + 1} on, such updates run eagerly, "
                     "with the same result. A graph is compiled for one value; the learning rate and buffers "
                     "(`self.register_buffer`) are inputs of it and may change in every iteration.",
@@ -200,7 +193,7 @@ class GraphTrainer(ModelTrainer):
         An eager forward pass checks the values that no earlier check has covered. Its side effects are undone.
         """
         gradients = self.gradients
-        watching = gradients.index_check.watch(batches, gradients.describe_batch, self._runs_alone)
+        watching = gradients.index_check.watch(batches, gradients.describe_batch, self.mesh.is_single)
         if watching is NOTHING:
             return
         with forward_rolled_back(self.model), watching, flow.no_grad():
@@ -359,38 +352,10 @@ class GraphTrainer(ModelTrainer):
             elsewhere.is_consequence = True  # the launcher shows the original error instead
             raise elsewhere
 
-    # ------------------------------------------------------------------ evaluation
-
-    def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        """See `ModelTrainer._eval_batch`. Full batches run compiled; remainders have other shapes and run eagerly."""
-        if self._eval_buffers_stay is None:  # a compiled forward writes no buffers: check it eagerly once
-            before = fingerprint(own_buffers(self.model))
-            outputs = self._eval_eagerly(batch, replicated, everywhere)
-            self._eval_buffers_stay = not any_rank(fingerprint(own_buffers(self.model)) != before)
-            return outputs
-        if replicated or self._looks_up or not self._eval_buffers_stay:
-            return self._eval_eagerly(batch, replicated, everywhere)
-        inputs = self.layout.lay_out_batch(batch)
-        if not self._fits_eval_graph(batch, inputs):
-            return self._eval_eagerly(batch, replicated, everywhere)
-        return self._localize_outputs(self._eval_graph(inputs), batch, replicated, everywhere)
-
-    def _eval_eagerly(self, *arguments: Any) -> Any:
+    def _eval_batch(self, *arguments: Any) -> Any:
+        """See `ModelTrainer._eval_batch`. Compiling the forward would cost more time than evaluations save."""
         with same_buffers(self.model):
             return super()._eval_batch(*arguments)
-
-    def _fits_eval_graph(self, batch: Batch, inputs: Batch) -> bool:
-        """Return whether the compiled forward can run `batch`.
-
-        Compiles a forward for `inputs` if there is none or if the existing one is out of date.
-        """
-        decision = "recompile" if self._eval_graph is None else self._eval_guards.decide(self.iter)
-        if decision == "recompile":
-            self._eval_graph = EvalGraph(self.model, self.layout)
-            self._eval_graph._compile(inputs)
-            self._eval_shapes = _shapes(batch)
-            self._eval_guards = Guards(self.model, self._eval_graph.reads)
-        return decision != "eager" and _shapes(batch) == self._eval_shapes
 
 
 TRAINERS["graph"] = GraphTrainer

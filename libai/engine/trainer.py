@@ -27,7 +27,6 @@ from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import ARGUMENTS_OF_A_MODE, TrainOptions
 from libai.engine.rehearsal.rehearsal import NotTheSame, compare_on_mesh, look_ahead, require_same
 from libai.forward.contract import as_batch_dict, read_losses, structured
-from libai.forward.index_check import NOTHING
 from libai.forward.state import Facts, note_unsaved_buffers
 from libai.layers.lora import refuse_unused_adapters
 from libai.layers.random import find_unseeded_dropouts
@@ -70,10 +69,6 @@ class ModelTrainer(TrainerBase):
     optimizer_state: OptimizerState
     #: layout of the model on the mesh: local or global tensors
     layout: Layout
-    #: true if this rank may run a forward pass without the other ranks
-    _runs_alone = True
-    #: true while a forward pass in evaluation looks up indices that were not looked up before
-    _looks_up = False
     #: arguments of the trainer that only this mode accepts
     _settings: Mapping[str, Any] = {}
     #: class, options and settings before `switch_to`; None once the new mode is ready
@@ -355,7 +350,7 @@ class ModelTrainer(TrainerBase):
     def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
         """Run the model in eval mode on one micro-batch of this rank and return its outputs as local tensors.
 
-        `replicated`: every rank holds the same batch. Collective in graph mode and with global tensors. Then the
+        `replicated`: every rank holds the same batch. Collective with global tensors. Then the
         outputs are empty on pipeline stages that do not compute them, unless `everywhere` is set. With local tensors
         the number of batches may differ between ranks.
         """
@@ -368,10 +363,6 @@ class ModelTrainer(TrainerBase):
                 is_first = self.gradients.evaluated is None or self.gradients.evaluated[1] == 1
                 raise_forward_error(error, self.model, batch, is_first)
                 raise
-        return self._localize_outputs(outputs, batch, replicated, everywhere)
-
-    def _localize_outputs(self, outputs: Any, batch: Batch, replicated: bool, everywhere: bool) -> Any:
-        """Return the model's outputs for this rank's `batch` as local tensors."""
         num_samples = len(next(iter(batch.values())))
         local = self.layout.local_output
         return map_tensors(outputs, lambda tensor: local(tensor, num_samples, replicated, everywhere))
@@ -543,9 +534,7 @@ class ModelTrainer(TrainerBase):
         """
         gradients = self.gradients
         batch = gradients.name_inputs(batch)
-        watching = gradients.index_check.watch([batch], gradients.describe_batch, self._runs_alone)
-        self._looks_up = watching is not NOTHING
-        with watching:
+        with gradients.index_check.watch([batch], gradients.describe_batch):
             batch = gradients.to_device(batch)
             return batch, self._eval_batch(batch, replicated, everywhere)
 

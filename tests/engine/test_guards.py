@@ -222,7 +222,7 @@ def test_what_is_trained_later_is_clipped_too():
 def test_one_line_names_the_change(caplog):
     with caplog.at_level(logging.INFO, "libai.engine"):
         train("graph", "sgd", CHANGES["weight decay once"][0])
-    expected = 'compiling the graph again before iteration 6: param_groups[0]["weight_decay"] (0.01, now 0.5)'
+    expected = 'compiling the graph again before iteration 6: param_groups[0]["weight_decay"]'
     assert expected in caplog.text
 
 
@@ -232,7 +232,7 @@ def test_what_changes_often_runs_op_by_op_and_one_line_says_why(monkeypatch, cap
     with caplog.at_level(logging.WARNING, "libai.engine"):
         train("graph", "sgd", CHANGES["loss weight annealed"][0])
     (line,) = [record.getMessage() for record in caplog.records if "changes repeatedly" in record.getMessage()]
-    assert "scale (1.1, now 1.2)" in line and "register_buffer" in line
+    assert "scale changes repeatedly" in line and "register_buffer" in line
 
 
 @pytest.mark.e2e

@@ -23,8 +23,7 @@ import oneflow as flow
 from oneflow import nn
 from libai.native import symbol_table
 from libai.patches import launch_race
-from libai.engine.compiled.graphs import EvalGraph
-from libai.parallel import LocalLayout, Mesh
+from libai.patches.compiled_graph import CompiledGraph
 
 ENQUEUE = "_ZN7oneflow2vm19LazyJobStreamPolicy14EnqueueNNGraphERKSt10shared_ptrINS_9NNGraphIfEE"
 oneflow = symbol_table.open_oneflow()
@@ -45,14 +44,21 @@ class Model(nn.Module):
     def forward(self, x):
         return self.linear(x)
 
+class Forward(CompiledGraph):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def build(self, x):
+        return self.model(x)
+
 if sys.argv[1] == "open":
     os.environ["LIBAI_PATCHES"] = "-launch-race"
 model, x = Model().eval(), flow.ones(2, 2)
 expected = model(x).numpy()
-layout = LocalLayout(Mesh())
-first, second = EvalGraph(model, layout), EvalGraph(model, layout)
+first, second = Forward(model), Forward(model)
 for _ in range(100):
-    assert (first({"x": x}).numpy() == expected).all() and (second({"x": x}).numpy() == expected).all()
+    assert (first(x=x).numpy() == expected).all() and (second(x=x).numpy() == expected).all()
 print("all launched", flush=True)
 os._exit(0)
 """

@@ -1,4 +1,4 @@
-"""The compiled training step and the compiled evaluation forward, for any module that follows the model contract.
+"""The compiled training step, for any module that follows the model contract.
 
 `TrainGraph` differs from a textbook `nn.Graph` in one way. Values that change with every iteration (each group's
 learning rate, Adam's bias corrections) are not baked into the compiled job or recomputed there in float32. They are
@@ -27,10 +27,10 @@ from libai.patches.compiled_graph import CompiledGraph
 from libai.patches.job.clip import clip_by_value
 from libai.patches.job.job_edit import JobEdit, copied
 from libai.patches.job.passes import JobFacts, repair_job, simplify_job
-from libai.patches.job.variables import first_of_equal, is_update, read_copies_of_variables
+from libai.patches.job.variables import first_of_equal, is_update
 from libai.utils.errors import UserError
 
-#: name of the user's module inside both graphs, and thus the name prefix of its variables in a compiled job
+#: name of the user's module inside the graph, and thus the name prefix of its variables in a compiled job
 MODULE_NAME = "model"
 #: the op that reads the norm in a clipping job, for any p of the norm
 _CLIP_NORM_READER = "System-ClipGradient-GlobalNorm-AddEps"
@@ -226,31 +226,6 @@ class TrainGraph(CompiledGraph):
         del job.ops[output_name].output_conf.blob_conf.shape.dim[:]
         del job.shapes[f"{output_name}/out"].shape.dim[:]
         job.remove(unused.split("/")[0])
-
-
-class EvalGraph(CompiledGraph):
-    """The model's forward in eval mode, compiled. It shares the weights that are being trained.
-
-    Compile it (call it the first time) while the module is in eval mode, because the mode is compiled in.
-    """
-
-    def __init__(self, model: nn.Module, layout: Layout):
-        super().__init__()
-        self.model = model
-        self._layout = layout
-        self.reads: Reads = {}
-        _set_stages(self.model, layout)
-
-    def build(self, batch: dict[str, Any]) -> Any:
-        """Trace the forward of one batch."""
-        with tracing(self.model, self.reads), self._layout.source_ops():
-            return self.model(**batch)
-
-    def edit_job(self, out2name: Any) -> None:
-        """Make the forward read copies of parameters if ranks hold parts of them."""
-        if self._layout.cuts_parameters:
-            with JobEdit(self._full_job_proto) as job:
-                read_copies_of_variables(job, _variable_names(self.model))
 
 
 def _variable_names(proxy: Any) -> set[str]:

@@ -22,9 +22,9 @@ from oneflow import nn
 
 from libai.engine.compiled.buffers import buffers_of, keep_buffers
 from libai.engine.compiled.tracing import Reads
-from libai.forward.python_state import SIMPLE, Watched, fingerprint, functions_of, hooks_of, variables_of
+from libai.forward.python_state import Watched, fingerprint, functions_of, hooks_of, variables_of
 from libai.parallel import named_tensors
-from libai.patches.writes import INPUTS, count_new_data, count_writes, watch_attributes
+from libai.patches.writes import count_new_data, count_writes, watch_attributes
 from libai.utils.errors import UserError
 
 #: a value that changes again within this many iterations is not worth another compilation
@@ -38,7 +38,7 @@ class Guards:
     Args:
         model: the module of the graph.
         reads: the attributes that its forward read.
-        optimizer: the optimizer of a training graph. Its settings and `requires_grad` of parameters are guarded.
+        optimizer: the optimizer of the graph. Its settings and `requires_grad` of parameters are guarded.
         inputs: settings of parameter groups that are not compiled in.
         before: the guards of the previous graph. Their record of changes is kept.
     """
@@ -47,9 +47,9 @@ class Guards:
         self,
         model: nn.Module,
         reads: Reads,
-        optimizer: flow.optim.Optimizer | None = None,
-        inputs: Sequence[str] = INPUTS,
-        before: Guards | None = None,
+        optimizer: flow.optim.Optimizer,
+        inputs: Sequence[str],
+        before: Guards | None,
     ):
         self._model, self._optimizer, self._inputs = model, optimizer, inputs
         paths = {id(module): path for path, module in model.named_modules()}
@@ -70,7 +70,7 @@ class Guards:
     def decide(self, iteration: int) -> Decision:
         """Return how to run iteration `iteration`: as compiled, compiled again, or eagerly.
 
-        `differences` describes the reason for a decision other than "compiled".
+        `differences` names the reason for a decision other than "compiled".
         """
         count = count_writes()
         if count != self._count or self._has_unseen_change():
@@ -82,14 +82,9 @@ class Guards:
         return "recompile" if self._is_first or is_steady else "eager"
 
     def differences(self) -> str:
-        """Describe how values differ from the compiled ones: `scale (1.0, now 0.9)`."""
-        shown = []
-        for name in self._differs[:3]:
-            before, now = self._compiled.get(name, ""), self._last_seen.get(name, "")
-            is_plain = all(len(value) == 2 and isinstance(value[1], SIMPLE) for value in (before, now))
-            shown.append(f"{name} ({before[1]!r}, now {now[1]!r})" if is_plain else name)
-        more = len(self._differs) - len(shown)
-        return ", ".join(shown) + (f" and {more} more" if more else "")
+        """Return the names of the values that differ from the compiled ones."""
+        more = len(self._differs) - 3
+        return ", ".join(self._differs[:3]) + (f" and {more} more" if more > 0 else "")
 
     def _has_unseen_change(self) -> bool:
         """Return whether a value has changed without a counted write."""
@@ -137,10 +132,8 @@ class Guards:
                 values[f"the forward hooks of {path or type(module).__name__}"] = tuple(map(id, hooks_of(module)))
         for name, tensor in named_tensors(self._model):
             values[name] = (id(tensor), count_new_data(tensor), "tensor")
-            if self._optimizer is not None:
-                values[f"{name}.requires_grad"] = fingerprint(tensor.requires_grad)
-        if self._optimizer is not None:
-            self._add_groups(self._optimizer.param_groups, values)
+            values[f"{name}.requires_grad"] = fingerprint(tensor.requires_grad)
+        self._add_groups(self._optimizer.param_groups, values)
         return values
 
     def _add_groups(self, groups: list[Any], values: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from libai.engine.check_parts import check_part
 from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
 
@@ -140,23 +141,12 @@ class DataFeed:
     def _position_of_loader(self) -> Any:
         return self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
 
-    def _open(self) -> Iterator[Any]:
-        try:
-            return iter(self.loader)
-        except TypeError:
-            if isinstance(self.loader, Iterable):
-                raise
-            found = "None" if self.loader is None else f"a {type(self.loader).__name__}"
-            raise UserError(
-                f"training needs an iterable of micro-batches, but the data loader is {found}. Set dataloader.train in "
-                "the config, or give the trainer a loader (or a function that returns one)."
-            ) from None
-
     def _next(self) -> Any:
         """Return the next micro-batch; restart the loader when it ends."""
         for _ in range(2):
             if self._iterator is None:
-                self._iterator = self._open()
+                check_part("loader", self.loader, "the training data loader (dataloader.train)")
+                self._iterator = iter(self.loader)
             try:
                 return next(self._iterator)
             except StopIteration:

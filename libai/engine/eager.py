@@ -10,7 +10,6 @@ from operator import attrgetter
 from typing import Any
 
 import oneflow as flow
-from oneflow import nn
 
 from libai.engine.data_feed import num_bytes
 from libai.engine.gradients import Batch
@@ -50,21 +49,6 @@ class EagerTrainer(ModelTrainer):
     """
 
     mode = "eager"
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *args: Any,
-        zero_grad_before_forward: bool = False,
-        zero_grad_set_to_none: bool | None = None,
-        **kwargs: Any,
-    ):
-        super().__init__(model, *args, **kwargs)
-        self._settings = {
-            "zero_grad_before_forward": zero_grad_before_forward,
-            "zero_grad_set_to_none": zero_grad_set_to_none,
-        }
-        self._begin_mode(**self._settings)
 
     def _begin_mode(self, zero_grad_before_forward: bool = False, zero_grad_set_to_none: bool | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""

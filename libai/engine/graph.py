@@ -61,24 +61,6 @@ class GraphTrainer(ModelTrainer):
     #: graph operations do not need the interpreter, so faster thread switches would only cost time (0007)
     _switch_seconds = math.inf
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *args: Any,
-        auto_parallel: bool = False,
-        train_graph: MakeGraph | None = None,
-        **kwargs: Any,
-    ):
-        super().__init__(model, *args, **kwargs)
-        if type(self).update is not GraphTrainer.update and not type(self).update.__module__.startswith("libai."):
-            raise UserError(
-                f"{type(self).__name__}.update replaces the compiled step, which then never runs. Pass a custom "
-                "graph (train_graph=MyGraph), or write the update for an EagerTrainer."
-            )
-        self._refuse_parts(self.options, train_graph=train_graph)
-        self._settings = {"auto_parallel": auto_parallel, "train_graph": train_graph}
-        self._begin_mode(**self._settings)
-
     def _end_mode(self) -> None:
         """See `ModelTrainer._end_mode`. Releases the graph."""
         self.optimizer_state.leave_graph()
@@ -86,6 +68,12 @@ class GraphTrainer(ModelTrainer):
 
     def _refuse_parts(self, options: TrainOptions, train_graph: MakeGraph | None = None, **settings: Any) -> None:
         """See `ModelTrainer._refuse_parts`."""
+        update = type(self).update
+        if update is not GraphTrainer.update and not update.__module__.startswith("libai."):
+            raise UserError(
+                f"{type(self).__name__}.update replaces the compiled step, which then never runs. Pass a custom "
+                "graph (train_graph=MyGraph), or write the update for an EagerTrainer."
+            )
         refuse_own_update(self.optimizer)
         if train_graph is not None:
             refuse_options(self, options)
@@ -288,7 +276,6 @@ class GraphTrainer(ModelTrainer):
                 reads = {}
                 inputs_of_step = ()
                 stack.enter_context(traced_build(graph, state.prefix, reads))
-            state.give_to(graph)
             self._trace(graph, inputs)
             read = [norm for norm in self._batch_norms if (id(norm), "training") in reads]
             self._counting_norms = [norm for norm in read if norm.training]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from libai.config.settings.other_names import member_meant
@@ -35,6 +36,7 @@ _STOP_OF_MAIN = "stop of the main rank"
 SWITCH_SECONDS = 1e-4
 
 
+@dataclass(eq=False)
 class LoopState:
     """State of the loop: stop requests, training time, and results that have not been fetched yet.
 
@@ -56,25 +58,24 @@ class LoopState:
         stop_of_main: the reason why a hook that exists only on the main rank wants to stop.
     """
 
-    def __init__(self) -> None:
-        self.device = "cpu"
-        self.agreement = Agreement()
-        self.now: Callable[[], float] = time.perf_counter
-        self._seconds_apart = 0.0
-        self._left_at: float | None = None
-        self.metrics = PendingMetrics()
-        self.rates: dict[str, float] = {}
-        self.calls_at: dict[str, list[tuple[HookBase, Callable[..., None]]]] = {point: [] for point in HOOK_POINTS}
-        self.result: Any = None
-        self.epoch: EveryEpoch | None = None
-        self.failure: BaseException | None = None
-        self.is_mode_final = True
-        self.is_pausing = False
-        self.events: Mapping[str, Any] | None = None
-        self.unfinished_hooks: list[str] = []
-        self.stop_of_main: StopTraining | None = None
-        self.flops_per_sample: float | None = None
-        self.generation = 0
+    device: str = "cpu"
+    agreement: Agreement = field(default_factory=Agreement)
+    now: Callable[[], float] = time.perf_counter
+    metrics: PendingMetrics = field(default_factory=PendingMetrics)
+    rates: dict[str, float] = field(default_factory=dict)
+    calls_at: dict[str, list[tuple[HookBase, Callable[..., None]]]] = field(default_factory=dict)
+    result: Any = None
+    epoch: EveryEpoch | None = None
+    failure: BaseException | None = None
+    is_mode_final: bool = True
+    is_pausing: bool = False
+    events: Mapping[str, Any] | None = None
+    unfinished_hooks: Sequence[str] = ()
+    stop_of_main: StopTraining | None = None
+    flops_per_sample: float | None = None
+    generation: int = 0
+    _seconds_apart: float = 0.0
+    _left_at: float | None = None
 
     def call_hooks(self, point: str, *arguments: Any) -> None:
         """Call every hook that overrides `point`, one of `HOOK_POINTS`."""
@@ -154,6 +155,7 @@ class TrainerBase:
         self.loop = LoopState()
         #: true if `prepare` has run and the loader has not been replaced since
         self._is_prepared = False
+        self.register_hooks([])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.status}, {self.completed_iters} iterations made>"
@@ -353,7 +355,7 @@ class TrainerBase:
 
     def _finish_interrupted_iteration(self) -> None:
         """Run the `after_step` hooks that had not finished when the run was saved, for example during an evaluation."""
-        unfinished, self.loop.unfinished_hooks = self.loop.unfinished_hooks, []
+        unfinished, self.loop.unfinished_hooks = self.loop.unfinished_hooks, ()
         # the earlier session may have had hooks that this one does not have
         first = next((i for i, (key, _) in enumerate(self._after_step_hooks()) if key in unfinished), None)
         if first is not None and self.start_iter:
@@ -455,7 +457,7 @@ class TrainerBase:
         self.iter = self.start_iter = self.completed_iters = int(state["iteration"])
         self.feed.go_to(state.get("data_loader"), self.iter)
         self.loop.events = state.get("events")
-        self.loop.unfinished_hooks = list(state.get("unfinished_hooks", []))
+        self.loop.unfinished_hooks = state.get("unfinished_hooks", ())
         self.loop.metrics.load_state_dict(self.iter, state.get("metrics", {}))
         hooks = dict(keyed(self.hooks))
         for key, value in state.get("hooks", {}).items():

@@ -66,14 +66,13 @@ def to_numbers(results: Sequence[StepResult], ranks_see_parts: bool) -> list[dic
     values over ranks, because each rank has seen only a part of the batch.
     """
     last = results[-1]
-    rows = [(result, name, values) for result in results for name, values in result.losses.items()]
-    num_losses = len(rows)
-    rows += [(last, name, values) for name, values in last.metrics.items()]
-    tensors = tensors_in([[values for _, _, values in rows], [result.shares for result in results], last.grad_norm])
+    rows = [(result, name, True, values) for result in results for name, values in result.losses.items()]
+    rows += [(last, name, False, values) for name, values in last.metrics.items()]
+    tensors = tensors_in([[values for *_, values in rows], [result.shares for result in results], last.grad_norm])
     host = {id(tensor): array.tolist() for tensor, array in zip(tensors, fetch_scalars(tensors))}
     # plain floats are faster: most values have one or two elements, too few for arrays
     means = []
-    for result, name, values in rows:
+    for result, name, _, values in rows:
         shares = result.shares
         if isinstance(shares, Mapping):
             shares = shares.get(name, next(iter(shares.values())))
@@ -81,16 +80,16 @@ def to_numbers(results: Sequence[StepResult], ranks_see_parts: bool) -> list[dic
         means.append(sum(map(operator.mul, chain.from_iterable(host[id(value)] for value in values), weights)))
     if ranks_see_parts:
         means = all_reduce(np.array(means)).tolist()
-    totals = {id(result): {"train/loss": 0.0} for result in results}
-    for (result, _, _), mean in zip(rows[:num_losses], means):
-        totals[id(result)]["train/loss"] += mean
-    numbers = list(totals.values())
-    for (result, name, _), mean in zip(rows, means):
+    found = {id(result): {"train/loss": 0.0} for result in results}
+    for (result, name, is_loss, _), mean in zip(rows, means):
+        numbers = found[id(result)]
+        if is_loss:
+            numbers["train/loss"] += mean
         if result is last:
-            numbers[-1].setdefault(f"train/{name}", mean)  # do not overwrite the total, `train/loss`
+            numbers.setdefault(f"train/{name}", mean)  # do not overwrite the total, `train/loss`
     if last.grad_norm is not None:
-        numbers[-1]["train/grad_norm"] = host[id(last.grad_norm)][0]
-    return numbers
+        found[id(last)]["train/grad_norm"] = host[id(last.grad_norm)][0]
+    return list(found.values())
 
 
 def require_same_names(results: Sequence[StepResult]) -> None:

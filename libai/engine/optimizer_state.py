@@ -95,15 +95,13 @@ class GraphOptimizerState(OptimizerState):
         self._has_loss_scale = has_loss_scale
         self.prefix = MODULE_NAME
 
-    def give_to(self, graph: nn.Graph) -> None:
-        """Load the state into `graph` before it is compiled."""
-        if self.optimizer._state["step"] or "loss_scale" in self.optimizer._state:
-            graph.load_state_dict(self._tensors_for(graph))
-
     def keep_in(self, graph: nn.Graph) -> None:
-        """Use the compiled `graph` as the owner of the state from now on."""
+        """Move the state into the compiled `graph`, which owns it from now on. Collective."""
         self.graph = graph
-        self._forget_copies()
+        if self.optimizer._state["step"] or "loss_scale" in self.optimizer._state:
+            self._move_into_graph()
+        else:
+            self._forget_copies()
         # `optimizer.state_dict` would return no state, so it is replaced on the object. A weak reference lets the
         # graph be freed
         owner = weakref.ref(self)
@@ -166,25 +164,21 @@ class GraphOptimizerState(OptimizerState):
     def copy(self) -> Any:
         """See `OptimizerState.copy`. The copy can be restored before and after compilation."""
         if self.graph is None:
-            return super().copy(), {}
-        with self.variables() as variables:
-            return super().copy(), {name: variable.clone() for name, variable in variables.items()}
+            return super().copy(), None
+        with self.variables():  # the device is idle
+            tensors, scalars = self.export()
+            return None, ({name: tensor.clone() for name, tensor in tensors.items()}, scalars)
 
     def put_back(self, copies: Any) -> None:
         """See `OptimizerState.put_back`."""
-        state, in_graph = copies
-        super().put_back(state)
+        in_optimizer, exported = copies
         self.updates = None
-        if not in_graph:
-            if self.graph is not None:  # compiled since
-                self._move_into_graph()
-        elif self.graph is not None:
-            with self.variables() as variables:
-                for name, variable in variables.items():
-                    variable.copy_(in_graph[name])
-        else:  # the graph has been dropped since
-            step = None if self._has_loss_scale else self.optimizer._state["step"]
-            super().load(*export_graph_state(in_graph, self.prefix, self._parameters(), self.optimizer, step))
+        if exported is not None:
+            self.load(*exported)
+            return
+        super().put_back(in_optimizer)
+        if self.graph is not None:  # compiled since
+            self._move_into_graph()
 
     @contextmanager
     def variables(self) -> Iterator[dict[str, flow.Tensor]]:

@@ -13,12 +13,12 @@ from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.data_parallel import Reduction
 from libai.utils.errors import UserError
 
-#: argument that only one of the two trainers accepts → class of that trainer
-ARGUMENTS_OF_A_MODE = {
-    "zero_grad_before_forward": "EagerTrainer",
-    "zero_grad_set_to_none": "EagerTrainer",
-    "auto_parallel": "GraphTrainer",
-    "train_graph": "GraphTrainer",
+#: argument that only one of the two trainers accepts → mode of that trainer
+_MODE_OF_ARGUMENT = {
+    "zero_grad_before_forward": "eager",
+    "zero_grad_set_to_none": "eager",
+    "auto_parallel": "graph",
+    "train_graph": "graph",
 }
 #: option → its valid values
 _CHOICES: Mapping[str, Sequence[Any]] = {
@@ -27,6 +27,11 @@ _CHOICES: Mapping[str, Sequence[Any]] = {
     "batch_scope": ("global", "rank"),
     "gradient_reduction": ("auto", "flat", "ddp", "global"),
 }
+
+
+def arguments_of(mode: str) -> set[str]:
+    """Return the names of the arguments that only the trainer of `mode` accepts."""
+    return {name for name, owner in _MODE_OF_ARGUMENT.items() if owner == mode}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +106,8 @@ class TrainOptions:
         for name in settings:
             if name in names:
                 continue
-            if name in ARGUMENTS_OF_A_MODE:
-                hint = f" It is an argument of {ARGUMENTS_OF_A_MODE[name]}."
+            if name in _MODE_OF_ARGUMENT:
+                hint = f" It is an argument of {_MODE_OF_ARGUMENT[name].title()}Trainer."
             else:
                 hint = argument_meant(name, names) or did_you_mean(name, names)
             raise UserError(f"{owner} takes no argument {name!r}.{hint} It takes {', '.join(names)}.")

@@ -24,7 +24,7 @@ from libai.engine.hooks.ema import EMAHook
 from libai.engine.loop import TrainerBase
 from libai.engine.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.optimizer_state import OptimizerState
-from libai.engine.options import ARGUMENTS_OF_A_MODE, TrainOptions
+from libai.engine.options import TrainOptions, arguments_of
 from libai.engine.rehearsal.rehearsal import NotTheSame, compare_on_mesh, look_ahead, require_same
 from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.forward.state import Facts, note_unsaved_buffers
@@ -62,7 +62,7 @@ class ModelTrainer(TrainerBase):
         options: training options.
         lr_scheduler: any object with `step()`, which is called once after each update. If its `step` needs a metric,
             `hooks.LRHook` calls it instead.
-        settings: single fields of `options`.
+        settings: single fields of `options`, and arguments that only the class's mode accepts.
     """
 
     #: exports and loads the optimizer's state in the form shared by both modes
@@ -70,7 +70,7 @@ class ModelTrainer(TrainerBase):
     #: layout of the model on the mesh: local or global tensors
     layout: Layout
     #: arguments of the trainer that only this mode accepts
-    _settings: Mapping[str, Any] = {}
+    _settings: Mapping[str, Any]
     #: class, options and settings before `switch_to`; None once the new mode is ready
     _switched_from: tuple[type[ModelTrainer], TrainOptions, Mapping[str, Any]] | None = None
 
@@ -84,6 +84,7 @@ class ModelTrainer(TrainerBase):
         lr_scheduler: Any = None,
         **settings: Any,
     ):
+        of_mode = {name: settings.pop(name) for name in arguments_of(self.mode) & settings.keys()}
         options = TrainOptions.of(type(self).__name__, options, settings)
         check_arguments(type(self).__name__, model, data_loader, optimizer, lr_scheduler)
         super().__init__(data_loader, num_accumulation_steps=options.num_accumulation_steps)
@@ -109,6 +110,9 @@ class ModelTrainer(TrainerBase):
             self.register_hooks([EMAHook(options.ema_decay)])
         self._model_plan = ParallelPlan.of(model, options.plan)
         self._take_layout()
+        self._refuse_parts(options, **of_mode)
+        self._settings = of_mode
+        self._begin_mode(**of_mode)
 
     def _take_layout(self, layout: Layout | None = None) -> None:
         """Train with the existing `layout` of the model. None: lay it out as this mode requires."""
@@ -126,7 +130,7 @@ class ModelTrainer(TrainerBase):
 
     def _begin_mode(self, *args: Any, **settings: Any) -> None:
         """Set all attributes that only this mode has. `settings`: arguments that only this mode accepts."""
-        raise NotImplementedError(f"{type(self).__name__} must define _begin_mode")
+        raise NotImplementedError
 
     def _end_mode(self) -> None:
         """Move the optimizer state back to the optimizer, and undo this mode's changes to the model."""
@@ -160,12 +164,12 @@ class ModelTrainer(TrainerBase):
                 f"{type(self).__name__} cannot switch to {mode} mode, because that mode would not call its "
                 f"overridden methods. Use hooks instead, or train a {target.__name__} from a checkpoint."
             )
-        of_mode = [name for name, owner in ARGUMENTS_OF_A_MODE.items() if owner == target.__name__]
-        fixed = settings.keys() - {*of_mode, *OPTIONS_OF_A_MODE}
+        may_differ = arguments_of(mode).union(OPTIONS_OF_A_MODE)
+        fixed = settings.keys() - may_differ
         if fixed:
             raise UserError(
                 f"switch_to({mode!r}) cannot set {', '.join(sorted(fixed))}: another mode may have other values of "
-                f"{', '.join(sorted({*of_mode, *OPTIONS_OF_A_MODE}))}. Build a trainer with the rest."
+                f"{', '.join(sorted(may_differ))}. Build a trainer with the rest."
             )
         shared = {name: settings.pop(name) for name in OPTIONS_OF_A_MODE if name in settings}
         options = replace(self.options, **{"amp": None, "gradient_reduction": "auto", **shared})
@@ -242,7 +246,7 @@ class ModelTrainer(TrainerBase):
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
         """Return whether this mode lays the model out as global tensors on `mesh`."""
-        raise NotImplementedError(f"{cls.__name__} must define _needs_global_tensors")
+        raise NotImplementedError
 
     def _warn_of_stock_dropout(self) -> None:
         names = find_unseeded_dropouts(self.model)
@@ -294,7 +298,7 @@ class ModelTrainer(TrainerBase):
 
     def _build_step(self, micro_batches: list[Any]) -> None:
         """Make the trainer ready for updates, for example by compiling."""
-        raise NotImplementedError(f"{type(self).__name__} must define _build_step")
+        raise NotImplementedError
 
     def _learn(self, facts: Facts) -> None:
         """Store the side effects of forward and handle them. Collective."""

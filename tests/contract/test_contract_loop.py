@@ -139,8 +139,8 @@ def test_reset_data_loader_takes_effect_at_the_next_iteration(mode):
     [
         (list, r"data loader \(list\) returned no batch.*dataset is empty.*read again"),
         (lambda: iter(toy.batches(2)), "can be read only once"),
-        (lambda: lambda: None, "data loader is None.*dataloader.train"),
-        (lambda: lambda: 5, "data loader is a int.*dataloader.train"),
+        (lambda: lambda: None, "data loader .dataloader.train. is None"),
+        (lambda: lambda: 5, "data loader .dataloader.train. is 5 .int"),
     ],
 )
 def test_a_loader_that_cannot_be_read_says_what_it_may_be(mode, make_loader, text):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -234,11 +235,19 @@ def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
     return distinct
 
 
-_PRODUCTS = ("mul", "multiply", "div", "matmul", "bmm", "dot", "mm", "pow")
 _OF_TWO = [
-    *((flow.Tensor, name) for name in ("__mul__", "__truediv__", "__matmul__", "__pow__", *_PRODUCTS)),
-    *((flow, name) for name in _PRODUCTS),
-    *((flow._C, name) for name in _PRODUCTS),
+    "__mul__",
+    "__truediv__",
+    "__matmul__",
+    "__pow__",
+    "mul",
+    "multiply",
+    "div",
+    "matmul",
+    "bmm",
+    "dot",
+    "mm",
+    "pow",
 ]
 _REPLACEMENTS: Sequence[tuple[Any, str, Any]] = (
     (ProxyModule, "__getattribute__", _get_attribute),
@@ -255,5 +264,9 @@ _REPLACEMENTS: Sequence[tuple[Any, str, Any]] = (
     (flow.Tensor, "zero_", _zero_lazily),
     (flow.Tensor, "data", property(_get_data, _data.__set__)),
     (flow.Tensor, "detach", _detach_lazily),
-    *((owner, name, _reading_twice(vars(owner)[name])) for owner, name in _OF_TWO if name in vars(owner)),
+    *(
+        (owner, name, _reading_twice(vars(owner)[name]))
+        for owner, name in itertools.product((flow.Tensor, flow, flow._C), _OF_TWO)
+        if name in vars(owner)
+    ),
 )

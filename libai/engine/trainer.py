@@ -19,7 +19,7 @@ import oneflow as flow
 from libai.engine.check_parts import check_arguments, check_metrics, check_part
 from libai.engine.compiled.build_errors import GraphBuildError, raise_forward_error
 from libai.engine.gradients import Batch, Gradients
-from libai.engine.hooks.bad_losses import BadLossHook
+from libai.engine.hooks.bad_losses import BadLossHook, are_finite
 from libai.engine.hooks.ema import EMAHook
 from libai.engine.loop import TrainerBase
 from libai.engine.metrics import StepResult, require_same_names, to_numbers
@@ -399,12 +399,18 @@ class ModelTrainer(TrainerBase):
         """Average the gradients over the data-parallel ranks, unless they already are averages. Collective."""
 
     def check_finite(self) -> None:
-        """See `TrainerBase.check_finite`. Also combines the batch statistics of all ranks.
+        """See `TrainerBase.check_finite`. Also checks the weights and combines the batch statistics of all ranks.
 
-        All code that reads the weights calls this first (`libai.parallel.batch_statistics`).
+        A gradient that is not finite corrupts the weights, but only the loss of the next update. All code that reads
+        the weights calls this first (`libai.parallel.batch_statistics`).
         """
         super().check_finite()
         share_batch_statistics(self._batch_norms)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if self.completed_iters and not are_finite(trained):
+            metrics = self.loop.metrics
+            bad = {"weights": float("nan")}
+            metrics.latest = metrics.policy.on_bad_loss(self.completed_iters - 1, bad, dict(metrics.latest))
 
     # ------------------------------------------------------------------ learning rate
 

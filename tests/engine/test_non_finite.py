@@ -117,6 +117,17 @@ def test_a_loss_that_is_bad_before_any_update_is_not_blamed_on_the_rate(mode):
     assert "learning rate" not in str(caught.value)
 
 
+def test_weights_that_only_the_last_update_has_spoilt_are_found_before_they_are_used(mode):
+    """The loss of that update is finite."""
+    data = data_with_a_bad_batch(5, [4])
+    with pytest.raises(NonFiniteLoss, match="^iteration 5 is not finite: weights=nan"):
+        build(mode, data, model=SteepRoot).train(0, 5)
+    trainer = build(mode, data, "skip", SteepRoot)
+    trainer.train(0, 5)
+    assert hook_of(trainer, BadLossHook).bad_iterations == [5]
+    assert all(np.isfinite(w).all() for w in weights(trainer))
+
+
 def test_undone_updates_take_back_all_settings_of_the_groups(mode):
     trainer = build(mode, toy.batches(3))
     group, before = trainer.optimizer.param_groups[0], Snapshot.of(trainer)

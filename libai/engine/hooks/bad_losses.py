@@ -98,9 +98,11 @@ class BadLossHook(HookBase, LossPolicy):
             self.forget()
 
     def all_good(self) -> None:
-        """See `LossPolicy.all_good`. Deletes an old copy of the state, which the next update replaces by a new one."""
+        """See `LossPolicy.all_good`. Deletes an old copy of the state; the next update makes a new one."""
         self._bad_in_a_row = 0
-        if len(self._batches) >= MIN_ITERS_BETWEEN_COPIES or self._bytes > MAX_BATCH_BYTES:
+        is_old = len(self._batches) >= MIN_ITERS_BETWEEN_COPIES or self._bytes > MAX_BATCH_BYTES
+        # a bad gradient in the latest update only shows in the next loss
+        if is_old and are_finite(self.trainer.model.parameters()):
             self.forget()
 
     def forget(self) -> None:
@@ -114,14 +116,16 @@ class BadLossHook(HookBase, LossPolicy):
         trainer = self.trainer
         present = trainer.iter
         batches = self._batches
-        assert self._snapshot is not None
+        if self._snapshot is None:  # nothing to undo: a hook has changed the weights since a save
+            return super().on_bad_loss(iteration, losses, latest)
         self._snapshot.restore(trainer)
         numbers = latest
         is_found = False
+        tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
         for trainer.iter, micro_batches in batches:
             before = Snapshot.of(trainer)
             found = trainer.collect([trainer.update(micro_batches)])[0]
-            if math.isfinite(found["train/loss"]) and _are_finite(trainer.model):
+            if math.isfinite(found["train/loss"]) and are_finite(tensors):
                 numbers = found
                 for hook in trainer.hooks:
                     if hook.overrides("tensors"):  # such a hook follows the weights
@@ -194,9 +198,8 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
     return what if is_everywhere else f"{what} (rank {rank})"
 
 
-def _are_finite(model: flow.nn.Module) -> bool:
-    """Return whether all parameters and buffers are finite on all ranks. Waits for the device. Collective."""
-    tensors: Iterable[flow.Tensor] = itertools.chain(model.parameters(), model.buffers())
+def are_finite(tensors: Iterable[flow.Tensor]) -> bool:
+    """Return whether all tensors are finite on all ranks. Waits for the device. Collective."""
     return not any_rank(not all(map(_is_finite_here, tensors)))
 
 

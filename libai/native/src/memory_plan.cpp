@@ -3,7 +3,8 @@
 //
 // Works on the `Plan`, before OneFlow's own planner: registers of one rank and one rate share a block, at offsets at
 // which no two that can be alive at once overlap. Two registers may share a place only if every user of the first one
-// comes before the producer of the second one by dependencies of the plan alone, whatever thread computes them.
+// comes before the producer of the second one by dependencies of the plan alone, whatever thread computes them. If one
+// thread computes all operations, control edges fix their order first, so that more of them may share.
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -102,14 +103,17 @@ class MemoryPlanner {
 
   void Run() {
     std::map<std::pair<int64_t, std::string>, std::vector<int>> groups;
+    std::unordered_set<int64_t> threads;
     for (int i = 0; i < plan_->task_size(); ++i) {
       // a pipeline: edges from its backward to its forward pass would let stages wait for each other
       const OperatorConf* op = OpOf(plan_->task(i));
       if (op != nullptr && op->user_conf().op_type_name() == "identity_buffer") return;
       const std::string rate = RateOfHostOperation(i);
-      if (!rate.empty()) groups[{plan_->task(i).machine_id(), rate}].push_back(i);
+      if (rate.empty()) continue;
+      groups[{plan_->task(i).machine_id(), rate}].push_back(i);
+      threads.insert(plan_->task(i).thrd_id());
     }
-    for (const auto& group : groups) PlanGroup(group.second);
+    for (const auto& group : groups) PlanGroup(group.second, threads.size() == 1);
   }
 
  private:
@@ -198,28 +202,38 @@ class MemoryPlanner {
     return order;
   }
 
-  // For each task those that come after it in the same iteration, for certain.
-  std::vector<TaskSet> SuccessorsOf(const std::vector<int>& order) const {
+  // For each task those that come after it in the same iteration, for certain, if each entry of `chain` waits for the
+  // one before it.
+  std::vector<TaskSet> SuccessorsOf(const std::vector<int>& order, const std::vector<int>& chain) const {
+    std::unordered_map<int, int> following;
+    for (size_t i = 1; i < chain.size(); ++i) following[chain[i - 1]] = chain[i];
     std::vector<TaskSet> successors(order.size(), TaskSet(static_cast<int>(order.size())));
     for (auto task = order.rbegin(); task != order.rend(); ++task) {
       const TaskType type = plan_->task(*task).task_type();
       // what they send belongs to several iterations of what they read
       if (type == kRepeat || type == kAcc || type == kPack || type == kUnpack || type == kAccTick) continue;
-      for (int later : next_[*task]) {
+      const auto add = [&](int later) {
         successors[*task].Add(later);
         successors[*task].AddAll(successors[later]);
-      }
+      };
+      for (int later : next_[*task]) add(later);
+      if (following.count(*task) > 0) add(following[*task]);
     }
     return successors;
   }
 
-  void PlanGroup(const std::vector<int>& tasks) {
+  void PlanGroup(const std::vector<int>& tasks, bool is_on_one_thread) {
     std::vector<Register> registers = RegistersOf(tasks);
     const std::vector<int> order = InOrder();
     if (registers.size() < 2 || order.empty()) return;
     std::vector<int> position(order.size());
     for (size_t i = 0; i < order.size(); ++i) position[order[i]] = static_cast<int>(i);
-    const std::vector<TaskSet> successors = SuccessorsOf(order);
+    std::vector<int> chain;
+    if (is_on_one_thread) {
+      chain = tasks;
+      std::sort(chain.begin(), chain.end(), [&](int a, int b) { return position[a] < position[b]; });
+    }
+    const std::vector<TaskSet> successors = SuccessorsOf(order, chain);
     const auto is_over_before = [&](const Register& earlier, const Register& later) {
       return std::all_of(earlier.users.begin(), earlier.users.end(),
                          [&](int user) { return successors[user].Has(later.producer); });
@@ -282,6 +296,10 @@ class MemoryPlanner {
       found.proto->set_variable_op_name("libai_memory_plan");
     }
     for (int task : waiting) Connect(first, task);
+    for (size_t i = 1; i < chain.size(); ++i) {
+      const std::vector<int>& next = next_[chain[i - 1]];
+      if (std::find(next.begin(), next.end(), chain[i]) == next.end()) Connect(chain[i - 1], chain[i]);
+    }
     g_bytes_before += sum;
     g_bytes_after += end;
   }

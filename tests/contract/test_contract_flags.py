@@ -46,9 +46,7 @@ def test_dry_run_tries_everything_and_makes_no_file(tmp_path, command):
     (passed,) = [line for line in lines if line.startswith("dry run passed")]
     for part in ("one update (loss ", "a checkpoint written and read back", "one evaluation batch of "):
         assert part in passed
-    assert [line.split() for line in lines if line.startswith("head")] == [
-        ["head", "Linear", "10x128", "+", "10", "1,290", "all"]
-    ]
+    assert ["head.weight", "1", "10x128", "1,280", "yes"] in [line.split() for line in lines]
     (memory,) = [line for line in lines if line.startswith("memory ")]
     assert re.fullmatch(r"memory +[0-9.]+ GiB at the peak of a process in (eager|graph) mode", memory)
     (time,) = [line for line in lines if line.startswith("time ")]

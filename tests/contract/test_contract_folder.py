@@ -256,7 +256,7 @@ def banner_of(run) -> dict[str, str]:
     [
         (
             ["train.evaluation.eval_period=9", "train.checkpointer.period=100"],
-            "evaluate val, other at the end, save at the end",
+            "evaluate val, other every 9, save every 100",
         ),
         (["train.evaluation.enabled=false", "train.checkpointer.enabled=false"], "no evaluation, no checkpoints"),
         (["lr_scheduler.warmup_iter=3"], "evaluate val, other every 4, save every 4"),
@@ -281,7 +281,7 @@ def test_a_resumed_run_says_what_is_left(tmp_path, caplog):
     resumed = make_run(tmp_path, "eager", "train.checkpointer.period=5", resume=True)
     banner = banner_of(resumed)
     assert "continued from iter_0000005" in banner[f"libai {__version__}"]
-    assert banner["data"].endswith("evaluate val, other every 4, save at the end")
+    assert banner["data"].endswith("evaluate val, other every 4, save every 5")
     resumed.train(6)
     resumed.train()
     assert any(message.startswith("done after 2 iterations (8 of 8)") for message in caplog.messages)

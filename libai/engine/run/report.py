@@ -1,15 +1,18 @@
-"""Report on a run at its start and at its end: the banner, `summary.json` and the result of `Run.train`."""
+"""Report on a run: the banner, the table of parameters, `summary.json` and the result of `Run.train`."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from oneflow import nn
 
 from libai import __version__, checkpoint
 from libai.config.instantiation import target_of
@@ -20,6 +23,7 @@ from libai.native.kernels import kernels_in_use
 from libai.optim import Optimizers
 from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
+from libai.utils.screen import format_table
 
 logger = logging.getLogger("libai.engine")
 
@@ -57,11 +61,12 @@ def result_of(run: Any) -> TrainResult:
     result = replace(result, metric=run.metric, best=hook.best, best_iter=hook.best_iter)
     if hook.best_iter is None:
         return result
+    per_epoch = run.plan.iters_per_epoch
     saves = run.config.train.checkpointer.enabled
     return replace(
         result,
         best_path=run.checkpointer.root / checkpoint.checkpoint_name(hook.best_iter) if saves else None,
-        best_epoch=hook.best_iter / run.plan.iters_per_epoch if run.plan.iters_per_epoch else None,
+        best_epoch=per_epoch and hook.best_iter / per_epoch,
         best_metrics=hook.best_metrics,
     )
 
@@ -83,6 +88,7 @@ def start_banner(run: Any) -> None:
 
     `env.json` lists the software in full.
     """
+    train, plan, optimizer = run.config.train, run.plan, run.optimizer
     resumed = run.folder.checkpoint
     begins = "new run" if resumed is None else f"continued from {resumed.name}"
     parameters = list(run.model.parameters())
@@ -90,15 +96,29 @@ def start_banner(run: Any) -> None:
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     share = "" if trained == total else f" ({trained:,} trained)"
     layout = f"; {run.trainer.layout.describe()}" if run.mesh.size > run.mesh.data else ""
-    samples = run.plan.samples_per_epoch
+    samples = plan.samples_per_epoch
     data = f"{samples:,} samples" if samples else type(run.train_loader).__name__
+    evaluates = train.evaluation.enabled and run.test_loaders
+    evaluation = f"evaluate {', '.join(run.test_loaders)} every {train.evaluation.eval_period}"
+    saves = f"save every {train.checkpointer.period}" if train.checkpointer.enabled else "no checkpoints"
+    parts = optimizer.optimizers.values() if isinstance(optimizer, Optimizers) else [optimizer]
+    kinds = " + ".join(type(part).__name__ for part in parts)
+    clip = train.clip_grad.max_norm
+    clipped = f", clipped to norm {clip:g}" if clip else ""
+    schedule = "constant lr"
+    if run.lr_scheduler is not None:
+        named = target_of(run.config.lr_scheduler)  # None for a list of schedules
+        schedule = getattr(named, "__name__", type(run.lr_scheduler).__name__)
+    epochs = f" ({plan.train_iter / plan.iters_per_epoch:.3g} epochs)" if plan.iters_per_epoch else ""
+    warmup = getattr(run.lr_scheduler, "warmup_iter", 0)
+    rises = f", {warmup} of warm-up" if warmup else ""
     lines = {
         f"libai {__version__}": f"{run.output_dir.name}, {begins} in {run.trainer.mode} mode -> {run.output_dir}",
         "model": f"{type(run.model).__name__}, {total:,} parameters{share}{layout}",
-        "data": f"{data}; {_describe_periods(run)}",
-        "batch": run.plan.describe(),
-        "optimizer": _describe_optimizer(run),
-        "schedule": _describe_schedule(run),
+        "data": f"{data}; {evaluation if evaluates else 'no evaluation'}, {saves}",
+        "batch": plan.describe(),
+        "optimizer": f"{kinds}, lr {max(initial_lrs(optimizer)):.3g}{clipped}; seed {run.seed}",
+        "schedule": f"{schedule}, {plan.train_iter} iterations{epochs}{rises}",
     }
     for title, text in lines.items():
         logger.info("%s  %s", title.ljust(9), text)
@@ -107,53 +127,28 @@ def start_banner(run: Any) -> None:
         logger.warning("operations on CPU take %s", kernels)
 
 
-def _describe_periods(run: Any) -> str:
-    """Return a text such as `evaluate val every 200, save at the end`, for the rest of the run."""
-    train = run.config.train
-    evaluates = train.evaluation.enabled and run.test_loaders
-    saves = train.checkpointer.enabled
-    names = ", ".join(run.test_loaders)
-    parts = [
-        f"evaluate {names} {_times(run, train.evaluation.eval_period)}" if evaluates else "no evaluation",
-        f"save {_times(run, train.checkpointer.period)}" if saves else "no checkpoints",
-    ]
-    return ", ".join(parts)
+def parameter_table(model: nn.Module) -> list[str]:
+    """Return the lines of a table of the parameters, with the number of elements in each row.
+
+    Parameters that differ only in the numbers in their names share one row (`blocks.*.fc.weight`). A tensor that is
+    used twice counts once.
+    """
+    alike: dict[tuple[str, str], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        key = (re.sub(r"\d+", "*", name), "yes" if parameter.requires_grad else "frozen")
+        alike.setdefault(key, []).append(parameter)
+    rows = [["parameter", "tensors", "shape", "elements", "trained"]]
+    for (name, is_trained), found in alike.items():
+        shapes = {"x".join(map(str, parameter.shape)) or "scalar" for parameter in found}
+        total = sum(parameter.numel() for parameter in found)
+        rows.append([name, str(len(found)), shapes.pop() if len(shapes) == 1 else "various", f"{total:,}", is_trained])
+    return format_table(rows, right=[1, 3]).split("\n")
 
 
-def _describe_optimizer(run: Any) -> str:
-    rate = max(initial_lrs(run.optimizer))
-    parts = run.optimizer.optimizers.values() if isinstance(run.optimizer, Optimizers) else [run.optimizer]
-    kinds = " + ".join(type(part).__name__ for part in parts)
-    clip = run.config.train.clip_grad.max_norm
-    clipped = f", clipped to norm {clip:g}" if clip else ""
-    count = len(run.optimizer.param_groups)
-    groups = f", {count} parameter groups" if count > 1 else ""
-    return f"{kinds}{groups}, lr {rate:.3g}{clipped}; seed {run.seed}"
+def write_summary(run: Any) -> None:
+    """Write `summary.json` and log the closing line. Rank 0 only.
 
-
-def _describe_schedule(run: Any) -> str:
-    """Return a text such as `WarmupCosineLR, 400 iterations (1.2 epochs), 20 of warm-up`."""
-    name = "constant lr"
-    if run.lr_scheduler is not None:
-        named = target_of(run.config.lr_scheduler)  # None for a list of schedules
-        name = getattr(named, "__name__", type(run.lr_scheduler).__name__)
-    end = run.plan.train_iter
-    epochs = f" ({end / run.plan.iters_per_epoch:.3g} epochs)" if run.plan.iters_per_epoch else ""
-    warmup = min(getattr(run.lr_scheduler, "warmup_iter", 0), end)
-    return f"{name}, {end} iterations{epochs}" + (f", {warmup} of warm-up" if warmup else "")
-
-
-def _times(run: Any, period: int | str) -> str:
-    """Return `every 200`, or `at the end` if no period ends in the rest of the run."""
-    start = run.start_iter
-    has_period = isinstance(period, str) or (start // period + 1) * period <= run.plan.train_iter
-    return f"every {period}" if has_period else "at the end"
-
-
-def summary_of(run: Any) -> dict[str, Any]:
-    """Return the content of `summary.json`: status, length, time, throughput, last metrics.
-
-    Values that are not finite become null.
+    The file has status, length, time, throughput and the last metrics. Values that are not finite become null.
     """
     trainer, timer, checkpointer = run.trainer, run.timer, run.checkpointer
     result = result_of(run)
@@ -165,10 +160,10 @@ def summary_of(run: Any) -> dict[str, Any]:
         "metrics": result.best_metrics,
         "checkpoint": result.best_path and result.best_path.name,
     }
-    storage = trainer.storage
     metrics = dict(trainer.loop.metrics.latest)
-    metrics.update({tag: storage.get(tag)[0] for tag in storage.names("eval/")})
-    return {
+    metrics.update({tag: trainer.storage.get(tag)[0] for tag in trainer.storage.names("eval/")})
+    rates = timer.throughput.summary()
+    summary = {
         "run_id": run.folder.run_id,
         "status": trainer.status,
         "mode": trainer.mode,
@@ -178,7 +173,7 @@ def summary_of(run: Any) -> dict[str, Any]:
         "seconds": round(timer.total_seconds, 3),
         "first_iteration_seconds": round(timer.first_seconds, 3),
         "build_seconds": trainer.graph and trainer.graph.build_seconds,
-        "throughput": timer.throughput.summary(),
+        "throughput": rates,
         "checkpoints": {
             "saved": checkpointer.num_saves,
             "stall_seconds": round(checkpointer.stall_seconds, 3),
@@ -187,31 +182,20 @@ def summary_of(run: Any) -> dict[str, Any]:
         "best": best if result.metric else None,
         "metrics": {tag: value if math.isfinite(value) else None for tag, value in metrics.items()},
         "seed": run.seed,
-        "mesh": trainer.layout.describe(),
-        "batch": run.plan.describe(),
     }
-
-
-def write_summary(run: Any) -> None:
-    """Log the closing line and write `summary.json`. Rank 0 only."""
-    summary = summary_of(run)
     atomic_write_text(run.output_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
-    done = summary["iterations"]
-    made = done - run.timer.start_iter
-    verb = {"finished": "done", "stopped": "stopped"}.get(summary["status"])
+    made = trainer.completed_iters - timer.start_iter
+    verb = {"finished": "done", "stopped": "stopped"}.get(trainer.status)
     if not made or verb is None:
         return
-    of_all = f" ({done} of {summary['max_iter']})" if made != summary["max_iter"] else ""
-    parts = [f"{verb} after {made} iterations{of_all} in {timedelta(seconds=round(summary['seconds']))}"]
-    for tag, value in summary["metrics"].items():
-        kind, _, name = tag.partition("/")
-        if (kind == "eval" or tag == "train/loss") and value is not None:
-            parts.append(f"{name} {value:.4f}")
-    rates = summary["throughput"]
+    of_all = f" ({trainer.completed_iters} of {run.plan.train_iter})" if made != run.plan.train_iter else ""
+    parts = [f"{verb} after {made} iterations{of_all} in {timedelta(seconds=round(timer.total_seconds))}"]
+    for tag, value in metrics.items():
+        if tag.startswith("eval/") or tag == "train/loss":
+            parts.append(f"{tag.partition('/')[2]} {value:.4f}")
     rate, unit = ("tokens_per_s", "tok/s") if "tokens_per_s" in rates else ("samples_per_s", "samples/s")
     if rate in rates:
-        low, median, high = (rates[f"{rate}_{part}"] for part in ("p10", "median", "p90"))
-        parts.append(f"median {median:,.0f} {unit} (p10-p90 {low:,.0f}-{high:,.0f})")
+        parts.append(f"median {rates[f'{rate}_median']:,.0f} {unit}")
     if summary["build_seconds"]:
         parts.append(f"compile {summary['build_seconds']:.1f} s")
     logger.info("%s  -> %s", "  ".join(parts), run.output_dir, extra={"is_result": True})

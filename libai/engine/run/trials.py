@@ -22,8 +22,7 @@ from libai.engine.events.throughput import memory_gb
 from libai.engine.metrics import NonFiniteLoss
 from libai.engine.rehearsal.kept import forward_rolled_back, rolled_back
 from libai.engine.rehearsal.rehearsal import is_own_update
-from libai.engine.run.parameter_table import parameter_table
-from libai.engine.run.report import start_banner
+from libai.engine.run.report import parameter_table, start_banner
 from libai.engine.trainer import ModelTrainer
 from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text

@@ -85,7 +85,7 @@ def test_hooks():
 
 def test_model_summary(capsys):
     run(block("model_and_data", 12))
-    assert "16x8 + 16" in capsys.readouterr().out
+    assert "16x8" in capsys.readouterr().out
 
 
 def test_writers(tmp_path):

@@ -92,7 +92,9 @@ class Session:
         schedule = libai.scheduler.WarmupCosineLR(optimizer, max_iter=100)
         trainer = self.trainer_class(used, loader, toy.optimizer_of("adamw", used))
         trainer.loop.epoch = EveryEpoch(8, 4)
-        trainer.register_hooks([hook, libai.engine.hooks.CallbackHook(before_step=lambda _: 1 / 0, once=True)])
+        divisors = iter([0])
+        fails_once = libai.engine.hooks.CallbackHook(before_step=lambda _: 1 / next(divisors, 1))
+        trainer.register_hooks([hook, fails_once])
         with pytest.raises(ZeroDivisionError):
             trainer.train(0, 1)
         trainer.train(0, 2)

@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_skipped_and_an_empty_folder_is_an_error(tmp_pat
 def test_a_checkpoint_with_a_name_is_kept_and_resumed_by_its_path(tmp_path, async_save):
     trainer = make()
     saver = TrainerCheckpointer(trainer, tmp_path, max_to_keep=1, async_save=async_save)
-    save = CallbackHook(after_step=lambda trainer: saver.save("model_best"), filter=lambda trainer: trainer.iter == 1)
+    save = CallbackHook(after_step=lambda trainer: trainer.iter == 1 and saver.save("model_best"))
     trainer.register_hooks([save, CheckpointHook(saver, period=1)])
     trainer.train(0, 5)
     assert sorted(path.name for path in tmp_path.glob("*/")) == ["iter_0000005", "model_best"]

@@ -130,18 +130,18 @@ def start_banner(run: Any) -> None:
 def parameter_table(model: nn.Module) -> list[str]:
     """Return the lines of a table of the parameters, with the number of elements in each row.
 
-    Parameters that differ only in the numbers in their names share one row (`blocks.*.fc.weight`). A tensor that is
-    used twice counts once.
+    Parameters with the same shape whose names differ only in numbers share one row (`blocks.*.fc.weight`). A tensor
+    that is used twice counts once.
     """
-    alike: dict[tuple[str, str], list[nn.Parameter]] = {}
+    alike: dict[tuple[str, str, int, str], list[str]] = {}
     for name, parameter in model.named_parameters():
-        key = (re.sub(r"\d+", "*", name), "yes" if parameter.requires_grad else "frozen")
-        alike.setdefault(key, []).append(parameter)
+        shape = "x".join(map(str, parameter.shape)) or "scalar"
+        key = (re.sub(r"\d+", "*", name), shape, parameter.numel(), "yes" if parameter.requires_grad else "frozen")
+        alike.setdefault(key, []).append(name)
     rows = [["parameter", "tensors", "shape", "elements", "trained"]]
-    for (name, is_trained), found in alike.items():
-        shapes = {"x".join(map(str, parameter.shape)) or "scalar" for parameter in found}
-        total = sum(parameter.numel() for parameter in found)
-        rows.append([name, str(len(found)), shapes.pop() if len(shapes) == 1 else "various", f"{total:,}", is_trained])
+    for (pattern, shape, size, is_trained), names in alike.items():
+        name = pattern if len(names) > 1 else names[0]
+        rows.append([name, str(len(names)), shape, f"{len(names) * size:,}", is_trained])
     return format_table(rows, right=[1, 3]).split("\n")
 
 

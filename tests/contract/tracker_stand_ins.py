@@ -8,10 +8,6 @@ from types import ModuleType
 from typing import Any
 
 
-class Html(str):
-    """A text as a page."""
-
-
 class Run:
     """A run of a tracker; `found` is shared by all sessions of that run."""
 
@@ -23,10 +19,7 @@ class Run:
 
     def log(self, data: dict[str, Any], step: int) -> None:
         for name, value in data.items():
-            if isinstance(value, Html):
-                self._found["texts"][name] = value
-            else:
-                self._found["rows"].append((name, step, value))
+            self._found["rows"].append((name, step, value))
 
     def finish(self) -> None:
         self._found["finished"] += 1
@@ -37,7 +30,7 @@ def install(monkeypatch: Any, package: str) -> dict[str, dict[str, Any]]:
     sent: dict[str, dict[str, Any]] = {}
 
     def find(key: str) -> dict[str, Any]:
-        return sent.setdefault(key, {"rows": [], "config": {}, "texts": {}, "opened": 0, "finished": 0})
+        return sent.setdefault(key, {"rows": [], "config": {}, "opened": 0, "finished": 0})
 
     def init_wandb(project, name, config, resume, id, dir, allow_val_change, settings):
         run = Run(find(id), config, resume)
@@ -48,7 +41,6 @@ def install(monkeypatch: Any, package: str) -> dict[str, dict[str, Any]]:
 
     module = ModuleType(package)
     module.__spec__ = ModuleSpec(package, None)
-    module.Html = Html
     module.init = init_wandb if package == "wandb" else init_trackio
     monkeypatch.setitem(sys.modules, package, module)
     return sent

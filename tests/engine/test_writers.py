@@ -248,17 +248,14 @@ class TestTensorBoard:
                 data = data[12 + length + 4 :]
         return events
 
-    def test_scalars_and_texts_are_in_the_file(self, tmp_path):
+    def test_scalars_are_in_the_file(self, tmp_path):
         writer = TensorBoardWriter(tmp_path)
         writer.begin()
         writer.write(record(3, **{"train/loss": 2.5, "eval/val/acc": 0.5}))
-        writer.write_text("config", "a: 1\nb: 2")
         writer.close()
         events = self._events(tmp_path)
         scalars = {v.tag: (e.step, v.simple_value) for e in events for v in e.summary.value if v.simple_value}
         assert scalars == {"train/loss": (3, 2.5), "eval/val/acc": (3, 0.5)}
-        texts = [v.tensor.string_val[0] for e in events for v in e.summary.value if v.tensor.string_val]
-        assert texts == [b"    a: 1\n    b: 2"]
 
     def test_a_full_disk_is_an_error_and_not_a_hang(self, tmp_path, monkeypatch):
         writer = TensorBoardWriter(tmp_path)
@@ -289,9 +286,6 @@ class Recorder(Writer):
         self.threads.add(threading.current_thread())
         self.got.append(record.iter)
 
-    def write_text(self, name, text, iter=0):
-        self.got.append((name, text, iter))
-
     def close(self):
         self.got.append("close")
 
@@ -303,7 +297,6 @@ def test_everything_is_written_in_order_in_another_thread():
     writer.begin(7)
     for i in range(50):
         writer.write(record(i))
-    writer.write_text("config", "x", 3)
     writer.close()
-    assert inner.got == ["begin 7", *range(50), ("config", "x", 3), "close"]
+    assert inner.got == ["begin 7", *range(50), "close"]
     assert threading.current_thread() not in inner.threads

@@ -158,7 +158,7 @@ _SENTENCES = {
     "The flag --reset optimizer,schedule,data excludes parts from a resume.": (
         "resume_optimizer resume_param_scheduler resume_scheduler save_param_scheduler"
     ),
-    "--dry-run prints parameters, memory, time and checkpoint size.": (
+    "--dry-run prints parameters, memory and time.": (
         "enable_model_summary print_params print_flops auto_find_batch_size"
     ),
     "It belongs to another DDP implementation. The settings here are in train.dist.": (

@@ -7,7 +7,6 @@ libai/engine/events/console.py.
 
 from __future__ import annotations
 
-import html
 import importlib
 import importlib.util
 import itertools
@@ -79,9 +78,6 @@ class Writer:
     def write(self, record: LogRecord) -> None:
         """Show or store the numbers of one log point."""
 
-    def write_text(self, name: str, text: str, iter: int = 0) -> None:
-        """Show or store a text, such as the config."""
-
     def close(self) -> None:
         """Finish writing; no records follow. May be called twice."""
 
@@ -104,9 +100,6 @@ class AsyncWriter(Writer):
 
     def write(self, record: LogRecord) -> None:
         self._submit(self._writer.write, record)
-
-    def write_text(self, name: str, text: str, iter: int = 0) -> None:
-        self._submit(self._writer.write_text, name, text, iter)
 
     def close(self) -> None:
         """Wait for the thread and close the inner writer. Raises any error of the thread."""
@@ -194,7 +187,7 @@ FLUSH_SECONDS = 10.0
 
 
 class TensorBoardWriter(Writer):
-    """Writes TensorBoard event files to `directory`, with the tags and texts of the records.
+    """Writes TensorBoard event files to `directory`, with the tags of the records.
 
     For a resumed or repeated run in the same folder, TensorBoard hides the values of earlier files after its start. The
     writer uses tensorboardX's file format but not its `SummaryWriter`. On a full disk the background thread of
@@ -224,13 +217,6 @@ class TensorBoardWriter(Writer):
         if time.monotonic() - self._last_flush >= FLUSH_SECONDS:
             self._flush()
 
-    def write_text(self, name: str, text: str, iter: int = 0) -> None:
-        """See `Writer.write_text`. The text is shown in a fixed-width font."""
-        from tensorboardX.summary import text as text_summary
-
-        self._add(iter, summary=text_summary(name, "    " + text.replace("\n", "\n    ")))
-        self._flush()
-
     def close(self) -> None:
         if self._events is not None:
             events, self._events = self._events, None
@@ -250,7 +236,7 @@ class TensorBoardWriter(Writer):
 
 
 class WandbWriter(Writer):
-    """Writes to a tracker with the interface of Weights & Biases: `init`, `Html`, `run.log` and `run.finish`.
+    """Writes to a tracker with the interface of Weights & Biases: `init`, `run.log` and `run.finish`.
 
     The package is imported when training begins. An error of the tracker ends the run, as with any other writer. A
     resumed run continues the tracker's run, and sends iterations that it repeats again.
@@ -295,10 +281,6 @@ class WandbWriter(Writer):
 
     def write(self, record: LogRecord) -> None:
         self._run.log(dict(record.scalars), step=record.iter)
-
-    def write_text(self, name: str, text: str, iter: int = 0) -> None:
-        page = importlib.import_module(self._package).Html(f"<pre>{html.escape(text)}</pre>")
-        self._run.log({name: page}, step=iter)
 
     def close(self) -> None:
         if self._run is not None:

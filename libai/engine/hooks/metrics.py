@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,7 +117,6 @@ class WriterHook(HookBase):
         writers: used on rank 0 only. They are opened when training starts and closed when it ends.
         period: iterations between log points, or every epoch.
         timer: source of the throughput numbers; None: log none.
-        files: text files that are passed to the writers at the start, such as the config.
         iters_per_epoch: iterations per epoch, to compute `train/epoch`; None leaves it out.
         best: hook that stores the best value of a metric; a record with a better value is marked.
     """
@@ -130,12 +128,10 @@ class WriterHook(HookBase):
         writers: Sequence[Writer],
         period: Period,
         timer: IterationTimer | None = None,
-        files: Sequence[Path] = (),
         iters_per_epoch: float | None = None,
         best: Any = None,
     ):
         self._writers = list(writers) if is_main_process() else []
-        self._files = files
         self._timer, self._iters_per_epoch = timer, iters_per_epoch
         self.set_period(period)
         self._best = best
@@ -154,8 +150,6 @@ class WriterHook(HookBase):
         self._logged_at = 0
         for writer in self._writers:
             writer.begin(start)
-            for file in self._files:
-                writer.write_text(file.stem, file.read_text(), start)
         # a resumed storage contains values that the earlier session has already written
         self._written.update({tag: at for tag, (_, at) in self.trainer.storage.latest().items() if at < start})
         self._write(start)

@@ -33,9 +33,14 @@ from libai.utils.seeding import resolve_seed, seed_everything
 logger = logging.getLogger("libai.engine")
 
 
-def _instantiate_with(section: Any, **facts: Any) -> Any:
-    """Build a lazy section. Add the run-time `facts` that its target accepts and the config leaves unset."""
-    return instantiate(section, **fill_unset(section, **facts))
+def build_part(part: str, section: Any, place: str, **facts: Any) -> Any:
+    """Build a lazy section of the config and check it with `check_part`.
+
+    The run-time `facts` that its target accepts and the config leaves unset are added to its arguments.
+    """
+    built = instantiate(section, **fill_unset(section, **facts))
+    check_part(part, built, place)
+    return built
 
 
 def build_mesh(run: Any, device: str) -> Mesh:
@@ -50,8 +55,7 @@ def build_model(run: Any) -> flow.nn.Module:
     Raises `UserError` if the target does not return a module.
     """
     with checked_sizes():
-        model = instantiate(run.model)
-    check_part("model", model, "the config's `model`")
+        model = build_part("model", run.model, "the config's `model`")
     init = getattr(model, "init_weights", None)
     if callable(init):
         init()
@@ -176,14 +180,15 @@ def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, pl
                 f"{name}[{index}] has no length, so the schedule after it has no start. Set its max_iter "
                 "(iterations) or max_epoch (epochs)."
             )
-        schedule = _instantiate_with(
+        schedule = build_part(
+            "schedule",
             part,
+            f"the config's `{name}`",
             optimizer=optimizer,
             max_iter=max(plan.train_iter - start, 1),
             warmup_iter=0 if index else warmup_iter,
             iters_per_epoch=plan.iters_per_epoch,
         )
-        check_part("schedule", schedule, f"the config's `{name}`")
         parts.append(schedule)
         start += getattr(schedule, "length", None) or 0
     return in_sequence(optimizer, parts, plan.train_iter) if isinstance(section, ListConfig) else parts[0]
@@ -191,14 +196,15 @@ def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, pl
 
 def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:
     """Return the training loader of this rank; see docs/dev/architecture.md, Data."""
-    loader = _instantiate_with(
+    loader = build_part(
+        "loader",
         run.dataloader.get("train"),
+        "dataloader.train",
         micro_batch_size=micro_batch_size,
         data_rank=mesh.data_rank,
         num_data_ranks=mesh.data,
         seed=seed,
     )
-    check_part("loader", loader, "dataloader.train")
     check_batch_memory(loader, run.train, mesh.data)
     if run.train.overfit_batches:
         batches = RepeatedBatches(itertools.islice(loader, run.train.overfit_batches))
@@ -224,18 +230,17 @@ def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str,
     sections = run.dataloader.get("test") or {}
     if not isinstance(sections, Mapping):
         sections = {"test" if i == 0 else f"test{i + 1}": section for i, section in enumerate(sections)}
-    loaders = {
-        name: _instantiate_with(
+    return {
+        name: build_part(
+            "loader",
             section,
+            f"dataloader.test.{name}",
             micro_batch_size=run.train.test_micro_batch_size or micro_batch_size,
             data_rank=mesh.data_rank,
             num_data_ranks=mesh.data,
         )
         for name, section in sections.items()
     }
-    for name, loader in loaders.items():
-        check_part("loader", loader, f"dataloader.test.{name}")
-    return loaders
 
 
 def build_evaluators(run: Any) -> dict[str, Any]:
@@ -245,11 +250,11 @@ def build_evaluators(run: Any) -> dict[str, Any]:
     """
     from libai.evaluation import MeanLossEvaluator
 
-    evaluators = {}
+    evaluators = {"loss": MeanLossEvaluator()}
     for name, section in calls_by_dataset(run.train.evaluation.evaluators or {}).items():
-        evaluators[name] = instantiate(section)
-        check_part("evaluator", evaluators[name], f"train.evaluation.evaluators.{name.replace('/', '.')}")
-    return {"loss": MeanLossEvaluator(), **evaluators}
+        place = f"train.evaluation.evaluators.{name.replace('/', '.')}"
+        evaluators[name] = build_part("evaluator", section, place)
+    return evaluators
 
 
 def amp_dtype(run: Any, mode: str, device: str) -> str | None:

@@ -7,10 +7,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from libai.config import fill_unset, instantiate
 from libai.config.lazy_config import flatten
 from libai.engine import hooks
-from libai.engine.check_parts import check_part
 from libai.engine.events.console import ConsoleWriter
 from libai.engine.events.writers import (
     AsyncWriter,
@@ -21,7 +19,7 @@ from libai.engine.events.writers import (
     Writer,
 )
 from libai.engine.hook_base import HookBase
-from libai.engine.run.run_folder import ENV_FILE
+from libai.engine.run.build import build_part
 from libai.scheduler import needs_metric
 
 #: the names in `train.writers`
@@ -47,8 +45,7 @@ def default_writers(run: Any) -> list[Writer]:
         if isinstance(section, str):
             writers.append(_WRITERS[section](info))
             continue
-        writers.append(instantiate(section, **fill_unset(section, run_info=info)))
-        check_part("writer", writers[-1], f"train.writers[{index}]")
+        writers.append(build_part("writer", section, f"train.writers[{index}]", run_info=info))
     return [AsyncWriter(w) for w in writers] if train.async_write_metrics else writers
 
 
@@ -70,13 +67,10 @@ def default_hooks(run: Any) -> list[HookBase | None]:
     if train.rehearse_every:
         found.append(hooks.RehearsalHook(train.rehearse_every))
     for index, section in enumerate(train.extra_hooks or []):
-        hook = instantiate(section)
-        check_part("hook", hook, f"train.extra_hooks[{index}]")
-        found.append(hook)
+        found.append(build_part("hook", section, f"train.extra_hooks[{index}]"))
     log_period = plan.period(train.log_period, "train.log_period")
     writers = run.build_writers()
-    files = [run.output_dir / "config.yaml", run.output_dir / ENV_FILE]
-    found.append(hooks.WriterHook(writers, log_period, run.timer, files, plan.iters_per_epoch, best))
+    found.append(hooks.WriterHook(writers, log_period, run.timer, plan.iters_per_epoch, best))
     return found
 
 

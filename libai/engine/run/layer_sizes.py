@@ -47,42 +47,40 @@ def _checked_init(module: nn.Module) -> None:
     """
     caller = sys._getframe(1)
     if caller.f_globals["__name__"].startswith("oneflow.nn."):
-        sizes = {name: value for name, value in caller.f_locals.items() if _SIZE.search(name)}
-        if sizes.get("stride", 0) is None:  # a pooling layer then uses its window size
-            del sizes["stride"]
-        _check(type(module).__name__, sizes)
+        _check(f"nn.{type(module).__name__}", caller.f_locals)
     _init(module)
 
 
 def _check(layer: str, given: Mapping[str, Any]) -> None:
     num_weights = 1
     for name, value in given.items():
+        if not _SIZE.search(name) or (name == "stride" and value is None):  # a pooling layer then uses its window size
+            continue
         items = value if isinstance(value, (list, tuple)) else [value]
         if not all(is_size(item) or (item is None and len(items) > 1) for item in items):
-            raise ValueError(f"nn.{layer} needs whole numbers >= 1, and its {name} is {value!r}")
+            raise ValueError(f"{layer} needs whole numbers >= 1, and its {name} is {value!r}")
         if _WEIGHTS.search(name) and is_size(value):
             num_weights *= int(value)
-    _check_memory(f"nn.{layer}({', '.join(f'{name}={value}' for name, value in given.items())})", 4 * num_weights)
+    _check_memory(layer, num_weights)
 
 
 def _checked_maker(name: str, maker: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(maker)
     def checked(*args: Any, **kwargs: Any) -> Any:
         lengths = args[:1] if name == "full" else args
-        if len(lengths) == 1 and isinstance(lengths[0], (list, tuple)):
+        if lengths and isinstance(lengths[0], (list, tuple)):
             lengths = tuple(lengths[0])
         if all(isinstance(length, int) for length in lengths):
-            if any(length < 0 for length in lengths):
+            if min(lengths, default=0) < 0:
                 raise ValueError(f"flow.{name} needs lengths >= 0, found {list(lengths)}")
-            _check_memory(f"flow.{name} of {list(lengths)}", 4 * math.prod(lengths))
+            _check_memory(f"flow.{name} of {list(lengths)}", math.prod(lengths))
         return maker(*args, **kwargs)
 
     return checked
 
 
-def _check_memory(what: str, num_bytes: int) -> None:
-    if num_bytes < 2**30:
-        return
-    available = available_bytes()
-    if available is not None and num_bytes > available:
-        raise ValueError(f"{what} takes {format_bytes(num_bytes)}, and {format_bytes(available)} are free")
+def _check_memory(what: str, num_elements: int) -> None:
+    """Raise `ValueError` if `num_elements` of 4 bytes take 1 GiB or more, and more than is free."""
+    available = available_bytes() if num_elements >= 2**28 else None
+    if available is not None and 4 * num_elements > available:
+        raise ValueError(f"{what} takes {format_bytes(4 * num_elements)}, and {format_bytes(available)} are free")

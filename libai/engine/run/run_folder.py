@@ -245,11 +245,10 @@ def checkpoint_of(given: Path) -> Path:
 
 def _check_reset(reset: Collection[str], resumes: bool) -> None:
     """Raise `UserError` for unknown parts, and for any parts if nothing is resumed."""
-    unknown = [part for part in reset if part not in RESETTABLE]
-    if unknown:
-        raise UserError(f"--reset {unknown[0]}: a resume can leave out {', '.join(RESETTABLE)}.")
-    if reset and not resumes:
-        raise UserError(f"--reset {','.join(reset)} has no effect without a resume. Add --resume.")
+    if reset and not (resumes and set(reset) <= set(RESETTABLE)):
+        raise UserError(
+            f"--reset {','.join(reset)}: a resume can leave out {', '.join(RESETTABLE)}, and --reset needs --resume."
+        )
 
 
 def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path:

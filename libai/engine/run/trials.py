@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from libai import checkpoint
-from libai.engine.data_feed import DataFeed
 from libai.engine.events.throughput import memory_gb
 from libai.engine.metrics import NonFiniteLoss
 from libai.engine.rehearsal.kept import forward_rolled_back, rolled_back
@@ -26,9 +20,8 @@ from libai.engine.run.report import parameter_table, start_banner
 from libai.engine.trainer import ModelTrainer
 from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
-from libai.utils.distributed import all_reduce, any_rank, barrier, broadcast_object, is_main_process
+from libai.utils.distributed import all_reduce, is_main_process
 from libai.utils.errors import UserError
-from libai.utils.sizes import format_bytes
 
 logger = logging.getLogger("libai.engine")
 #: the loss counts as diverged above this multiple of its minimum, both smoothed
@@ -45,10 +38,10 @@ MOST_BLOCKS = 12
 
 
 def dry_run(run: Any) -> None:
-    """Make a few updates, write and read a checkpoint in a temporary folder, and evaluate one batch of each dataset.
+    """Make a few updates, check that a checkpoint can hold the state, and evaluate one batch of each dataset.
 
-    Logs a table of the parameters, the peak memory of a process, the seconds per iteration and for the whole run, and
-    the size of a checkpoint. Afterwards weights, optimizer, schedule and data position are as before, and the output
+    Logs a table of the parameters, the peak memory of a process, and the seconds per iteration and for the whole run.
+    Afterwards weights, optimizer, schedule and data position are as before, and the output
     folder is untouched. The state of hooks is read, but hooks are not called. Collective.
     """
     began = time.perf_counter()
@@ -69,7 +62,8 @@ def dry_run(run: Any) -> None:
         # the first update compiled the step and allocated its memory
         seconds = min(_seconds_per_update(trainer, micro_batches, 1) for _ in range(UPDATES_PER_BLOCK))
         if run.config.train.checkpointer.enabled:
-            done.append(f"a checkpoint written and read back ({format_bytes(_save_and_load(run))})")
+            run.checkpointer.check_can_save(with_hooks=False)
+            done.append("the content of a checkpoint")
         if run.config.train.evaluation.enabled and run.test_loaders:
             run.evaluate(max_batches=1)
             done.append(f"one evaluation batch of {', '.join(run.test_loaders)}")
@@ -99,21 +93,6 @@ def try_forward(trainer: ModelTrainer) -> None:
     with forward_rolled_back(trainer.model), gradients.index_check.watch(named, gradients.describe_batch):
         gradients.accumulate_gradients(gradients.forward, batches)
     trainer.gradients.clear()
-
-
-def _save_and_load(run: Any) -> int:
-    """Write a checkpoint of this run to a temporary folder of rank 0 and read it back.
-
-    Returns its size in bytes.
-    """
-    with tempfile.TemporaryDirectory(prefix="libai-dry-run-") as own:
-        tensors, state = run.checkpointer.snapshot()
-        path = checkpoint.save(Path(broadcast_object(own)), run.trainer.completed_iters, tensors, state)
-        if not any_rank(not path.is_dir()):  # ranks on another machine do not see this temporary folder
-            run.checkpointer.take_back(path)
-        size = sum(file.stat().st_size for file in path.iterdir()) if is_main_process() else 0
-        barrier()  # wait until all ranks have read it
-    return size
 
 
 @dataclass(frozen=True)
@@ -163,8 +142,9 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
     lrs: list[float] = []
     losses: list[float] = []
     mean = 0.0
-    with rolled_back(trainer), _batches_read_again(trainer.feed, num_iters) as batches:
+    with rolled_back(trainer):
         trainer.lr_scheduler = None
+        batches = trainer.feed.read_ahead(num_iters)
         for lr, micro_batches in zip(np.geomspace(lowest, highest, num_iters).tolist(), batches):
             for group, rate in zip(groups, rates):
                 group["lr"] = lr * rate / largest if largest else lr
@@ -183,20 +163,6 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
             f"Begin below {lowest:g}."
         )
     return LRCurve(lrs, losses, has_diverged=len(losses) < num_iters)
-
-
-@contextmanager
-def _batches_read_again(feed: DataFeed, num_iters: int) -> Iterator[Iterator[list[Any]]]:
-    """Yield the micro-batches of the next iterations. These iterations can still read them afterwards."""
-    position = feed.position()
-    if position is None or not hasattr(feed.loader, "load_state_dict"):
-        yield iter(feed.read_ahead(num_iters))  # the feed keeps them all
-        return
-    try:
-        yield (feed.take() for _ in range(num_iters))
-    finally:
-        feed.go_to(position, 0)
-        feed.is_ahead = False
 
 
 def find_lr_of_run(run: Any, words: str) -> LRCurve:

@@ -301,7 +301,8 @@ class GraphTrainer(ModelTrainer):
         # bypass nn.Graph.__setattr__, which refuses it in a graph of the user's own
         graph.__dict__["build_seconds"] = time.perf_counter() - start
         if is_main_process():
-            logger.info("compiled the training graph in %.1f s", graph.build_seconds)
+            # only in `log.txt`: on the screen, the last line of the run has the time
+            logger.info("compiled the training graph in %.1f s", graph.build_seconds, extra={"screen": ""})
 
     def _new_graph(self, graph_class: type[TrainGraph]) -> TrainGraph:
         data_rank = self.mesh.data_rank

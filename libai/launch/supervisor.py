@@ -45,7 +45,8 @@ WATCH_SECONDS = 1.0
 REPORT_SECONDS = 1.5
 # oneflow aborts a rank that has lost another, at once or within this time.
 CONSEQUENCE_SECONDS = 1.0
-#: a phase before the first iteration that takes longer is announced if it is in `SLOW_PHASES`
+#: A phase before the first iteration that takes longer is announced if it is in `SLOW_PHASES`. The time doubles with
+#: each announcement, so a busy machine does not fill the screen with them.
 SLOW_SECONDS = 2.0
 SLOW_PHASES = {
     "": "importing oneflow and the config",
@@ -283,7 +284,9 @@ class Supervisor:
         if phase != self._phase:
             self._phase = phase
             self._phase_began = time.monotonic()
-        elif phase in self._slow_phases and time.monotonic() > self._phase_began + SLOW_SECONDS:
+            return
+        patience = SLOW_SECONDS * 2 ** (len(SLOW_PHASES) - len(self._slow_phases))
+        if phase in self._slow_phases and time.monotonic() > self._phase_began + patience:
             self.announce(self._slow_phases.pop(phase))
 
     def _note_end(self, rank: Rank) -> None:

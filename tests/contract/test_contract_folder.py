@@ -63,7 +63,7 @@ def test_a_new_run_in_a_used_folder_is_not_mixed_with_the_old_one(mode, tmp_path
 
     aside = folder / "previous" / first.folder.run_id
     log = (folder / "log.txt").read_text()
-    assert f"moved the earlier run in this folder to {aside}" in log
+    assert f"moved the earlier run in this folder to {aside.relative_to(folder)}" in log
     assert f"iter_0000006 after iteration 6 of run {second.folder.run_id}" in log
     mine = {"notes.txt", "checkpoints/mine.txt"}
     assert tree(aside) == {name: found for name, found in before.items() if name not in mine}

@@ -77,13 +77,7 @@ class ConsoleWriter(Writer):
         if now - self._shown_at < self._min_seconds and record.iter != record.max_iter:
             return ""
         self._shown_at = now
-        columns = shutil.get_terminal_size().columns
-        line, *others = fields.values()
-        for field in others:
-            if len(line) + 2 + len(field) > columns:
-                break  # otherwise less important fields would appear and disappear
-            line += f"  {field}"
-        return line
+        return fit_rows(fields.values())[0]  # fields that do not fit are in `log.txt`
 
     def _show_bar(self, max_iter: int, **fields: Any) -> None:
         if not is_terminal(sys.stdout) or is_quiet():
@@ -167,6 +161,17 @@ def _add(fields: dict[str, str], numbers: Mapping[str, float], table: Iterable[t
     for kind, tag, text in table:
         if tag in numbers:
             fields.setdefault(kind, text.format(numbers[tag], _short(numbers[tag])))
+
+
+def fit_rows(fields: Iterable[str]) -> list[str]:
+    """Return `fields` joined to rows that are at most as wide as the screen, unless one field is wider."""
+    first, *others = fields
+    rows = [first]
+    for field in others:
+        if len(rows[-1]) + 2 + len(field) > shutil.get_terminal_size().columns:
+            rows.append("")
+        rows[-1] += f"  {field}"
+    return rows
 
 
 def position(iteration: int, max_iter: int) -> str:

@@ -90,14 +90,12 @@ def _keep_the_faster(run: Any) -> None:
         return
     ratio, low, high = compare_speed(graph, eager, graph.feed.peek())
     seed_everything(run.seed, run.seed_offset)
-    run.mode_reason = (
-        f"graph.enabled=auto: a graph update takes {ratio:.2f} times as long as an eager one, "
-        f"95 % interval {low:.2f} to {high:.2f}"
-    )
+    interval = f"95 % interval {low:.2f} to {high:.2f}"
+    run.mode_reason = f"graph.enabled=auto: graph takes {ratio:.2f}x eager's time ({interval})"
     if high >= 1:  # graph mode is not clearly faster, and eager mode is simpler
-        switch(run, "eager", run.mode_reason)
-    elif is_main_process():
-        logger.info("graph mode stays (%s)", run.mode_reason)
+        _set_mode(run, "eager")
+    if is_main_process():
+        logger.info("%s", run.mode_reason)  # the next line on the screen names the mode
 
 
 def _refusal(run: Any, mode: str) -> str:

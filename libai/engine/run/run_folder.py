@@ -186,7 +186,7 @@ class RunFolder:
         elif earlier is not None:
             written = [path for pattern in _WRITTEN for path in sorted(self.path.glob(pattern))]
             target = _move_aside(self.path, written, earlier)
-            logger.info("moved the earlier run in this folder to %s", target)
+            logger.info("moved the earlier run in this folder to %s", target.relative_to(self.path))
         atomic_write_text(self.path / RUN_FILE, json.dumps({"run_id": self.run_id}) + "\n")
         for name, text in files.items():
             atomic_write_text(self.path / name, text)

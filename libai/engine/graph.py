@@ -23,7 +23,7 @@ from libai.engine.gradients import map_shares
 from libai.engine.metrics import Shares, StepResult
 from libai.engine.optimizer_state import GraphOptimizerState
 from libai.engine.options import TrainOptions
-from libai.engine.rehearsal.kept import forward_rolled_back, python_kept
+from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.rehearsal import facts_of
 from libai.engine.trainer import TRAINERS, ModelTrainer
@@ -262,7 +262,7 @@ class GraphTrainer(ModelTrainer):
             if self._updates_eagerly:
                 return
         state = self.optimizer_state
-        with python_kept(self.model), ExitStack() as stack:
+        with forward_rolled_back(self.model), ExitStack() as stack:
             if self._make_graph is None:
                 inputs, _ = self._inputs(batches)
                 graph: Any = self._new_graph(graph_class)

@@ -13,7 +13,7 @@ import gc
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,12 +25,12 @@ from libai.engine.snapshot import Snapshot
 from libai.forward.python_state import (
     NOT_COMPARED,
     OF_MODULE,
-    PACKAGES,
     RANDOM_STATES,
     SIMPLE,
     cannot_go_back,
     copy_of_iterator,
     hooks_of,
+    is_users,
     is_users_frame,
     variables_of,
 )
@@ -50,23 +50,23 @@ class PythonKept:
     """Keeps what Python code can change: attributes, class attributes, closures, globals, contents of containers.
 
     Args:
-        roots: modules, optimizers, schedules and functions. `restore` puts back, in place, their names and the objects
-            that these names refer to. It does the same for everything they hold.
+        roots: modules, optimizers and schedules. `restore` puts back, in place, their names and the objects
+            that these names refer to. It does the same for everything they hold. The values of buffers are left out.
 
     Attributes:
         iterators: names of iterators that cannot be copied and therefore cannot be put back.
+        called: the user's functions that ran between `watch` and `stop`. Gradient hooks, for example, are found this
+            way, because OneFlow has no list of them.
     """
 
     def __init__(self, roots: Iterable[Any]):
         self.iterators: list[str] = []
+        self.called: list[Any] = []
         self._put_back: list[Callable[[], None]] = []
         self._functions: set[Any] = set()
         self._seen: dict[int, Any] = {}  # keeps the objects alive: the id of a freed one could be reused
         for root in roots:
-            if isinstance(root, types.FunctionType):
-                self._keep_function(root)
-            else:
-                self._keep_root(root)
+            self._keep_root(root)
 
     @classmethod
     def of_trainer(cls, trainer: Any) -> PythonKept:
@@ -77,126 +77,14 @@ class PythonKept:
 
     def restore(self) -> None:
         """Put everything back."""
-        for restore in self._put_back:
-            restore()
-
-    def _keep_root(self, root: Any) -> None:
-        """Keep the attributes of `root`, and everything that the methods of its user-defined classes can reach."""
-        label = type(root).__name__
-        if isinstance(root, nn.Module):
-            self._keep_entries(vars(root), label, OF_MODULE)
-            self._keep_entries(root._buffers, label, is_deep=False)
-            self._keep(hooks_of(root), label)
-        else:
-            self._keep_entries(vars(root), label, _IN_SNAPSHOT)
-        for cls in type(root).__mro__:
-            if cls.__module__.split(".")[0] not in (*PACKAGES, "builtins") and id(cls) not in self._seen:
-                self._seen[id(cls)] = cls
-                self._keep_class(cls)
-
-    def _keep_class(self, cls: type) -> None:
-        for name, value in list(vars(cls).items()):
-            if isinstance(value, types.FunctionType):
-                self._keep_function(value)
-            elif not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
-                where = f"the class attribute {cls.__name__}.{name}"
-                self._keep_variable(value, functools.partial(setattr, cls, name), where)
-
-    def _keep_function(self, function: Any) -> None:
-        """Keep the globals, closure and defaults of a user's function, and do the same for functions in them."""
-        known = set(self._functions)
-        for name, read, assign in variables_of([function], self._functions):
-            if not isinstance(read(), types.FunctionType | type):
-                self._keep_variable(read(), assign, name)
-        for one in self._functions - known:
-            self._keep([one.__defaults__, one.__kwdefaults__], one.__qualname__)
-
-    def _keep_entries(
-        self, owner: dict[str, Any], label: str, skip: frozenset[str] = frozenset(), is_deep: bool = True
-    ) -> None:
-        """Keep the entries of `owner` except `skip`. Restoring also deletes entries added since then."""
-        known = skip.union(owner)
-
-        def drop_new() -> None:
-            for name in owner.keys() - known:
-                del owner[name]
-
-        self._put_back.append(drop_new)
-        for name in filter(lambda name: name not in skip, owner):
-            # not `setattr`: the guards of a graph count such writes
-            restore = functools.partial(owner.__setitem__, name)
-            self._keep_variable(owner[name], restore, f"{label}.{name}", is_deep)
-
-    def _keep_variable(self, value: Any, assign: Callable[[Any], None], name: str, is_deep: bool = True) -> None:
-        if cannot_go_back(value):
-            self.iterators.append(name)
-        kept = copy_of_iterator(value)
-        self._put_back.append(lambda: assign(copy_of_iterator(kept)))
-        if is_deep:
-            self._keep(value, name)
-
-    def _keep(self, value: Any, name: str, depth: int = 0) -> None:
-        """Keep the contents of `value`."""
-        if depth > _MAX_DEPTH or id(value) in self._seen or isinstance(value, (*SIMPLE, *NOT_COMPARED)):
-            return
-        if isinstance(value, types.FunctionType):
-            self._keep_function(value)
-            return
-        self._seen[id(value)] = value
-        inner: Iterable[Any] = ()
-        restore: Callable[[], Any] | None = None
-        if isinstance(value, flow.Tensor):
-            if not value.is_lazy:
-                restore = functools.partial(_put_values, value, value.detach().clone())
-        elif isinstance(value, np.ndarray):
-            if value.flags.writeable:
-                restore = functools.partial(np.copyto, value, value.copy())
-        elif type(value) in RANDOM_STATES:
-            read, write = RANDOM_STATES[type(value)]
-            restore = functools.partial(write, value, read(value))
-        elif isinstance(value, dict | set | list | collections.deque):
-            inner = list(value.values()) if isinstance(value, dict) else list(value)
-            restore = functools.partial(_refill, value, copy.copy(value))
-        elif isinstance(value, tuple):
-            inner = value
-        elif isinstance(value, functools.partial):
-            inner = (value.func, value.args, value.keywords)
-        elif isinstance(value, types.MethodType):
-            inner = (value.__self__, value.__func__)
-        elif isinstance(getattr(value, "__dict__", None), dict):
-            inner = (vars(value), type(value).__call__ if callable(value) else None)
-        if restore is not None:
-            self._put_back.append(restore)
-        for one in inner:
-            self._keep(one, name, depth + 1)
-
-
-def _put_values(tensor: flow.Tensor, values: flow.Tensor) -> None:
-    if not np.array_equal(local_part(tensor).numpy(), local_part(values).numpy(), equal_nan=tensor.is_floating_point()):
-        with flow.no_grad():
-            tensor.data.copy_(values)
-
-
-def _refill(value: Any, contents: Any) -> None:
-    value.clear()
-    fill = value.update if isinstance(value, dict | set) else value.extend
-    fill(contents)
-
-
-class CalledFunctions:
-    """Records the user's functions that run between `watch` and `stop`.
-
-    Gradient hooks, for example, are found this way, because OneFlow has no list of them. `restore()` puts back what
-    these functions had in closures and globals before their first call.
-    """
-
-    def __init__(self) -> None:
-        self.functions: list[Any] = []
-        self._kept: list[PythonKept] = []
-        self._known: set[types.CodeType] = set()
+        for put_back in self._put_back:
+            put_back()
 
     def watch(self) -> None:
-        """Start watching, unless another profiler is active. Call `stop` to end it."""
+        """Also keep, before its first call, what each of the user's functions that run until `stop` can reach.
+
+        Does nothing while another profiler is active.
+        """
         if sys.getprofile() is None:
             sys.setprofile(self._note)
 
@@ -205,23 +93,112 @@ class CalledFunctions:
         if sys.getprofile() == self._note:
             sys.setprofile(None)
 
-    def restore(self) -> None:
-        """Put everything back."""
-        for kept in self._kept:
-            kept.restore()
-
     def _note(self, frame: types.FrameType, event: str, _: Any) -> None:
-        if event != "call" or frame.f_code in self._known:
+        code = frame.f_code
+        if event == "call" and id(code) not in self._seen:
+            self._seen[id(code)] = code
+            if is_users_frame(frame):
+                found = [one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType)]
+                self.called += found
+                for one in found:
+                    self.keep_function(one)
+
+    def _keep_root(self, root: Any) -> None:
+        """Keep the attributes of `root`, and everything that the methods of its user-defined classes can reach."""
+        label, skip = type(root).__name__, _IN_SNAPSHOT
+        if isinstance(root, nn.Module):
+            skip = OF_MODULE
+            self._put_back.append(functools.partial(_refill, root._buffers, dict(root._buffers)))  # not their values
+            self._keep(hooks_of(root), label)
+        self._keep_entries(vars(root), label, skip)
+        for cls in type(root).__mro__:
+            if id(cls) in self._seen or not is_users(cls.__module__):
+                continue
+            self._seen[id(cls)] = cls
+            for name, value in list(vars(cls).items()):
+                if isinstance(value, types.FunctionType):
+                    self.keep_function(value)
+                elif not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
+                    self._keep_variable(value, functools.partial(setattr, cls, name), f"{cls.__name__}.{name}")
+
+    def keep_function(self, function: Any) -> None:
+        """Keep the globals, closure and defaults of a user's function, and do the same for functions in them."""
+        known = set(self._functions)
+        for name, read, assign in variables_of([function], self._functions):
+            if not isinstance(read(), types.FunctionType | type):
+                self._keep_variable(read(), assign, name)
+        for one in self._functions - known:
+            self._keep([one.__defaults__, one.__kwdefaults__], one.__qualname__)
+
+    def _keep_entries(self, owner: dict[str, Any], label: str, skip: frozenset[str] = frozenset()) -> None:
+        """Keep the entries of `owner` except `skip`. Restoring also deletes entries added since then."""
+        known = skip.union(owner)
+
+        def drop_new() -> None:
+            for name in owner.keys() - known:
+                del owner[name]
+
+        self._put_back.append(drop_new)
+        for name in sorted(known - skip):
+            self._keep_variable(owner[name], functools.partial(owner.__setitem__, name), f"{label}.{name}")
+
+    def _keep_variable(self, value: Any, assign: Callable[[Any], None], name: str) -> None:
+        if cannot_go_back(value):
+            self.iterators.append(name)
+        kept = copy_of_iterator(value)
+        self._put_back.append(lambda: assign(copy_of_iterator(kept)))
+        self._keep(value, name)
+
+    def _keep(self, value: Any, name: str, depth: int = 0) -> None:
+        """Keep the contents of `value`."""
+        if depth > _MAX_DEPTH or id(value) in self._seen or isinstance(value, (*SIMPLE, *NOT_COMPARED)):
             return
-        self._known.add(frame.f_code)
-        if is_users_frame(frame):
-            found = [one for one in gc.get_referrers(frame.f_code) if isinstance(one, types.FunctionType)]
-            self.functions += found
-            self._kept.append(PythonKept(found))
+        if isinstance(value, types.FunctionType):
+            self.keep_function(value)
+            return
+        self._seen[id(value)] = value
+        inner: Iterable[Any] = ()
+        contents = RANDOM_STATES.get(type(value))
+        if isinstance(value, flow.Tensor):
+            contents = None if value.is_lazy else (_copy_of_values, _put_values)
+        elif isinstance(value, np.ndarray):
+            contents = (np.copy, np.copyto) if value.flags.writeable else None
+        elif isinstance(value, dict | set | list | collections.deque):
+            contents = (copy.copy, _refill)
+            inner = list(value.values()) if isinstance(value, dict) else list(value)
+        elif isinstance(value, tuple):
+            inner = value
+        elif isinstance(value, functools.partial):
+            inner = (value.func, value.args, value.keywords)
+        elif isinstance(value, types.MethodType):
+            inner = (value.__self__, value.__func__)
+        elif isinstance(getattr(value, "__dict__", None), dict):
+            inner = (vars(value), type(value).__call__ if callable(value) else None)
+        if contents is not None:
+            read, write = contents
+            self._put_back.append(functools.partial(write, value, read(value)))
+        for one in inner:
+            self._keep(one, name, depth + 1)
+
+
+def _copy_of_values(tensor: flow.Tensor) -> flow.Tensor:
+    return tensor.detach().clone()
+
+
+def _put_values(tensor: flow.Tensor, values: flow.Tensor) -> None:
+    if not np.array_equal(local_part(tensor).numpy(), local_part(values).numpy(), equal_nan=tensor.is_floating_point()):
+        with flow.no_grad():
+            tensor.data.copy_(values)
+
+
+def _refill(container: Any, contents: Any) -> None:
+    container.clear()
+    fill = container.update if isinstance(container, dict | set) else container.extend
+    fill(contents)
 
 
 @contextmanager
-def rolled_back(trainer: Any) -> Iterator[None]:
+def rolled_back(trainer: Any) -> Iterator[PythonKept]:
     """Put the state of `trainer` back at the end of the block.
 
     This includes its iteration, the generators of Python and NumPy, and the Python values that the code of its model,
@@ -239,7 +216,7 @@ def rolled_back(trainer: Any) -> Iterator[None]:
         logger.debug("the schedule cannot be copied, so it does not advance", exc_info=True)
     with generators_kept():
         try:
-            yield
+            yield python
         finally:
             barrier()
             python.restore()
@@ -252,31 +229,27 @@ def rolled_back(trainer: Any) -> Iterator[None]:
 
 
 @contextmanager
-def updates_undone(trainer: Any, restore: Callable[[], None], seed: int | None = None) -> Iterator[None]:
+def updates_undone(trainer: Any, functions: Sequence[Any] = (), seed: int | None = None) -> Iterator[PythonKept]:
     """Undo the updates made in the block, bit for bit. Hooks do not see these updates.
 
-    Puts back what `rolled_back` and `restore` put back, and sets OneFlow's generator back to where it was seeded.
-    `seed` seeds that generator for the block. OneFlow's own dropout is off in the block, because its masks ignore seeds
-    and cannot be repeated. Collective.
+    Puts back what `rolled_back` puts back and what `functions` can reach, and sets OneFlow's generator back to where it
+    was seeded. `seed` seeds that generator for the block. OneFlow's own dropout is off in the block, because its masks
+    ignore seeds and cannot be repeated. Collective.
     """
     calls = trainer.loop.calls_at
     trainer.loop.calls_at = {point: [] for point in calls}
     draws = flow.get_rng_state()
-    dropouts = [one for one in trainer.model.modules() if isinstance(one, STOCK_DROPOUTS)]
-    probabilities = [module.p for module in dropouts]
     try:
-        with rolled_back(trainer):
-            for module in dropouts:
-                vars(module)["p"] = 0.0
+        with rolled_back(trainer) as python:
+            for function in functions:
+                python.keep_function(function)
+            for module in trainer.model.modules():
+                if isinstance(module, STOCK_DROPOUTS):
+                    vars(module)["p"] = 0.0  # an attribute, which is put back
             if seed is not None:
                 flow.manual_seed(seed)
-            try:
-                yield
-            finally:
-                restore()
+            yield python
     finally:
-        for module, p in zip(dropouts, probabilities):
-            vars(module)["p"] = p
         trainer.gradients.clear()
         trainer.loop.calls_at = calls
         if has_drawn_since(draws):
@@ -284,31 +257,21 @@ def updates_undone(trainer: Any, restore: Callable[[], None], seed: int | None =
 
 
 @contextmanager
-def python_kept(model: nn.Module) -> Iterator[None]:
-    """Put back the Python values that forwards of `model` change in the block.
+def forward_rolled_back(model: nn.Module, with_buffers: bool = True) -> Iterator[None]:
+    """Put back what forwards of `model` change in the block.
 
-    These are attributes, shared variables, and the generators of Python and NumPy. It is meant for a trace, which runs
-    the Python code of forward and changes no tensor.
+    These are attributes, shared variables, the generators of Python and NumPy, and the values of buffers.
     """
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if with_buffers else []
     kept = PythonKept(model.modules())
     with generators_kept():
         try:
             yield
         finally:
             kept.restore()
-
-
-@contextmanager
-def forward_rolled_back(model: nn.Module) -> Iterator[None]:
-    """Put back what `python_kept` puts back, and the values of buffers."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        with python_kept(model):
-            yield
-    finally:
-        with flow.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            with flow.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
 
 
 def has_drawn_since(state: flow.Tensor) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from libai.engine.compiled.buffers import same_buffers
 from libai.engine.rehearsal.comparison import Reference
-from libai.engine.rehearsal.kept import python_kept
+from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.recorder import GRADIENT, VALUE, Record, Recorder, recording_graph
@@ -99,7 +99,7 @@ def _watch(
         stack.enter_context(rehearsing(trainer, reference))
         try:
             trainer.gradients.facts = Facts()
-            before = python_kept(trainer.model) if is_compiled else nullcontext()
+            before = forward_rolled_back(trainer.model, with_buffers=False) if is_compiled else nullcontext()
             with before, same_buffers(trainer.model):  # restore the Python values that were compiled in
                 for number, micro_batches in enumerate(updates[:-1]):
                     trainer.iter = start + number

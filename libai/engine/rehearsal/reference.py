@@ -27,7 +27,7 @@ from libai.engine.rehearsal.comparison import (
     first_difference,
     is_same,
 )
-from libai.engine.rehearsal.kept import CalledFunctions, PythonKept, has_drawn_since, updates_undone
+from libai.engine.rehearsal.kept import PythonKept, has_drawn_since, updates_undone
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.forward.contract import read_losses
@@ -72,12 +72,12 @@ def rounded_references(trainer: Any, iterations: Iterations) -> Iterator[Referen
         yield reference_of(trainer, iterations, partial(_scaled, factor=1 + times * ROUNDING))
 
 
-def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[None]:
+def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[Any]:
     """Return a context that undoes the updates made in it.
 
     OneFlow's generator is seeded if `reference` drew from it.
     """
-    return updates_undone(trainer, PythonKept(reference.functions).restore, _SEED if reference.draws else None)
+    return updates_undone(trainer, reference.functions, _SEED if reference.draws else None)
 
 
 def _make(
@@ -94,11 +94,10 @@ def _make(
     reference, start = Reference(), trainer.iter
     reference.states[0] = State.of(trainer)
     known, trainer.gradients.facts = trainer.gradients.facts, facts
-    calls = CalledFunctions()
     try:
         with (
             by_one_process(trainer, iterations) as (iterations, reference.is_of_one_process),
-            updates_undone(trainer, calls.restore, seed),
+            updates_undone(trainer, seed=seed) as kept,
         ):
             python = at_first = PythonState(trainer.model)
             for number, micro_batches in enumerate(iterations, 1):
@@ -106,7 +105,7 @@ def _make(
                 result: StepResult | None
                 if number == 1:
                     with counted_flops() as flops:
-                        result = _first_update(trainer, micro_batches, reference, calls, keep)
+                        result = _first_update(trainer, micro_batches, reference, kept, keep)
                     trainer.loop.flops_per_sample = sum(flops) / _num_samples(trainer, micro_batches, reference)
                 else:
                     result = _later_update(trainer, micro_batches, reference, keep)
@@ -123,7 +122,7 @@ def _make(
                     is_enough = number < len(iterations) and bool(state.gradients)
                     reference.states[number] = replace(state, weights={}) if is_enough else state
             _, changes = _of_all_ranks({"remembered": at_first.changed(), "changing": python.changed()})
-            reference.functions = calls.functions
+            reference.functions = kept.called
             reference.remembered = changes["remembered"]
             if len(reference.losses) > 2:
                 reference.changing = changes["changing"]
@@ -155,7 +154,7 @@ def _num_samples(trainer: Any, micro_batches: Sequence[Any], reference: Referenc
 
 
 def _first_update(
-    trainer: Any, micro_batches: Sequence[Any], reference: Reference, calls: CalledFunctions, keep: Any
+    trainer: Any, micro_batches: Sequence[Any], reference: Reference, kept: PythonKept, keep: Any
 ) -> StepResult:
     """Make the first update, and fill in the facts of `reference`. Collective."""
     model = trainer.model
@@ -165,7 +164,7 @@ def _first_update(
     draws = flow.get_rng_state()
 
     def forward(**batch: Any) -> Any:
-        calls.stop()
+        kept.stop()
         hooks = saved_tensor_hooks(keep, _same) if keep else saved_tensor_hooks(_with_checksum, compare)
         with hooks:
             outputs = trainer.gradients.forward(**batch)
@@ -174,17 +173,17 @@ def _first_update(
             operations = Counter(function.name() for function in functions_behind(losses.values()))
             mine["program"] = [f"the loss {name}" for name in losses] + [f"the metric {name}" for name in metrics]
             mine["program"] += [f"{count} {name}" for name, count in operations.items()]
-        calls.watch()
+        kept.watch()
         return outputs
 
-    def compare(kept: tuple[flow.Tensor, Any]) -> flow.Tensor:
-        tensor, checksum = kept
+    def compare(pair: tuple[flow.Tensor, Any]) -> flow.Tensor:
+        tensor, checksum = pair
         if _checksum(tensor) != checksum:
             mine["flags"] = ["overwrites"]
         return tensor
 
     def look() -> None:
-        calls.stop()
+        kept.stop()
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 mine["reached"].append(name)
@@ -202,7 +201,7 @@ def _first_update(
         failure = error
         mine["errors"].append(f"the error {first_line(error)!r}")
     finally:
-        calls.stop()
+        kept.stop()
     of_ranks, found = _of_all_ranks(mine)
     if reference.is_of_one_process:
         _refuse_other_programs(trainer, of_ranks, failure)

@@ -176,8 +176,9 @@ def _compare(trainer: GraphTrainer, num_iters: int, bound: float) -> ParityRepor
     try:
         trainer.prepare()
         eager = reference_of(trainer, iterations)
+        eager.bound = bound
         refuse_untraceable(trainer, eager)
-        itself = first_difference(eager, reference_of(trainer, iterations), bound)
+        itself = first_difference(eager, reference_of(trainer, iterations))
     except UserError as error:
         return broken(str(error), stage="build")
     if itself is not None:
@@ -185,7 +186,7 @@ def _compare(trainer: GraphTrainer, num_iters: int, bound: float) -> ParityRepor
             f"two eager runs from the same bytes differ: {itself}. Training is not reproducible: forward uses random "
             "numbers that no seed controls, reads a clock, or depends on the previous run"
         )
-    graph, difference = compared_updates(trainer, iterations, eager, bound=bound)
+    graph, difference = compared_updates(trainer, iterations, eager)
     losses = {"eager": _totals(eager), "graph": _totals(graph)}
     if difference is None:
         worst = max(map(_apart, losses["eager"], losses["graph"]))

@@ -77,7 +77,9 @@ class Updates:
     `losses` and `metrics`: one dict by tag for every update. `states`: number of updates → the state after them, for 0,
     1 and all updates. `differences`: number of updates → what differs in the state after them, for updates that were
     compared as they were made, so that their states need no memory. `noise`: number of updates → `(kind, name)` of a
-    tensor in the state after them → how far rounding moves it, if that was measured.
+    tensor in the state after them → how far rounding moves it, if that was measured. `bound`: the largest relative
+    difference of a loss in a comparison with these updates. The bounds for weights, gradients and buffers are wider
+    than on CPU by the same factor, but at most ten times as wide. With 0 every bit counts.
     """
 
     losses: list[dict[str, float]] = field(default_factory=list)
@@ -85,6 +87,7 @@ class Updates:
     states: dict[int, State] = field(default_factory=dict)
     differences: dict[int, str | None] = field(default_factory=dict)
     noise: dict[int, dict[tuple[str, str], float]] = field(default_factory=dict)
+    bound: float = LOSS_BOUND["cpu"]
 
 
 @dataclass
@@ -125,16 +128,12 @@ def is_same(one: np.ndarray, other: np.ndarray) -> bool:
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
-def first_difference(expected: Updates, found: Updates, bound: float) -> Difference | None:
-    """Return the first difference between the updates `expected` and `found`, or None if they are the same.
-
-    `bound`: largest relative difference of a loss. The bounds for weights, gradients and buffers are wider than on CPU
-    by the same factor, but at most ten times as wide. With `bound=0` every bit counts.
-    """
+def first_difference(expected: Updates, found: Updates) -> Difference | None:
+    """Return the first difference between the updates `expected` and `found`, or None if they are the same."""
     for number, (one, other) in enumerate(zip(expected.losses, found.losses), 1):
-        text = _differing_loss(one, other, bound)
+        text = _differing_loss(one, other, expected.bound)
         if text is None and number in expected.states and number in found.states:
-            text = differing_state(expected, number, found.states[number], bound)
+            text = differing_state(expected, number, found.states[number])
         elif text is None:
             text = found.differences.get(number)
         if text is not None:
@@ -155,12 +154,9 @@ def _differing_loss(expected: Mapping[str, float], found: Mapping[str, float], b
     return None
 
 
-def differing_state(updates: Updates, number: int, found: State, bound: float) -> str | None:
-    """Return a description of the first tensor that differs from the state after `number` updates, or None.
-
-    `bound`: as for `first_difference`.
-    """
-    factor = min(bound / LOSS_BOUND["cpu"], _WIDEST)  # how much wider the bounds are than on CPU
+def differing_state(updates: Updates, number: int, found: State) -> str | None:
+    """Return a description of the first tensor that differs from the state after `number` updates, or None."""
+    factor = min(updates.bound / LOSS_BOUND["cpu"], _WIDEST)  # how much wider the bounds are than on CPU
     noise = updates.noise.get(number, {})
     distances = list(_distances(updates, number, found, factor))  # complete, because every rank must read every tensor
     for kind, name, apart, allowed, scale in distances:

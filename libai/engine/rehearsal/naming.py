@@ -19,8 +19,7 @@ from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.recorder import GRADIENT, VALUE, Record, Recorder, recording_graph
 from libai.engine.rehearsal.reference import Iterations, copied, keeping_copies, rehearsing
-from libai.forward.state import Facts
-from libai.utils.distributed import gather_arrays, gather_objects
+from libai.utils.distributed import gather_objects
 
 #: largest difference allowed between two recorded values, relative to the largest number in them
 _VALUE_BOUND = 1e-5
@@ -92,46 +91,41 @@ def _watch(
     is_compiled: bool = False,
 ) -> Record:
     """Record the last of `updates`. `is_own`: make it as the trainer does, not as a plain loop would."""
-    facts, start = trainer.gradients.facts, trainer.iter
+    start = trainer.iter
     with ExitStack() as stack:
         if not is_own and reference.is_of_one_process:
             updates, _ = stack.enter_context(by_one_process(trainer, updates))
         stack.enter_context(rehearsing(trainer, reference))
-        try:
-            trainer.gradients.facts = Facts()
-            before = forward_rolled_back(trainer.model, with_buffers=False) if is_compiled else nullcontext()
-            with before, same_buffers(trainer.model):  # restore the Python values that were compiled in
-                for number, micro_batches in enumerate(updates[:-1]):
-                    trainer.iter = start + number
-                    update_op_by_op(trainer, copied(trainer, micro_batches), keeping_copies(trainer))
-            trainer.iter = start + len(updates) - 1
-            batches = copied(trainer, updates[-1])
-            if is_own:
-                trainer.gradients.facts = facts
-            if is_compiled:
-                result = trainer.update(batches)
-                return recorder.graph_record(result.metrics, trainer.options.num_accumulation_steps)
-            recorder.start()
-            update_op_by_op(trainer, batches, None if is_own else keeping_copies(trainer))
-            record = recorder.eager_record()
-            return record if trainer.mesh.data == 1 or trainer.layout.is_global else _of_all_ranks(record)
-        finally:
-            trainer.gradients.facts = facts
+        # keep the Python values that were compiled in
+        before = forward_rolled_back(trainer.model, with_buffers=False) if is_compiled else nullcontext()
+        with before, same_buffers(trainer.model):
+            for number, micro_batches in enumerate(updates[:-1]):
+                trainer.iter = start + number
+                update_op_by_op(trainer, copied(trainer, micro_batches), keeping_copies(trainer))
+        trainer.iter = start + len(updates) - 1
+        batches = copied(trainer, updates[-1])
+        if is_compiled:
+            result = trainer.update(batches)
+            return recorder.graph_record(result.metrics, trainer.options.num_accumulation_steps)
+        recorder.start()
+        update_op_by_op(trainer, batches, None if is_own else keeping_copies(trainer))
+        record = recorder.eager_record()
+        return record if trainer.mesh.data == 1 or trainer.layout.is_global else _of_all_ranks(record)
 
 
 def _of_all_ranks(record: Record) -> Record:
-    """Return the values that replicas have recorded: for each micro-batch, one row per rank. Collective.
+    """Return the mean over all ranks of the values that replicas have recorded. Collective.
 
     Gradients are left out, because a rank only has them for its own part of the batch.
     """
-    mine = {name: list(rows.shape) for name, rows in record.arrays.items() if name.startswith(VALUE)}
+    mine = {name: mean.tolist() for name, mean in record.means.items() if name.startswith(VALUE)}
     others = gather_objects(mine)
-    arrays = {}
-    for name, shape in sorted(mine.items()):
-        if all(other.get(name) == shape for other in others):
-            rows = gather_arrays(record.arrays[name])
-            arrays[name] = np.stack(rows, 1).reshape(-1, shape[1])
-    return Record(record.tensors, arrays)
+    means = {}
+    for name in mine:
+        of_ranks = [np.array(other[name]) for other in others if name in other]
+        if len({mean.shape for mean in of_ranks}) == 1:
+            means[name] = np.mean(of_ranks, 0)
+    return Record(record.tensors, means)
 
 
 def _in_forward(expected: Record, found: Record) -> Culprit | None:
@@ -142,7 +136,7 @@ def _in_forward(expected: Record, found: Record) -> Culprit | None:
             return Culprit(tensor.coder, "forward", text)
         if tensor.is_attached != found.tensors[name].is_attached:
             return Culprit(tensor.coder, "backward", f"{name} has a gradient in only one of the two")
-        apart = _distance(expected.arrays.get(VALUE + name), found.arrays.get(VALUE + name))
+        apart = _distance(expected.means.get(VALUE + name), found.means.get(VALUE + name))
         if apart > _VALUE_BOUND:
             return Culprit(tensor.coder, "forward", f"{name} differs by {apart:.1e} of its largest number")
     return None
@@ -150,32 +144,23 @@ def _in_forward(expected: Record, found: Record) -> Culprit | None:
 
 def _in_backward(expected: Record, found: Record) -> Culprit | None:
     """Search backward through the forward: the code after the last value with a different gradient is wrong."""
-    gradients = {name: rows for name, rows in expected.arrays.items() if name.startswith(GRADIENT)}
-    smallest = _SMALLEST * max((float(np.abs(rows).max(initial=0)) for rows in gradients.values()), default=0.0)
+    gradients = {name: mean for name, mean in expected.means.items() if name.startswith(GRADIENT)}
+    smallest = _SMALLEST * max((float(np.abs(mean).max()) for mean in gradients.values()), default=0.0)
     after = current = ("", "")  # the following event and its coder
     for name, tensor in reversed(expected.tensors.items()):
         if tensor.event != current[0]:
             after, current = current, (tensor.event, tensor.coder)
-        one, other = gradients.get(GRADIENT + name), found.arrays.get(GRADIENT + name)
+        one, other = gradients.get(GRADIENT + name), found.means.get(GRADIENT + name)
         if _distance(one, other, smallest) > _GRADIENT_BOUND:
             return Culprit(after[1], "backward", f"the gradient of {name} differs")
     return None
 
 
 def _distance(one: np.ndarray | None, other: np.ndarray | None, smallest: float = 0.0) -> float:
-    """Return the largest difference relative to the largest number; 0 if an array is missing or empty.
-
-    The arrays have shape (micro-batches, elements). The batch may be split into different micro-batches in the two
-    arrays. A value that is not per sample, such as a loss, is then compared by its mean.
-    """
-    if one is None or other is None or not one.size:
+    """Return the largest difference relative to the largest number; 0 if an array is missing."""
+    if one is None or other is None:
         return 0.0
-    if one.size == other.size:
-        one, other = one.reshape(-1), other.reshape(-1)
-    elif one.shape[1] == other.shape[1]:
-        one, other = one.mean(0), other.mean(0)
-    else:
+    if one.shape != other.shape:
         return float("inf")
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    apart = np.abs(np.nan_to_num(a - b)).max()
-    return float(apart / max(np.abs(np.nan_to_num(a)).max(), np.abs(np.nan_to_num(b)).max(), smallest, 1e-300))
+    largest = max(np.abs(np.nan_to_num(one)).max(), np.abs(np.nan_to_num(other)).max(), smallest, 1e-300)
+    return float(np.abs(np.nan_to_num(one - other)).max() / largest)

@@ -6,7 +6,7 @@ that calls the recorder. A step compiled inside `recording_trace` returns the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,12 +41,12 @@ class Tensor(NamedTuple):
 class Record:
     """The inputs and outputs of modules in one update.
 
-    `tensors`: tensors of the first forward, by name and in the order of execution. `arrays`: arrays of shape
-    (micro-batches, elements), by `VALUE` or `GRADIENT` + name.
+    `tensors`: tensors of the first forward, by name and in the order of execution. `means`: by `VALUE` or `GRADIENT` +
+    name, the mean of a tensor over all micro-batches and all axes, except the last axis of a tensor with several.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    means: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Recorder:
@@ -83,21 +83,16 @@ class Recorder:
         """Return what was recorded since `start`, and stop recording."""
         self._is_on = False
         found = {name: [one[name] for one in self.forwards if name in one] for name in self.forwards[0]}
-        return self._record(found, 1)
+        return Record(self._tensors, {name: _mean_of(tensors) for name, tensors in found.items()})
 
     def graph_record(self, metrics: dict[str, list[flow.Tensor]], num_micro_batches: int) -> Record:
         """Remove the values that a compiled step recorded from its `metrics` (see `StepResult`), and return them."""
-        names = [name for name in metrics if name.startswith((VALUE, GRADIENT))]
-        return self._record({name: metrics.pop(name) for name in names}, num_micro_batches)
-
-    def _record(self, found: Mapping[str, Sequence[flow.Tensor]], num_micro_batches: int) -> Record:
         record = Record(self._tensors)
-        for name, tensors in found.items():
-            rows = [full_tensor(tensor).numpy().reshape(-1) for tensor in tensors]
-            if len({row.size for row in rows}) == 1:
-                record.arrays[name] = np.stack(rows)
-                if name.startswith(GRADIENT) and len(rows) == 1:
-                    record.arrays[name] /= num_micro_batches  # OneFlow averages after the backward pass
+        for name in [name for name in metrics if name.startswith((VALUE, GRADIENT))]:
+            tensors = metrics.pop(name)
+            record.means[name] = _mean_of(tensors)
+            if name.startswith(GRADIENT) and len(tensors) == 1:
+                record.means[name] /= num_micro_batches  # OneFlow averages after the backward pass
         return record
 
     def _run(self, name: str, module: Any, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -129,12 +124,21 @@ class Recorder:
             forward[name] = copied(tensor.detach())
 
         for path, tensor in named_tensors_in(values):
+            if not tensor.numel():
+                continue
             name = f"{kind} {path} of {call}" if path else f"{kind} of {call}"
             if len(self.forwards) == 1:
                 self._tensors[name] = Tensor(f"{kind} of {call}", coder, tensor.requires_grad)
             keep(VALUE + name, tensor)
             if tensor.requires_grad and has_gradient:
                 tensor.register_hook(partial(keep, GRADIENT + name))
+
+
+def _mean_of(tensors: Sequence[flow.Tensor]) -> np.ndarray:
+    """Return the mean that a `Record` contains. `tensors`: one per micro-batch, perhaps with different last axes."""
+    arrays = [full_tensor(tensor).numpy().astype(np.float64) for tensor in tensors]
+    means = [array.reshape(-1, array.shape[-1]).mean(0) if array.ndim > 1 else array.mean() for array in arrays]
+    return np.mean(means, 0) if len({mean.shape for mean in means}) == 1 else np.mean([mean.mean() for mean in means])
 
 
 def recording_graph(recorder: Recorder) -> type[TrainGraph]:

@@ -91,7 +91,7 @@ def _make(
 
     `keep`: as for `reference_of`. Copies take the memory of saved tensors a second time.
     """
-    reference, start = Reference(), trainer.iter
+    reference, start = Reference(bound=LOSS_BOUND[trainer.gradients.device]), trainer.iter
     reference.states[0] = State.of(trainer)
     known, trainer.gradients.facts = trainer.gradients.facts, facts
     try:
@@ -106,7 +106,7 @@ def _make(
                 if number == 1:
                     with counted_flops() as flops:
                         result = _first_update(trainer, micro_batches, reference, kept, keep)
-                    trainer.loop.flops_per_sample = sum(flops) / _num_samples(trainer, micro_batches, reference)
+                    trainer.loop.flops_per_sample = sum(flops) / _num_samples(trainer, micro_batches)
                 else:
                     result = _later_update(trainer, micro_batches, reference, keep)
                 if result is None:
@@ -147,10 +147,10 @@ def _make(
     return reference
 
 
-def _num_samples(trainer: Any, micro_batches: Sequence[Any], reference: Reference) -> int:
+def _num_samples(trainer: Any, micro_batches: Sequence[Any]) -> int:
     """Return the number of samples of `micro_batches` that an operation on this rank has seen."""
     own = sum(len(next(iter(trainer.gradients.name_inputs(batch).values()))) for batch in micro_batches)
-    return own * trainer.mesh.data if trainer.layout.is_global and not reference.is_of_one_process else own
+    return own * trainer.mesh.data if trainer.layout.is_global else own
 
 
 def _first_update(
@@ -247,19 +247,16 @@ def _refuse_other_programs(trainer: Any, of_ranks: list[dict[str, list[str]]], f
     kind = "errors" if any(one["errors"] for one in of_ranks) else "program"
     programs = [set(one[kind]) for one in of_ranks]
     for rank, theirs in enumerate(programs):
-        if theirs != programs[0]:
-            # puts operations last
-            here = ", ".join(sorted(programs[0] - theirs, reverse=True)[:4]) or "nothing"
-            there = ", ".join(sorted(theirs - programs[0], reverse=True)[:4]) or "nothing"
-            raise _differs_by_rank(
-                trainer, f"it has {here} on rank 0 only, and {there} on rank {rank} only"
-            ) from failure
+        odd, owner = (theirs - programs[0], rank) if theirs - programs[0] else (programs[0] - theirs, 0)
+        if odd:
+            names = ", ".join(sorted(odd, reverse=True)[:4])  # puts operations last
+            raise _differs_by_rank(trainer, f"it has {names} on rank {owner} only") from failure
 
 
 def _refuse_other_losses(trainer: Any, reference: Reference) -> None:
     """Raise `UserError` on every rank if ranks computed different losses for the same samples. Collective."""
     of_rank_0 = Updates(losses=broadcast_object(reference.losses))
-    difference = first_difference(of_rank_0, reference, LOSS_BOUND["cpu"])
+    difference = first_difference(of_rank_0, reference)
     for rank, text in enumerate(gather_objects(difference and str(difference))):
         if text is not None:
             raise _differs_by_rank(trainer, f"on rank {rank}, {text} as on rank 0, for the same samples")

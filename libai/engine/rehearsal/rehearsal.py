@@ -14,7 +14,6 @@ from typing import Any
 
 from libai.engine.hook_base import HookBase
 from libai.engine.rehearsal.comparison import (
-    LOSS_BOUND,
     Difference,
     State,
     Updates,
@@ -101,49 +100,53 @@ def compare_on_mesh(trainer: Any, iterations: Iterations, reference: Reference) 
     update. It also runs with AMP, for which nothing else is compared. Raises `NotTheSame`. Collective.
     """
     is_eager = trainer.mode == "eager" and _why_incomparable(trainer) is None  # `require_same` compares it
-    if not iterations or not reference.is_of_one_process or is_eager:
-        return
-    make = partial(update_op_by_op, trainer)
-    _, difference = compared_updates(trainer, iterations[:1], reference, make)
-    if difference is not None:
-        _use_global_tensors(trainer, iterations[:1], reference, difference, make)
+    if iterations and reference.is_of_one_process and not is_eager:
+        _require_equal(trainer, iterations[:1], reference, partial(update_op_by_op, trainer))
 
 
 def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> None:
     """Make the updates of `reference` as `trainer` makes them, undo them, and raise `NotTheSame` if they differ.
 
-    Does nothing if they are meant to differ, or if graph mode has not compiled yet. Replicas of a model that mixes the
-    samples of a batch become global tensors. If a model's results are not repeatable, eager mode logs a
-    warning and graph mode raises an error. Collective.
+    Does nothing if they are meant to differ, or if graph mode has not compiled yet. Collective.
     """
     is_ready = trainer.mode == "eager" or trainer.graph is not None
-    if not iterations or not is_ready or _why_incomparable(trainer) is not None:
-        return
-    updates = iterations[: len(reference.losses)]
-    found, difference = compared_updates(trainer, updates, reference)
+    if iterations and is_ready and _why_incomparable(trainer) is None:
+        _require_equal(trainer, iterations[: len(reference.losses)], reference)
+
+
+def _require_equal(
+    trainer: Any, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
+) -> None:
+    """Raise `NotTheSame` if the updates of `compared_updates` differ from `reference`.
+
+    Replicas of a model that mixes the samples of a batch become global tensors. If a model's results are not
+    repeatable, eager mode logs a warning and graph mode raises an error. Collective.
+    """
+    found, difference = compared_updates(trainer, iterations, reference, make)
     if difference is None:
-        if reference.is_of_one_process and not trainer.layout.is_global:
+        if make is None and reference.is_of_one_process and not trainer.layout.is_global:
             _warn_of_odd_metrics(trainer, reference, found)
         return
-    is_graph = trainer.mode == "graph"
+    is_compiled = make is None and trainer.mode == "graph"
     gradients = trainer.gradients
-    if not is_graph and gradients.facts.written:
+    if trainer.mode == "eager" and gradients.facts.written:
         # giving changed buffers new memory is wrong if a view of one is read after the change
         written, gradients.facts = gradients.facts, replace(gradients.facts, written=())
-        if compared_updates(trainer, updates, reference)[1] is None:
+        if compared_updates(trainer, iterations, reference, make)[1] is None:
             return
         gradients.facts = written
+    name = type(trainer.model).__name__
     text = refusal(trainer, difference, reference)
-    if reference.is_of_one_process and is_graph:
+    if reference.is_of_one_process and is_compiled:
         trainer.optimizer_state.leave_graph()  # without a graph, one process can make the same updates
-    itself = _agreed_difference(trainer, reference, reference_of(trainer, iterations))
+    itself = _agreed_difference(reference, reference_of(trainer, iterations))
     if itself is not None:
         unstable = (
-            f"{type(trainer.model).__name__} is not repeatable: from the same weights, batches and random states, "
-            f"{itself}. Something in forward uses random numbers that no seed controls, reads a clock, or remembers "
-            "earlier calls in a place that cannot be restored"
+            f"{name} is not repeatable: from the same weights, batches and random states, {itself}. Something in "
+            "forward uses random numbers that no seed controls, reads a clock, or remembers earlier calls in a place "
+            "that cannot be restored"
         )
-        if is_graph:
+        if trainer.mode == "graph":
             raise NotTheSame(
                 f"{unstable}; a compiled step would repeat the value read during compilation. Pass such a number in "
                 "the batch, or run with graph.enabled=false."
@@ -151,33 +154,16 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
         if is_main_process():
             logger.warning("%s. A resumed run will not repeat this one.", unstable)
         return
-    if is_graph:
-        raise NotTheSame(text + begins_in(trainer, iterations, difference.update, reference, is_compiled=True))
-    _use_global_tensors(trainer, updates, reference, difference)
-
-
-def _use_global_tensors(
-    trainer: Any,
-    iterations: Iterations,
-    reference: Reference,
-    difference: Difference,
-    make: Callable[[Any], Any] | None = None,
-) -> None:
-    """Switch replicas to global tensors if their updates differ from one process, and compare again.
-
-    Raises `NotTheSame` if that is not allowed or does not help. `make`: as for `own_updates`.
-    """
+    begins = begins_in(trainer, iterations, difference.update, reference, is_compiled)
     options = trainer.options
-    begins = begins_in(trainer, iterations, difference.update, reference)
-    text = refusal(trainer, difference, reference) + begins
     may_change = options.batch_scope == "global" and options.gradient_reduction == "auto"
-    if trainer.layout.is_global or not may_change or not reference.is_of_one_process:
-        raise NotTheSame(text)
+    if is_compiled or trainer.layout.is_global or not may_change or not reference.is_of_one_process:
+        raise NotTheSame(text + begins)
     if is_main_process():
         logger.info(
             "%s mixes the samples of a batch: %s.%s Eager mode therefore uses global tensors, which include the "
             "samples of all %d data ranks (train.dist.batch_scope=global)",
-            type(trainer.model).__name__,
+            name,
             difference,
             begins,
             trainer.mesh.data,
@@ -186,51 +172,22 @@ def _use_global_tensors(
     try:
         _, still = compared_updates(trainer, iterations, reference, make)
     except Exception as error:  # any error that OneFlow raises for an operation on global tensors, on all ranks
-        raise NotTheSame(f"{text} Its forward fails with global tensors: {last_line(error)[:200]}") from error
+        raise NotTheSame(f"{text}{begins} Its forward fails with global tensors: {last_line(error)[:200]}") from error
     if still is not None:
         raise NotTheSame(refusal(trainer, still, reference) + begins_in(trainer, iterations, still.update, reference))
 
 
 def compared_updates(
-    trainer: Any,
-    iterations: Iterations,
-    reference: Reference,
-    make: Callable[[Any], Any] | None = None,
-    bound: float | None = None,
+    trainer: Any, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
 ) -> tuple[Updates, Difference | None]:
-    """Return the updates of `own_updates`, and the difference from `reference` that rounding does not explain.
+    """Make updates as `trainer` makes them, undo them, and compare them with `reference`. Collective.
+
+    Returns them, and the difference that rounding does not explain. `make`: called instead of `trainer.update`.
 
     A gradient that is zero except for rounding, as of a bias that is added to all logits, has no correct value, and
     Adam turns it into whole steps. So if there is a difference, and the reference repeats itself, `reference.noise` is
-    measured and the updates are made again. Collective.
+    measured and the updates are made again.
     """
-    found = own_updates(trainer, iterations, reference, make, bound)
-    difference = _agreed_difference(trainer, reference, found, bound)
-    if difference is None or difference.update not in reference.states.keys() - reference.noise.keys():
-        return found, difference
-    base = reference_of(trainer, iterations)
-    if _agreed_difference(trainer, base, reference_of(trainer, iterations)) is None:
-        for rounded in rounded_references(trainer, iterations):
-            add_noise(reference, base, rounded)
-        found = own_updates(trainer, iterations, reference, make, bound)
-        difference = _agreed_difference(trainer, reference, found, bound)
-    return found, difference
-
-
-def own_updates(
-    trainer: Any,
-    iterations: Iterations,
-    reference: Reference,
-    make: Callable[[Any], Any] | None = None,
-    bound: float | None = None,
-) -> Updates:
-    """Make updates as `trainer` makes them, undo them, and return their results. Collective.
-
-    `make`: called instead of `trainer.update`. `bound`: for the comparison with the states of `reference`; the
-    default depends on the device.
-    """
-    if bound is None:
-        bound = LOSS_BOUND[trainer.gradients.device]
     found, start = Updates(), trainer.iter
     with rehearsing(trainer, reference):
         for number, micro_batches in enumerate(iterations, 1):
@@ -241,9 +198,18 @@ def own_updates(
             found.metrics.append(metrics)
             if number in reference.states:
                 found.differences[number] = differing_state(
-                    reference, number, State.of(trainer, read=lambda tensor: tensor), bound
+                    reference, number, State.of(trainer, read=lambda tensor: tensor)
                 )
-    return found
+    difference = _agreed_difference(reference, found)
+    if difference is None or difference.update not in reference.states.keys() - reference.noise.keys():
+        return found, difference
+    base = reference_of(trainer, iterations)
+    if _agreed_difference(base, reference_of(trainer, iterations)) is not None:
+        return found, difference
+    reference.noise[difference.update] = {}
+    for rounded in rounded_references(trainer, iterations):
+        add_noise(reference, base, rounded)
+    return compared_updates(trainer, iterations, reference, make)
 
 
 def facts_of(trainer: Any, micro_batches: Sequence[Any]) -> Facts:
@@ -305,7 +271,7 @@ def refuse_untraceable(trainer: Any, reference: Reference) -> None:
 
 def _require_deterministic(trainer: Any, iterations: Iterations, reference: Reference) -> None:
     """Raise `UserError` if a single bit differs when the updates of `reference` are repeated. Collective."""
-    difference = _agreed_difference(trainer, reference, reference_of(trainer, iterations), bound=0)
+    difference = _agreed_difference(replace(reference, bound=0), reference_of(trainer, iterations))
     if difference is not None:
         raise UserError(
             "train.deterministic=true cannot be kept: when an update is repeated from the same state and seed, "
@@ -315,13 +281,9 @@ def _require_deterministic(trainer: Any, iterations: Iterations, reference: Refe
         )
 
 
-def _agreed_difference(
-    trainer: Any, reference: Reference, found: Updates, bound: float | None = None
-) -> Difference | None:
+def _agreed_difference(reference: Reference, found: Updates) -> Difference | None:
     """Return, on every rank, the difference that the first rank with a difference has found. Collective."""
-    if bound is None:
-        bound = LOSS_BOUND[trainer.gradients.device]
-    difference = first_difference(reference, found, bound)
+    difference = first_difference(reference, found)
     found_by = gather_objects(difference and [difference.update, difference.text])
     return next((Difference(*one) for one in found_by if one is not None), None)
 

@@ -176,11 +176,11 @@ def _compare(trainer: GraphTrainer, num_iters: int, bound: float) -> ParityRepor
     try:
         trainer.prepare()
         eager = reference_of(trainer, iterations)
-        eager.bound = bound
         refuse_untraceable(trainer, eager)
-        itself = first_difference(eager, reference_of(trainer, iterations))
     except UserError as error:
         return broken(str(error), stage="build")
+    eager.bound = bound
+    itself = first_difference(eager, reference_of(trainer, iterations))
     if itself is not None:
         return broken(
             f"two eager runs from the same bytes differ: {itself}. Training is not reproducible: forward uses random "
@@ -192,17 +192,12 @@ def _compare(trainer: GraphTrainer, num_iters: int, bound: float) -> ParityRepor
         worst = max(map(_apart, losses["eager"], losses["graph"]))
         reason = f"the losses differ by up to {worst:.1e} relative" if worst else "all losses are bitwise equal"
         return ParityReport(True, reason, bound, num_iters, losses=losses)
+    broken = partial(broken, first_broken=difference.update, losses=losses)
     culprit = find_culprit(trainer, iterations, difference.update, eager, is_compiled=True)
     if culprit is None:
-        return broken(str(difference), first_broken=difference.update, stage="update", losses=losses)
+        return broken(str(difference), stage="update")
     module = culprit.module or type(trainer.model).__name__
-    return broken(
-        f"{difference}. {module}: {culprit.text}",
-        first_broken=difference.update,
-        module=module,
-        stage=culprit.stage,
-        losses=losses,
-    )
+    return broken(f"{difference}. {module}: {culprit.text}", module=module, stage=culprit.stage)
 
 
 def _totals(updates: Updates) -> list[float]:

@@ -46,24 +46,20 @@ def find_culprit(
 ) -> Culprit | None:
     """Return the module in which update `number` (counted from 1) begins to differ, or None if none is found.
 
-    If all modules compute the same from the same weights, the update before it is searched too. The updates are made
-    again from the same state, and everything is put back. `is_compiled`: the compiled update is the one that differs.
-    It is compiled again to return the recorded values too, and the graph is dropped afterwards. Collective.
+    The updates are made again from the same state, and everything is put back. `is_compiled`: the compiled update is
+    the one that differs. It is compiled again to return the recorded values too, and the graph is dropped afterwards.
+    Collective.
     """
     recorder = Recorder(trainer.model)
-    numbers = range(number, max(number - 2, 0), -1)
+    updates = iterations[:number]
     try:
-        expected = [_watch(trainer, recorder, iterations[:update], reference) for update in numbers]
+        expected = _watch(trainer, recorder, updates, reference)
         if is_compiled:
             batches = [trainer.gradients.name_inputs(batch) for batch in iterations[0]]
             trainer.optimizer_state.leave_graph()
             trainer.compile(batches, recording_graph(recorder))
-        for update, record in zip(numbers, expected):
-            found = _watch(trainer, recorder, iterations[:update], reference, is_own=True, is_compiled=is_compiled)
-            culprit = _in_forward(record, found) or _in_backward(record, found)
-            if culprit is not None:
-                return culprit
-        return None
+        found = _watch(trainer, recorder, updates, reference, is_own=True, is_compiled=is_compiled)
+        return _in_forward(expected, found) or _in_backward(expected, found)
     finally:
         recorder.remove()
         if is_compiled:

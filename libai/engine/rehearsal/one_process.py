@@ -85,26 +85,17 @@ def _fits_on_a_rank(trainer: Any) -> bool:
 
 @contextmanager
 def by_one_process(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Iterator[tuple[Sequence[Sequence[Any]], bool]]:
-    """Yield the micro-batches of all ranks and True, and make the updates in the block as one process would.
+    """Yield the micro-batches of all ranks and True, and make updates in the block as one process would.
 
-    If that is not possible, yield the micro-batches of this rank and False. Collective.
+    If that is not possible, yield the micro-batches of this rank and False. Tensors are local, gradients are not
+    averaged, and losses are not gathered. Afterwards the model and the optimizer have their previous tensors again.
+    Rank-local batch norms take their statistics from the samples of one rank after another (docs/dev/decisions/0003).
+    Collective.
     """
     whole = _whole_batches(trainer, iterations)
     if whole is None:
         yield iterations, False
         return
-    with _as_one_process(trainer):
-        yield whole, True
-
-
-@contextmanager
-def _as_one_process(trainer: Any) -> Iterator[None]:
-    """Make updates of `trainer` in the block as one process with local tensors would.
-
-    Gradients are not averaged, and losses are not gathered. Afterwards the model and the optimizer have their previous
-    tensors again. Rank-local batch norms take their statistics from the samples of one rank after another
-    (docs/dev/decisions/0003). Collective.
-    """
     mesh, gradients = trainer.mesh, trainer.gradients
     data_rank = gradients.data_rank
     norms = []
@@ -120,7 +111,7 @@ def _as_one_process(trainer: Any) -> Iterator[None]:
         trainer.mesh = gradients.mesh = Mesh(device=mesh.device)
         gradients.data_rank = 0
         try:
-            yield
+            yield whole, True
         finally:
             vars(gradients).pop("random_scope", None)
             trainer.mesh = gradients.mesh = mesh

@@ -301,8 +301,8 @@ def _copy_of_input(value: Any) -> Any:
 def numbers_of(trainer: Any, result: Any) -> tuple[dict[str, float], dict[str, float]]:
     """Return the losses of one update, by tag, and its metrics, over all ranks. Collective."""
     numbers = trainer.collect([result])[0]
-    tags = {"train/loss", *(f"train/{name}" for name in result.losses)}
-    losses = {tag: value for tag, value in numbers.items() if tag in tags}
+    tags = ["train/loss", *(f"train/{name}" for name in result.losses)]
+    losses = {tag: numbers[tag] for tag in tags if tag in numbers}
     return losses, {name: numbers[f"train/{name}"] for name in result.metrics}
 
 

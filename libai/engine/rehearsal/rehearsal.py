@@ -61,19 +61,20 @@ def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
     left = trainer.max_iter - trainer.completed_iters
     if left > 0:
         wanted = min(wanted, left)
+    is_own = is_own_update(trainer)
     reason = obstacle = _obstacle(trainer)
     if obstacle is not None and options.deterministic:
         raise UserError(
             f"train.deterministic=true repeats the first updates, which is impossible here: {obstacle}. Remove the "
             "setting."
         )
-    if obstacle is not None and is_graph and is_own_update(trainer):
+    if obstacle is not None and is_graph and is_own:
         raise NotTheSame(f"graph mode cannot be compared with eager mode: {obstacle}. Run with graph.enabled=false.")
     if obstacle is None and wanted:
         reason = _why_incomparable(trainer)
         if reason is not None:  # ranks still compare an eager update on the mesh with the same update of one process
             wanted = min(wanted, 0 if trainer.mesh.is_single else 1)
-    if reason is not None and is_own_update(trainer) and is_main_process():
+    if reason is not None and is_own and is_main_process():
         logger.warning("the first updates are not rehearsed: %s.", reason)
     if obstacle is not None or not (wanted or _needs_facts(trainer)):
         return [], None
@@ -290,11 +291,10 @@ def _agreed_difference(reference: Reference, found: Updates) -> Difference | Non
 
 def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> None:
     """Warn about metrics that replicas log with different values than one process."""
-    other = found.metrics[0]
     odd = []
     for name, value in reference.metrics[0].items():
-        bound = _METRIC_BOUND * max(abs(value), abs(other[name]))
-        if abs(other[name] - value) > bound:  # false for NaN
+        other = found.metrics[0][name]
+        if abs(other - value) > _METRIC_BOUND * max(abs(value), abs(other)):  # false for NaN
             odd.append(f"metric {name!r}")
     if odd and is_main_process():
         logger.warning(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import oneflow as flow
@@ -26,6 +27,8 @@ _LOSS_SCALE = {
     "loss_scale": ("LossScale", flow.float32),
     "loss_scale_good_steps": ("GoodStepCounter", flow.int64),
 }
+#: methods of an optimizer that read or write its state
+_METHODS_ON_STATE = ("state_dict", "load_state_dict")
 
 
 class OptimizerState:
@@ -102,19 +105,18 @@ class GraphOptimizerState(OptimizerState):
             self._move_into_graph()
         else:
             self._forget_copies()
-        # `optimizer.state_dict` would return no state, so it is replaced on the object. A weak reference lets the
-        # graph be freed
+        # these methods of the optimizer would not reach the state, so they are replaced on the object. A weak
+        # reference lets the graph be freed
         owner = weakref.ref(self)
         optimizer = self.optimizer
 
-        def state_dict() -> dict[str, Any]:
+        def in_optimizer(name: str, *args: Any) -> Any:
             state = owner()
-            if state is None:
-                return type(optimizer).state_dict(optimizer)
-            with state.in_optimizer():
-                return type(optimizer).state_dict(optimizer)
+            with nullcontext() if state is None else state.in_optimizer():
+                return getattr(type(optimizer), name)(optimizer, *args)
 
-        optimizer.state_dict = state_dict
+        for name in _METHODS_ON_STATE:
+            setattr(optimizer, name, partial(in_optimizer, name))
 
     def leave_graph(self) -> None:
         """Move the state back to the optimizer, for eager updates or the next graph. Collective."""
@@ -122,7 +124,8 @@ class GraphOptimizerState(OptimizerState):
             return
         state = self.export()
         self.graph = None
-        del self.optimizer.state_dict
+        for name in _METHODS_ON_STATE:
+            delattr(self.optimizer, name)
         super().load(*state)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -74,13 +74,15 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
     that is not inspected is then identified by its `id`, and without `watched` only by its type.
     """
     kind = type(value).__name__
-    unknown = kind if watched is None else (kind, id(value))
+    unknown = kind if watched is None else (kind, "id", id(value))
     if isinstance(value, SIMPLE):
         return (kind, value if value == value else "nan")
     if isinstance(value, NOT_COMPARED) or depth > _MAX_DEPTH:
         return unknown
     if type(value) in RANDOM_STATES:
         return ("random", repr(RANDOM_STATES[type(value)][0](value)))
+    if isinstance(value, types.FunctionType) and watched is not None:
+        return unknown
     if isinstance(value, types.FunctionType | types.MethodType):
         return (value.__qualname__, getattr(value, "__code__", None))  # a method of `functools.lru_cache` has none
     if _is_iterator(value) and not cannot_go_back(value):
@@ -116,9 +118,11 @@ def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | N
         return len(value), lambda: value
     if isinstance(value, dict | list | set | collections.deque):
         return len(value), value.copy
+    if isinstance(value, functools.partial):
+        return 3, lambda: (value.func, value.args, value.keywords)
     module = type(value).__module__
-    is_known = not is_guard or module.split(".")[0] in _SETTINGS or is_users(module)
-    if is_known and not callable(value) and isinstance(getattr(value, "__dict__", None), dict):
+    is_known = module.split(".")[0] in _SETTINGS or is_users(module) if is_guard else not callable(value)
+    if is_known and isinstance(getattr(value, "__dict__", None), dict):
         return len(vars(value)), vars(value).copy
     return 0, None
 
@@ -267,16 +271,29 @@ def variables_of(
         seen.add(function)
         variables = function.__globals__
         for code in _codes_in(function.__code__):
-            for name in code.co_names:
-                waiting.append(variables.get(name))
-                if name in variables and not isinstance(variables[name], types.ModuleType):
-                    where = f"the global {name} of {code.co_filename}"
-                    yield where, functools.partial(variables.get, name), functools.partial(variables.__setitem__, name)
+            owners: list[Any] = []
+            scopes: list[Any] = [(code.co_filename, variables, variables.__setitem__)]
+            for place, scope, assign in scopes:  # the list grows in the loop
+                for name in filter(scope.__contains__, code.co_names):
+                    value = scope[name]
+                    waiting.append(value)
+                    if _has_names_of_user(value) and value not in owners:
+                        owners.append(value)
+                        scopes.append((value.__name__, vars(value), functools.partial(setattr, value)))
+                    if not isinstance(value, types.ModuleType) and not hasattr(value, "__get__"):
+                        where = f"the global {name} of {place}"
+                        yield where, functools.partial(scope.get, name), functools.partial(assign, name)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if name != "__class__" and cell != types.CellType():  # an empty cell has no value yet
                 waiting.append(cell.cell_contents)
                 where = f"the variable {name} around {function.__qualname__}"
                 yield where, functools.partial(cell_value, cell), functools.partial(setattr, cell, "cell_contents")
+
+
+def _has_names_of_user(value: Any) -> bool:
+    """Return whether `value` is a module, class or function of the user, whose attributes code may read."""
+    is_owner = isinstance(value, types.ModuleType | types.FunctionType | type)
+    return is_owner and is_users(getattr(value, "__module__", value.__name__) or "")
 
 
 def cell_value(cell: types.CellType) -> Any:

@@ -14,6 +14,7 @@ Attributes that forward reads come from the trace. Globals and closures are the 
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from libai.forward.python_state import Watched, fingerprint, functions_of, hooks
 from libai.parallel import named_tensors
 from libai.patches.writes import count_new_data, count_writes, watch_attributes
 from libai.utils.errors import UserError
+from libai.utils.tensors import local_part
 
 #: a value that changes again within this many iterations is not worth another compilation
 STEADY_ITERS = 50
@@ -65,6 +67,7 @@ class Guards:
         #: whether the last change was the first one for each of its values
         self._is_first = True
         self._compiled = self._last_seen = self._now()
+        self._compiled_held = self._held
         self._count = count_writes()
 
     def decide(self, iteration: int) -> Decision:
@@ -100,6 +103,7 @@ class Guards:
         return False
 
     def _compare(self, iteration: int) -> None:
+        self._refuse_gradients(iteration)
         keep_buffers(self._buffers)
         now = self._now()
         changed = _differing(self._last_seen, now)
@@ -108,6 +112,15 @@ class Guards:
         self._changed_at.update(dict.fromkeys(changed, iteration))
         self._differs = _differing(self._compiled, now)
         self._last_seen = now
+
+    def _refuse_gradients(self, iteration: int) -> None:
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None and local_part(parameter.grad).numpy().any():
+                raise UserError(
+                    f"{name} has a gradient before iteration {iteration + 1}. A hook has computed it, and a compiled "
+                    "step would not add it to its own. Clear it in the hook (optimizer.zero_grad()), add its loss in "
+                    "forward, or train with graph.enabled=false."
+                )
 
     def _now(self) -> dict[str, Any]:
         """Return the fingerprints of all guarded values, and collect the values to compare before every step."""
@@ -124,12 +137,13 @@ class Guards:
                 self._unseen.append((of_class, of_class()))
         for description, read, _ in self._variables:
             value = read()
-            if not callable(value):
+            if not isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
                 values[description] = fingerprint(value, self._watched)
                 self._unseen.append((read, value))
         for path, module in self._model.named_modules():
-            if hooks_of(module):
-                values[f"the forward hooks of {path or type(module).__name__}"] = tuple(map(id, hooks_of(module)))
+            name = f"the module {path or type(module).__name__} (itself or its forward hooks)"
+            values[name] = tuple(map(id, [module, vars(module).get("forward"), *hooks_of(module)]))
+            self._held.append(module)
         for name, tensor in named_tensors(self._model):
             values[name] = (id(tensor), count_new_data(tensor), "tensor")
             values[f"{name}.requires_grad"] = fingerprint(tensor.requires_grad)

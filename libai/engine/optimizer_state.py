@@ -21,6 +21,8 @@ from libai.optim import JoinedUpdates, export_graph_state, export_state, import_
 from libai.optim.state import graph_state_names
 from libai.parallel import Layout, full_tensor
 from libai.patches.internals import wait_for_device
+from libai.utils.distributed import get_world_size
+from libai.utils.tensors import is_on_cpu, local_part, overwrite
 
 #: loss scaling of a compiled graph: name in a checkpoint → (name in the graph, type)
 _LOSS_SCALE = {
@@ -132,16 +134,18 @@ class GraphOptimizerState(OptimizerState):
         """See `OptimizerState.export`."""
         if self.graph is None:
             return super().export()
+        tensors, scalars = self._of_both(self.graph.state_dict())
+        return tensors, scalars | self.loss_scale()
+
+    def _of_both(self, in_graph: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the state in the form shared by both modes: that of the graph, and what the optimizer still holds."""
         # with loss scaling the graph counts the steps, because it may skip updates; otherwise the optimizer counts
         step = None if self._has_loss_scale else self.optimizer._state["step"]
         parameters = self._parameters()
-        state = self.graph.state_dict()
-        tensors, scalars = export_graph_state(state, self.prefix, parameters, self.optimizer, step)
+        tensors, scalars = export_graph_state(in_graph, self.prefix, parameters, self.optimizer, step)
         for name, parameter in parameters.items():
             for key, value in self.optimizer._state.get(parameter, {}).items():  # state that is not in the graph
                 tensors[f"{name}/{key}"] = value
-        if self._has_loss_scale:
-            scalars.update(self.loss_scale())
         return tensors, scalars
 
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
@@ -167,21 +171,29 @@ class GraphOptimizerState(OptimizerState):
     def copy(self) -> Any:
         """See `OptimizerState.copy`. The copy can be restored before and after compilation."""
         if self.graph is None:
-            return super().copy(), None
-        with self.variables():  # the device is idle
-            tensors, scalars = self.export()
-            return None, ({name: tensor.clone() for name, tensor in tensors.items()}, scalars)
+            return super().copy(), None, {}
+        with self.variables() as variables:
+            in_graph = {name: variable.clone() for name, variable in variables.items() if not _is_zero(variable)}
+        return super().copy(), in_graph, self.loss_scale()
 
     def put_back(self, copies: Any) -> None:
         """See `OptimizerState.put_back`."""
-        in_optimizer, exported = copies
+        in_optimizer, in_graph, loss_scale = copies
         self.updates = None
-        if exported is not None:
-            self.load(*exported)
-            return
         super().put_back(in_optimizer)
-        if self.graph is not None:  # compiled since
+        if self.graph is None:
+            if in_graph is not None:  # the graph has been dropped since
+                tensors, scalars = self._of_both(in_graph)
+                super().load(tensors, scalars | loss_scale)
+        elif in_graph is None:  # compiled since
             self._move_into_graph()
+        else:
+            with self.variables() as variables:
+                for name, variable in variables.items():
+                    if name in in_graph:
+                        overwrite(variable, in_graph[name])
+                    else:
+                        variable.zero_()
 
     @contextmanager
     def variables(self) -> Iterator[dict[str, flow.Tensor]]:
@@ -234,6 +246,13 @@ class GraphOptimizerState(OptimizerState):
                     scale = flow.tensor([scalars[key]]).to(dtype)
                     state[_loss_scale_name(graph, suffix)] = self._layout.replicate(scale)
         return state
+
+
+def _is_zero(variable: flow.Tensor) -> bool:
+    """Return True for a variable without values, as before the first update. Only checks host memory of one process."""
+    if get_world_size() > 1 or not is_on_cpu(variable) or variable.nelement() == 1:
+        return False
+    return not local_part(variable).numpy().any()
 
 
 def _loss_scale_name(graph: nn.Graph, suffix: str) -> str:

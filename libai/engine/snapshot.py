@@ -9,6 +9,7 @@ import oneflow as flow
 
 from libai.engine.hook_base import HookBase
 from libai.scheduler import load_scheduler_state, scheduler_state
+from libai.utils.tensors import overwrite
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Snapshot:
         optimizer = trainer.optimizer
         with flow.no_grad():
             for tensor, copied in zip(_module_tensors(trainer.model), self.tensors):
-                tensor.copy_(copied)
+                overwrite(tensor, copied)
             trainer.optimizer_state.put_back(self.optimizer)
             for hook, state, tensors in self.hooks:
                 hook.load_state_dict(state)

@@ -46,6 +46,14 @@ def full_tensor(tensor: flow.Tensor) -> flow.Tensor:
     return replicated(tensor).to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().clone()
 
 
+def overwrite(tensor: flow.Tensor, value: flow.Tensor) -> None:
+    """Write `value`, an equally laid out tensor, into `tensor` without the copy of `value` that `copy_` makes."""
+    if tensor.is_global or not tensor.is_contiguous() or not value.is_contiguous():
+        tensor.copy_(value)
+    else:
+        flow._C.assign_local_tensor(tensor, value)
+
+
 def local_part(tensor: flow.Tensor) -> flow.Tensor:
     """Return the part of a tensor that this rank holds, detached from the autograd graph."""
     return detached(tensor.to_local() if tensor.is_global else tensor)

@@ -55,9 +55,6 @@ class TrainerCheckpointer:
 
     Attributes:
         last_saved: the newest checkpoint that this object has written, is writing, or has resumed from.
-        num_saves: number of saves.
-        stall_seconds: time for which saving has held up training. It counts from the moment at which this rank's device
-            has finished the iteration.
         background: the writer thread of `async_save`, created at the first save. Its `check` raises the error of a
             failed write.
         extra: the user's JSON values, stored in every checkpoint. A resume restores them from the checkpoint.
@@ -79,8 +76,6 @@ class TrainerCheckpointer:
         self.trainer = trainer
         self.root = Path(root)
         self.last_saved: Path | None = None
-        self.num_saves = 0
-        self.stall_seconds = 0.0
         self._max_to_keep = max_to_keep
         self._facts = dict(facts or {})
         self._among, self._before_save = among, before_save
@@ -120,14 +115,11 @@ class TrainerCheckpointer:
             if self.last_saved is None or trainer.completed_iters != self._last_saved_iter:
                 self.last_saved = self._save(None, best)
                 self._last_saved_iter = trainer.completed_iters
-                self.num_saves += 1
                 self._note_saved()
             elif best is not None:
                 self.close()  # the checkpoint must be written before it can be marked
                 self._after_write(self.last_saved, best)
-            seconds = time.perf_counter() - start
-            self.stall_seconds += seconds
-            trainer.storage.put_scalar("perf/checkpoint_stall_ms", seconds * 1e3)
+            trainer.storage.put_scalar("perf/checkpoint_stall_ms", (time.perf_counter() - start) * 1e3)
             return self.last_saved
 
     def _save(self, name: str | None, best: Best | None) -> Path:

@@ -151,7 +151,7 @@ def write_summary(run: Any) -> None:
 
     The file has status, length, time, throughput and the last metrics. Values that are not finite become null.
     """
-    trainer, timer, checkpointer = run.trainer, run.timer, run.checkpointer
+    trainer, timer = run.trainer, run.timer
     result = result_of(run)
     best = {
         "metric": result.metric,
@@ -175,11 +175,7 @@ def write_summary(run: Any) -> None:
         "first_iteration_seconds": round(timer.first_seconds, 3),
         "build_seconds": trainer.graph and trainer.graph.build_seconds,
         "throughput": rates,
-        "checkpoints": {
-            "saved": checkpointer.num_saves,
-            "stall_seconds": round(checkpointer.stall_seconds, 3),
-            "last": checkpointer.last_saved and checkpointer.last_saved.name,
-        },
+        "last_checkpoint": result.last_path and result.last_path.name,
         "best": best if result.metric else None,
         "metrics": {tag: value if math.isfinite(value) else None for tag, value in metrics.items()},
         "seed": run.seed,

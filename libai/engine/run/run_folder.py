@@ -106,8 +106,7 @@ class RunFolder:
                 logger.info("train.resume=auto: nothing to continue in %s, so a new run begins", path)
         elif resume:
             self.checkpoint = Path(result_of_rank_0(lambda: str(checkpoint_of(Path(resume)))))
-        new_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
-        self.run_id: str = result_of_rank_0(lambda: present if self._continues(present) else new_id)
+        self.run_id: str = result_of_rank_0(lambda: self._id_of(present))
         self._is_continued = self.run_id == present
         #: the names of the run's checkpoints now, before the folder is locked
         self._names = self._own_names()
@@ -118,12 +117,12 @@ class RunFolder:
         self._has_begun = False
         self._lock: FolderLock | None = None
 
-    def _continues(self, run_id: str | None) -> bool:
-        """Return whether the checkpoint to resume is in this folder and of the run in it."""
+    def _id_of(self, present: str | None) -> str:
+        """Return `present` if the checkpoint to resume is of that run and in this folder, or else a new id."""
         path = self.checkpoint
-        if path is None or run_id is None or not is_of_run(path, run_id):
-            return False
-        return path.parent.resolve() == self.root.resolve()
+        if path is not None and path.parent.resolve() == self.root.resolve() and present and is_of_run(path, present):
+            return present
+        return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
     def _own_names(self) -> list[str]:
         return [path.name for path in list_checkpoints(self.root) if self.owns(path)]

@@ -60,7 +60,7 @@ def dry_run(run: Any) -> None:
             raise NonFiniteLoss(trainer.completed_iters + 1, numbers)
         done = [f"one update (loss {numbers['train/loss']:.4f})"]
         # the first update compiled the step and allocated its memory
-        seconds = min(_seconds_per_update(trainer, micro_batches, 1) for _ in range(UPDATES_PER_BLOCK))
+        seconds = _seconds_per_update(trainer, micro_batches, UPDATES_PER_BLOCK)
         if run.config.train.checkpointer.enabled:
             run.checkpointer.check_can_save(with_hooks=False)
             done.append("the content of a checkpoint")

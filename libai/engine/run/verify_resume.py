@@ -8,6 +8,7 @@ path as a signal. `second` resumes it to 2 N. Then the files of the uninterrupte
 from __future__ import annotations
 
 import json
+import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from libai.engine.hooks import CallbackHook
 from libai.engine.run.run import Run
 from libai.launch.stop import STOP
 
-_TIMINGS = "perf/"
-_NOT_OF_THE_CURVE = ("state.facts", "state.mode", "state.libai_version")
+#: metrics and state that are not part of the curve
+_IGNORED = re.compile(r"perf/|^state\.(facts|mode|libai_version)")
 
 
 def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
@@ -76,23 +77,19 @@ def compare(straight: Path, resumed: Path, num_iters: int) -> Comparison:
     a, b = (checkpoint.load(folder / "checkpoints" / name) for folder in (straight, resumed))
     metrics = _read_metrics(straight)
     others = _read_metrics(resumed)
-    differences = {
-        place: f"{metrics.get(place)} and {others.get(place)}"
-        for place in sorted({*metrics, *others})
-        if metrics.get(place) != others.get(place)
-    }
-    for place, text in checkpoint.diff(a, b).items():
-        if _TIMINGS not in place and not place.startswith(_NOT_OF_THE_CURVE):
-            differences[place] = text
+    differences = {place: text for place, text in checkpoint.diff(a, b).items() if not _IGNORED.search(place)}
+    for place in sorted({*metrics, *others}):
+        if metrics.get(place) != others.get(place):
+            differences[place] = f"{metrics.get(place)} and {others.get(place)}"
     return Comparison(len(metrics), sum(map(len, a.tensors.values())), differences)
 
 
 def _read_metrics(folder: Path) -> dict[str, Any]:
     """Return the metrics without timings: `iteration 3, train/loss` → the number."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {
-        f"iteration {line['iter']}, {tag}": value
-        for line in lines
-        for tag, value in line.items()
-        if not tag.startswith(_TIMINGS)
-    }
+    metrics = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        for tag, value in record.items():
+            if not _IGNORED.search(tag):
+                metrics[f"iteration {record['iter']}, {tag}"] = value
+    return metrics

@@ -211,13 +211,6 @@ class EagerTrainer(ModelTrainer):
     def _learn(self, facts: Facts) -> None:
         """See `ModelTrainer._learn` (docs/dev/decisions/0009-state-in-forward.md)."""
         super()._learn(facts)
-        shares = self.layout.cuts_parameters and self.options.zero_stage > 0
-        if shares and facts.parameters:
-            raise UserError(
-                f"forward changes the parameter {with_class(self.model, facts.parameters[0])}, and with "
-                f"train.zero_optimization.stage={self.options.zero_stage} it computes with a copy that misses the "
-                "change. Change it in a hook's after_step, or train without ZeRO."
-            )
         changing = facts.buffers
         if changing and self._reduction is not None:
             if self.options.batch_scope == "global" and self.options.gradient_reduction == "auto":

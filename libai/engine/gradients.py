@@ -109,13 +109,8 @@ class Gradients:
         written = self.facts.written
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
             with values_kept(model, written) if written else _NO_SCOPE:
-                if layout.is_global:
-                    with self.random_scope(micro), layout.source_ops():
-                        outputs = self._call(forward, batch)
-                elif self.draws_randomness:
-                    with self.random_scope(micro):
-                        outputs = self._call(forward, batch)
-                else:
+                random_keys = self.random_scope(micro) if self.draws_randomness else _NO_SCOPE
+                with random_keys, layout.source_ops() if layout.is_global else _NO_SCOPE:
                     outputs = self._call(forward, batch)
                 step_losses, step_metrics = read_losses(outputs, self.model)
                 self._differentiate(step_losses, scale)

@@ -14,7 +14,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.compiled.buffers import refuse_changed_parameters, same_buffers, write_buffers
+from libai.engine.compiled.buffers import same_buffers, write_buffers
 from libai.engine.compiled.build_errors import GraphBuildError, explain_build_error
 from libai.engine.compiled.graphs import MODULE_NAME, TrainGraph
 from libai.engine.compiled.guards import Guards, refuse_own_update
@@ -56,15 +56,12 @@ class GraphTrainer(ModelTrainer):
 
     mode = "graph"
     optimizer_state: GraphOptimizerState
-    #: the guards of the compiled update; None before use
-    _guards: Any = None
     #: graph operations do not need the interpreter, so faster thread switches would only cost time (0007)
     _switch_seconds = math.inf
 
     def _end_mode(self) -> None:
         """See `ModelTrainer._end_mode`. Releases the graph."""
         self.optimizer_state.leave_graph()
-        self._guards = None
 
     def _refuse_parts(self, options: TrainOptions, train_graph: MakeGraph | None = None, **settings: Any) -> None:
         """See `ModelTrainer._refuse_parts`."""
@@ -85,7 +82,10 @@ class GraphTrainer(ModelTrainer):
 
     def _begin_mode(self, auto_parallel: bool = False, train_graph: MakeGraph | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""
+        #: true if this rank may run a forward pass without the other ranks
+        self._runs_alone = self.mesh.is_single
         self._make_graph = train_graph
+        self._guards: Guards | None = None
         self.gradients.has_own_graph = train_graph is not None
         self._auto_parallel = auto_parallel
         self._corrects_bias = any("betas" in group for group in self.optimizer.param_groups)
@@ -151,6 +151,7 @@ class GraphTrainer(ModelTrainer):
             )
             return False
         if self.graph is not None:
+            assert self._guards is not None
             decision = self._guards.decide(self.iter)
             if decision == "compiled":
                 return True
@@ -181,7 +182,7 @@ class GraphTrainer(ModelTrainer):
         An eager forward pass checks the values that no earlier check has covered. Its side effects are undone.
         """
         gradients = self.gradients
-        watching = gradients.index_check.watch(batches, gradients.describe_batch, self.mesh.is_single)
+        watching = gradients.index_check.watch(batches, gradients.describe_batch, self._runs_alone)
         if watching is NOTHING:
             return
         with forward_rolled_back(self.model), watching, flow.no_grad():
@@ -197,7 +198,6 @@ class GraphTrainer(ModelTrainer):
     def _learn(self, facts: Facts) -> None:
         """See `ModelTrainer._learn`."""
         super()._learn(facts)
-        refuse_changed_parameters(self.model, [name for name in facts.parameters if name not in facts.written])
         self._updates_eagerly = bool(facts.written) and self.options.num_accumulation_steps > 1
         if self._updates_eagerly and is_main_process():
             logger.warning(

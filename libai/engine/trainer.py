@@ -192,7 +192,7 @@ class ModelTrainer(TrainerBase):
         before = (type(self), self.options, self._settings)
         layout, facts = self.layout, self.gradients.facts
         state = self.optimizer_state.export()
-        tensors = [(hook, hook.tensors()) for hook in self.hooks if hook.overrides("tensors")]
+        tensors = [(hook, hook.tensors()) for hook in self.hooks]
         self._end_mode()
         try:
             self._enter(target, options, settings, layout)
@@ -439,9 +439,9 @@ class ModelTrainer(TrainerBase):
         """Convert the return value of a custom `update`, which may return losses in any form that `forward` may."""
         saved_values.clear()
         losses, metrics = read_losses(returned, self)
-        values = [{name: detached(value) for name, value in part.items()} for part in (losses, metrics)]
+        losses, metrics = (dict(zip(part, map(detached, part.values()))) for part in (losses, metrics))
         ranks = 1 if self.layout.is_global else self.mesh.data
-        return StepResult.of(values[:1], values[1:], [1.0 / ranks])
+        return StepResult.of([losses], [metrics], [1.0 / ranks])
 
     def to_device(self, batch: Any) -> Batch:
         """Convert a micro-batch to keyword arguments for `self.model`: tensors on this rank's device.
@@ -473,8 +473,7 @@ class ModelTrainer(TrainerBase):
         was_training = self.model.training
         with self.loop.not_training(), ExitStack() as stack:
             for hook in self.hooks:
-                if hook.overrides("evaluating"):
-                    stack.enter_context(hook.evaluating())
+                stack.enter_context(hook.evaluating())
             self.model.eval()
             try:
                 yield

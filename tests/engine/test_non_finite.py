@@ -130,7 +130,7 @@ def test_weights_that_only_the_last_update_has_spoilt_are_found_before_they_are_
 
 def test_undone_updates_take_back_all_settings_of_the_groups(mode):
     trainer = build(mode, toy.batches(3))
-    group, before = trainer.optimizer.param_groups[0], Snapshot.of(trainer)
+    group, before = trainer.optimizer.param_groups[0], Snapshot(trainer)
     decay, group["weight_decay"] = group["weight_decay"], 0.5  # as a schedule of the user's may do
     before.restore(trainer)
     assert group["weight_decay"] == decay

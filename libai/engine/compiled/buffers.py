@@ -15,8 +15,6 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.compiled.build_errors import GraphBuildError
-from libai.forward.state import with_class
 from libai.optim.state import like_parameter
 from libai.parallel import named_tensors
 
@@ -79,13 +77,3 @@ def same_buffers(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         keep_buffers(before)
-
-
-def refuse_changed_parameters(model: nn.Module, names: Sequence[str]) -> None:
-    """Raise `GraphBuildError` for the first of `names`, the trained parameters that forward itself changes."""
-    if names:
-        raise GraphBuildError(
-            f"{type(model).__name__}.forward changes the parameter {with_class(model, names[0])} itself, but in a "
-            "compiled step only the optimizer can change parameters. Use a function of the parameter in forward "
-            "(`self.weight.clamp(min=0)`), or change it in a hook's after_step."
-        )

@@ -80,9 +80,6 @@ class TrainGraph(CompiledGraph):
         self._layout = layout
         self.reads: Reads = {}
         mesh = layout.mesh
-        is_replicated = mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
-        self._joins_gradients = mesh.data > 1 and is_replicated
-        self._joins_updates = is_replicated and are_kernels_on()
         self._changing = tuple(buffers)
         self._accumulation = options.num_accumulation_steps
         self._clips = options.max_grad_norm is not None
@@ -103,7 +100,15 @@ class TrainGraph(CompiledGraph):
             self.config.enable_amp(True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[options.amp])
         if auto_parallel:
             self.config.enable_auto_parallel(True)
-        self._may_skip = options.amp == "fp16" and options.loss_scaling.is_dynamic
+        is_replicated = mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
+        # in these cases reading the variables directly is not safe (docs/dev/decisions/0005-graph-variables.md)
+        needs_copies = self._accumulation > 1 or layout.cuts_parameters
+        self._facts = JobFacts(
+            copied_variables=[f"{MODULE_NAME}.{name}" for name, _ in named_tensors(model)] if needs_copies else (),
+            joins_gradients=mesh.data > 1 and is_replicated,
+            joins_updates=is_replicated and are_kernels_on(),
+            may_skip=options.amp == "fp16" and options.loss_scaling.is_dynamic,
+        )
         if options.amp == "fp16":
             self.set_grad_scaler(options.loss_scaling.for_graph())
 
@@ -164,15 +169,7 @@ class TrainGraph(CompiledGraph):
             self._connect(job, out2name)
 
     def _connect(self, job: JobEdit, out2name: Any) -> None:
-        # in these cases reading the variables directly is not safe (docs/dev/decisions/0005-graph-variables.md)
-        needs_copies = self._accumulation > 1 or self._layout.cuts_parameters
-        facts = JobFacts(
-            copied_variables=_variable_names(self.model) if needs_copies else set(),
-            joins_gradients=self._joins_gradients,
-            joins_updates=self._joins_updates,
-            may_skip=self._may_skip,
-        )
-        repair_job(job, facts)
+        repair_job(job, self._facts)
         norm_source = ""
         step_values = self._step_values(job)
         for op in job.ops.values():
@@ -186,7 +183,7 @@ class TrainGraph(CompiledGraph):
             self._return_norm(job, norm_source, out2name)
         if self._max_grad_value is not None:
             clip_by_value(job, self._max_grad_value)
-        simplify_job(job, facts)
+        simplify_job(job, self._facts)
 
     def _step_values(self, job: JobEdit) -> dict[str, str]:
         """Return the step's inputs in the completed job: name of the input → operation output of shape `(1,)`."""
@@ -205,7 +202,7 @@ class TrainGraph(CompiledGraph):
         conf = self._group_confs[group]
         place = f"{group}_{self._layout.stage_of(variable.removeprefix(f'{MODULE_NAME}.'))}"
         inputs = {"learning_rate": f"lr_{place}"}
-        if not self._may_skip:
+        if not self._facts.may_skip:
             # with dynamic loss scaling the graph may skip updates, and only the graph counts the updates that it makes
             inputs.update(bias_correction1=f"bias1_{place}", bias_correction2=f"bias2_{place}")
         for argument, name in inputs.items():
@@ -226,11 +223,6 @@ class TrainGraph(CompiledGraph):
         del job.ops[output_name].output_conf.blob_conf.shape.dim[:]
         del job.shapes[f"{output_name}/out"].shape.dim[:]
         job.remove(unused.split("/")[0])
-
-
-def _variable_names(proxy: Any) -> set[str]:
-    """Return the names that parameters and buffers of a graph's module have as variables of its job."""
-    return {f"{MODULE_NAME}.{name}" for name, _ in named_tensors(proxy.to(nn.Module))}
 
 
 def _set_stages(proxy: Any, layout: Layout) -> None:

@@ -236,18 +236,8 @@ def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _OF_TWO = [
-    "__mul__",
-    "__truediv__",
-    "__matmul__",
-    "__pow__",
-    "mul",
-    "multiply",
-    "div",
-    "matmul",
-    "bmm",
-    "dot",
-    "mm",
-    "pow",
+    *("__mul__", "__truediv__", "__matmul__", "__pow__"),
+    *("mul", "multiply", "div", "matmul", "bmm", "dot", "mm", "pow"),
 ]
 _REPLACEMENTS: Sequence[tuple[Any, str, Any]] = (
     (ProxyModule, "__getattribute__", _get_attribute),

@@ -79,7 +79,7 @@ class BadLossHook(HookBase, LossPolicy):
         if self._bytes > MAX_BATCH_BYTES:
             trainer.check_finite()
         if self._snapshot is None:
-            self._snapshot = Snapshot.of(trainer)
+            self._snapshot = Snapshot(trainer)
         micro_batches = trainer.feed.batches
         self._batches.append((trainer.iter, micro_batches))
         for batch in micro_batches:
@@ -123,7 +123,7 @@ class BadLossHook(HookBase, LossPolicy):
         is_found = False
         tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
         for trainer.iter, micro_batches in batches:
-            before = Snapshot.of(trainer)
+            before = Snapshot(trainer)
             found = trainer.collect([trainer.update(micro_batches)])[0]
             if math.isfinite(found["train/loss"]) and are_finite(tensors):
                 numbers = found

@@ -209,7 +209,7 @@ def rolled_back(trainer: Any) -> Iterator[PythonKept]:
     flags = [(parameter, parameter.requires_grad) for parameter in trainer.model.parameters()]
     python = PythonKept.of_trainer(trainer)
     trainer.lr_scheduler = None  # copied below, because it may have no state to save
-    before = Snapshot.of(trainer)
+    before = Snapshot(trainer)
     try:
         trainer.lr_scheduler = copy.deepcopy(schedule, {id(trainer.optimizer): trainer.optimizer})
     except Exception:  # deepcopy of a user's schedule may raise anything; learning rates then stay constant

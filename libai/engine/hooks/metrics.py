@@ -158,23 +158,21 @@ class WriterHook(HookBase):
         """Writes the numbers of the iteration, if they are due, before its evaluation results."""
         self._has_evaluated = True
         self.step_period = 1  # until the results are written
-        completed = self.trainer.completed_iters
-        if completed == self.trainer.max_iter or is_due(self.period, completed):
-            self._log(completed)
+        self._log_if_due()
 
     def after_step(self) -> None:
         """Writes if a log point is due, after the last iteration, and after a new evaluation."""
-        completed = self.trainer.iter + 1
-        if completed == self.trainer.max_iter or is_due(self.period, completed):
-            self._log(completed)
+        self._log_if_due()
         if self._has_evaluated:
             self._has_evaluated = False
             self.step_period = step_period_of(self.period)
-            self._write(completed)
+            self._write(self.trainer.completed_iters)
 
-    def _log(self, completed: int) -> None:
-        """Write the numbers of the latest iteration, once."""
-        if self._logged_at != completed:
+    def _log_if_due(self) -> None:
+        """Write the numbers of the latest iteration, once, if a log point is due or it is the last one."""
+        completed = self.trainer.completed_iters
+        is_log_point = completed == self.trainer.max_iter or is_due(self.period, completed)
+        if is_log_point and self._logged_at != completed:
             self._logged_at = completed
             self._record_training()
             self._write(completed)

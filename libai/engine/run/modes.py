@@ -23,11 +23,6 @@ from libai.utils.seeding import seed_everything
 logger = logging.getLogger("libai.engine")
 #: the mode reason of a run that has not chosen its mode yet
 UNDECIDED = "graph.enabled=auto"
-#: error class → what the graph could not do
-_COULD_NOT = {
-    GraphBuildError: "be compiled",
-    NotTheSame: "train the same model",
-}
 
 
 def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
@@ -69,7 +64,8 @@ def resolve(run: Any) -> None:
         falls_back = run.config.mode == "auto" or run.config.graph.on_build_error == "eager"
         if mode == "eager" or not falls_back:
             raise
-        run.mode_reason = f"the graph could not {_COULD_NOT[type(error)]}"
+        could_not = "be compiled" if isinstance(error, GraphBuildError) else "train the same model"
+        run.mode_reason = f"the graph could not {could_not}"
         if is_main_process():
             logger.warning("%s The run trains in eager mode, because %s.", error, run.mode_reason)
         _set_mode(run, "eager")  # a trainer that was switched to graph mode is already back

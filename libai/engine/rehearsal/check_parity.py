@@ -141,36 +141,6 @@ def check_parity(
         rehearse=0,
         **settings,
     )
-    return _compare(trainer, num_iters, bound)
-
-
-def check_config(run: RunConfig, num_iters: int, bound: float) -> ParityReport:
-    """Run `check_parity` on a config's model, data, optimizer and schedule, built as in a run. Return its report."""
-    device = default_device(run.train.device)
-    check_supported(run, "graph", device)
-    if amp_dtype(run, "graph", device) is not None:
-        raise UserError(
-            f"train.amp.dtype={run.train.amp.dtype}: the modes round differently with it. Compare them in float32 "
-            "(train.amp.enabled=false)."
-        )
-    parts = Parts(run, Mesh(device=device))
-    return check_parity(
-        parts.new_model,
-        parts.train_loader,
-        parts.new_optimizer,
-        num_iters=num_iters,
-        bound=bound,
-        build_lr_scheduler=parts.new_schedule,
-        num_accumulation_steps=parts.sizes.accumulation,
-        max_grad_norm=run.train.clip_grad.max_norm,
-        max_grad_value=run.train.clip_grad.value,
-        activation_checkpoint=run.train.activation_checkpoint.enabled,
-        seed=parts.seed,
-        device=device,
-    )
-
-
-def _compare(trainer: GraphTrainer, num_iters: int, bound: float) -> ParityReport:
     iterations = trainer.feed.read_ahead(num_iters)
     broken = partial(ParityReport, False, bound=bound, num_iters=num_iters)
     try:
@@ -198,6 +168,32 @@ def _compare(trainer: GraphTrainer, num_iters: int, bound: float) -> ParityRepor
         return broken(str(difference), stage="update")
     module = culprit.module or type(trainer.model).__name__
     return broken(f"{difference}. {module}: {culprit.text}", module=module, stage=culprit.stage)
+
+
+def check_config(run: RunConfig, num_iters: int, bound: float) -> ParityReport:
+    """Run `check_parity` on a config's model, data, optimizer and schedule, built as in a run. Return its report."""
+    device = default_device(run.train.device)
+    check_supported(run, "graph", device)
+    if amp_dtype(run, "graph", device) is not None:
+        raise UserError(
+            f"train.amp.dtype={run.train.amp.dtype}: the modes round differently with it. Compare them in float32 "
+            "(train.amp.enabled=false)."
+        )
+    parts = Parts(run, Mesh(device=device))
+    return check_parity(
+        parts.new_model,
+        parts.train_loader,
+        parts.new_optimizer,
+        num_iters=num_iters,
+        bound=bound,
+        build_lr_scheduler=parts.new_schedule,
+        num_accumulation_steps=parts.sizes.accumulation,
+        max_grad_norm=run.train.clip_grad.max_norm,
+        max_grad_value=run.train.clip_grad.value,
+        activation_checkpoint=run.train.activation_checkpoint.enabled,
+        seed=parts.seed,
+        device=device,
+    )
 
 
 def _totals(updates: Updates) -> list[float]:

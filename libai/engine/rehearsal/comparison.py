@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import oneflow as flow
@@ -112,8 +112,7 @@ class Reference(Updates):
     is_of_one_process: bool = False
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """The first difference between two runs. `update`: its number, from 1; `text`: what differs, and by how much."""
 
     update: int

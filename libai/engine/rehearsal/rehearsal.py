@@ -284,8 +284,7 @@ def _require_deterministic(trainer: Any, iterations: Iterations, reference: Refe
 
 def _agreed_difference(reference: Reference, found: Updates) -> Difference | None:
     """Return, on every rank, the difference that the first rank with a difference has found. Collective."""
-    difference = first_difference(reference, found)
-    found_by = gather_objects(difference and [difference.update, difference.text])
+    found_by = gather_objects(first_difference(reference, found))
     return next((Difference(*one) for one in found_by if one is not None), None)
 
 

@@ -39,9 +39,9 @@ def list_checkpoints(root: str | Path) -> list[Path]:
     Returns `[]` if `root` does not exist.
     """
     root = Path(root)
-    if not root.is_dir():
-        return []
-    found = (path for path in root.iterdir() if iteration_of(path.name) is not None and path.is_dir())
+    with reading(root):
+        paths = list(root.iterdir()) if root.is_dir() else []
+    found = [path for path in paths if iteration_of(path.name) is not None and path.is_dir()]
     return sorted(found, key=lambda path: iteration_of(path.name) or 0)
 
 

@@ -86,12 +86,8 @@ def load_weights(
     Floating-point values are converted to the model's dtype; other dtypes must match. Collective if the module has
     global tensors.
     """
-    if isinstance(source, Mapping):
-        tensors = source
-        origin = "the given tensors"
-    else:
-        tensors = open_weights(source, group)
-        origin = tensors.origin.name
+    tensors = source if isinstance(source, Mapping) else open_weights(source, group)
+    origin = tensors.origin.name if isinstance(tensors, TensorGroup) else "the given tensors"
     names, idle = _revise(tensors, revise_keys or (), origin)
     on_disk = {new: _spec_in(tensors, name) for new, name in names.items()}
     targets = dict(module.state_dict())  # tied tensors appear under each of their names

@@ -71,8 +71,9 @@ def find_file(name: str, path: str) -> str:
         place = os.path.join(folder, path)
         if os.path.isfile(place):
             return os.path.realpath(place)
-        if os.path.isdir(place):
-            raise UserError(f"{name} is {path or 'empty'}, which is a folder. Give a file in it.")
+        if os.path.exists(place):
+            kind = "a folder. Give a file in it" if os.path.isdir(place) else "not a regular file. Give one"
+            raise UserError(f"{name} is {path or 'empty'}, which is {kind}.")
         if os.path.isdir(os.path.dirname(place)):
             known += [str(Path(path).with_name(file.name)) for file in Path(place).parent.glob("*.py")]
     # such as LiBai's common/models/graph.py, which is common/graph.py here

@@ -103,6 +103,8 @@ class _OneFlowFinder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
+            if spec.submodule_search_locations is None:
+                raise _oneflow_import_error(f"{spec.origin} hides the package oneflow. Rename that file.")
             spec.loader = _OneFlowLoader(spec.loader)
         return spec
 

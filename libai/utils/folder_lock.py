@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from libai.utils.atomic import read_json
+from libai.utils.atomic import naming, read_json
 from libai.utils.errors import UserError
 
 LOCK_FILE = "run.lock"
@@ -45,7 +45,8 @@ class FolderLock:
         except OSError:  # such as some network file systems
             self._path.unlink(missing_ok=True)
             return
-        self._path.write_text(json.dumps(self._holder), encoding="utf-8")
+        with naming(self._path):
+            self._path.write_text(json.dumps(self._holder), encoding="utf-8")
 
     def release(self) -> None:
         """Release the folder. May be called several times."""

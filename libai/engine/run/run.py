@@ -204,9 +204,15 @@ class Run(build.Parts):
         """Write the summary and release the output folder, if this run holds it. Every rank must call it."""
         if not self.folder.is_held:
             return
-        if is_main_process() and not isinstance(self.trainer.loop.failure, OutputLostError):
-            write_summary(self)
-        self.folder.release()
+        failure = self.trainer.loop.failure
+        try:
+            if is_main_process() and not isinstance(failure, OutputLostError):
+                write_summary(self)
+        except OSError:
+            if failure is None:  # otherwise the first error is reported
+                raise
+        finally:
+            self.folder.release()
 
     # ------------------------------------------------------------------ training
 

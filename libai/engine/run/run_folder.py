@@ -27,7 +27,7 @@ from libai.engine.checkpointer import RESETTABLE, find_checkpoint
 from libai.utils.atomic import atomic_write_text, read_json
 from libai.utils.distributed import barrier, is_main_process, result_of_rank_0
 from libai.utils.errors import OutputLostError, UserError
-from libai.utils.folder_lock import FolderInUseError, FolderLock, describe_holder, find_holder
+from libai.utils.folder_lock import LOCK_FILE, FolderInUseError, FolderLock, describe_holder, find_holder
 from libai.utils.logging import open_log_files
 
 logger = logging.getLogger("libai.engine")
@@ -57,6 +57,8 @@ _WRITTEN = (
     ENV_FILE,
     RUN_FILE,
 )
+#: files that a run does not replace but writes to
+_KEPT_OPEN = ("metrics.jsonl", "log.txt", "log_rank[0-9]*.txt", LOCK_FILE)
 
 
 def prepare_output_dir(path: Path) -> None:
@@ -64,14 +66,18 @@ def prepare_output_dir(path: Path) -> None:
 
     Raises `UserError` with the reason if not.
     """
+    place = path
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):  # an existing folder may still not be writable
             pass
+        for place in (file for name in _KEPT_OPEN for file in path.glob(name)):  # another user's, for example
+            place.open("ab").close()
     except OSError as error:
+        file = f": {place.name}" if place != path else ""
         raise UserError(
-            f"train.output_dir={path} cannot be written ({error.strerror or error}), but a run stores its config, "
-            "logs and checkpoints there. Set train.output_dir to a writable folder."
+            f"train.output_dir={path} cannot be written ({error.strerror or error}{file}), but a run stores its "
+            "config, logs and checkpoints there. Set train.output_dir to a writable folder."
         ) from None
     if (holder := find_holder(path)) is not None:
         raise FolderInUseError(describe_holder(path, holder))

@@ -77,8 +77,6 @@ def prune(
     warning, because it is only a hint.
     """
     root = Path(root)
-    if max_to_keep is not None and max_to_keep < 1:
-        raise CheckpointError(f"max_to_keep={max_to_keep}: keep at least one checkpoint, or use null to keep all.")
     checkpoints = [path for path in list_checkpoints(root) if among is None or among(path)]
     best = _readable_best(root)
     safe = {Path(path).name for path in protect} | ({best.path.name} if best else set())

@@ -276,7 +276,8 @@ def _traceback(error: BaseException) -> str:
 
 
 def _rank() -> int:
-    return max(0, int(os.environ.get("RANK", 0)))  # `import oneflow` sets RANK=-1 without a launcher
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdecimal() else 0  # `import oneflow` sets RANK=-1 without a launcher
 
 
 def _record_failure(error: BaseException, said: str) -> bool:

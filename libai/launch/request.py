@@ -29,6 +29,8 @@ FREE_PORTS = range(20000, 32000)
 def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
     """Return the job described by three or more arguments and the environment. Raises `UserError` if it is invalid."""
     file, config, processes, *rest = arguments
+    if not os.path.exists(os.curdir):
+        raise UserError("the working directory was removed. Change to another one.")
     num_processes = _positive_int("PROCS", processes)
     _check_cores(num_processes)
     file_path = file if is_own_module(file) else find_file("FILE", file)

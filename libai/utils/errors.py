@@ -48,11 +48,6 @@ def describe_error(text: str, exit_code: int) -> dict[str, Any]:
     }
 
 
-def last_line(error: BaseException) -> str:
-    """Return the last line of an error's message, where OneFlow puts the reason, or its class if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, without OneFlow's colours and C++ stack.
 

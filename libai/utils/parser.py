@@ -30,11 +30,11 @@ def only_result(as_json: bool) -> contextlib.AbstractContextManager[object]:
     return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 
 
-def require_one_process(more: str = "") -> None:
-    """Raise `UserError` if the job has several processes. `more` extends the message."""
+def require_one_process() -> None:
+    """Raise `UserError` if the job has several processes."""
     if get_world_size() > 1:
         raise UserError(
-            f"this command runs in one process, but this job has {get_world_size()}. Start it without a launcher{more}."
+            f"this command runs in one process, but this job has {get_world_size()}. Start it without a launcher."
         )
 
 

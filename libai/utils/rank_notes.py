@@ -50,8 +50,12 @@ def drop_harmless(text: bytes) -> bytes:
 
 
 def world_size() -> int:
-    """Return the number of ranks of the job, as set by the launcher, or 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+    """Return the number of ranks of the job, as set by the launcher, or 1 without a launcher.
+
+    Never raises an error: `libai.utils.distributed` reports a variable that is not a number.
+    """
+    text = os.environ.get("WORLD_SIZE", "")
+    return int(text) if text.isdecimal() else 1
 
 
 def environment_of_no_rank() -> dict[str, str]:

@@ -73,13 +73,6 @@ def test_prune_deletes_nothing_when_none_verifies(root):
     assert _left(root) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("arguments", [{"max_to_keep": 0}, {"max_to_keep": -1}])
-def test_prune_refuses_to_keep_nothing(root, arguments):
-    with pytest.raises(CheckpointError, match="at least"):
-        checkpoint.prune(root, **arguments)
-    assert _left(root) == [1, 2, 3, 4, 5]
-
-
 def test_the_best_is_remembered_and_replaced(root):
     assert checkpoint.read_best(root) is None
     checkpoint.mark_best(root, root / "iter_0000002", "eval/val/loss", 1.5)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,7 @@ def _print(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
 def _list(args: argparse.Namespace) -> int:
     """Print one line per checkpoint: its iteration, size and health, and whether it is the best."""
     root = _existing(args.root)
-    try:
-        best = checkpoint.read_best(root)
-    except checkpoint.CheckpointError as error:  # the list is useful without the mark of the best
-        best = None
-        print(f"warning: {error}", file=sys.stderr)
+    best = checkpoint.read_best(root)
     rows: list[dict[str, Any]] = []
     lines = []
     for path in checkpoint.list_checkpoints(root):

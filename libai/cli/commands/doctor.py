@@ -26,7 +26,7 @@ from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.screen import say
-from libai.utils.sizes import available_bytes, format_bytes
+from libai.utils.sizes import format_bytes
 
 #: program that imports oneflow as a run does, in a separate process because the import may fail in native code
 _LOOK = """
@@ -37,7 +37,7 @@ print(json.dumps(collect_env()))
 """
 _LOOK_SECONDS = 400
 #: free bytes below which a run can start but is likely to fail
-_LOW_DISK, _LOW_MEMORY = 2e9, 2e9
+_LOW_DISK = 2e9
 
 
 class Finding(NamedTuple):
@@ -91,7 +91,7 @@ def examine() -> list[Finding]:
         openblas = "" if found["openblas"][:1].isdigit() else "Matmuls are slower: `pip install scipy-openblas32`."
         findings.append(Finding("kernels", found["cpu_kernels"], slower))
         findings.append(Finding("openblas", found["openblas"], openblas))
-    return [*findings, check_memory(), check_disk(Path()), check_gpu(facts)]
+    return [*findings, check_disk(Path()), check_gpu(facts)]
 
 
 def _look() -> tuple[dict[str, Any] | None, str]:
@@ -125,14 +125,6 @@ def check_oneflow(facts: dict[str, Any] | None, failure: str) -> Finding:
         missing = ", ".join(facts["oneflow"]["missing_parts"]) or "none"
         todo = f"libai is only tested with oneflow==0.9.0. Private APIs that are missing or differ: {missing}."
     return Finding("oneflow", f"{version} ({packages}, Python {python})", todo)
-
-
-def check_memory() -> Finding:
-    """Check the available memory."""
-    free = available_bytes()
-    found = "unknown" if free is None else f"{format_bytes(free)} available"
-    is_low = free is not None and free < _LOW_MEMORY
-    return Finding("memory", found, "A run of this size may be killed: close other programs." * is_low)
 
 
 def check_disk(folder: Path) -> Finding:

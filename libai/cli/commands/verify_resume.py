@@ -28,8 +28,6 @@ from libai.utils.screen import say
 PROGRAM = "libai.cli.commands.verify_resume"
 #: phase -> (name of its folder, expected exit code)
 PHASES = {"straight": ("straight", 0), "first": ("resumed", EXIT_RESUMABLE), "second": ("resumed", 0)}
-#: phase -> its description on the screen
-TITLES = {"straight": "all iterations", "first": "the first half", "second": "the second half, resumed"}
 EXIT_CODES = {"exact": 0, "broken": 1}
 #: number of differences that are printed without --json
 MOST_SHOWN = 8
@@ -91,7 +89,7 @@ def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
 def certify(args: argparse.Namespace, folder: Path) -> int:
     """Run the three jobs in `folder`, compare their results, report, and return the exit code."""
     for number, phase in enumerate(PHASES, 1):
-        say(f"libai: run {number} of {len(PHASES)}: {TITLES[phase]}")
+        say(f"libai: run {number} of {len(PHASES)}: {phase}")
         code = start_job(args, phase, folder)
         if code:
             return code

@@ -37,7 +37,7 @@ from libai.forward.state import Facts, frozen_parameters, own_buffers, with_clas
 from libai.layers.lora import has_adapters
 from libai.layers.random import find_unseeded_dropouts
 from libai.utils.distributed import gather_objects, is_main_process
-from libai.utils.errors import UserError, last_line
+from libai.utils.errors import UserError
 
 logger = logging.getLogger("libai.engine")
 #: largest relative difference between a metric over several ranks and over one process
@@ -173,7 +173,8 @@ def _require_equal(
     try:
         _, still = compared_updates(trainer, iterations, reference, make)
     except Exception as error:  # any error that OneFlow raises for an operation on global tensors, on all ranks
-        raise NotTheSame(f"{text}{begins} Its forward fails with global tensors: {last_line(error)[:200]}") from error
+        reason = str(error).strip().rpartition("\n")[2]  # OneFlow puts it last
+        raise NotTheSame(f"{text}{begins} Its forward fails with global tensors: {reason[:200]}") from error
     if still is not None:
         raise NotTheSame(refusal(trainer, still, reference) + begins_in(trainer, iterations, still.update, reference))
 

@@ -113,7 +113,7 @@ def as_tensor(value: Any) -> flow.Tensor:
     Raises `ModelContractError` for a value that no tensor can hold, such as text.
     """
     try:
-        array = value if type(value) is np.ndarray and value.flags.c_contiguous else np.ascontiguousarray(value)
+        array = value if type(value) is np.ndarray and value.flags.c_contiguous else np.asarray(value, order="C")
         if array.dtype.char == "H":  # uint16, which oneflow 0.9.0 does not support
             array = array.astype(np.int32)
         return flow.from_numpy(array) if array.ndim else flow.tensor(array)

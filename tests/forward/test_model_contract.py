@@ -9,7 +9,7 @@ import toy
 from oneflow import nn
 
 from libai.evaluation import MeanLossEvaluator
-from libai.forward.contract import ModelContractError, as_batch_dict, read_losses
+from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses
 
 
 class Net(nn.Module):
@@ -119,3 +119,7 @@ def test_an_argument_that_the_batch_lacks_is_named():
 def test_too_many_items_are_counted():
     with pytest.raises(ModelContractError, match=r"batch has length 3, but Net.forward takes \['x', 'y'\]: too many"):
         as_batch_dict((1, 2, 3), Net())
+
+
+def test_a_number_of_a_batch_has_no_dimension():
+    assert as_tensor(np.float32(2.0)).ndim == as_tensor(np.array(2.0)).ndim == 0

@@ -193,3 +193,14 @@ for _name in ("assign", "copy_"):
     FAULTS[f"blocks computed again, {_name}"] = Fault(
         functools.partial(Blocks, OVERWRITES[_name]), accumulation=2, options={"activation_checkpoint": True}
     )
+
+
+class Counts(Net):
+    """One of two losses is an integer."""
+
+    def forward(self, x, y):
+        losses = {"cls": F.cross_entropy(self.second(self.first(x)), y), "count": (y >= 0).sum()}
+        return {"losses": losses}
+
+
+FAULTS["an integer loss"] = Fault(lambda: Counts(nn.Identity()))

@@ -23,12 +23,6 @@ def an_attribute_that_counts(self, h, x):
 
 
 @plant()
-def a_list_that_grows(self, h, x):
-    self.seen.append(1.0)
-    return h
-
-
-@plant()
 def a_measured_time_in_an_attribute(self, h, x):
     started = time.perf_counter()
     h = self.inner(h)
@@ -274,7 +268,6 @@ def _with_a_hook_that_remembers(layer):
 
 
 plant(name="gradient hook", setup=_hook_of_gradients(lambda grad: grad * 2.0), accumulation=2)(_inner)
-plant(name="gradient hook that counts", setup=_hook_of_gradients(_count_steps))(_inner)
 plant("right", "refused", name="gradient hook that remembers", setup=_with_a_hook_that_remembers)(_inner)
 
 

@@ -123,6 +123,8 @@ class TrainGraph(CompiledGraph):
             with self._random_scope(key), self._layout.source_ops():
                 outputs = self.model(**batch)
             losses, metrics = read_losses(outputs, self.model.to(nn.Module))
+            # a sum that includes an integer loss would end the process
+            losses = {name: loss if loss.is_floating_point() else loss.float() for name, loss in losses.items()}
             if share is None:
                 total = total_loss(losses)
             else:

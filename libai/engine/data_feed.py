@@ -113,7 +113,9 @@ class DataFeed:
 
     def position(self) -> Any:
         """Return the loader's JSON-serializable position for the next iteration, or None if it has no position."""
-        return self._position_before if self._ahead else self._position_of_loader()
+        if self._ahead:
+            return self._position_before
+        return self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
 
     def go_to(self, position: Mapping[str, Any] | None, iteration: int) -> None:
         """Continue from `position`. An empty position leaves the loader where it is.
@@ -137,9 +139,6 @@ class DataFeed:
                 )
             for _ in range(count):
                 self._next()
-
-    def _position_of_loader(self) -> Any:
-        return self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
 
     def _next(self) -> Any:
         """Return the next micro-batch; restart the loader when it ends."""

@@ -15,6 +15,7 @@ from libai.engine.data_feed import num_bytes
 from libai.engine.gradients import Batch
 from libai.engine.metrics import StepResult
 from libai.engine.optimizer_state import OptimizerState
+from libai.engine.options import TrainOptions
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import read_losses
 from libai.forward.state import Facts, with_class
@@ -109,9 +110,9 @@ class EagerTrainer(ModelTrainer):
         self._change_to(type(self), options, self._settings)
 
     @classmethod
-    def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
+    def _needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:
         """See `ModelTrainer._needs_global_tensors`. Ranks that hold full replicas keep them as local tensors."""
-        shares = zero_stage > 0 or gradient_reduction == "global"
+        shares = options.zero_stage > 0 or options.gradient_reduction == "global"
         return not mesh.is_data_parallel_only or (shares and mesh.data > 1)
 
     # ------------------------------------------------------------------ one update

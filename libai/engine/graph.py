@@ -106,7 +106,7 @@ class GraphTrainer(ModelTrainer):
         self._counting_norms = self._batch_norms
 
     @classmethod
-    def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
+    def _needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:
         """See `ModelTrainer._needs_global_tensors`. A graph over local tensors would not synchronise the ranks."""
         return not mesh.is_single
 

@@ -211,7 +211,7 @@ class ModelTrainer(TrainerBase):
     ) -> None:
         """Begin the mode of `target`. `layout`: the previous layout, which is kept if it also fits this mode."""
         was_global = any(parameter.is_global for parameter in self.model.parameters())
-        is_global = target._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction)
+        is_global = target._needs_global_tensors(self.mesh, options)
         if was_global and not is_global:
             localize(self.model)
         self.__class__ = target
@@ -222,7 +222,7 @@ class ModelTrainer(TrainerBase):
 
     def _lay_out(self) -> Layout:
         options = self.options
-        if self._needs_global_tensors(self.mesh, options.zero_stage, options.gradient_reduction):
+        if self._needs_global_tensors(self.mesh, options):
             layout = parallelize(
                 self.model,
                 self._model_plan,
@@ -244,7 +244,7 @@ class ModelTrainer(TrainerBase):
         return self._model_plan.block_names(self.model)
 
     @classmethod
-    def _needs_global_tensors(cls, mesh: Mesh, zero_stage: int = 0, gradient_reduction: str = "auto") -> bool:
+    def _needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:
         """Return whether this mode lays the model out as global tensors on `mesh`."""
         raise NotImplementedError
 

@@ -33,6 +33,8 @@ def pytest_collection_finish():
 def _protected_graph_launches():
     """Close OneFlow 0.9's launch race first, because many tests launch tiny graphs by hand, which may crash it
     (docs/dev/decisions/0004-graph-launch-race.md)."""
+    import oneflow  # noqa: F401  # the race is closed in its library
+
     from libai.patches.launch_race import close_launch_race
 
     close_launch_race()

@@ -108,7 +108,7 @@ class TrainLoader:
         self.collate = reader.collate
         self.layout = layout
         self._stream = SampleStream(len(self.dataset), seed=seed, shuffle=shuffle)
-        # no method of the loader, so the background thread keeps no reference to it
+        # not a method: the background thread must not keep a reference to the loader
         self._read = partial(_read_step, reader, layout, self._stream)
         self._prefetch = checked_count("prefetch", prefetch, MAX_PREFETCH, "read when asked")
         self._consumed_samples = 0

@@ -171,7 +171,7 @@ class T5Encoder(nn.Module):
         return self.encoder_norm(x)
 
     def forward(self, input_ids: flow.Tensor, attention_mask: flow.Tensor | None = None) -> dict[str, Any]:
-        """Return `{"features": (batch, length, hidden_size)}` for a text."""
+        """Return `{"features": (batch, length, hidden_size)}` for a batch of texts."""
         return {"features": self.encode(input_ids, attention_mask)}
 
 

@@ -189,7 +189,7 @@ def auto_scale_lr(optimizer: flow.optim.Optimizer, base_batch_size: int, global_
     """
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise UserError(
-            "auto_scale_lr: a learning rate scheduler was already built for this optimizer with the unscaled rates, "
+            "auto_scale_lr: a learning rate scheduler already uses this optimizer's unscaled learning rates, "
             "so the next iteration would undo the scaling. Call it before the scheduler is built."
         )
     factor = global_batch_size / base_batch_size

@@ -68,7 +68,7 @@ def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: An
     if len(saved["lrs"]) != len(groups):
         raise UserError(
             f"The saved scheduler has {len(saved['lrs'])} parameter group(s), but this run's optimizer has "
-            f"{len(groups)}, so the rates cannot be matched. Use the parameter group options of the saved run, or "
+            f"{len(groups)}, so learning rates cannot be matched. Use the parameter group options of the saved run, or "
             "start a new schedule: --resume --reset schedule."
         )
     scheduler.load_state_dict(_decode(saved["state"]))

@@ -114,7 +114,7 @@ def _peak_in_shards(tmp_path, what: str) -> float:
 @pytest.mark.e2e
 @pytest.mark.parametrize("what", ["save", "load"])
 def test_memory_is_that_of_one_shard_for_a_model_of_ten(tmp_path, what):
-    # a shard of what is fetched to be saved, and the buffer of its digest; a single tensor of what is loaded
+    # saving needs one fetched shard and the buffer of its digest, and loading a single tensor
     assert _peak_in_shards(tmp_path, what) < 1.5
 
 

@@ -63,7 +63,7 @@ class GraphOnly(CallbackHook):
 
 
 def eager_only():
-    """Return a hook that uses `after_backward`, and a list of what it has seen."""
+    """Return a hook that uses `after_backward`, and the list of its observations."""
     seen = []
     return CallbackHook(after_backward=lambda trainer: seen.append(trainer.model.a.weight.grad is not None)), seen
 

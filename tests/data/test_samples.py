@@ -1,4 +1,4 @@
-"""Masking, sentence order and blends give the expected samples, the same for every layout."""
+"""Masking, sentence order and blends give the expected samples, equal for every layout."""
 
 import numpy as np
 import pytest

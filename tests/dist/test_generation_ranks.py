@@ -1,4 +1,4 @@
-"""Ranks that share a model's weights generate the tokens of one process, for every way to compute and to sample."""
+"""Ranks that share a model's weights generate the same tokens as one process, in every mode and sampling method."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ PLACEHOLDER = re.compile(r"…|\.\.\.|\[| \| |\b(?:PROCS|FILE|KEY|RUN|COMMAND|N|
 
 
 class Parsed(Exception):
-    """Raised if the words were accepted."""
+    """Raised when the arguments were accepted."""
 
 
 def commands(text: str) -> list[list[str]]:

@@ -36,7 +36,7 @@ def captured(descriptors, files):
 
 
 def run(arguments):
-    """What the process that runs one command line alone would end with and print."""
+    """Return the exit code and output that a separate process would have for one command line."""
     sys.argv = [TOOL, *arguments]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         with captured((1, 2), (out, err)):

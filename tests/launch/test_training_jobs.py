@@ -86,7 +86,7 @@ def test_another_seed_would_be_noticed(folder, one_process):
 @pytest.mark.promise
 @pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
 def test_a_rank_that_raises_ends_the_job_in_seconds(folder, mode):
-    """OneFlow's launcher alone waits for ever (LiBai defect 13)."""
+    """Without libai, OneFlow's launcher waits forever (LiBai defect 13)."""
     hook = "train.extra_hooks=[{_target_: user_models.FailsOnRank, rank: 1}]"
     begin = time.monotonic()
     result = jobs.train_sh(

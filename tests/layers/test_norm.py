@@ -1,4 +1,4 @@
-"""RMSNorm against NumPy in float64, in every way a layer runs."""
+"""RMSNorm equals NumPy in float64 wherever a layer can run."""
 
 import numpy as np
 import oneflow as flow

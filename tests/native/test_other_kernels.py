@@ -36,7 +36,7 @@ def expected():
 )
 def test_both_modes_train_alike_with(environment, kernels, expected, library, tmp_path):
     program = [sys.executable, str(jobs.ROOT / "tests/native/train_both_modes.py")]
-    if "CXX" in environment:  # as where nobody has ever compiled them
+    if "CXX" in environment:  # as on a machine that has never compiled them
         environment = {**environment, "XDG_CACHE_HOME": str(tmp_path)}
         program.append(str(tmp_path))
     done = jobs.run(program, timeout=200, PYTHONPATH=str(jobs.ROOT), **environment)

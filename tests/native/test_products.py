@@ -123,7 +123,7 @@ def test_products_are_shared_out_and_the_same_also_after_a_fork(library):
 
 
 def test_the_choice_follows_the_machine(library):
-    """Of 1000 products that take so long shared out and alone, one after the other: the part that is shared out."""
+    """A matmul uses several threads only while that is measured to be faster than one thread."""
     shared = [seconds for seconds in (0.6, 5.0, 5.0, 0.6, 0.6, 0.6) for _ in range(1000)]
     chosen, numbers = (ctypes.c_bool * 6000)(), ctypes.c_double * 6000
     library._library.libai_team_simulate(numbers(*shared), numbers(*[1.0] * 6000), 6000, chosen)

@@ -111,7 +111,7 @@ for kind in [functools.partial(kind, lr=0.1) for kind in KINDS]:
     enable_threads(True)
     assert all(updated(kind) == expected for _ in range(4))
 
-# many Python threads at once: one loop is shared out, the others are computed by those who came
+# many Python threads at once: one loop uses the thread team, and each other caller computes its own
 x, found = drawn(900, 301), []
 expected = F.gelu(x).numpy().tobytes()
 def work():

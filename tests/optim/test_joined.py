@@ -93,7 +93,7 @@ def test_what_cannot_be_joined(library):
 
 
 def test_gradients_that_are_kept_are_clipped(library):
-    """With `zero_grad_before_forward` hooks see them in after_step; else the update alone knows the coefficient."""
+    """With `zero_grad_before_forward` hooks see them in after_step; otherwise only the update knows the coefficient."""
 
     def trained_by(**options):
         flow.manual_seed(0)

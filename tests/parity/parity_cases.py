@@ -42,7 +42,7 @@ FAMILY_WEIGHT_BOUND = 5e-5
 
 @dataclass(frozen=True)
 class Case:
-    """One training run. `optimizer(model)` and `schedule(optimizer)` build anew for every run; `seed`: of dropout.
+    """One training run. `optimizer(model)` and `schedule(optimizer)` build a new object per run. `seed`: of dropout.
 
     `parts_matter`: the model does not see a sum over samples in a batch, so that cutting it up gives other losses.
     """

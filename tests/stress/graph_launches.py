@@ -28,7 +28,7 @@ from libai.engine import GraphTrainer  # noqa: E402
 from libai.parallel import Mesh  # noqa: E402
 from libai.patches.compiled_graph import CompiledGraph  # noqa: E402
 
-#: ends with its parent, also when that crashes
+#: ends with its parent, even if the parent crashes
 BUSY = """
 import os, sys
 while os.getppid() == int(sys.argv[1]):

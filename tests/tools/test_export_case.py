@@ -63,7 +63,7 @@ def test_a_training_that_cannot_be_exported_says_why(tmp_path, setting, text):
 
 
 def test_an_exported_case_has_the_learning_rates_of_its_run(tmp_path):
-    """`train.auto_scale_lr` is part of the training: half of the batch that the rates are for, half of the rates."""
+    """`train.auto_scale_lr` belongs to the case: half of the base batch size gives half of the learning rates."""
     for name, scaling in (("plain", []), ("scaled", ["train.auto_scale_lr={base_batch_size: 8}"])):
         export_case.export(tmp_path / name, CONFIG, [*SETTINGS, *scaling], 1)
     cases = [json.loads((tmp_path / name / "case.json").read_text()) for name in ("plain", "scaled")]

@@ -170,7 +170,7 @@ class TestTwoRanks:
         assert two_ranks[0]["seed"] == two_ranks[1]["seed"]
 
     def test_an_object_that_is_not_json_fails_on_every_rank_alike(self, two_ranks):
-        """Negative control of the protocol: a rank that raised alone would leave the other waiting for ever."""
+        """Negative control of the protocol: if only one rank raised, the other would wait forever."""
         assert "set" in two_ranks[0]["broadcast_error"]
         assert "rank 0 passed an object" in two_ranks[1]["broadcast_error"]
         assert "rank 1 passed an object" in two_ranks[0]["gather_error"]

@@ -1,4 +1,4 @@
-"""Trees of tensors are walked in order, and everything else in them is left alone."""
+"""Trees of tensors are walked in order, and everything else in them is unchanged."""
 
 from collections import namedtuple
 

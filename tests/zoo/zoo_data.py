@@ -61,7 +61,7 @@ def batches(kind: str) -> list[Batch]:
 
 
 def initial_value(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The initial value of a parameter, from its name alone: matrices by fan-in, norms near one, the rest small."""
+    """Return a parameter's initial value from its name: matrices by fan-in, norms near one, others small."""
     rng = np.random.RandomState(zlib.crc32(name.encode()) % 2**31)
     noise = np.asarray(rng.randn(*shape), np.float32)
     if len(shape) > 1:

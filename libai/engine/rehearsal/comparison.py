@@ -170,7 +170,7 @@ def differing_state(updates: Updates, number: int, found: State) -> str | None:
 
 
 def add_noise(reference: Updates, base: Updates, moved: Updates) -> None:
-    """Add to `reference.noise` how far the states of two runs are apart that differ by rounding only."""
+    """Add the distance between the states of two runs that differ only by rounding to `reference.noise`."""
     for number in moved.states:
         noise = reference.noise.setdefault(number, {})
         for kind, name, apart, *_ in _distances(base, number, moved.states[number], 1):

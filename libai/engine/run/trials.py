@@ -125,8 +125,8 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
     """
     if not 0 < lowest < highest or not math.isfinite(highest) or num_iters < FEWEST_POINTS:
         raise UserError(
-            f"find_lr cannot make {num_iters} updates with rates from {lowest:g} to {highest:g}: it needs 0 < lowest "
-            f"< highest and at least {FEWEST_POINTS} updates."
+            f"find_lr cannot make {num_iters} updates with learning rates from {lowest:g} to {highest:g}: it needs "
+            f"0 < lowest < highest and at least {FEWEST_POINTS} updates."
         )
     if trainer.options.amp == "fp16":
         raise UserError(

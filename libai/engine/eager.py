@@ -131,7 +131,7 @@ class EagerTrainer(ModelTrainer):
         for batch in micro_batches:
             named.append(gradients.name_inputs(batch))
             batches.append(gradients.to_device(named[-1]))
-        with gradients.index_check.watch(named, gradients.describe_batch):
+        with gradients.index_check.watch(named):
             forward = self._forward_with_autocast if self.options.amp else gradients.forward
             gradients.loss_scale = None if self._scaler is None else self._scaler.scale
             result = gradients.accumulate_gradients(forward, batches)

@@ -54,7 +54,7 @@ class Gradients:
         self.data_rank = trainer.mesh.data_rank
         self.draws_randomness = bool(assign_layer_ids(self.model))
         self.counts_items = hasattr(self.model, "num_loss_items")
-        self.index_check = IndexCheck(self.model)
+        self.index_check = IndexCheck(self)
         self.facts = Facts()
         self.has_own_graph = False
         self.evaluated: tuple[str, int] | None = None

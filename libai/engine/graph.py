@@ -182,7 +182,7 @@ class GraphTrainer(ModelTrainer):
         An eager forward pass checks the values that no earlier check has covered. Its side effects are undone.
         """
         gradients = self.gradients
-        watching = gradients.index_check.watch(batches, gradients.describe_batch, self._runs_alone)
+        watching = gradients.index_check.watch(batches, self._runs_alone)
         if watching is NOTHING:
             return
         with forward_rolled_back(self.model), watching, flow.no_grad():

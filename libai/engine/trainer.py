@@ -543,7 +543,7 @@ class ModelTrainer(TrainerBase):
         """
         gradients = self.gradients
         batch = gradients.name_inputs(batch)
-        with gradients.index_check.watch([batch], gradients.describe_batch):
+        with gradients.index_check.watch([batch]):
             batch = gradients.to_device(batch)
             return batch, self._eval_batch(batch, replicated, everywhere)
 

@@ -17,6 +17,7 @@ Nothing waits for the device, except for the batches of a loader that returns te
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -56,8 +57,6 @@ class Lookup:
 
     def bad_in(self, values: np.ndarray) -> np.ndarray:
         """Return the elements of `values` that are out of range."""
-        if not values.size or (values.min() >= 0 and values.max() < self.size):
-            return values[:0]
         return values[((values < 0) | (values >= self.size)) & (values != self.ignored)]
 
 
@@ -77,44 +76,41 @@ class _Input:
         parts = [array]
         if 2 * columns > array.shape[-1]:
             parts += [array[:, :columns], array[:, -columns:]]
-        if any(np.array_equal(part.reshape(-1), values.reshape(-1)) for part in parts):
-            self.lookup = lookup
+        # if a column that is not looked up has other values, the table says nothing about the input
+        if any(np.array_equal(part.ravel(), values.ravel()) for part in parts) and not lookup.bad_in(array).size:
+            self.lookup, self.low, self.high = lookup, 0, lookup.size - 1
 
-    def take(self, array: np.ndarray, counted: np.ndarray) -> None:
-        """Record the values of `array` as values that fit. `counted`: the values that no loss ignores."""
-        if self.lookup is not None and self.lookup.bad_in(array).size:
-            self.lookup = None  # forward changes values before it looks them up
-        if self.lookup is not None:
-            self.low = 0
-            self.high = self.lookup.size - 1
-        elif counted.size:
-            low, high = int(counted.min()), int(counted.max())
-            if self.low <= self.high and (low > self.high or high < self.low):  # all are new: the input is a counter
-                low -= abs(low)
-                high += abs(high)
-            self.low = min(low, self.low)
-            self.high = max(high, self.high)
+    def take(self, values: np.ndarray) -> None:
+        """Record `values`, none of which a loss ignores, as values that fit."""
+        if self.lookup is not None or not values.size:
+            return
+        low, high = int(values.min()), int(values.max())
+        if self.low <= self.high and (low > self.high or high < self.low):  # all are new: the input is a counter
+            low -= abs(low)
+            high += abs(high)
+        self.low = min(low, self.low)
+        self.high = max(high, self.high)
 
 
 class IndexCheck:
     """Compares the integer inputs of one model with the tables that they are looked up in.
 
     Args:
-        model: the module whose forward is run.
+        gradients: the forward and backward pass of the model; its `describe_batch()` names the batches in errors.
     """
 
-    def __init__(self, model: nn.Module):
-        self._model = model
+    def __init__(self, gradients: Any):
+        self._model: nn.Module = gradients.model
+        # a weak reference avoids a cycle, which would keep the model alive until it is collected
+        self._gradients: Any = weakref.proxy(gradients)
         self._ignored: set[int] = set()
         # evaluation looks up different inputs than training, so each has its own
         self._inputs: dict[bool, dict[str, _Input]] = {True: {}, False: {}}
 
-    def watch(
-        self, batches: Sequence[Batch], place: Callable[[], str], runs_alone: bool = True
-    ) -> AbstractContextManager[None]:
+    def watch(self, batches: Sequence[Batch], runs_alone: bool = True) -> AbstractContextManager[None]:
         """Return a context for an eager forward over `batches`. It raises `IndexOutOfRange` before a wrong lookup.
 
-        `place()` names the batches in the error. `runs_alone`: whether this rank may run a forward that other ranks do
+        `runs_alone`: whether this rank may run a forward that other ranks do
         not run. Otherwise only the first forward, which every rank runs, is watched, and later batches are only
         compared. Returns `NOTHING` if no forward needs to run.
         """
@@ -123,81 +119,75 @@ class IndexCheck:
             for name, value in batch.items():
                 known = inputs.get(name)
                 if known is None:
-                    return self._watch_or_compare(batches, place, runs_alone)
+                    return self._watch_or_compare(batches, runs_alone)
                 array = value if type(value) is np.ndarray else integers(value)
                 if array is None or array.dtype.kind not in "iu" or not array.size:
                     continue
                 if _smallest(array, axis=None) < known.low or _largest(array, axis=None) > known.high:
                     rest = self._without_ignored(array)
                     if rest.size and (rest.min() < known.low or rest.max() > known.high):
-                        return self._watch_or_compare(batches, place, runs_alone)
+                        return self._watch_or_compare(batches, runs_alone)
         return NOTHING
 
-    def _watch_or_compare(
-        self, batches: Sequence[Batch], place: Callable[[], str], runs_alone: bool
-    ) -> AbstractContextManager[None]:
+    def _watch_or_compare(self, batches: Sequence[Batch], runs_alone: bool) -> AbstractContextManager[None]:
         if runs_alone or not self._inputs[self._model.training]:
-            return self._watch(batches, place)
-        for known, array in self._integer_inputs(batches):
+            return self._watch(batches)
+        for _, known, array in self._integer_inputs(batches):
             if known.lookup is not None:
-                _refuse_bad(place, batches, array, known.lookup)
-            known.take(array, self._without_ignored(array))
+                self._refuse_bad(batches, array, known.lookup)
+            known.take(self._without_ignored(array))
         return NOTHING
 
     def _without_ignored(self, array: np.ndarray) -> np.ndarray:
-        for ignored in self._ignored:
-            array = array[array != ignored]
-        return array
+        return array[~np.isin(array, list(self._ignored))]
 
-    def _integer_inputs(self, batches: Sequence[Batch]) -> Iterator[tuple[_Input, np.ndarray]]:
+    def _integer_inputs(self, batches: Sequence[Batch]) -> Iterator[tuple[tuple[str, str], _Input, np.ndarray]]:
+        """Yield `((name, place among the batches), input, its values)` of the integer inputs."""
         inputs = self._inputs[self._model.training]
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
+            where = f" of micro-batch {number}" if len(batches) > 1 else ""
             for name, value in batch.items():
                 known = inputs.setdefault(name, _Input())
                 array = integers(value)
                 if array is not None and array.size:
-                    yield known, array
+                    yield (name, where), known, array
 
     @contextmanager
-    def _watch(self, batches: Sequence[Batch], place: Callable[[], str]) -> Iterator[None]:
+    def _watch(self, batches: Sequence[Batch]) -> Iterator[None]:
         def look(lookup: Lookup, index: Any) -> None:
             values = integers(index)
             if values is None:
                 return
-            _refuse_bad(place, batches, values, lookup)
+            self._refuse_bad(batches, values, lookup)
             if lookup.ignored is not None and not 0 <= lookup.ignored < lookup.size:
                 self._ignored.add(lookup.ignored)
-            for known, array in self._integer_inputs(batches):
+            for _, known, array in self._integer_inputs(batches):
                 known.add(lookup, array, values)
 
         with _lookups_replaced(self._model, look):
             yield
-        for known, array in self._integer_inputs(batches):
-            known.take(array, self._without_ignored(array))
+        for _, known, array in self._integer_inputs(batches):
+            known.take(self._without_ignored(array))
 
+    def _refuse_bad(self, batches: Sequence[Batch], values: np.ndarray, lookup: Lookup) -> None:
+        """Raise `IndexOutOfRange` if one of `values` is out of range.
 
-def _refuse_bad(place: Callable[[], str], batches: Sequence[Batch], values: np.ndarray, lookup: Lookup) -> None:
-    """Raise `IndexOutOfRange` if one of `values` is out of range.
-
-    The error names the input that equals `values`, or else the first input that contains the bad value.
-    """
-    bad = lookup.bad_in(values)
-    if not bad.size:
-        return
-    found = []
-    for number, batch in enumerate(batches, start=1):
-        for name, value in batch.items():
-            array = integers(value)
-            if array is not None and (array == bad[0]).any():
-                where = f"{name}{np.argwhere(array == bad[0])[0].tolist()}"
-                if len(batches) > 1:
-                    where += f" of micro-batch {number}"
-                found.append((not np.array_equal(array.reshape(-1), values.reshape(-1)), where))
-    where = min(found)[1] if found else "an index that forward computes from the batch"
-    takes = f"0 to {lookup.size - 1}" + ("" if lookup.ignored is None else f", or {lookup.ignored} to ignore it")
-    raise IndexOutOfRange(
-        f"{place()}: {where} is {bad[0]}, but {lookup.what} accepts {takes}. Correct the data, or enlarge the model."
-    )
+        The error names the input that equals `values`, or else the first input that contains the bad value.
+        """
+        bad = lookup.bad_in(values)
+        if not bad.size:
+            return
+        found = []
+        for (name, where), _, array in self._integer_inputs(batches):
+            positions = np.argwhere(array == bad[0]).tolist()
+            if positions:
+                found.append((not np.array_equal(array.ravel(), values.ravel()), f"{name}{positions[0]}{where}"))
+        what = min(found)[1] if found else "an index that forward computes from the batch"
+        takes = f"0 to {lookup.size - 1}" + ("" if lookup.ignored is None else f", or {lookup.ignored} to ignore it")
+        raise IndexOutOfRange(
+            f"{self._gradients.describe_batch()}: {what} is {bad[0]}, but {lookup.what} accepts {takes}. Correct the "
+            "data, or enlarge the model."
+        )
 
 
 def integers(value: Any) -> np.ndarray | None:

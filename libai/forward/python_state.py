@@ -7,22 +7,25 @@ known before the next update.
 
 from __future__ import annotations
 
+import ast
 import collections
 import copy
-import dis
 import functools
+import inspect
 import random
+import re
 import sys
 import sysconfig
+import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.forward.state import with_class
 from libai.patches.internals import FunctionContext
 from libai.utils.tensors import local_part, tensors_in
 
@@ -41,17 +44,8 @@ NOT_COMPARED = (
     types.ModuleType,
     FunctionContext,
 )
-#: generator class → (function that reads its state, function that sets it)
-RANDOM_STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
-    random.Random: (random.Random.getstate, random.Random.setstate),
-    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
-    np.random.Generator: (
-        lambda generator: generator.bit_generator.state,
-        lambda generator, state: setattr(generator.bit_generator, "state", state),
-    ),
-}
-#: methods that change a list, dict or set
-_CHANGING_METHODS = ("append", "extend", "add", "update", "pop", "clear")
+#: generators of random numbers, whose states pickle reads and sets
+RANDOM = (random.Random, np.random.RandomState, np.random.Generator)
 PACKAGES = ("oneflow", "libai")
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 #: packages with objects that contain the user's settings
@@ -79,8 +73,8 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
         return (kind, value if value == value else "nan")
     if isinstance(value, NOT_COMPARED) or depth > _MAX_DEPTH:
         return unknown
-    if type(value) in RANDOM_STATES:
-        return ("random", repr(RANDOM_STATES[type(value)][0](value)))
+    if type(value) in RANDOM:
+        return ("random", repr(value.__getstate__()))
     if isinstance(value, types.FunctionType) and watched is not None:
         return unknown
     if isinstance(value, types.FunctionType | types.MethodType):
@@ -130,114 +124,73 @@ def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | N
 # ------------------------------------------------------------------------------------------------- changes
 
 
-class PythonState:
-    """A snapshot of the plain attributes of the modules of `model`."""
-
-    def __init__(self, model: nn.Module):
-        self._model = model
-        self._before = self._now()
-
-    def changed(self) -> list[str]:
-        """Return the attributes (with their classes) that have changed since, and that a later call may read.
-
-        A counter that nothing reads does no harm, and neither does a tensor that every call creates again.
-        """
-        modules = dict(self._model.named_modules())
-        found = []
-        for name, value in self._now().items():
-            path, _, attribute = name.rpartition(".")
-            is_changed = name in self._before and value != self._before[name]
-            if is_changed and _is_read_later(self._model, modules[path], attribute):
-                found.append(f"{name} ({type(modules[path]).__name__})")
-        return found
-
-    def _now(self) -> dict[str, Any]:
-        values = {}
-        for path, module in self._model.named_modules():
-            for name, value in vars(module).items():
-                if name not in OF_MODULE:
-                    values[f"{path}.{name}" if path else name] = fingerprint(value)
-        return values
+def attributes_of(model: nn.Module) -> dict[str, Any]:
+    """Return the fingerprints of the plain attributes of the modules of `model`, by dotted name."""
+    values = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in OF_MODULE:
+                values[f"{path}.{name}" if path else name] = fingerprint(value)
+    return values
 
 
-#: bytecode of a statement: `(operation, its name, name in the previous operation)`
-_Line = list[tuple[str, Any, Any]]
-#: operations that end a statement, so that `self.n += 1; h = h * self.n` is two
-_ENDS = ("STORE_ATTR", "STORE_FAST", "STORE_SUBSCR", "POP_TOP", "RETURN_VALUE", "RAISE_VARARGS")
+def changed_since(before: dict[str, Any], model: nn.Module) -> list[str]:
+    """Return the attributes (with their classes) that differ from `before`, and that a later call may read.
 
-
-def _lines_of(cls: type) -> Iterator[_Line]:
-    """Yield the bytecode of the statements in the user's methods of a class, except its constructors."""
-    for base in cls.__mro__:
-        for function in vars(base).values():
-            is_method = isinstance(function, types.FunctionType) and base.__module__.split(".")[0] not in PACKAGES
-            if not is_method or function.__name__ in ("__init__", "__setstate__"):
-                continue
-            for code in _codes_in(function.__code__):
-                line: _Line = []
-                operation, before = "", None
-                for instruction in dis.get_instructions(code):
-                    # the header of an `if` ends with its line; other statements may have several lines
-                    if operation in _ENDS or ("JUMP" in operation and instruction.starts_line is not None):
-                        yield line
-                        line = []
-                    operation = instruction.opname
-                    line.append((operation, instruction.argval, before))
-                    before = instruction.argval
-                yield line
-
-
-def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield `code`, and the code of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes_in(constant)
-
-
-def _reads(line: _Line, attribute: str, of_self: bool) -> bool:
-    """Return whether a line reads `<something>.<attribute>`.
-
-    Without `of_self`, reads of `self.<attribute>` do not count.
+    A counter that nothing reads does no harm, and neither does a tensor that every call creates again.
     """
-    return any(
-        kind in ("LOAD_ATTR", "LOAD_METHOD") and name == attribute and (of_self or before != "self")
-        for kind, name, before in line
-    )
+    now = attributes_of(model)
+    changed = [name for name, value in now.items() if before.get(name, value) != value]
+    return [with_class(model, name) for name in changed if _is_read_later(model, name)]
 
 
-def _writes(line: _Line, attribute: str, has_items: bool) -> bool:
-    """Return whether a line assigns the attribute that it reads, or an item of it, or calls a method that changes it.
+def _is_read_later(model: nn.Module, name: str) -> bool:
+    """Return whether code of `model` reads the value that an earlier call gave to an attribute.
 
-    `has_items`: whether items of the attribute can be assigned. If not, an assigned item belongs to another value.
+    A statement that also changes the attribute does not count. Tensors that no statement computes from their own value
+    do not count either, because every call makes them again.
     """
-    for kind, name, before in line:
-        is_changing = kind == "LOAD_METHOD" and (name.endswith("_") or name in _CHANGING_METHODS)
-        is_set = (kind == "STORE_ATTR" and name == attribute) or (kind == "STORE_SUBSCR" and has_items)
-        if is_set or (is_changing and before == attribute):
-            return True
-    return False
-
-
-def _is_read_later(model: nn.Module, module: nn.Module, attribute: str) -> bool:
-    """Return whether code of `model` reads the value that an earlier call gave to `attribute` of `module`.
-
-    A line that also writes the attribute does not count. Tensors that no line computes from their own value do not
-    count either, because every call makes them again.
-    """
-    value = vars(module)[attribute]
-    is_read = False
-    is_kept = not tensors_in(value)
-    for cls in {type(one) for one in model.modules()}:
+    path, _, attribute = name.rpartition(".")
+    module = dict(model.named_modules())[path]
+    # `self.seen.append(1)`, `self.table[key].count += 1`; but `self.n = n = self.n + 1` also passes the value on
+    change = re.compile(rf"\s*(\w|\.|\[\w+\])*\.{attribute}\b(?!.* = .* = )")
+    is_read, is_kept = False, not tensors_in(vars(module)[attribute])
+    classes: set[Any] = {type(one) for one in model.modules()}
+    for cls in classes:
         is_own = issubclass(type(module), cls) or issubclass(cls, type(module))
+        # the `self` of an unrelated class is another module
+        read = re.compile(rf"{'' if is_own else '(?<!self)'}\.{attribute}\b(?!(: .*)? = )")
         for line in _lines_of(cls):
-            if not _reads(line, attribute, is_own):
-                continue
-            if _writes(line, attribute, hasattr(value, "__setitem__")):
-                is_kept = is_kept or is_own
-            else:
-                is_read = True
+            is_match = read.search(line) is not None
+            is_change = change.match(line) is not None
+            is_read = is_read or (is_match and not is_change)
+            is_kept = is_kept or (is_match and is_change and is_own)
     return is_read and is_kept
+
+
+@functools.cache
+def _lines_of(cls: type) -> list[str]:
+    """Return the user's methods of a class except its constructors: each statement on one line, strings are empty.
+
+    A method without source, such as one that was typed into a shell, counts as reading its attributes.
+    """
+    lines = []
+    for base in cls.__mro__:
+        if base.__module__.split(".")[0] in PACKAGES:
+            continue
+        for function in map(_function_in, vars(base).values()):
+            if function is None or function.__name__ in ("__init__", "__setstate__"):
+                continue
+            try:
+                tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+            except (OSError, SyntaxError):  # SyntaxError: a lambda in the middle of an expression
+                lines += [f"return self.{name}" for name in function.__code__.co_names]
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    node.value = ""
+            lines += ast.unparse(tree).splitlines()
+    return lines
 
 
 # ------------------------------------------------------------------------------------------------- variables
@@ -253,6 +206,14 @@ def functions_of(model: nn.Module) -> list[Any]:
     for cls in classes:
         found += vars(cls).values()
     return found
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield `code`, and the code of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes_in(constant)
 
 
 def variables_of(
@@ -331,24 +292,6 @@ def is_users_frame(frame: types.FrameType) -> bool:
 def hooks_of(module: nn.Module) -> list[Any]:
     """Return the forward hooks of one module, pre-hooks first."""
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-
-
-@contextmanager
-def forward_hooks(modules: Iterable[tuple[str, nn.Module]], call: Callable[..., None]) -> Iterator[None]:
-    """Call `call(name, module, inputs, outputs)` after each forward of the named `modules` in the block.
-
-    The block removes the hooks itself, because OneFlow 0.9 returns no handle for that.
-    """
-    before = []
-    for name, module in modules:
-        before.append((module._forward_hooks, dict(module._forward_hooks)))
-        module.register_forward_hook(functools.partial(call, name))
-    try:
-        yield
-    finally:
-        for hooks, own in before:
-            hooks.clear()
-            hooks.update(own)
 
 
 def cannot_go_back(value: Any) -> bool:

@@ -22,7 +22,7 @@ from libai.engine.hook_base import HookBase
 from libai.engine.metrics import LossPolicy, NonFiniteLoss
 from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.engine.snapshot import Snapshot
-from libai.forward.python_state import forward_hooks
+from libai.patches.wrapping import replaced
 from libai.scheduler import has_state
 from libai.utils.distributed import any_rank, gather_objects, get_rank, is_main_process
 from libai.utils.errors import UserError
@@ -170,8 +170,14 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
         if not found and not all(map(_is_finite_here, tensors_in(value))):
             found.append((place, get_rank(), what))
 
-    def look_at_output(name: str, module: Any, _inputs: Any, output: Any) -> None:
-        look(f"first the output of {name or 'the model'} ({type(module).__name__}) is not finite", output)
+    names = {module: name or "the model" for name, module in model.named_modules()}
+    call = flow.nn.Module.__call__
+
+    def call_and_look(module: Any, *args: Any, **kwargs: Any) -> Any:
+        output = call(module, *args, **kwargs)
+        if module in names:
+            look(f"first the output of {names[module]} ({type(module).__name__}) is not finite", output)
+        return output
 
     for name, parameter in model.named_parameters():
         look(f"the parameter {name} was not finite before the update", parameter)
@@ -182,7 +188,7 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
             look(f"the input {name} of the batch is not finite: check the data", tensor)
     trainer.gradients.clear()
     # roll back, because batch statistics would absorb the bad values
-    with forward_rolled_back(model), forward_hooks(model.named_modules(), look_at_output):
+    with forward_rolled_back(model), replaced((flow.nn.Module, "__call__", call_and_look)):
         result = trainer.gradients.accumulate_gradients(model, batches)
     for name, values in result.losses.items():
         look(f"the loss {name} is not finite, though every module's output is", values)

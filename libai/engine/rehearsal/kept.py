@@ -25,7 +25,7 @@ from libai.engine.snapshot import Snapshot
 from libai.forward.python_state import (
     NOT_COMPARED,
     OF_MODULE,
-    RANDOM_STATES,
+    RANDOM,
     SIMPLE,
     cannot_go_back,
     copy_of_iterator,
@@ -158,8 +158,11 @@ class PythonKept:
             return
         self._seen[id(value)] = value
         inner: Iterable[Any] = ()
-        contents = RANDOM_STATES.get(type(value))
-        if isinstance(value, flow.Tensor):
+        contents: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        kind: Any = type(value)
+        if kind in RANDOM:
+            contents = (kind.__getstate__, kind.__setstate__)
+        elif isinstance(value, flow.Tensor):
             contents = None if value.is_lazy else (_copy_of_values, _put_values)
         elif isinstance(value, np.ndarray):
             contents = (np.copy, np.copyto) if value.flags.writeable else None

@@ -25,7 +25,7 @@ def update_op_by_op(
     # as in both modes: parameters without an optimizer do not count for the norm
     parameters = [parameter for group in optimizer.param_groups for parameter in group.parameters]
     trainer.gradients.clear()
-    with gradients.index_check.watch(named, gradients.describe_batch):
+    with gradients.index_check.watch(named):
         batches = [gradients.to_device(batch) for batch in named]
         result = gradients.accumulate_gradients(forward or gradients.forward, batches)
     if after_backward is not None:

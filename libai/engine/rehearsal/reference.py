@@ -33,7 +33,7 @@ from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.forward.contract import read_losses
 from libai.forward.flops import counted_flops
 from libai.forward.index_check import IndexOutOfRange
-from libai.forward.python_state import PythonState
+from libai.forward.python_state import attributes_of, changed_since
 from libai.forward.state import Facts, frozen_parameters, with_class
 from libai.parallel.data_parallel import functions_behind
 from libai.utils.distributed import broadcast_object, gather_objects
@@ -99,7 +99,7 @@ def _make(
             by_one_process(trainer, iterations) as (iterations, reference.is_of_one_process),
             updates_undone(trainer, seed=seed) as kept,
         ):
-            python = at_first = PythonState(trainer.model)
+            python = at_first = attributes_of(trainer.model)
             for number, micro_batches in enumerate(iterations, 1):
                 trainer.iter = start + number - 1
                 result: StepResult | None
@@ -115,13 +115,14 @@ def _make(
                 reference.losses.append(losses)
                 reference.metrics.append(metrics)
                 if number == 2:
-                    python = PythonState(trainer.model)
+                    python = attributes_of(trainer.model)
                 if number == 1 or number == len(iterations):
                     state = State.of(trainer)
                     # for memory: gradients show what the weights would show, and the last weights stay
                     is_enough = number < len(iterations) and bool(state.gradients)
                     reference.states[number] = replace(state, weights={}) if is_enough else state
-            _, changes = _of_all_ranks({"remembered": at_first.changed(), "changing": python.changed()})
+            remembered, changing = (changed_since(before, trainer.model) for before in (at_first, python))
+            _, changes = _of_all_ranks({"remembered": remembered, "changing": changing})
             reference.functions = kept.called
             reference.remembered = changes["remembered"]
             if len(reference.losses) > 2:

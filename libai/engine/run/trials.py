@@ -90,7 +90,7 @@ def try_forward(trainer: ModelTrainer) -> None:
     gradients = trainer.gradients
     named = [gradients.name_inputs(batch) for batch in trainer.feed.peek()]
     batches = [gradients.to_device(batch) for batch in named]
-    with forward_rolled_back(trainer.model), gradients.index_check.watch(named, gradients.describe_batch):
+    with forward_rolled_back(trainer.model), gradients.index_check.watch(named):
         gradients.accumulate_gradients(gradients.forward, batches)
     trainer.gradients.clear()
 

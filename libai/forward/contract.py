@@ -7,7 +7,9 @@ by a substring of its name.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,11 +74,7 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
 
 def total_loss(losses: dict[str, flow.Tensor]) -> flow.Tensor:
     """Return the sum of the losses, the tensor that is differentiated."""
-    values = iter(losses.values())
-    total = next(values)
-    for value in values:
-        total = total + value
-    return total
+    return functools.reduce(operator.add, losses.values())
 
 
 def weighted_total(losses: Mapping[str, flow.Tensor], weights: Any) -> flow.Tensor:

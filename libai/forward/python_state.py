@@ -91,10 +91,9 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
     contents = read()
     if isinstance(contents, bytes):
         return (kind, tuple(value.shape), str(value.dtype), contents)
-    if isinstance(contents, set | frozenset):
-        return (kind, frozenset(fingerprint(item, watched, depth + 1) for item in contents))
-    items = [part for item in contents.items() for part in item] if isinstance(contents, dict) else contents
-    return (kind, *(fingerprint(item, watched, depth + 1) for item in items))
+    items = [*contents, *contents.values()] if isinstance(contents, dict) else contents
+    parts = [fingerprint(item, watched, depth + 1) for item in items]
+    return (kind, frozenset(parts) if isinstance(contents, set | frozenset) else tuple(parts))
 
 
 def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | None]:

@@ -8,8 +8,6 @@ from typing import Any
 
 from libai.benchmark.report import UNDECIDED, WITHIN_NOISE, format_spread
 
-#: with fewer rounds, a median and its interval are meaningless
-LEAST_ROUNDS = 3
 #: chart layout in pixels: left edge and maximum width of the bars
 _LEFT, _WIDTH = 220, 480
 
@@ -20,8 +18,6 @@ def to_page(report: Mapping[str, Any], picture: str) -> str:
     for part in ("machine", "settings"):
         facts = [f"{name} {value}" for name, value in report[part].items()]
         lines.append(f"* {part}: {', '.join(facts)}")
-    if report["settings"]["rounds"] < LEAST_ROUNDS:
-        lines.append("* **A smoke run: its figures are meaningless.**")
     lines += [
         "* Every variant runs in its own process, and their blocks alternate. Figures are medians over blocks, and "
         "ratios are medians over paired blocks; ± is half of the 95 % interval. The first iteration (`first s`) "

@@ -74,8 +74,7 @@ def find_file(name: str, path: str) -> str:
         if os.path.isfile(place):
             return os.path.realpath(place)
         if os.path.exists(place):
-            kind = "a folder. Give a file in it" if os.path.isdir(place) else "not a regular file. Give one"
-            raise UserError(f"{name} is {path or 'empty'}, which is {kind}.")
+            raise UserError(f"{name} is {path or 'empty'}, which is a folder or a pipe. Give a regular file.")
         if os.path.isdir(os.path.dirname(place)):
             known += [str(Path(path).with_name(file.name)) for file in Path(place).parent.glob("*.py")]
     # such as LiBai's common/models/graph.py, which is common/graph.py here

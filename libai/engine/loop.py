@@ -157,6 +157,9 @@ class TrainerBase:
         self._is_prepared = False
         self.register_hooks([])
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.status}, {self.completed_iters} iterations made>"
+
     # ------------------------------------------------------------------ defined by subclasses
 
     def update(self, micro_batches: list[Any]) -> Any:

@@ -1,6 +1,6 @@
 """The common part of both trainers: a model with its optimizer and schedule, evaluation, and logged numbers.
 
-The two trainers differ only in `update`, `_eval_batch` and `optimizer_state`.
+The two trainers differ only in `update` and `optimizer_state`.
 """
 
 from __future__ import annotations

@@ -32,6 +32,10 @@ class Seen(Evaluator):
         return dict(sums)
 
 
+def test_a_trainer_says_in_a_notebook_what_it_has_done(mode):
+    assert repr(make_trainer(mode)) == f"<{mode.title()}Trainer: created, 0 iterations made>"
+
+
 @pytest.mark.parametrize("micro_batch_size", [1, 4, 8, 37, 50])
 def test_every_sample_counts_once_whatever_the_batch(mode, micro_batch_size):
     data = toy.batches(1, size=37)[0]

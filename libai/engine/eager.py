@@ -23,9 +23,7 @@ from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_val
 from libai.parallel import Mesh, full_tensor
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
-from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
-from libai.utils.tensors import digest_of
 
 logger = logging.getLogger("libai.engine")
 
@@ -160,21 +158,6 @@ class EagerTrainer(ModelTrainer):
         self._read_parameters()
         if self._reduction is not None:
             self._reduction.reduce()
-
-    def _check_first_step(self) -> None:
-        """Raise `UserError` on every rank if the ranks' weights differ after the first iteration. Collective."""
-        if self._reduction is None:
-            return
-        mine = {name: digest_of(parameter) for name, parameter in self.model.named_parameters()}
-        first, *others = gather_objects(mine)
-        apart = [name for name in first if any(first[name] != theirs.get(name) for theirs in others)]
-        if apart:
-            raise UserError(
-                f"after the first iteration {len(apart)} of {len(first)} parameters differ between the ranks, first "
-                f"{apart[0]}: each rank would train a different model. A custom update must call "
-                "self.reduce_gradients() before the optimizer's step, and a hook must change weights identically on "
-                "all ranks."
-            )
 
     def _clip_and_step(self) -> flow.Tensor | None:
         """Clip the gradients and step the optimizer. Return the gradient norm if the norm is clipped, else None.

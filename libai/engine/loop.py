@@ -304,7 +304,7 @@ class TrainerBase:
                 if is_first_or_last:
                     note_progress(completed)
                     if iteration == self.start_iter:
-                        self._check_first_step()
+                        self._check_ranks()
                 else:  # the same without a call
                     state.beats += 1
                     state.iteration = completed
@@ -411,8 +411,8 @@ class TrainerBase:
         """Convert the return value of `update` to the form that `collect` expects."""
         return returned
 
-    def _check_first_step(self) -> None:
-        """Check the outcome of the first iteration. Called once per `train`, for any `run_step` or `update`."""
+    def _check_ranks(self) -> None:
+        """Raise an error if the ranks have begun to train different models. Collective."""
 
     # ------------------------------------------------------------------ metrics and the finite check
 

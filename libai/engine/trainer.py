@@ -39,7 +39,7 @@ from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import note_progress, phase
-from libai.utils.tensors import detached, digest_of, map_tensors, saved_values
+from libai.utils.tensors import detached, digest_of, local_part, map_tensors, saved_values
 
 logger = logging.getLogger("libai.engine")
 _lr_of = itemgetter("lr")
@@ -399,7 +399,7 @@ class ModelTrainer(TrainerBase):
         """Average the gradients over the data-parallel ranks, unless they already are averages. Collective."""
 
     def check_finite(self) -> None:
-        """See `TrainerBase.check_finite`. Also checks the weights and combines the batch statistics of all ranks.
+        """See `TrainerBase.check_finite`. Also checks the weights on all ranks and combines their batch statistics.
 
         A gradient that is not finite corrupts the weights, but only the loss of the next update. All code that reads
         the weights calls this first (`libai.parallel.batch_statistics`).
@@ -411,6 +411,27 @@ class ModelTrainer(TrainerBase):
             metrics = self.loop.metrics
             bad = {"weights": float("nan")}
             metrics.latest = metrics.policy.on_bad_loss(self.completed_iters - 1, bad, dict(metrics.latest))
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        """Raise `UserError` on every rank if ranks with the whole model differ in weights or settings. Collective."""
+        if self.mesh.size == 1 or not self.mesh.is_data_parallel_only:
+            return
+        mine: dict[str, Any] = {
+            name: digest_of(local_part(parameter))
+            for name, parameter in self.model.named_parameters()
+            if not parameter.is_global or all(kind == flow.sbp.broadcast for kind in parameter.sbp)
+        }
+        mine["the settings of the optimizer"] = repr([group._options for group in self.optimizer.param_groups])
+        by_rank = gather_objects(mine)
+        differing = [name for name in mine if any(theirs.get(name) != by_rank[0].get(name) for theirs in by_rank)]
+        if differing:
+            raise UserError(
+                f"after iteration {self.completed_iters} {differing[0]} differs between the ranks "
+                f"({len(differing)} of {len(mine)} compared values do), so each rank would train another model. A "
+                "custom update must call self.reduce_gradients() before the optimizer's step, and a hook must make "
+                "the same changes on all ranks."
+            )
 
     # ------------------------------------------------------------------ learning rate
 

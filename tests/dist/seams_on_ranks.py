@@ -136,13 +136,29 @@ def swap(trainer):
     trainer.optimizer.param_groups[0]._parameters[1] = trainer.model.b.weight
 
 
-def later(change, **settings):
+def later(change, cls=EagerTrainer, **settings):
     model = toy.Classifier()
     model.a.requires_grad_(False)
-    trainer = EagerTrainer(model, own_batches, toy.optimizer_of("sgd", model), **settings)
+    trainer = cls(model, own_batches, toy.optimizer_of("sgd", model), **settings)
     trainer.register_hooks([Later(change)])
     trainer.train(0, 4)
 
+
+def on_one_rank(change):
+    return lambda trainer: change(trainer) if rank == 0 else None
+
+
+def double_weights(trainer):
+    trainer.model.b.weight.data.mul_(2.0)
+
+
+def add_decay(trainer):
+    trainer.optimizer.param_groups[0]["weight_decay"] = 0.5
+
+
+for mode, cls in TRAINERS.items():
+    found[f"double_weights, {mode}"] = refusal(lambda cls=cls: later(on_one_rank(double_weights), cls))
+found["add_decay, eager"] = refusal(lambda: later(on_one_rank(add_decay)))
 
 found["swapped"] = refusal(lambda: later(swap))
 found["thawed, ddp"] = refusal(lambda: later(lambda one: one.model.requires_grad_(True), gradient_reduction="ddp"))

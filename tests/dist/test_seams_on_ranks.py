@@ -37,7 +37,10 @@ def test_a_loader_gives_each_rank_its_own_part(found):
         ("swapped", "a parameter that the model did not have when the trainer was built"),
         ("thawed, ddp", "that was frozen when the trainer was built is now trained"),
         ("switched", "no.such.weight.*matches nothing"),
-        ("forgotten", "parameters differ between the ranks.*self.reduce_gradients()"),
+        ("forgotten", "after iteration 1 .* differs between the ranks.*self.reduce_gradients()"),
+        ("double_weights, eager", "after iteration 4 b.weight differs between the ranks"),
+        ("double_weights, graph", "after iteration 4 b.weight differs between the ranks"),
+        ("add_decay, eager", "after iteration 4 .* differs between the ranks"),
     ],
 )
 def test_what_would_train_wrongly_is_refused_on_both_ranks(found, case, text):

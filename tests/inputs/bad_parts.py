@@ -66,7 +66,7 @@ PARTS = {
     "dataloader.train.num_workers=-1": ("dataloader.train.num_workers=-1", "to 1024."),
     "dataloader.train.num_workers=1e6": ("dataloader.train.num_workers=1000000", "to 1024."),
     "dataloader.train.prefetch=-1": ("dataloader.train.prefetch=-1", "to 10000."),
-    "dataloader.train.prefetch=1e12": ("dataloader.train.prefetch=", "Nearest: 10000."),
+    "dataloader.train.prefetch=1e12": ("dataloader.train.prefetch=", "to 10000."),
     "dataloader.train.micro_batch_size=0": ("dataloader.train.micro_batch_size=0", "at least one"),
     "dataloader.train.micro_batch_size=1e12": ("dataloader.train.micro_batch_size", "memory"),
     "train.train_micro_batch_size=1e9": ("train.train_micro_batch_size", "memory"),

@@ -18,7 +18,7 @@ import jobs
 import pytest
 from conftest import HERE
 
-from libai.engine.events.writers import TensorBoardWriter
+from libai.engine.events.writers import LogRecord, TensorBoardWriter
 from libai.launch.guard import run_guarded
 from libai.utils.atomic import atomic_write_text
 from libai.utils.logging import reset_logging, setup_logging
@@ -74,9 +74,10 @@ def test_a_log_that_cannot_be_written_is_said_once(tmp_path, capfd):
 def test_the_error_names_the_file(tmp_path, capfd):
     writer = TensorBoardWriter(tmp_path / "tb")
     writer.begin()
+    record = LogRecord(1, 1, {f"eval/val/{number}": 0.5 for number in range(200)})
     with small_files():
         assert run_guarded(lambda: atomic_write_text(tmp_path / "summary.json", "x" * 4000)) == 1
-        assert run_guarded(lambda: writer.write_text("config", "x" * 4000)) == 1
+        assert run_guarded(lambda: writer.write(record)) == 1
     writer.close()
     lines = capfd.readouterr().err.splitlines()
     assert [line.split(" cannot be written: File too large. ")[0] for line in lines] == [

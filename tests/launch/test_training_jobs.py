@@ -56,7 +56,7 @@ def test_two_processes_equal_one(folder, one_process, mode):
     assert_same_curve(one_process, folder / f"two_{mode}")
     summary = json.loads((folder / f"two_{mode}" / "summary.json").read_text())
     assert (summary["mode"], summary["status"]) == (mode, "finished")
-    assert summary["mesh"].startswith("2 processes")
+    assert "2 micro-batch x 2 data ranks x 2 accumulation" in (folder / f"two_{mode}" / "log.txt").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -84,6 +84,9 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
         key, equals, value = word.lstrip("+").partition("=")
         if equals and given.setdefault(key, value) != value:
             problems.append(f"{key} is given twice, as {given[key]} and as {value}. Give it once.")
+    actions = [flag for flag in ("--dry-run", "--eval-only", "--find-lr") if values[flag[2:].replace("-", "_")]]
+    if len(actions) > 1:
+        problems.append(f"{' and '.join(actions)} cannot be combined: each does something else instead of training.")
     if problems:
         raise ConfigError(problems)
     return Args(config=config, overrides=words, **values)

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -77,7 +77,7 @@ class ConsoleWriter(Writer):
         if now - self._shown_at < self._min_seconds and record.iter != record.max_iter:
             return ""
         self._shown_at = now
-        return fit_rows(fields.values())[0]  # fields that do not fit are in `log.txt`
+        return fitting(fields.values())  # fields that do not fit are in `log.txt`
 
     def _show_bar(self, max_iter: int, **fields: Any) -> None:
         if not is_terminal(sys.stdout) or is_quiet():
@@ -118,12 +118,8 @@ def _build_bar(max_iter: int) -> Any:
     return bar
 
 
-#: fields of a line after the losses: kind, tag, format of {0} the number or {1} its short form
-_FIRST_FIELDS = (
-    ("loss", "train/loss", "loss {0:.4f}"),
-    ("rate", "perf/tokens_per_s", "{1} tok/s"),
-    ("rate", "perf/samples_per_s", "{1} samples/s"),
-)
+#: fields of a line: kind, tag, format of {0} the number, {1} its short form, or {2} the tag without its prefix
+_RATES = (("rate", "perf/tokens_per_s", "{1} tok/s"), ("rate", "perf/samples_per_s", "{1} samples/s"))
 _LAST_FIELDS = (
     ("step", "perf/step_ms", "{1} ms/step"),
     ("lr", "train/lr", "lr {0:.2e}"),
@@ -143,35 +139,30 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
     numbers = dict(record.scalars)
     if numbers.get("perf/step_ms", 0) > 0 and "perf/data_ms" in numbers:
         numbers[_DATA_SHARE] = min(1.0, numbers["perf/data_ms"] / numbers["perf/step_ms"])
-    fields = {"iter": f"iter {position(record.iter, record.max_iter)}"}
-    _add(fields, numbers, _FIRST_FIELDS)
-    if 0 < abs(numbers.get("train/loss", 0)) < 1e-3:
-        fields["loss"] = f"loss {numbers['train/loss']:.2e}"
-    for tag, value in numbers.items():
+    loss = numbers.get("train/loss", math.nan)
+    rows = [("loss", "train/loss", "loss {0:.2e}" if 0 < abs(loss) < 1e-3 else "loss {0:.4f}"), *_RATES]
+    for tag, value in record.scalars.items():
         is_own = tag.startswith("train/") and tag not in _PLACED
-        if is_own and value != numbers.get("train/loss"):  # do not show a single loss twice
-            fields[tag] = f"{tag.removeprefix('train/')} {value:.4g}"
+        if is_own and value != loss:  # do not show a single loss twice
+            rows.append((tag, tag, "{2} {0:.4g}"))
     if math.isfinite(step_ms):
-        fields["eta"] = f"eta {timedelta(seconds=round((record.max_iter - record.iter) * step_ms / 1e3))}"
-    _add(fields, numbers, _LAST_FIELDS)
+        remaining = timedelta(seconds=round((record.max_iter - record.iter) * step_ms / 1e3))
+        rows.append(("eta", "train/loss", f"eta {remaining}"))
+    fields = {"iter": f"iter {position(record.iter, record.max_iter)}"}
+    for kind, tag, text in (*rows, *_LAST_FIELDS):
+        if tag in numbers:
+            fields.setdefault(kind, text.format(numbers[tag], _short(numbers[tag]), tag.removeprefix("train/")))
     return fields
 
 
-def _add(fields: dict[str, str], numbers: Mapping[str, float], table: Iterable[tuple[str, str, str]]) -> None:
-    for kind, tag, text in table:
-        if tag in numbers:
-            fields.setdefault(kind, text.format(numbers[tag], _short(numbers[tag])))
-
-
-def fit_rows(fields: Iterable[str]) -> list[str]:
-    """Return `fields` joined to rows that are at most as wide as the screen, unless one field is wider."""
-    first, *others = fields
-    rows = [first]
+def fitting(fields: Iterable[str]) -> str:
+    """Return the first of `fields`, joined with those that follow as long as they fit into the screen's width."""
+    row, *others = fields
     for field in others:
-        if len(rows[-1]) + 2 + len(field) > shutil.get_terminal_size().columns:
-            rows.append("")
-        rows[-1] += f"  {field}"
-    return rows
+        if len(row) + 2 + len(field) > shutil.get_terminal_size().columns:
+            break
+        row += f"  {field}"
+    return row
 
 
 def position(iteration: int, max_iter: int) -> str:
@@ -188,7 +179,7 @@ def _short(number: float) -> str:
 def format_eval_lines(record: LogRecord) -> list[str]:
     """Return one line per dataset: `eval 200/400  val  loss 2.351 (best)  ppl 10.5  1.2 s`.
 
-    The list is empty if the record has no `eval/` tags.
+    The seconds include all datasets. The list is empty if the record has no `eval/` tags.
     """
     datasets: dict[str, list[str]] = {}
     for tag, value in record.scalars.items():
@@ -198,8 +189,6 @@ def format_eval_lines(record: LogRecord) -> list[str]:
             datasets.setdefault(dataset or "all", []).append(f"{metric} {_metric(value)}{mark}")
     seconds = record.scalars.get(EVAL_SECONDS)
     took = "" if seconds is None else f"  {seconds:.1f} s"
-    if took and len(datasets) > 1:
-        took += " in all"
     where = position(record.iter, record.max_iter)
     return [f"eval {where}  {name}  {'  '.join(fields)}{took}" for name, fields in datasets.items()]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import itertools
 import json
 import logging
 import math
@@ -17,7 +16,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +98,9 @@ class AsyncWriter(Writer):
         self._thread = ThreadPoolExecutor(max_workers=1)
 
     def write(self, record: LogRecord) -> None:
-        self._submit(self._writer.write, record)
+        assert self._thread is not None
+        self._raise_errors()
+        self._pending.append(self._thread.submit(self._writer.write, record))
 
     def close(self) -> None:
         """Wait for the thread and close the inner writer. Raises any error of the thread."""
@@ -112,11 +113,6 @@ class AsyncWriter(Writer):
         finally:
             self._pending.clear()
             self._writer.close()
-
-    def _submit(self, method: Callable[..., None], *arguments: Any) -> None:
-        assert self._thread is not None
-        self._raise_errors()
-        self._pending.append(self._thread.submit(method, *arguments))
 
     def _raise_errors(self) -> None:
         while self._pending and self._pending[0].done():
@@ -145,8 +141,9 @@ class JSONLinesWriter(Writer):
     def begin(self, start_iter: int = 0) -> None:
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
         if lines and start_iter == 0:
-            names = (f"{self._path.stem}.{number}{self._path.suffix}" for number in itertools.count(1))
-            target = next(path for path in map(self._path.with_name, names) if not path.exists())
+            number = 1
+            while (target := self._path.with_suffix(f".{number}{self._path.suffix}")).exists():
+                number += 1
             self._path.rename(target)
             logger.info("%s belongs to an earlier run: moved to %s", self._path, target.name)
             lines = []
@@ -215,7 +212,9 @@ class TensorBoardWriter(Writer):
         values = [{"tag": tag, "simple_value": float(value)} for tag, value in record.scalars.items()]
         self._add(record.iter, summary={"value": values})
         if time.monotonic() - self._last_flush >= FLUSH_SECONDS:
-            self._flush()
+            with naming(self._directory):
+                self._events.flush()
+            self._last_flush = time.monotonic()
 
     def close(self) -> None:
         if self._events is not None:
@@ -228,11 +227,6 @@ class TensorBoardWriter(Writer):
 
         with naming(self._directory):
             self._events.write_event(Event(wall_time=time.time(), step=step, **content))
-
-    def _flush(self) -> None:
-        with naming(self._directory):
-            self._events.flush()
-        self._last_flush = time.monotonic()
 
 
 class WandbWriter(Writer):

@@ -158,8 +158,9 @@ class BadLossHook(HookBase, LossPolicy):
 def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
     """Run one iteration's batches eagerly without an update; return a description of the first non-finite value.
 
-    Checks the weights, the inputs, the output of each module in order of execution, the losses and the gradients, in
-    this order. The model stays unchanged. Collective: each rank checks the parts of tensors that it holds.
+    Checks the weights, the inputs, the output of each module in order of execution and the gradients, in this order.
+    The last output is the model's, with the losses. The model stays unchanged. Collective: each rank checks the parts
+    of tensors that it holds.
     """
     model = trainer.model
     places = itertools.count()
@@ -189,9 +190,7 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
     trainer.gradients.clear()
     # roll back, because batch statistics would absorb the bad values
     with forward_rolled_back(model), replaced((flow.nn.Module, "__call__", call_and_look)):
-        result = trainer.gradients.accumulate_gradients(model, batches)
-    for name, values in result.losses.items():
-        look(f"the loss {name} is not finite, though every module's output is", values)
+        trainer.gradients.accumulate_gradients(model, batches)
     for name, parameter in reversed(list(model.named_parameters())):
         look(f"the gradient of {name} is not finite, though the forward pass is", parameter.grad)
     trainer.gradients.clear()

@@ -107,7 +107,7 @@ class MetricHook(HookBase):
     saved: tuple[str, ...] = ("last_iter",)
     step_period = 0
 
-    def __init__(self, metric: str):
+    def __init__(self, metric: str = ""):
         self.metric = metric
         self.last_iter: int | None = None
 
@@ -207,9 +207,6 @@ class LRHook(MetricHook):
     """
 
     priority = 45
-
-    def __init__(self, metric: str = ""):
-        super().__init__(metric)
 
     def before_train(self) -> None:
         """Raises `UserError` for a schedule that would never be stepped."""

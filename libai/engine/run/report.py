@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from oneflow import nn
 from libai import __version__, checkpoint
 from libai.config.instantiation import target_of
 from libai.config.lazy_config import to_yaml
-from libai.engine.events.console import fit_rows
 from libai.engine.hooks import BestCheckpointHook
 from libai.launch.facts import collect_env
 from libai.native.kernels import kernels_in_use
@@ -55,21 +54,16 @@ class TrainResult:
 def result_of(run: Any) -> TrainResult:
     """Return the current result of `run`."""
     trainer = run.trainer
-    result = TrainResult(trainer.status, run.timer.total_seconds, trainer.completed_iters, run.checkpointer.last_saved)
+    always = (trainer.status, run.timer.total_seconds, trainer.completed_iters, run.checkpointer.last_saved)
     hook = next((hook for hook in trainer.hooks if isinstance(hook, BestCheckpointHook)), None)
     if hook is None:
-        return result
-    result = replace(result, metric=run.metric, best=hook.best, best_iter=hook.best_iter)
-    if hook.best_iter is None:
-        return result
+        return TrainResult(*always)
+    at = hook.best_iter
+    if at is None:
+        return TrainResult(*always, run.metric)
     per_epoch = run.plan.iters_per_epoch
-    saves = run.config.train.checkpointer.enabled
-    return replace(
-        result,
-        best_path=run.checkpointer.root / checkpoint.checkpoint_name(hook.best_iter) if saves else None,
-        best_epoch=per_epoch and hook.best_iter / per_epoch,
-        best_metrics=hook.best_metrics,
-    )
+    path = run.checkpointer.root / checkpoint.checkpoint_name(at) if run.config.train.checkpointer.enabled else None
+    return TrainResult(*always, run.metric, hook.best, at, path, per_epoch and at / per_epoch, hook.best_metrics)
 
 
 def starting_files(run: Any, run_id: str) -> dict[str, str]:
@@ -196,5 +190,4 @@ def write_summary(run: Any) -> None:
     if summary["build_seconds"]:
         parts.append(f"compile {summary['build_seconds']:.1f} s")
     parts.append(f"-> {run.output_dir}")
-    extra = {"is_result": True, "screen": "\n".join(fit_rows(parts))}
-    logger.info("%s", "  ".join(parts), extra=extra)
+    logger.info("%s", "  ".join(parts), extra={"is_result": True})

@@ -136,8 +136,7 @@ class Run(build.Parts):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}")
 
     def __repr__(self) -> str:
-        done = f"{self.trainer.completed_iters}/{self.plan.train_iter} iterations"
-        return f"<{type(self).__name__} {self.output_dir}: {self.trainer.mode} mode, {done}, {self.trainer.status}>"
+        return f"<{type(self).__name__} {self.output_dir}: {self.trainer!r}>"
 
     # ------------------------------------------------------------------ parts, each overridable
 

@@ -185,11 +185,9 @@ def find_lr_of_run(run: Any, words: str) -> LRCurve:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"mode": run.trainer.mode, **vars(curve), "suggestion": curve.suggestion}
         atomic_write_text(path, json.dumps(content, indent=1))
-        ended = ", where the loss diverged" if curve.has_diverged else ""
         print(
-            f"suggested rate: {curve.suggestion:.2e}, a tenth of the rate with the lowest loss "
-            f"({len(curve.lrs)} updates with rates from {curve.lrs[0]:.1e} to {curve.lrs[-1]:.1e}{ended})\n"
-            f"curve: {path}. All updates are undone.",
+            f"suggested rate: {curve.suggestion:.2e}, a tenth of the rate with the lowest loss of "
+            f"{len(curve.lrs)} updates\ncurve: {path}. All updates are undone.",
             flush=True,
         )
     return curve

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,51 +46,31 @@ class IndexOutOfRange(UserError):
 
 
 @dataclass(frozen=True)
-class Lookup:
-    """A table, or the classes of a loss.
+class _Range:
+    """The integers that fit: those from `low` to `high`, and the labels `ignored`.
 
-    `what`: its name in errors. `size`: the number of its rows or classes. `ignored`: the label that a loss ignores.
+    `what`: the table or loss that accepts them. It is empty if they are only the values of earlier batches.
     """
-
-    what: str
-    size: int
-    ignored: int | None = None
-
-    def bad_in(self, values: np.ndarray) -> np.ndarray:
-        """Return the elements of `values` that are out of range."""
-        return values[((values < 0) | (values >= self.size)) & (values != self.ignored)]
-
-
-@dataclass
-class _Input:
-    """The range in which values of an input fit, and the smallest table that the input is looked up in unchanged."""
 
     low: int = _NEVER
     high: int = -_NEVER
-    lookup: Lookup | None = None
+    ignored: tuple[int, ...] = ()
+    what: str = ""
 
-    def add(self, lookup: Lookup, array: np.ndarray, values: np.ndarray) -> None:
-        """Remember `lookup` if the looked-up `values` equal `array`, or all but its first or last columns."""
-        if self.lookup is not None and self.lookup.size <= lookup.size:
-            return
-        columns = values.size // len(array) if array.ndim == 2 else 0
-        parts = [array]
-        if 2 * columns > array.shape[-1]:
-            parts += [array[:, :columns], array[:, -columns:]]
-        # if a column that is not looked up has other values, the table says nothing about the input
-        if any(np.array_equal(part.ravel(), values.ravel()) for part in parts) and not lookup.bad_in(array).size:
-            self.lookup, self.low, self.high = lookup, 0, lookup.size - 1
+    def bad_in(self, values: np.ndarray) -> np.ndarray:
+        """Return the elements of `values` that are out of range."""
+        return values[((values < self.low) | (values > self.high)) & ~np.isin(values, self.ignored)]
 
-    def take(self, values: np.ndarray) -> None:
-        """Record `values`, none of which a loss ignores, as values that fit."""
-        if self.lookup is not None or not values.size:
-            return
-        low, high = int(values.min()), int(values.max())
+    def widened(self, values: np.ndarray) -> _Range:
+        """Return a range that includes `values`, none of which a loss ignores, unless a table sets the limits."""
+        if self.what or not values.size:
+            return self
+        low = int(values.min())
+        high = int(values.max())
         if self.low <= self.high and (low > self.high or high < self.low):  # all are new: the input is a counter
             low -= abs(low)
             high += abs(high)
-        self.low = min(low, self.low)
-        self.high = max(high, self.high)
+        return _Range(min(low, self.low), max(high, self.high))
 
 
 class IndexCheck:
@@ -104,8 +85,8 @@ class IndexCheck:
         # a weak reference avoids a cycle, which would keep the model alive until it is collected
         self._gradients: Any = weakref.proxy(gradients)
         self._ignored: set[int] = set()
-        # evaluation looks up different inputs than training, so each has its own
-        self._inputs: dict[bool, dict[str, _Input]] = {True: {}, False: {}}
+        # evaluation looks up different inputs than training, so each has its own ranges
+        self._ranges: dict[bool, dict[str, _Range]] = {}
 
     def watch(self, batches: Sequence[Batch], runs_alone: bool = True) -> AbstractContextManager[None]:
         """Return a context for an eager forward over `batches`. It raises `IndexOutOfRange` before a wrong lookup.
@@ -114,80 +95,78 @@ class IndexCheck:
         not run. Otherwise only the first forward, which every rank runs, is watched, and later batches are only
         compared. Returns `NOTHING` if no forward needs to run.
         """
-        inputs = self._inputs[self._model.training]
-        for batch in batches:  # runs in every iteration, so it makes few calls
-            for name, value in batch.items():
-                known = inputs.get(name)
-                if known is None:
-                    return self._watch_or_compare(batches, runs_alone)
-                array = value if type(value) is np.ndarray else integers(value)
-                if array is None or array.dtype.kind not in "iu" or not array.size:
-                    continue
-                if _smallest(array, axis=None) < known.low or _largest(array, axis=None) > known.high:
-                    rest = self._without_ignored(array)
-                    if rest.size and (rest.min() < known.low or rest.max() > known.high):
-                        return self._watch_or_compare(batches, runs_alone)
-        return NOTHING
-
-    def _watch_or_compare(self, batches: Sequence[Batch], runs_alone: bool) -> AbstractContextManager[None]:
-        if runs_alone or not self._inputs[self._model.training]:
-            return self._watch(batches)
-        for _, known, array in self._integer_inputs(batches):
-            if known.lookup is not None:
-                self._refuse_bad(batches, array, known.lookup)
-            known.take(self._without_ignored(array))
+        ranges = self._ranges.get(self._model.training)
+        if ranges is None:
+            ranges = self._ranges[self._model.training] = defaultdict(_Range)
+            return self._watch(batches, ranges)
+        for name, _, array in _integer_inputs(batches):  # runs in every iteration, so it makes few calls
+            known = ranges[name]
+            if _smallest(array, axis=None) < known.low or _largest(array, axis=None) > known.high:
+                values = self._without_ignored(array)
+                is_bad = known.bad_in(values).size > 0
+                if is_bad and runs_alone:
+                    return self._watch(batches, ranges)
+                if is_bad and known.what:
+                    self._refuse_bad(batches, array, known)
+                ranges[name] = known.widened(values)
         return NOTHING
 
     def _without_ignored(self, array: np.ndarray) -> np.ndarray:
         return array[~np.isin(array, list(self._ignored))]
 
-    def _integer_inputs(self, batches: Sequence[Batch]) -> Iterator[tuple[tuple[str, str], _Input, np.ndarray]]:
-        """Yield `((name, place among the batches), input, its values)` of the integer inputs."""
-        inputs = self._inputs[self._model.training]
-        for number, batch in enumerate(batches, start=1):
-            where = f" of micro-batch {number}" if len(batches) > 1 else ""
-            for name, value in batch.items():
-                known = inputs.setdefault(name, _Input())
-                array = integers(value)
-                if array is not None and array.size:
-                    yield (name, where), known, array
-
     @contextmanager
-    def _watch(self, batches: Sequence[Batch]) -> Iterator[None]:
-        def look(lookup: Lookup, index: Any) -> None:
-            values = integers(index)
-            if values is None:
+    def _watch(self, batches: Sequence[Batch], ranges: dict[str, _Range]) -> Iterator[None]:
+        def look(table: Any, size: int, indices: Any, *ignored: int) -> None:
+            values = integers(indices)
+            if values is None or size <= 0:  # without a size, one_hot counts its classes itself
                 return
-            self._refuse_bad(batches, values, lookup)
-            if lookup.ignored is not None and not 0 <= lookup.ignored < lookup.size:
-                self._ignored.add(lookup.ignored)
-            for _, known, array in self._integer_inputs(batches):
-                known.add(lookup, array, values)
+            names = [name for name, value in self._model.named_parameters() if value is table]
+            what = table if isinstance(table, str) else " ".join(["the embedding", *names[:1]])
+            accepted = _Range(0, size - 1, ignored, what)
+            self._refuse_bad(batches, values, accepted)
+            self._ignored.update(label for label in ignored if not 0 <= label < size)
+            for name, _, array in _integer_inputs(batches):
+                known = ranges[name]
+                is_smaller = not known.what or accepted.high < known.high
+                # if a column that is not looked up has other values, the table says nothing about the input
+                if is_smaller and _is_looked_up(array, values) and not accepted.bad_in(array).size:
+                    ranges[name] = accepted
 
         with _lookups_replaced(self._model, look):
             yield
-        for _, known, array in self._integer_inputs(batches):
-            known.take(self._without_ignored(array))
+        for name, _, array in _integer_inputs(batches):
+            ranges[name] = ranges[name].widened(self._without_ignored(array))
 
-    def _refuse_bad(self, batches: Sequence[Batch], values: np.ndarray, lookup: Lookup) -> None:
+    def _refuse_bad(self, batches: Sequence[Batch], values: np.ndarray, accepted: _Range) -> None:
         """Raise `IndexOutOfRange` if one of `values` is out of range.
 
-        The error names the input that equals `values`, or else the first input that contains the bad value.
+        The error names the input that equals `values`, or else an input that contains the bad value.
         """
-        bad = lookup.bad_in(values)
+        bad = accepted.bad_in(values)
         if not bad.size:
             return
         found = []
-        for (name, where), _, array in self._integer_inputs(batches):
+        for name, number, array in _integer_inputs(batches):
             positions = np.argwhere(array == bad[0]).tolist()
             if positions:
-                found.append((not np.array_equal(array.ravel(), values.ravel()), f"{name}{positions[0]}{where}"))
-        what = min(found)[1] if found else "an index that forward computes from the batch"
-        takes = f"0 to {lookup.size - 1}" + ("" if lookup.ignored is None else f", or {lookup.ignored} to ignore it")
+                where = f" of micro-batch {number}" if len(batches) > 1 else ""
+                is_other = not np.array_equal(array.ravel(), values.ravel())
+                found.append((is_other, f"{name}{positions[0]}{where}"))
+        _, what = min(found, default=(True, "an index that forward computes from the batch"))
+        ignored = "".join(f", or {label} to ignore it" for label in accepted.ignored)
         raise IndexOutOfRange(
-            f"{self._gradients.describe_batch()}: {what} is {bad[0]}, but {lookup.what} accepts {takes}. Correct the "
-            "data, or enlarge the model."
+            f"{self._gradients.describe_batch()}: {what} is {bad[0]}, but {accepted.what} accepts 0 to {accepted.high}"
+            f"{ignored}. Correct the data, or enlarge the model."
         )
+
+
+def _integer_inputs(batches: Sequence[Batch]) -> Iterator[tuple[str, int, np.ndarray]]:
+    """Yield `(name, number of the batch, values)` of the integer inputs."""
+    for number, batch in enumerate(batches, start=1):
+        for name, value in batch.items():
+            array = value if type(value) is np.ndarray else integers(value)
+            if array is not None and array.dtype.kind in "iu" and array.size:
+                yield name, number, array
 
 
 def integers(value: Any) -> np.ndarray | None:
@@ -198,43 +177,49 @@ def integers(value: Any) -> np.ndarray | None:
     if isinstance(value, flow.Tensor):
         part = None if value.is_lazy or value.dtype not in _INTEGERS else part_here(value)
         return None if part is None else part.numpy()
-    if isinstance(value, (int, list, tuple)):
-        value = np.asarray(value)
-    return value if isinstance(value, np.ndarray) and value.dtype.kind in "iu" else None
+    array = np.asarray(value)
+    return array if array.dtype.kind in "iu" else None
 
 
-#: name in `oneflow._C` → names of its first parameters
-_LOOKUPS = {
-    "gather": "table indices axis",
-    "embedding": "table indices",
-    "embedding_renorm_": "table indices",
-    "cross_entropy": "input target weight ignore_index",
-    "nll_loss": "input target weight ignore_index",
-    "sparse_softmax_cross_entropy": "logits label",
-    "sparse_cross_entropy": "logits label",
-    "dim_gather": "input dim index",
-    "one_hot": "input num_classes",
+def _is_looked_up(array: np.ndarray, values: np.ndarray) -> bool:
+    """Return whether the looked-up `values` equal `array`, or all but its first or last columns."""
+    rows = np.atleast_2d(array)
+    columns = values.size // len(rows)
+    parts = (rows[:, :columns], rows[:, -columns:]) if 2 * columns > rows.shape[1] else ()
+    return any(np.array_equal(part.ravel(), values.ravel()) for part in parts)
+
+
+def _rows(table: Any, indices: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+    return table, table.shape[0], indices
+
+
+def _last_classes(logits: Any, label: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+    return "cross entropy", logits.shape[-1], label
+
+
+def _classes(
+    input: Any, target: Any, weight: Any = None, ignore_index: int = -100, *_: Any, **__: Any
+) -> tuple[Any, ...]:
+    return "cross entropy", input.shape[min(1, input.ndim - 1)], target, ignore_index
+
+
+#: name in `oneflow._C` → function of its arguments, which returns the table (or the name of a loss), the number of its
+#: rows or classes, the indices, and the label that is ignored
+_LOOKUPS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "gather": lambda table, indices, axis=0: (table, table.shape[axis], indices),
+    "embedding": _rows,
+    "embedding_renorm_": _rows,
+    "cross_entropy": _classes,
+    "nll_loss": _classes,
+    "sparse_softmax_cross_entropy": _last_classes,
+    "sparse_cross_entropy": _last_classes,
+    "dim_gather": lambda input, dim, index, sparse_grad=False: ("gather", input.shape[dim], index),
+    "one_hot": lambda input, num_classes=-1, *_, **__: ("one_hot", num_classes, input),
 }
 
 
-def _lookup_of(name: str, given: Mapping[str, Any], model: nn.Module) -> tuple[Lookup, Any]:
-    """Return the table that a call of the operation `name` looks up, and the tensor of its indices."""
-    if name == "one_hot":
-        return Lookup("one_hot", given["num_classes"]), given["input"]
-    if name == "dim_gather":
-        return Lookup("gather", given["input"].shape[given["dim"]]), given["index"]
-    if name.startswith("sparse"):
-        return Lookup("cross entropy", given["logits"].shape[-1]), given["label"]
-    if "target" in given:
-        classes = given["input"].shape[min(1, given["input"].ndim - 1)]
-        return Lookup("cross entropy", classes, given.get("ignore_index", -100)), given["target"]
-    table = given["table"]
-    names = [name for name, parameter in model.named_parameters() if parameter is table]
-    return Lookup(" ".join(["the embedding", *names[:1]]), table.shape[given.get("axis") or 0]), given["indices"]
-
-
-def _lookups_replaced(model: nn.Module, look: Callable[[Lookup, Any], None]) -> AbstractContextManager[None]:
-    """Make the lookup functions call `look` first.
+def _lookups_replaced(model: nn.Module, look: Callable[..., None]) -> AbstractContextManager[None]:
+    """Make the lookup functions call `look` first, with the result of their function in `_LOOKUPS`.
 
     They are replaced under every name that they have in a Python module or in a module of the model.
     """
@@ -245,12 +230,11 @@ def _lookups_replaced(model: nn.Module, look: Callable[[Lookup, Any], None]) -> 
 
         @functools.wraps(operation)
         def looking(*args: Any, **kwargs: Any) -> Any:
-            found = None
-            # the operation itself raises an error for wrong arguments
-            with suppress(KeyError, AttributeError, TypeError, IndexError):
-                found = _lookup_of(name, {**dict(zip(_LOOKUPS[name].split(), args)), **kwargs}, model)
-            if found is not None and found[0].size > 0:  # otherwise one_hot counts its classes itself
-                look(*found)
+            try:
+                found = _LOOKUPS[name](*args, **kwargs)
+            except (TypeError, AttributeError, IndexError):  # the operation itself raises an error for wrong arguments
+                return operation(*args, **kwargs)
+            look(*found)
             return operation(*args, **kwargs)
 
         return looking

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jobs
@@ -83,6 +84,7 @@ def test_quiet_shows_the_result_alone_and_the_log_has_everything(tmp_path, comma
     settings = ["train.train_iter=4", "train.log_period=1", "train.evaluation.eval_period=4", "train.warmup_ratio=0"]
     shown = command(tmp_path, "--quiet", *settings)
     assert shown[0].startswith("done after 4 ") and len(shown) <= 3
+    assert all(len(line) <= shutil.get_terminal_size().columns for line in shown[:-1])  # the last one has a path
     logged = (tmp_path / "log.txt").read_text()
     assert logged.count("INFO    iter ") == 4 and "eval 4/4  val " in logged
     (judged,) = command(tmp_path, "--quiet", "--eval-only", "--resume")

@@ -99,8 +99,8 @@ class TestConsole:
         assert format_eval_lines(one) == ["eval  20/200  val  loss 2.351 (best)  ppl 10.5  1.2 s"]
         two = record(200, **{"eval/val/loss": 2.0, "eval/test/acc": 0.97, "perf/eval_s": 1.23})
         assert format_eval_lines(two) == [
-            "eval 200/200  val  loss 2.000  1.2 s",
-            "eval 200/200  test  acc 0.970  1.2 s",
+            "eval 200/200  val  loss 2.000  1.2 s in all",
+            "eval 200/200  test  acc 0.970  1.2 s in all",
         ]
 
     @pytest.mark.e2e

@@ -77,7 +77,7 @@ class ConsoleWriter(Writer):
         if now - self._shown_at < self._min_seconds and record.iter != record.max_iter:
             return ""
         self._shown_at = now
-        return fitting(fields.values())  # fields that do not fit are in `log.txt`
+        return fit_rows(fields.values())[0]  # fields that do not fit are in `log.txt`
 
     def _show_bar(self, max_iter: int, **fields: Any) -> None:
         if not is_terminal(sys.stdout) or is_quiet():
@@ -155,14 +155,15 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
     return fields
 
 
-def fitting(fields: Iterable[str]) -> str:
-    """Return the first of `fields`, joined with those that follow as long as they fit into the screen's width."""
-    row, *others = fields
+def fit_rows(fields: Iterable[str]) -> list[str]:
+    """Return `fields` joined to rows that are at most as wide as the screen, unless one field is wider."""
+    first, *others = fields
+    rows = [first]
     for field in others:
-        if len(row) + 2 + len(field) > shutil.get_terminal_size().columns:
-            break
-        row += f"  {field}"
-    return row
+        if len(rows[-1]) + 2 + len(field) > shutil.get_terminal_size().columns:
+            rows.append("")
+        rows[-1] += f"  {field}"
+    return rows
 
 
 def position(iteration: int, max_iter: int) -> str:
@@ -179,7 +180,7 @@ def _short(number: float) -> str:
 def format_eval_lines(record: LogRecord) -> list[str]:
     """Return one line per dataset: `eval 200/400  val  loss 2.351 (best)  ppl 10.5  1.2 s`.
 
-    The seconds include all datasets. The list is empty if the record has no `eval/` tags.
+    The list is empty if the record has no `eval/` tags.
     """
     datasets: dict[str, list[str]] = {}
     for tag, value in record.scalars.items():
@@ -189,6 +190,8 @@ def format_eval_lines(record: LogRecord) -> list[str]:
             datasets.setdefault(dataset or "all", []).append(f"{metric} {_metric(value)}{mark}")
     seconds = record.scalars.get(EVAL_SECONDS)
     took = "" if seconds is None else f"  {seconds:.1f} s"
+    if took and len(datasets) > 1:
+        took += " in all"
     where = position(record.iter, record.max_iter)
     return [f"eval {where}  {name}  {'  '.join(fields)}{took}" for name, fields in datasets.items()]
 

@@ -17,6 +17,7 @@ from oneflow import nn
 from libai import __version__, checkpoint
 from libai.config.instantiation import target_of
 from libai.config.lazy_config import to_yaml
+from libai.engine.events.console import fit_rows
 from libai.engine.hooks import BestCheckpointHook
 from libai.launch.facts import collect_env
 from libai.native.kernels import kernels_in_use
@@ -190,4 +191,4 @@ def write_summary(run: Any) -> None:
     if summary["build_seconds"]:
         parts.append(f"compile {summary['build_seconds']:.1f} s")
     parts.append(f"-> {run.output_dir}")
-    logger.info("%s", "  ".join(parts), extra={"is_result": True})
+    logger.info("%s", "  ".join(parts), extra={"is_result": True, "screen": "\n".join(fit_rows(parts))})

@@ -77,9 +77,9 @@ def build_parser(usage: str = f"train {_WORDS}", description: str | None = train
     parser = Parser(usage=f"libai {usage}", description=description)
     parser.add_argument("-n", "--procs", metavar="PROCS", help="processes on this machine (default 1)")
     parser.add_argument("--max-restarts", metavar="N", help="restart a failed job up to N times (default 0)")
-    from libai.config.arguments import FLAGS, VALUES
+    from libai.config.arguments import FLAGS
 
-    for flag, text in {**FLAGS, **VALUES}.items():
+    for flag, text in FLAGS.items():
         parser.add_argument(flag, action="store_true", help=text)
     return parser
 

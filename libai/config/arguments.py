@@ -13,10 +13,6 @@ from libai.config.settings.other_names import meant
 from libai.config.validation import load_config
 from libai.utils.parser import Parser
 
-#: flags that require a value
-VALUES: dict[str, str] = {
-    "--reset": "with --resume, parts not to load from the checkpoint: optimizer,schedule,data",
-}
 #: flags with an optional value, and the value used if it is omitted
 OPTIONAL_VALUES: dict[str, bool | str] = {"--resume": True, "--find-lr": "1e-7,10,100"}
 FLAGS: dict[str, str] = {
@@ -30,6 +26,7 @@ FLAGS: dict[str, str] = {
     "--traceback": "if the run fails, show all frames of the traceback, not only the ones in your files",
     "--json": "print an error as JSON to stdout",
     "--quiet": "show only warnings, errors and the result; log.txt gets everything",
+    "--reset": "with --resume, parts not to load from the checkpoint: optimizer,schedule,data",
 }
 
 
@@ -63,10 +60,10 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
     for flag, text in FLAGS.items():
         if flag in OPTIONAL_VALUES:
             parser.add_argument(flag, default=False, help=text)
+        elif flag == "--reset":
+            parser.add_argument(flag, metavar="PARTS", default="", help=text)
         else:
             parser.add_argument(flag, action="store_true", help=text)
-    for flag, text in VALUES.items():
-        parser.add_argument(flag, metavar="PARTS", default="", help=text)
     known, unknown = parser.parse_known_intermixed_args(_with_optional_values(argv))
     problems = [_unknown_flag(word, parser.flags) for word in unknown if word.startswith("-")]
     values = vars(known)
@@ -84,9 +81,8 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
         key, equals, value = word.lstrip("+").partition("=")
         if equals and given.setdefault(key, value) != value:
             problems.append(f"{key} is given twice, as {given[key]} and as {value}. Give it once.")
-    actions = [flag for flag in ("--dry-run", "--eval-only", "--find-lr") if values[flag[2:].replace("-", "_")]]
-    if len(actions) > 1:
-        problems.append(f"{' and '.join(actions)} cannot be combined: each does something else instead of training.")
+    if sum(bool(values[name]) for name in ("dry_run", "eval_only", "find_lr")) > 1:
+        problems.append("--dry-run, --eval-only and --find-lr exclude each other. Give one of them.")
     if problems:
         raise ConfigError(problems)
     return Args(config=config, overrides=words, **values)

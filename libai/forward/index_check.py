@@ -91,9 +91,9 @@ class IndexCheck:
     def watch(self, batches: Sequence[Batch], runs_alone: bool = True) -> AbstractContextManager[None]:
         """Return a context for an eager forward over `batches`. It raises `IndexOutOfRange` before a wrong lookup.
 
-        `runs_alone`: whether this rank may run a forward that other ranks do
-        not run. Otherwise only the first forward, which every rank runs, is watched, and later batches are only
-        compared. Returns `NOTHING` if no forward needs to run.
+        `runs_alone`: whether this rank may run a forward that other ranks do not run. Otherwise only the first forward,
+        which every rank runs, is watched, and later batches are only compared. Returns `NOTHING` if no forward needs to
+        run.
         """
         ranges = self._ranges.get(self._model.training)
         if ranges is None:
@@ -103,7 +103,7 @@ class IndexCheck:
             known = ranges[name]
             if _smallest(array, axis=None) < known.low or _largest(array, axis=None) > known.high:
                 values = self._without_ignored(array)
-                is_bad = known.bad_in(values).size > 0
+                is_bad = known.bad_in(array if known.what else values).size > 0  # a table has no label to ignore
                 if is_bad and runs_alone:
                     return self._watch(batches, ranges)
                 if is_bad and known.what:

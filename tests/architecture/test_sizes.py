@@ -15,8 +15,8 @@ from size import sizes  # noqa: E402  (tools/ is not a package)
 
 #: maximum number of syntax nodes (docs/dev/decisions/0022-size.md); lower a number in the commit that makes its folder
 #: smaller
-MOST_NODES = {"libai": 242_650, "tests": 222_950}
-MOST_FILES = {"libai": 252, "tests": 306}
+MOST_NODES = {"libai": 239_400, "tests": 222_950}
+MOST_FILES = {"libai": 250, "tests": 306}
 MOST_LINES_OF_A_FILE = 600
 MOST_FILES_OF_A_FOLDER = 16  # without `__init__.py`
 

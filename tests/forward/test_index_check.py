@@ -19,15 +19,16 @@ ROWS = 20
 class Language(nn.Module):
     """A typical language model: forward shifts the labels by one and flattens them."""
 
-    def __init__(self, **options):
+    def __init__(self, ignored=7, **options):
         super().__init__()
+        self.ignored = ignored
         self.tokens = nn.Embedding(ROWS, 8, **options)
         self.positions = nn.Embedding(6, 8)
         self.head = nn.Linear(8, ROWS)
 
     def forward(self, ids, labels):
         logits = self.head(self.tokens(ids) + self.positions(flow.arange(ids.shape[1])))
-        loss = F.cross_entropy(logits[:, :-1].reshape(-1, ROWS), labels[:, 1:].reshape(-1), ignore_index=7)
+        loss = F.cross_entropy(logits[:, :-1].reshape(-1, ROWS), labels[:, 1:].reshape(-1), ignore_index=self.ignored)
         return {"losses": {"lm": loss}}
 
 
@@ -78,6 +79,12 @@ def test_an_id_without_a_row_is_named(mode, iteration, token, options):
     text = error_of(mode, Language(**options), batches)
     takes = f"the embedding tokens.weight accepts 0 to {ROWS - 1}."
     assert text.startswith(f"iteration {iteration}: ids[3, 2] is {token}, but {takes}")
+
+
+def test_an_id_that_is_ignored_only_as_a_label_is_named(mode):
+    batches = language_batches(6)
+    batches[0]["labels"][0, 1] = batches[5]["ids"][3, 2] = -5
+    assert error_of(mode, Language(ignored=-5), batches).startswith("iteration 6: ids[3, 2] is -5, but ")
 
 
 def test_labels_that_forward_moves_and_flattens_are_checked(mode):

@@ -42,7 +42,7 @@ _HOMES = (
     "libai.evaluation",
     "libai.engine.hooks",
 )
-_NOT_THE_USERS = re.compile(r"/site-packages/|/libai/engine/run/layer_sizes\.py$|^<|\.pyx$")
+_NOT_THE_USERS = re.compile(r"/site-packages/|/libai/patches/layer_sizes\.py$|^<|\.pyx$")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 #: type of a default -> types that a value may have
 _BY_DEFAULT: dict[type, Any] = {

@@ -424,7 +424,7 @@ class ModelTrainer(TrainerBase):
         }
         mine["the settings of the optimizer"] = repr([group._options for group in self.optimizer.param_groups])
         by_rank = gather_objects(mine)
-        differing = [name for name in mine if any(theirs.get(name) != by_rank[0].get(name) for theirs in by_rank)]
+        differing = [name for name in mine if any(theirs.get(name) != mine[name] for theirs in by_rank)]
         if differing:
             raise UserError(
                 f"after iteration {self.completed_iters} {differing[0]} differs between the ranks "

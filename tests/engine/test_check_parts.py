@@ -9,7 +9,7 @@ import toy
 from oneflow import nn
 
 from libai.engine import EagerTrainer, GraphTrainer
-from libai.engine.run.layer_sizes import checked_sizes
+from libai.patches.layer_sizes import checked_sizes
 from libai.utils.errors import UserError
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}

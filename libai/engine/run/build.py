@@ -20,10 +20,10 @@ from libai.config.settings.errors import did_you_mean, names_matching
 from libai.config.validation import calls_by_dataset
 from libai.engine.check_parts import check_batch_memory, check_part
 from libai.engine.run.batch_plan import BatchPlan
-from libai.engine.run.layer_sizes import checked_sizes
 from libai.layers import add_lora, synchronize_batch_norms
 from libai.optim import Optimizers, auto_scale_lr, get_param_groups
 from libai.parallel import Mesh
+from libai.patches.layer_sizes import checked_sizes
 from libai.scheduler import by_optimizer, in_sequence, with_momentum
 from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError

@@ -15,7 +15,12 @@ from size import sizes  # noqa: E402  (tools/ is not a package)
 
 #: maximum number of syntax nodes (docs/dev/decisions/0022-size.md); lower a number in the commit that makes its folder
 #: smaller
-MOST_NODES = {"libai": 239_400, "tests": 222_950}
+MOST_NODES = {
+    "libai": 239_300,
+    "libai/engine libai/forward": 70_000,
+    "libai/config libai/launch libai/cli libai/benchmark libai/checkpoint libai/utils": 75_000,
+    "tests": 222_950,
+}
 MOST_FILES = {"libai": 250, "tests": 306}
 MOST_LINES_OF_A_FILE = 600
 MOST_FILES_OF_A_FOLDER = 16  # without `__init__.py`
@@ -37,9 +42,9 @@ def too_large(package: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("top", MOST_NODES)
 def test_nothing_grows(top):
-    found = sizes(top)
-    assert sum(found.values()) <= MOST_NODES[top]
-    assert len(found) <= MOST_FILES[top]
+    found = {name: size for folder in top.split() for name, size in sizes(folder).items()}
+    assert 0 < sum(found.values()) <= MOST_NODES[top]
+    assert len(found) <= MOST_FILES.get(top, len(found))
 
 
 def test_files_and_folders_are_small():

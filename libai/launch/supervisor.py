@@ -127,7 +127,7 @@ class Rank:
         return self.note.get("phase") or self.state.phase.decode()
 
     def read_output(self) -> str:
-        """Return the last lines of the rank's output, without harmless ones, or "" if there is no file."""
+        """Return the last lines of the rank's output, without harmless ones; "" if its file is missing."""
         with contextlib.suppress(OSError):
             if self.output is not None:
                 text = self.output.read_bytes()

@@ -56,7 +56,7 @@ class EagerTrainer(ModelTrainer):
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
         #: input tensors, kept until the host waits for the device. Otherwise OneFlow's worker thread would free their
         #: arrays, for which it needs the interpreter's lock, and training would wait (docs/dev/decisions/0007)
-        self._held: list[Batch] = []
+        self._held_inputs: list[Batch] = []
         self._max_held = 0
         self._known_ids: list[int] = []
         self._reduction: GradientReduction | None = None
@@ -70,8 +70,8 @@ class EagerTrainer(ModelTrainer):
         may_be_none = self._reduction is None or self._reduction.set_to_none
         if zero_grad_set_to_none and not may_be_none:
             raise UserError("zero_grad_set_to_none=True: gradient_reduction=ddp keeps gradients. Use null, or flat.")
-        self._set_to_none = may_be_none if zero_grad_set_to_none is None else zero_grad_set_to_none
-        self.gradients.clear = partial(self.optimizer.zero_grad, set_to_none=self._set_to_none)
+        set_to_none = may_be_none if zero_grad_set_to_none is None else zero_grad_set_to_none
+        self.gradients.clear = partial(self.optimizer.zero_grad, set_to_none=set_to_none)
         # gradients left over from the user's own code must not enter the first update
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -116,14 +116,17 @@ class EagerTrainer(ModelTrainer):
     # ------------------------------------------------------------------ one update
 
     def update(self, micro_batches: list[Any]) -> StepResult:
+        """See `TrainerBase.update`. The same update is made by `libai.engine.rehearsal.op_by_op` for the reference, and
+        compiled by `libai.engine.compiled.graphs.TrainGraph`; change the three together.
+        """
         if not self.model.training:
             raise UserError(
                 f"{type(self.model).__name__} is in eval mode at the start of a training iteration. A hook or a "
                 "forward has called model.eval() without calling model.train() afterwards."
             )
-        if self._zero_grad_before_forward:
-            self.optimizer.zero_grad(set_to_none=self._set_to_none)
         gradients = self.gradients
+        if self._zero_grad_before_forward:
+            gradients.clear()
         named = []
         batches = []
         for batch in micro_batches:
@@ -133,9 +136,9 @@ class EagerTrainer(ModelTrainer):
             forward = self._forward_with_autocast if self.options.amp else gradients.forward
             gradients.loss_scale = None if self._scaler is None else self._scaler.scale
             result = gradients.accumulate_gradients(forward, batches)
-        if len(self._held) >= self._max_held:
-            self._held.clear()
-        self._held += batches
+        if len(self._held_inputs) >= self._max_held:
+            self._held_inputs.clear()
+        self._held_inputs += batches
         self.reduce_gradients()
         is_finite = self._scaler is None or self._scaler.unscale(self._parameters, full_tensor)
         for _, call in self.loop.calls_at["after_backward"]:
@@ -145,15 +148,15 @@ class EagerTrainer(ModelTrainer):
         elif self.options.max_grad_norm is not None:
             result.grad_norm, _ = norm_and_coefficient(self._parameters, 1.0)
         if not self._zero_grad_before_forward:
-            self.optimizer.zero_grad(set_to_none=self._set_to_none)
+            gradients.clear()
         self.finish_update()
         return result
 
     def reduce_gradients(self) -> None:
         """Average the gradients over the data-parallel ranks. Collective.
 
-        Does nothing on one rank or with global tensors, where the gradients are already averages. A custom `update`
-        must call this after its backward passes and before the optimizer step.
+        On one rank and with global tensors the gradients already are averages. Also rereads the list of parameters,
+        which clipping uses. A custom `update` must call this after its backward passes and before the optimizer step.
         """
         self._read_parameters()
         if self._reduction is not None:
@@ -192,9 +195,9 @@ class EagerTrainer(ModelTrainer):
         is_on_cpu = self.gradients.device == "cpu"
         self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if is_on_cpu else 0
 
-    def _learn(self, facts: Facts) -> None:
-        """See `ModelTrainer._learn` (docs/dev/decisions/0009-state-in-forward.md)."""
-        super()._learn(facts)
+    def _use_facts(self, facts: Facts) -> None:
+        """See `ModelTrainer._use_facts` (docs/dev/decisions/0009-state-in-forward.md)."""
+        super()._use_facts(facts)
         changing = facts.buffers
         if changing and self._reduction is not None:
             if self.options.batch_scope == "global" and self.options.gradient_reduction == "auto":
@@ -210,7 +213,7 @@ class EagerTrainer(ModelTrainer):
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `ModelTrainer.collect`."""
-        self._held.clear()
+        self._held_inputs.clear()
         return super().collect(results)
 
 

@@ -1,7 +1,8 @@
-"""Eager forward and backward passes, with their batches on the device, micro-batch weights and random keys.
+"""Eager forward and backward passes over the micro-batches of an update, and what both modes need for every update:
+named inputs on the device, weights of micro-batches, and random keys.
 
-Both modes use this module: eager training for every update, graph training for dry runs, evaluations and batches of
-other shapes than the compiled one.
+Graph mode makes eager passes for the rehearsal, evaluations and batches of other shapes than the compiled one. Its
+compiled passes are in `libai.engine.compiled.graphs`.
 """
 
 from __future__ import annotations
@@ -113,12 +114,12 @@ class Gradients:
                 with random_keys, layout.source_ops() if layout.is_global else _NO_SCOPE:
                     outputs = self._call(forward, batch)
                 step_losses, step_metrics = read_losses(outputs, self.model)
-                self._differentiate(step_losses, scale)
+                self._backward(step_losses, scale)
             losses.append(dict(zip(step_losses, map(detached, step_losses.values()))))
             metrics.append(dict(zip(step_metrics, map(detached, step_metrics.values()))))
         return StepResult.of(losses, metrics, shares)
 
-    def _differentiate(self, losses: dict[str, flow.Tensor], scale: Any) -> None:
+    def _backward(self, losses: dict[str, flow.Tensor], scale: Any) -> None:
         if scale is None:
             total = total_loss(losses)
         elif isinstance(scale, float):

@@ -195,9 +195,9 @@ class GraphTrainer(ModelTrainer):
         """See `ModelTrainer._build_step`."""
         self._is_compiled_for([self.gradients.name_inputs(batch) for batch in micro_batches])
 
-    def _learn(self, facts: Facts) -> None:
-        """See `ModelTrainer._learn`."""
-        super()._learn(facts)
+    def _use_facts(self, facts: Facts) -> None:
+        """See `ModelTrainer._use_facts`."""
+        super()._use_facts(facts)
         self._updates_eagerly = bool(facts.written) and self.options.num_accumulation_steps > 1
         if self._updates_eagerly and is_main_process():
             logger.warning(
@@ -258,7 +258,7 @@ class GraphTrainer(ModelTrainer):
         start = time.perf_counter()
         self._takes_key = draws_randomness(self.model)
         if self.gradients.facts.reached is None and (own_buffers(self.model) or frozen_parameters(self.model)):
-            self._learn(facts_of(self, batches))  # no facts yet: `update` was called without `train`
+            self._use_facts(facts_of(self, batches))  # no facts yet: `update` was called without `train`
             if self._updates_eagerly:
                 return
         state = self.optimizer_state
@@ -340,10 +340,10 @@ class GraphTrainer(ModelTrainer):
             elsewhere.is_consequence = True  # the launcher shows the original error instead
             raise elsewhere
 
-    def _eval_batch(self, *arguments: Any) -> Any:
-        """See `ModelTrainer._eval_batch`. Compiling the forward would cost more time than evaluations save."""
+    def _outputs_of(self, *arguments: Any, **kinds: Any) -> Any:
+        """See `ModelTrainer._outputs_of`. Compiling the forward would cost more time than evaluations save."""
         with same_buffers(self.model):
-            return super()._eval_batch(*arguments)
+            return super()._outputs_of(*arguments, **kinds)
 
 
 TRAINERS["graph"] = GraphTrainer

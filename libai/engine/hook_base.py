@@ -68,7 +68,7 @@ class HookBase:
 
         before_train()
         for iter in range(start_iter, max_iter):
-            before_step()
+            before_step()         # then, in the first iteration, trainer.prepare()
             ...micro-batches are read...
             before_update()       # trainer.feed.batches holds them
             ...forward, backward...
@@ -77,6 +77,8 @@ class HookBase:
             after_step()          # self.trainer.iter is the 0-based iteration just completed
         on_exception()            # when training fails: see trainer.loop.failure
         after_train()             # always, also after an error: see trainer.status
+
+    No hook is called for the updates of a rehearsal, which are undone.
 
     After an update `trainer.feed.batches` holds its micro-batches, `trainer.feed.sample_indices()` returns their
     indices in the dataset, and `trainer.loop.result` has the losses and metrics, still on the device.

@@ -1,7 +1,8 @@
 """The training loop: hooks, data timing, the finite check, events and the loop's own state.
 
 `TrainerBase` is independent of model and mode. A subclass defines `update` (one optimizer update) and `collect`
-(conversion of device results to numbers). Everything else is the same for all trainers.
+(conversion of device results to numbers), and may extend `prepare`, `check_finite`, `state_dict`, `_as_result` and
+`_check_ranks`, which are empty or small here.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class LoopState:
     Attributes:
         device: "cpu" or "cuda".
         agreement: makes all ranks act on a request in the same iteration.
+        now: returns the time in seconds.
         metrics: results of updates that have not been fetched yet, and the numbers of the latest fetched one.
         rates: learning rates of the latest update, by tag.
         calls_at: `(hook, method to call)` at each point, in order.
@@ -50,12 +52,13 @@ class LoopState:
         epoch: `epoch.ends(completed_iters)` returns whether a pass over the data has ended; None if this is unknown.
         failure: the error that `train` raised; None if it did not fail.
         is_mode_final: false while the mode may still change. Hooks are then registered without checking their mode.
+        is_pausing: true if the loop is to be left after this iteration, see `pause`.
         events: state of the `EventStorage` from a checkpoint, until training begins.
+        unfinished_hooks: keys of the hooks whose `after_step` was interrupted or did not start.
+        stop_of_main: the reason why a hook that exists only on the main rank wants to stop.
         flops_per_sample: floating-point operations of an update per sample, known after the rehearsal.
         generation: number of times that the state was replaced by anything other than an update. A copy from an older
             generation cannot be restored.
-        unfinished_hooks: keys of the hooks whose `after_step` was interrupted or did not start.
-        stop_of_main: the reason why a hook that exists only on the main rank wants to stop.
     """
 
     device: str = "cpu"
@@ -267,23 +270,9 @@ class TrainerBase:
                 if self.status != "paused":
                     self._finish()
 
-    def _log_every(self, period: int) -> None:
-        from libai.engine.events.console import ConsoleWriter
-        from libai.engine.hooks.metrics import WriterHook
-
-        check_sizes(log_period=period)
-        if not logging.getLogger("libai").handlers:
-            setup_logging(None)
-        writers = [hook for hook in self.hooks if isinstance(hook, WriterHook)]
-        for hook in writers:
-            hook.set_period(period)
-        if not writers:
-            self.register_hooks([WriterHook([ConsoleWriter(min_seconds=0.0)], period)])
-
     def _run_iterations(self) -> None:
         """Run iterations until the last one, a stop or a pause, and set `status`."""
         loop, storage = self.loop, self.storage
-        before_step = loop.calls_at["before_step"]
         pending = loop.metrics
         answers = loop.agreement.answers
         poll = loop.agreement.poller()
@@ -296,7 +285,7 @@ class TrainerBase:
                 self.iter = storage.iter = iteration
                 completed = iteration + 1
                 is_first_or_last = iteration == self.start_iter or completed == self.max_iter
-                for hook, call in before_step:
+                for hook, call in loop.calls_at["before_step"]:
                     if is_first_or_last or (hook.step_period and completed % hook.step_period == 0):
                         call()
                 self.run_step()
@@ -327,6 +316,27 @@ class TrainerBase:
             self.status = "stopped"
             self.iter += 1
             logger.info("training stopped after iteration %d: %s", self.iter, reason)
+
+    def prepare(self) -> None:
+        """Do the setup that needs data, once before the first update. Collective.
+
+        The first `run_step` calls this; it may also be called earlier. Later calls do nothing.
+        """
+        self._is_prepared = True
+
+    def run_step(self) -> None:
+        """Run one iteration: fetch the micro-batches, update, and keep the result for the next log point."""
+        if not self._is_prepared:
+            self.prepare()
+        micro_batches = self.feed.take()
+        for _, call in self.loop.calls_at["before_update"]:  # faster than `call_hooks`
+            call()
+        result = self.update(micro_batches)
+        if not isinstance(result, StepResult):
+            result = self._as_result(result)
+        self.loop.result = result
+        self.loop.metrics.pending.append((self.iter, result))
+        self.feed.is_ahead = False
 
     def _run_after_step(self, everything: bool, first: int = 0) -> None:
         """Call `after_step` of the hooks from number `first` on. Raises `StopTraining` after the last of them.
@@ -386,26 +396,18 @@ class TrainerBase:
                         if not is_full_disk(error) and not is_full_disk(error.__cause__):  # same for all files
                             logger.exception("a hook failed in %s, after training itself had failed", point)
 
-    def prepare(self) -> None:
-        """Do the setup that needs data, once before the first update. Collective.
+    def _log_every(self, period: int) -> None:
+        from libai.engine.events.console import ConsoleWriter
+        from libai.engine.hooks.metrics import WriterHook
 
-        The first `run_step` calls this; it may also be called earlier. Later calls do nothing.
-        """
-        self._is_prepared = True
-
-    def run_step(self) -> None:
-        """Run one iteration: fetch the micro-batches, update, and keep the result for the next log point."""
-        if not self._is_prepared:
-            self.prepare()
-        micro_batches = self.feed.take()
-        for _, call in self.loop.calls_at["before_update"]:
-            call()
-        result = self.update(micro_batches)
-        if not isinstance(result, StepResult):
-            result = self._as_result(result)
-        self.loop.result = result
-        self.loop.metrics.pending.append((self.iter, result))
-        self.feed.is_ahead = False
+        check_sizes(log_period=period)
+        if not logging.getLogger("libai").handlers:
+            setup_logging(None)
+        writers = [hook for hook in self.hooks if isinstance(hook, WriterHook)]
+        for hook in writers:
+            hook.set_period(period)
+        if not writers:
+            self.register_hooks([WriterHook([ConsoleWriter(min_seconds=0.0)], period)])
 
     def _as_result(self, returned: Any) -> Any:
         """Convert the return value of `update` to the form that `collect` expects."""

@@ -47,7 +47,10 @@ class StepResult:
         shares: Shares,
         grad_norm: flow.Tensor | None = None,
     ) -> StepResult:
-        """Build a result from the losses and metrics of each micro-batch; a missing name counts as 0."""
+        """Build a result from losses and metrics; a missing name counts as 0.
+
+        Both have one dict for each micro-batch, or a single dict whose tensors hold the values of all micro-batches.
+        """
         result = cls({}, {}, shares, grad_norm)
         for values, micro_batches in ((result.losses, losses), (result.metrics, metrics)):
             for number, part in enumerate(micro_batches):

@@ -1,6 +1,7 @@
 """The common part of both trainers: a model with its optimizer and schedule, evaluation, and logged numbers.
 
-The two trainers differ only in `update` and `optimizer_state`.
+A mode defines `update`, `_begin_mode`, `_needs_global_tensors` and `_build_step`, and may extend `_end_mode`,
+`_refuse_parts`, `_use_facts`, `reduce_gradients`, `collect` and `_outputs_of`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from libai.engine.loop import TrainerBase
 from libai.engine.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import TrainOptions, arguments_of
-from libai.engine.rehearsal.rehearsal import NotTheSame, compare_on_mesh, look_ahead, require_same
+from libai.engine.rehearsal.rehearsal import NotTheSame, compare_on_mesh, make_reference, require_same
 from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.forward.state import Facts, note_unsaved_buffers
 from libai.layers.lora import refuse_unused_adapters
@@ -109,12 +110,12 @@ class ModelTrainer(TrainerBase):
         if options.ema_decay is not None:
             self.register_hooks([EMAHook(options.ema_decay)])
         self._model_plan = ParallelPlan.of(model, options.plan)
-        self._take_layout()
+        self._set_up_model()
         self._refuse_parts(options, **of_mode)
         self._settings = of_mode
         self._begin_mode(**of_mode)
 
-    def _take_layout(self, layout: Layout | None = None) -> None:
+    def _set_up_model(self, layout: Layout | None = None) -> None:
         """Train with the existing `layout` of the model. None: lay it out as this mode requires."""
         self.gradients = Gradients(self, self.loop.device)
         self.layout = layout or self._lay_out()
@@ -127,98 +128,6 @@ class ModelTrainer(TrainerBase):
     def graph(self) -> Any:
         """The compiled update, a `TrainGraph` or the user's own graph; None in eager mode and before compilation."""
         return self.optimizer_state.graph
-
-    def _begin_mode(self, *args: Any, **settings: Any) -> None:
-        """Set all attributes that only this mode has. `settings`: arguments that only this mode accepts."""
-        raise NotImplementedError
-
-    def _end_mode(self) -> None:
-        """Move the optimizer state back to the optimizer, and undo this mode's changes to the model."""
-
-    def _refuse_parts(self, options: TrainOptions, **settings: Any) -> None:
-        """Raise `UserError` for an optimizer, a schedule or settings that this mode does not support."""
-
-    def switch_to(self, mode: str, **settings: Any) -> None:
-        """Continue training in `mode` from the current state, between two iterations. Collective.
-
-        Model, optimizer, schedule, loader and hooks stay the same. In a job of several processes the parameters become
-        local or global tensors. OneFlow 0.9's DDP leaves hooks on parameters that cannot be removed, so after it they
-        are replaced by new `Parameter` objects. Do not keep references to single parameters.
-
-        `settings`: arguments of the trainer of `mode`. `amp` and `gradient_reduction` are reset to their defaults.
-
-        If the model cannot be laid out for `mode`, the trainer stays in its old mode and raises the error. If it cannot
-        be compiled for `mode`, the next `prepare` (or `train`) returns to the old mode and raises the error.
-
-        Raises `NonFiniteLoss` instead of continuing with corrupted weights. Raises `UserError` for an unknown mode, for
-        a hook that cannot work in it, and for a trainer class of your own, because the other mode would not call its
-        methods.
-        """
-        if mode not in TRAINERS:
-            raise UserError(f"unknown mode {mode!r}: a run trains in {' or '.join(sorted(TRAINERS))} mode.")
-        if mode == self.mode:
-            return
-        target = TRAINERS[mode]
-        if type(self) is not TRAINERS[self.mode]:
-            raise UserError(
-                f"{type(self).__name__} cannot switch to {mode} mode, because that mode would not call its "
-                f"overridden methods. Use hooks instead, or train a {target.__name__} from a checkpoint."
-            )
-        may_differ = arguments_of(mode).union(OPTIONS_OF_A_MODE)
-        fixed = settings.keys() - may_differ
-        if fixed:
-            raise UserError(
-                f"switch_to({mode!r}) cannot set {', '.join(sorted(fixed))}: another mode may have other values of "
-                f"{', '.join(sorted(may_differ))}. Build a trainer with the rest."
-            )
-        shared = {name: settings.pop(name) for name in OPTIONS_OF_A_MODE if name in settings}
-        options = replace(self.options, **{"amp": None, "gradient_reduction": "auto", **shared})
-        _refuse_amp_without_effect(options.amp, self.loop.device)
-        self.check_finite()
-        for hook in self.hooks:
-            hook.check_mode(mode)
-        target._refuse_parts(self, options, **settings)
-        before = (type(self), self.options, self._settings)
-        self._change_to(target, options, settings)
-        self._switched_from = before
-        self._is_prepared = False
-
-    def _change_to(self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any]) -> None:
-        """Change the class to `target` and the options. Optimizer and hook state and the facts of forward are kept.
-
-        After a `UserError` the trainer is as before. Other errors may occur on one rank only, and then nothing can be
-        undone, because that is collective.
-        """
-        before = (type(self), self.options, self._settings)
-        layout, facts = self.layout, self.gradients.facts
-        state = self.optimizer_state.export()
-        tensors = [(hook, hook.tensors()) for hook in self.hooks]
-        self._end_mode()
-        try:
-            self._enter(target, options, settings, layout)
-        except UserError:
-            self._enter(*before, layout)
-            raise
-        finally:
-            self.gradients.facts = facts
-            self.optimizer_state.load(*state)
-            for hook, of_hook in tensors:
-                hook.load_tensors(of_hook)
-            self.loop.generation += 1
-
-    def _enter(
-        self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any], layout: Layout
-    ) -> None:
-        """Begin the mode of `target`. `layout`: the previous layout, which is kept if it also fits this mode."""
-        was_global = any(parameter.is_global for parameter in self.model.parameters())
-        is_global = target._needs_global_tensors(self.mesh, options)
-        if was_global and not is_global:
-            localize(self.model)
-        self.__class__ = target
-        self.options = options
-        self._settings = settings
-        self._take_layout(layout if layout.is_global == is_global == was_global else None)
-        self._begin_mode(**settings)
 
     def _lay_out(self) -> Layout:
         options = self.options
@@ -243,11 +152,6 @@ class ModelTrainer(TrainerBase):
             return []
         return self._model_plan.block_names(self.model)
 
-    @classmethod
-    def _needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:
-        """Return whether this mode lays the model out as global tensors on `mesh`."""
-        raise NotImplementedError
-
     def _warn_of_stock_dropout(self) -> None:
         names = find_unseeded_dropouts(self.model)
         if names and is_main_process():
@@ -256,6 +160,30 @@ class ModelTrainer(TrainerBase):
                 "libai.layers.Dropout instead: seeded, resumable, equal in both modes.",
                 ", ".join(names),
             )
+
+    # ------------------------------------------------------------------ defined or extended by a mode, with `update`
+
+    def _begin_mode(self, *args: Any, **settings: Any) -> None:
+        """Set all attributes that only this mode has. `settings`: arguments that only this mode accepts."""
+        raise NotImplementedError
+
+    def _end_mode(self) -> None:
+        """Move the optimizer state back to the optimizer, and undo this mode's changes to the model."""
+
+    def _refuse_parts(self, options: TrainOptions, **settings: Any) -> None:
+        """Raise `UserError` for an optimizer, a schedule or settings that this mode does not support."""
+
+    @classmethod
+    def _needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:
+        """Return whether this mode lays the model out as global tensors on `mesh`."""
+        raise NotImplementedError
+
+    def _build_step(self, micro_batches: list[Any]) -> None:
+        """Make the trainer ready for updates, for example by compiling."""
+        raise NotImplementedError
+
+    def reduce_gradients(self) -> None:
+        """Average the gradients over the data-parallel ranks, unless they already are averages. Collective."""
 
     # ------------------------------------------------------------------ setup before the first update
 
@@ -285,9 +213,9 @@ class ModelTrainer(TrainerBase):
         micro_batches = self.feed.peek()
         self.feed.items_per_iter = self._count_tokens(micro_batches)
         self._refuse_equal_batches(micro_batches)
-        iterations, reference = look_ahead(self)
+        iterations, reference = make_reference(self)
         if reference is not None:
-            self._learn(reference.facts)
+            self._use_facts(reference.facts)
             compare_on_mesh(self, iterations, reference)
             release_memory()  # a graph allocates its own
         self._build_step(micro_batches)
@@ -296,11 +224,7 @@ class ModelTrainer(TrainerBase):
         del reference  # it holds copies of weights and optimizer state
         release_memory()
 
-    def _build_step(self, micro_batches: list[Any]) -> None:
-        """Make the trainer ready for updates, for example by compiling."""
-        raise NotImplementedError
-
-    def _learn(self, facts: Facts) -> None:
+    def _use_facts(self, facts: Facts) -> None:
         """Store the side effects of forward and handle them. Collective."""
         self.gradients.facts = facts
         note = note_unsaved_buffers(self.model, facts.buffers)
@@ -349,27 +273,7 @@ class ModelTrainer(TrainerBase):
             return None
         return int(np.prod(first.shape)) * len(micro_batches) * self.mesh.data
 
-    # ------------------------------------------------------------------ overridden by eager and graph mode
-
-    def _eval_batch(self, batch: Batch, replicated: bool = False, everywhere: bool = False) -> Any:
-        """Run the model in eval mode on one micro-batch of this rank and return its outputs as local tensors.
-
-        `replicated`: every rank holds the same batch. Collective with global tensors. Then the
-        outputs are empty on pipeline stages that do not compute them, unless `everywhere` is set. With local tensors
-        the number of batches may differ between ranks.
-        """
-        layout = self.layout
-        lay_out = layout.lay_out_replicated_batch if replicated else layout.lay_out_batch
-        with flow.no_grad(), layout.source_ops():
-            try:
-                outputs = self.model(**lay_out(batch))
-            except Exception as error:
-                is_first = self.gradients.evaluated is None or self.gradients.evaluated[1] == 1
-                raise_forward_error(error, self.model, batch, is_first)
-                raise
-        num_samples = len(next(iter(batch.values())))
-        local = self.layout.local_output
-        return map_tensors(outputs, lambda tensor: local(tensor, num_samples, replicated, everywhere))
+    # ------------------------------------------------------------------ state and checks
 
     def state_dict(self) -> dict[str, Any]:
         """See `TrainerBase.state_dict`. Adds the state of optimizer, loss scale and schedule. Collective.
@@ -394,9 +298,6 @@ class ModelTrainer(TrainerBase):
         if self.lr_scheduler is not None and schedule is not None:
             load_scheduler_state(self.lr_scheduler, schedule, self.optimizer)
         self.loop.generation += 1
-
-    def reduce_gradients(self) -> None:
-        """Average the gradients over the data-parallel ranks, unless they already are averages. Collective."""
 
     def check_finite(self) -> None:
         """See `TrainerBase.check_finite`. Also checks the weights on all ranks and combines their batch statistics.
@@ -558,15 +459,111 @@ class ModelTrainer(TrainerBase):
             return self._outputs_of(batch, everywhere=True)[1]
 
     def _outputs_of(self, batch: Any, replicated: bool = False, everywhere: bool = False) -> tuple[Batch, Any]:
-        """Return the batch as tensors on this rank's device, and the model's outputs for it. See `_eval_batch`.
+        """Return the batch as tensors on this rank's device, and the model's outputs for it as local tensors.
 
-        Raises `IndexOutOfRange` if an id or a label is out of range.
+        `replicated`: every rank holds the same batch. Collective with global tensors. Then the outputs are empty on
+        pipeline stages that do not compute them, unless `everywhere` is set. With local tensors the number of batches
+        may differ between ranks. Raises `IndexOutOfRange` if an id or a label is out of range.
         """
-        gradients = self.gradients
+        gradients, layout = self.gradients, self.layout
         batch = gradients.name_inputs(batch)
         with gradients.index_check.watch([batch]):
             batch = gradients.to_device(batch)
-            return batch, self._eval_batch(batch, replicated, everywhere)
+            lay_out = layout.lay_out_replicated_batch if replicated else layout.lay_out_batch
+            with flow.no_grad(), layout.source_ops():
+                try:
+                    outputs = self.model(**lay_out(batch))
+                except Exception as error:
+                    is_first = gradients.evaluated is None or gradients.evaluated[1] == 1
+                    raise_forward_error(error, self.model, batch, is_first)
+                    raise
+        num_samples = len(next(iter(batch.values())))
+        local = layout.local_output
+        return batch, map_tensors(outputs, lambda tensor: local(tensor, num_samples, replicated, everywhere))
+
+    # ------------------------------------------------------------------ switching between modes
+
+    def switch_to(self, mode: str, **settings: Any) -> None:
+        """Continue training in `mode` from the current state, between two iterations. Collective.
+
+        Model, optimizer, schedule, loader and hooks stay the same. In a job of several processes the parameters become
+        local or global tensors. OneFlow 0.9's DDP leaves hooks on parameters that cannot be removed, so after it they
+        are replaced by new `Parameter` objects. Do not keep references to single parameters.
+
+        `settings`: arguments of the trainer of `mode`. `amp` and `gradient_reduction` are reset to their defaults.
+
+        If the model cannot be laid out for `mode`, the trainer stays in its old mode and raises the error. If it cannot
+        be compiled for `mode`, the next `prepare` (or `train`) returns to the old mode and raises the error.
+
+        Raises `NonFiniteLoss` instead of continuing with corrupted weights. Raises `UserError` for an unknown mode, for
+        a hook that cannot work in it, and for a trainer class of your own, because the other mode would not call its
+        methods.
+        """
+        if mode not in TRAINERS:
+            raise UserError(f"unknown mode {mode!r}: a run trains in {' or '.join(sorted(TRAINERS))} mode.")
+        if mode == self.mode:
+            return
+        target = TRAINERS[mode]
+        if type(self) is not TRAINERS[self.mode]:
+            raise UserError(
+                f"{type(self).__name__} cannot switch to {mode} mode, because that mode would not call its "
+                f"overridden methods. Use hooks instead, or train a {target.__name__} from a checkpoint."
+            )
+        may_differ = arguments_of(mode).union(OPTIONS_OF_A_MODE)
+        fixed = settings.keys() - may_differ
+        if fixed:
+            raise UserError(
+                f"switch_to({mode!r}) cannot set {', '.join(sorted(fixed))}: another mode may have other values of "
+                f"{', '.join(sorted(may_differ))}. Build a trainer with the rest."
+            )
+        shared = {name: settings.pop(name) for name in OPTIONS_OF_A_MODE if name in settings}
+        options = replace(self.options, **{"amp": None, "gradient_reduction": "auto", **shared})
+        _refuse_amp_without_effect(options.amp, self.loop.device)
+        self.check_finite()
+        for hook in self.hooks:
+            hook.check_mode(mode)
+        target._refuse_parts(self, options, **settings)
+        before = (type(self), self.options, self._settings)
+        self._change_to(target, options, settings)
+        self._switched_from = before
+        self._is_prepared = False
+
+    def _change_to(self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any]) -> None:
+        """Change the class to `target` and the options. Optimizer and hook state and the facts of forward are kept.
+
+        After a `UserError` the trainer is as before. Other errors may occur on one rank only, and then nothing can be
+        undone, because that is collective.
+        """
+        before = (type(self), self.options, self._settings)
+        layout, facts = self.layout, self.gradients.facts
+        state = self.optimizer_state.export()
+        tensors = [(hook, hook.tensors()) for hook in self.hooks]
+        self._end_mode()
+        try:
+            self._enter_mode(target, options, settings, layout)
+        except UserError:
+            self._enter_mode(*before, layout)
+            raise
+        finally:
+            self.gradients.facts = facts
+            self.optimizer_state.load(*state)
+            for hook, of_hook in tensors:
+                hook.load_tensors(of_hook)
+            self.loop.generation += 1
+
+    def _enter_mode(
+        self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any], layout: Layout
+    ) -> None:
+        """Begin the mode of `target`. `layout`: the previous layout, which is kept if it also fits this mode."""
+        was_global = any(parameter.is_global for parameter in self.model.parameters())
+        is_global = target._needs_global_tensors(self.mesh, options)
+        if was_global and not is_global:
+            localize(self.model)
+        self.__class__ = target
+        self.options = options
+        self._settings = settings
+        self._set_up_model(layout if layout.is_global == is_global == was_global else None)
+        self._begin_mode(**settings)
 
 
 def _refuse_amp_without_effect(amp: str | None, device: str) -> None:

@@ -111,6 +111,18 @@ def test_hooks_run_by_priority_and_within_one_by_registration(mode):
     assert order == ["early", "first", "second", "late"]
 
 
+def test_a_hook_registered_by_a_hook_is_called_from_the_next_iteration_on(mode):
+    trainer, calls = make_trainer(mode), []
+
+    def register(t):
+        if t.iter == 0:
+            t.register_hooks([Recorder(calls)])
+
+    trainer.register_hooks([CallbackHook(after_step=register)])
+    trainer.train(0, 2)
+    assert calls == ["before_step 1", "after_step 1", "after_train"]
+
+
 def test_hooks_keep_no_trainer_alive(mode):
     trainer = make_trainer(mode)
     hook = Recorder([])

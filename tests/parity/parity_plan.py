@@ -78,7 +78,7 @@ def controls() -> Iterator[Planned]:
 
 def no_rehearsal() -> AbstractContextManager[Any]:
     """Disable the rehearsal, which would detect the wrong training and use global tensors instead."""
-    return mock.patch.object(trainer_module, "look_ahead", lambda _: ([], None))
+    return mock.patch.object(trainer_module, "make_reference", lambda _: ([], None))
 
 
 @contextmanager

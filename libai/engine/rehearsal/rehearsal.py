@@ -48,7 +48,7 @@ class NotTheSame(UserError):
     """The trainer would not make the same updates as a plain eager loop."""
 
 
-def look_ahead(trainer: Any) -> tuple[Iterations, Reference | None]:
+def make_reference(trainer: Any) -> tuple[Iterations, Reference | None]:
     """Return the batches of the next iterations, and the reference made with them. Collective.
 
     The reference is None if nothing needs it, or if the updates could not be undone. The latter is logged.

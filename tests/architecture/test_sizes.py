@@ -16,10 +16,10 @@ from size import sizes  # noqa: E402  (tools/ is not a package)
 #: maximum number of syntax nodes (docs/dev/decisions/0022-size.md); lower a number in the commit that makes its folder
 #: smaller
 MOST_NODES = {
-    "libai": 239_300,
+    "libai": 240_000,
     "libai/engine libai/forward": 70_000,
     "libai/config libai/launch libai/cli libai/benchmark libai/checkpoint libai/utils": 75_000,
-    "tests": 222_950,
+    "tests": 226_000,
 }
 MOST_FILES = {"libai": 250, "tests": 306}
 MOST_LINES_OF_A_FILE = 600

@@ -13,14 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # works from a clone, without installation
 
-from libai.launch.guard import guarded_main
-
-
-def main() -> int:
-    from libai.cli.commands.benchmark import run
-
-    return run(sys.argv[1:])
-
+from libai.cli.main import main
 
 if __name__ == "__main__":
-    guarded_main(main)
+    sys.argv.insert(1, "benchmark")
+    main()

@@ -1,7 +1,7 @@
 """The command `libai SUBCOMMAND …`, or `python -m libai`, and its table of subcommands.
 
-To add a subcommand, write a file in libai/cli/commands with `run(arguments) -> exit code` and add a line to `GROUPS`.
-A module is imported only when its subcommand runs, which keeps `libai --help` as fast as Python's own start.
+To add a subcommand, write a file of its name in libai/cli/commands with `run(arguments) -> exit code`, and add a line
+to `GROUPS`. A module is imported only when its subcommand runs, which keeps `libai --help` as fast as Python's start.
 """
 
 from __future__ import annotations
@@ -12,49 +12,45 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from libai import __version__
 from libai.launch.guard import TRACEBACK_FLAG, guarded_main
 from libai.utils.errors import UserError
 
-
-class Command(NamedTuple):
-    """A subcommand. The arguments after its name are passed to `function` of `module`."""
-
-    summary: str
-    module: str
-    function: str = "run"
-
-    def load(self) -> ModuleType:
-        """Import and return the module."""
-        return importlib.import_module(self.module)
-
-
-GROUPS: dict[str, dict[str, Command]] = {
+#: title in `libai --help` -> subcommand -> what it does
+GROUPS = {
     "Train": {
-        "train": Command("train a model from a config file", "libai.cli.training", "train"),
-        "resume": Command("continue a run from its newest checkpoint", "libai.cli.training", "resume"),
-        "eval": Command("evaluate a run, or a config with given weights", "libai.cli.training", "evaluate"),
+        "train": "train a model from a config file",
+        "resume": "continue a run from its newest checkpoint",
+        "eval": "evaluate a run, or a config with given weights",
     },
     "Look": {
-        "compare": Command("compare settings, metrics and curves of runs", "libai.cli.commands.compare"),
-        "doctor": Command("check that training works on this machine", "libai.cli.commands.doctor"),
+        "compare": "compare settings, metrics and curves of runs",
+        "doctor": "check that training works on this machine",
     },
     "Models and files": {
-        "predict": Command("predict for samples in a file or a dataset", "libai.cli.commands.predict"),
-        "generate": Command("continue text with a language model", "libai.cli.commands.generate"),
-        "checkpoint": Command("list, verify, compare, convert checkpoints", "libai.cli.commands.checkpoint"),
-        "hf": Command("import, export, verify Hugging Face weights", "libai.cli.commands.hf"),
-        "preprocess": Command("turn text into token files for training", "libai.cli.commands.preprocess"),
+        "predict": "predict for samples in a file or a dataset",
+        "generate": "continue text with a language model",
+        "checkpoint": "list, verify, compare, convert checkpoints",
+        "hf": "import, export, verify Hugging Face weights",
+        "preprocess": "turn text into token files for training",
     },
     "Prove and measure": {
-        "parity": Command("prove that eager and graph mode train the same", "libai.cli.commands.parity"),
-        "verify-resume": Command("prove that a config resumes exactly", "libai.cli.commands.verify_resume"),
-        "benchmark": Command("measure training speed in both modes", "libai.cli.commands.benchmark"),
+        "parity": "prove that eager and graph mode train the same",
+        "verify-resume": "prove that a config resumes exactly",
+        "benchmark": "measure training speed in both modes",
     },
 }
-COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+COMMANDS = [name for group in GROUPS.values() for name in group]
+#: subcommand in libai/cli/training.py -> its function
+_TRAINING = {"train": "train", "resume": "resume", "eval": "evaluate"}
+
+
+def module_of(name: str) -> ModuleType:
+    """Import and return the module of a subcommand."""
+    file = "training" if name in _TRAINING else f"commands.{name.replace('-', '_')}"
+    return importlib.import_module(f"libai.cli.{file}")
 
 
 def usage() -> str:
@@ -62,7 +58,7 @@ def usage() -> str:
     lines = ["usage: libai COMMAND [arguments]", ""]
     for title, commands in GROUPS.items():
         lines.append(f"{title}:")
-        lines += [f"  {name:<14} {command.summary}" for name, command in commands.items()]
+        lines += [f"  {name:<14} {summary}" for name, summary in commands.items()]
         lines.append("")
     return "\n".join([*lines, "First run: libai train mlp_digits", "Flags of a command: libai COMMAND --help"])
 
@@ -80,11 +76,10 @@ def dispatch(words: Sequence[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(COMMANDS)}."
         raise UserError(f"{name}: unknown command. {hint}")
-    command = COMMANDS[name]
     sys.argv = [f"libai {name}", *arguments]  # for usage messages and for the command that a run records
     if name != "train":  # `train` handles the flag itself and lists it in its help
         arguments = [word for word in arguments if word != TRACEBACK_FLAG]
-    return getattr(command.load(), command.function)(arguments)
+    return getattr(module_of(name), _TRAINING.get(name, "run"))(arguments)
 
 
 def main() -> NoReturn:

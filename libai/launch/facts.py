@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from libai import __version__
 from libai.launch.runtime import installed_version
 from libai.native.kernels import kernels_in_use
 from libai.patches.openblas import openblas_in_use, threads_in_use
@@ -31,11 +32,11 @@ def collect_env() -> dict[str, Any]:
     variables that are known to matter are included.
     """
     return {
-        "libai": _version("libai"),
+        "libai": __version__,
         "python": platform.python_version(),
         "executable": sys.executable,
         "oneflow": _oneflow(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: installed_version(name) for name in _PACKAGES},
         "machine": _machine(),
         "cuda": _cuda(),
         "git": git_state(Path.cwd()),
@@ -47,12 +48,6 @@ def collect_env() -> dict[str, Any]:
             if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
         },
     }
-
-
-def _version(package: str) -> str | None:
-    if package == "libai":  # a clone is not listed among the installed packages
-        return getattr(sys.modules.get("libai"), "__version__", None)
-    return installed_version(package)
 
 
 def _oneflow() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import jobs
 import pytest
 from hf_folders import with_tokenizer
 
-from libai.cli.main import COMMANDS, usage
+from libai.cli.main import COMMANDS, module_of, usage
 
 pytestmark = pytest.mark.e2e
 
@@ -21,7 +21,7 @@ SHORT = ["train.train_iter=2", "train.evaluation.eval_period=2", "train.evaluati
 
 
 def examples() -> list[str]:
-    texts = [usage(), *(command.load().__doc__ or "" for command in COMMANDS.values())]
+    texts = [usage(), *(module_of(name).__doc__ or "" for name in COMMANDS)]
     return list(dict.fromkeys(first or second for text in texts for first, second in EXAMPLE.findall(text)))
 
 

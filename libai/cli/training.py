@@ -10,7 +10,7 @@ from libai.cli import launch
 from libai.launch import external
 from libai.launch.installation import shipped_configs
 from libai.launch.job import TRAINING
-from libai.utils.atomic import read_json
+from libai.utils.atomic import config_of_run, read_json
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 
@@ -42,9 +42,7 @@ def resume(arguments: Sequence[str]) -> int:
 
 def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
     """Start the run in `folder` again from its newest checkpoint."""
-    config = folder / "config.yaml"
-    if not config.is_file():
-        raise UserError(f"{folder} does not contain a run: it has no config.yaml. Give the output folder of a run.")
+    config = config_of_run(folder)
     # an evaluation of given weights continues nothing
     has_weights = "--eval-only" in words and any(word.startswith("train.load_weight") for word in words)
     words = [f"train.output_dir={folder}", *([] if has_weights else ["--resume"]), *words]

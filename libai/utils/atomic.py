@@ -1,4 +1,4 @@
-"""Write files atomically, and explain errors of full disks."""
+"""Write files atomically, read the small files of a run, and explain errors of full disks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from libai.utils.errors import UserError
 from libai.utils.sizes import format_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -41,6 +42,14 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` in UTF-8 by `atomic_write_bytes`."""
     atomic_write_bytes(path, text.encode())
+
+
+def config_of_run(folder: Path) -> Path:
+    """Return the config file in the output folder of a run. Raises `UserError` if there is none."""
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise UserError(f"{folder} does not contain a run: it has no config.yaml. Give the output folder of a run.")
+    return file
 
 
 def read_json(path: Path) -> dict[str, Any]:

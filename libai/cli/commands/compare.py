@@ -16,7 +16,7 @@ import yaml
 
 from libai.cli.commands.page import Curves, page_of
 from libai.config.lazy_config import flatten
-from libai.utils.atomic import atomic_write_text, read_json
+from libai.utils.atomic import atomic_write_text, config_of_run, read_json
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 from libai.utils.screen import format_table
@@ -89,9 +89,7 @@ def build_parser() -> Parser:
 
 def read_record(run: Path) -> Record:
     """Read the output folder of a run, which may still be training. Raises `UserError` if it holds no run."""
-    file = run / "config.yaml"
-    if not file.is_file():
-        raise UserError(f"{run} does not contain a run: it has no config.yaml. Give the output folder of a run.")
+    file = config_of_run(run)
     try:
         settings = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -18,6 +18,7 @@ from libai.engine.run import build
 from libai.engine.run.modes import first_mode
 from libai.engine.trainer import TRAINERS
 from libai.parallel import Layout, Mesh
+from libai.utils.atomic import config_of_run
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
@@ -65,15 +66,14 @@ class Predictor:
         run averaged its weights (`train.ema`), the model has the averages, as in the evaluations of the run.
         """
         folder = Path(folder)
-        if not (folder / "config.yaml").is_file():
-            raise UserError(f"{folder} does not contain a run: it has no config.yaml. Give the output folder of a run.")
+        file = config_of_run(folder)
         if get_world_size() == 1:
             overrides = [
                 *(f"train.dist.{name}=1" for name in _ALONE),
                 "train.zero_optimization.enabled=false",
                 *overrides,
             ]
-        config: Any = load_config(folder / "config.yaml", overrides, get_world_size())
+        config: Any = load_config(file, overrides, get_world_size())
         device = default_device(config.train.device)
         mode = mode or first_mode(config, device)[0]
         if mode not in TRAINERS:

@@ -151,6 +151,8 @@ class StopRequest:
                 yield
             finally:
                 limit.cancel()
+                self._code = 0  # in a notebook, training may continue after a stop
+                self._interrupts = Interrupts()
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         asked_before = self._code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import contract_runs
 import jobs
@@ -11,6 +12,8 @@ import pytest
 from contract_runs import weights
 
 from libai.engine import NonFiniteLoss
+from libai.engine.hooks import CallbackHook
+from libai.launch import guard, stop
 
 
 def other(mode):
@@ -56,6 +59,23 @@ def test_training_stops_early_when_the_metric_stalls(mode, tmp_path):
     found = json.loads((tmp_path / "summary.json").read_text())
     assert found["status"] == "stopped" and found["iterations"] == run.trainer.completed_iters
     assert (tmp_path / "checkpoints" / f"iter_{run.trainer.completed_iters:07d}").is_dir()
+
+
+def test_training_continues_after_interrupts_in_the_same_process(mode, tmp_path, monkeypatch):
+    """As in a notebook. An interrupt of the continued training is again a first one, which does not end the process."""
+    monkeypatch.setattr(guard, "SAME_SIGNAL_SECONDS", 1e-9)
+    monkeypatch.setattr(stop.os, "kill", lambda *arguments: pytest.fail("the process would have ended"))
+    run = contract_runs.make_run(tmp_path, mode)
+    interrupted = CallbackHook(after_step=lambda trainer: trainer.iter in (2, 4) and signal.raise_signal(signal.SIGINT))
+    run.trainer.register_hooks([interrupted])
+    for done in (3, 5):
+        with pytest.raises(stop.StoppedFromOutside):
+            run.train()
+        assert run.trainer.completed_iters == done
+    assert run.train().iterations == 8
+    plain = contract_runs.train(tmp_path / "plain", mode)
+    assert jobs.read_column(tmp_path) == jobs.read_column(tmp_path / "plain")
+    assert all(np.array_equal(a, b) for a, b in zip(weights(run).values(), weights(plain).values()))
 
 
 @pytest.mark.promise

@@ -258,15 +258,15 @@ def _traceback(error: BaseException) -> str:
     The traceback shows only the frames in the user's files if there are any.
     """
     found = traceback.TracebackException.from_exception(error)
-    is_shortened = False
+    parts = [found]
+    while part := parts[-1].__cause__ or parts[-1].__context__:
+        parts.append(part)
+    frames = [frame for part in parts for frame in part.stack]
+    users = [frame for frame in frames if not any(path in frame.filename for path in NOT_USERS)]
     shows_all = TRACEBACK_FLAG in sys.argv or TRACEBACK_VARIABLE in os.environ
-    part: traceback.TracebackException | None = found
-    while part is not None and not shows_all:
-        users = [frame for frame in part.stack if not any(path in frame.filename for path in NOT_USERS)]
-        if users and len(users) < len(part.stack):
-            part.stack[:] = users
-            is_shortened = True
-        part = part.__cause__ or part.__context__
+    is_shortened = 0 < len(users) < len(frames) and not shows_all
+    for part in parts if is_shortened else ():
+        part.stack[:] = [frame for frame in part.stack if frame in users]
     iteration, phase = getattr(error, "left_iteration", None), getattr(error, "left_phase", None)
     where = "" if iteration is None else f" in iteration {iteration}"
     if phase not in (None, "train"):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -79,6 +82,28 @@ def run(command: list[str], *, cwd: str | Path = ROOT, timeout: float = 150, **e
         late = Finished(process.returncode, out, err)
         raise AssertionError(f"{' '.join(command)} did not end within {timeout:g} s: {late}") from None
     return Finished(process.returncode, out, err)
+
+
+def in_terminal(command: list[str], columns: int = 80, **environment: str) -> str:
+    """Run `command`, whose stdout and stderr are a terminal, and return what it wrote. If it fails, the test fails."""
+    master, slave = pty.openpty()
+    variables = clean_environment(TERM="xterm", COLUMNS=str(columns), PYTHONPATH=str(ROOT), **environment)
+    with subprocess.Popen(command, stdout=slave, stderr=slave, stdin=slave, env=variables) as job:
+        os.close(slave)
+        chunks = []
+        with contextlib.suppress(OSError):  # Linux raises it when the other end is closed
+            while chunk := os.read(master, 65536):
+                chunks.append(chunk)
+        os.close(master)
+    written = b"".join(chunks).decode()
+    assert job.returncode == 0, written
+    return written
+
+
+def rows_of(written: str) -> list[str]:
+    """Return the rows that a terminal shows after what `in_terminal` returns: a row may have been erased and reused."""
+    rows = [re.split(r"\x1b\[2?K", row)[-1] for row in written.split("\n")]
+    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", row) for row in rows]
 
 
 def last_line(code: str, **environment: str) -> str:

@@ -23,7 +23,7 @@ from libai.launch.rank import end_with_parent, output_file
 from libai.launch.supervisor import Rank, Supervisor
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, UserError
-from libai.utils.screen import say
+from libai.utils.screen import is_terminal, say
 
 # On several machines, oneflow's heartbeat takes up to 13 s to report a failure to the other ranks and end them.
 MULTI_NODE_RESTART_SECONDS = 20.0
@@ -66,9 +66,12 @@ class Job:
         return self.file in (TRAINING, str(TRAIN_NET))
 
     def announce(self, text: str) -> None:
-        """Print what the user is waiting for, unless a flag suppresses it or the program is not libai's own."""
+        """Print what the user is waiting for, unless a flag suppresses it or the program is not libai's own.
+
+        On a terminal, the next output replaces it.
+        """
         if self.is_training and SILENT.isdisjoint(self.arguments):
-            say(f"libai: {text}")
+            say(f"libai: {text}", end="" if is_terminal(sys.stderr) else "\n")
 
     def announce_start(self) -> None:
         """Print the config and the number of processes immediately, because importing oneflow takes seconds."""
@@ -193,24 +196,9 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
             job = replace(job, port=new_port())
         new = _checkpoints(job) - before  # do not resume from checkpoints of an earlier run
         if new:
-            job = replace(job, arguments=(*_without_resume(job.arguments), "--resume"))
+            job = replace(job, arguments=(*job.arguments, "--resume", "--reset="))  # the last value of a flag counts
         start = f"from {max(new)[0]}" if new else "as before, with the same arguments"
         say(f"launch: starting again {start}; {restarts_left} restarts left.")
-
-
-def _without_resume(arguments: Sequence[str]) -> list[str]:
-    """Return `arguments` without `--resume`, `--reset` and their values."""
-    rest = []
-    has_value = False
-    for word in arguments:
-        flag, equals, _ = word.partition("=")
-        if has_value and not equals and not word.startswith(("-", "~", "+")):
-            has_value = False
-            continue
-        has_value = word in ("--resume", "--reset")
-        if flag not in ("--resume", "--reset"):
-            rest.append(word)
-    return rest
 
 
 def _checkpoints(job: Job) -> set[tuple[str, int]]:

@@ -26,6 +26,7 @@ from libai.launch.guard import TRACEBACK_FLAG, TRACEBACK_VARIABLE, guarded_main
 from libai.launch.installation import make_importable
 from libai.utils import rank_notes
 from libai.utils.rank_notes import RankState
+from libai.utils.screen import CLEAR
 
 #: asks a rank for its stacks; a real-time signal, because users and schedulers may use SIGUSR1 and SIGUSR2
 STACK_SIGNAL = signal.SIGRTMIN + 3
@@ -60,7 +61,9 @@ def main(output_folder: str, is_training: str, file: str, *arguments: str) -> No
         state.status, state.ended_at = os.waitstatus_to_exitcode(ended), time.time()
         os._exit(0)  # a failure code would make OneFlow's launcher end the other ranks before they report
     end_with_parent(parent)
-    if rank > 0:
+    if rank == 0:
+        _replace_open_line(state)
+    else:
         _redirect(output_file(output_folder, rank), (1, 2) if output_folder != folder else (2,))
     # These files stay open as long as the process runs.
     stack, crash = (open(Path(folder, f"{name}_{rank}"), "w") for name in ("stack", "crash"))  # noqa: SIM115
@@ -73,6 +76,19 @@ def main(output_folder: str, is_training: str, file: str, *arguments: str) -> No
         words.remove(TRACEBACK_FLAG)
         os.environ[TRACEBACK_VARIABLE] = "1"
     guarded_main(lambda: _run(file, words))
+
+
+def _replace_open_line(state: RankState) -> None:
+    """Replace the launcher's line about the start when the program prints to stdout."""
+    write = sys.stdout.write
+
+    def clear_and_write(text: str) -> int:
+        if state.open_line > 0:
+            write(CLEAR)
+        state.open_line = 0 if text.endswith("\n") else -1
+        return write(text)
+
+    sys.stdout.write = clear_and_write  # type: ignore[method-assign]
 
 
 def _redirect(path: Path, descriptors: tuple[int, ...]) -> None:

@@ -36,7 +36,7 @@ from libai.launch.rank import ask_for_stacks, read_stack
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
 from libai.utils.rank_notes import OUTPUT_DIR, RankState
-from libai.utils.screen import say, say_error
+from libai.utils.screen import is_terminal, say, say_error
 
 POLL_SECONDS = 0.05
 #: maximum time between two checks of the ranks that counts as time without progress
@@ -45,15 +45,16 @@ WATCH_SECONDS = 1.0
 REPORT_SECONDS = 1.5
 # oneflow aborts a rank that has lost another, at once or within this time.
 CONSEQUENCE_SECONDS = 1.0
-#: A phase before the first iteration that takes longer is announced if it is in `SLOW_PHASES`. The time doubles with
-#: each announcement, so a busy machine does not fill the screen with them.
+#: without a terminal, what a start is waiting for is printed only if the start takes longer
 SLOW_SECONDS = 2.0
-SLOW_PHASES = {
-    "": "importing oneflow and the config",
+#: phase before the first iteration -> what the start is waiting for
+WAITS = {
+    "import": "importing oneflow and the config",
     "meet": "importing oneflow, which waits for the other ranks",
     "build": "building data and model",
-    "train": "rehearsing the first updates",
+    "prepare": "rehearsing the first updates",
     "compile": "compiling the graph",
+    "compare": "timing both modes",
 }
 ERRORS_FOLDER = "errors"
 _TAIL_LINES = 60
@@ -168,7 +169,7 @@ class Rank:
     def where(self) -> str:
         """Return its progress as text: `after iteration 3, in the phase 'save', at File …`."""
         done = f"after iteration {self.state.iteration}" if self.state.iteration else "before the first iteration"
-        phase = f", in the phase {self.phase!r}" if self.phase not in ("", "train") else ""
+        phase = f", in the phase {self.phase!r}" if self.phase not in ("", "import", "train") else ""
         # A rank that oneflow aborted because it lost another rank was not asked for its stack.
         frame = self.frame() or self.frame("crash")
         return f"{done}{phase}, {f'at {frame}' if frame else 'and did not answer'}"
@@ -201,9 +202,8 @@ class Supervisor:
     _interrupts: Interrupts = field(default_factory=Interrupts)
     _kill_at: float = float("inf")
     _rest: bytes = b""
-    _phase: str = ""
-    _phase_began: float = field(default_factory=time.monotonic)
-    _slow_phases: dict[str, str] = field(default_factory=lambda: dict(SLOW_PHASES))
+    _began: float = field(default_factory=time.monotonic)
+    _announced: list[str] = field(default_factory=list)
 
     def run(self) -> int:
         """Wait until all ranks have ended, report a failure, and return the exit code of the job."""
@@ -265,7 +265,7 @@ class Supervisor:
         while len(ended) < len(self.ranks) and time.monotonic() < self._kill_at:
             self._pass_stop_on()
             self._filter_stderr(POLL_SECONDS)
-            self._announce_slow_phase()
+            self._announce_wait()
             is_launcher_gone = self.launcher.poll() is not None  # checked before the ranks
             before, looked_at = looked_at, time.monotonic()
             for rank in self.ranks:
@@ -275,19 +275,25 @@ class Supervisor:
                     ended.append(rank)
                     self._note_end(rank)
 
-    def _announce_slow_phase(self) -> None:
-        """Print once what the start is waiting for, according to the phase of the first rank."""
+    def _announce_wait(self) -> None:
+        """Print what the start is waiting for, according to the phase of the first rank, each text once.
+
+        On a terminal it is one line with the seconds so far, which the next output replaces. A line that the rank has
+        not finished is left alone.
+        """
         state = self.ranks[0].state
-        if self.announce is None or state.iteration or self.stop_signal is not None:
+        text = WAITS.get(state.phase.decode())
+        is_over = state.iteration or state.open_line < 0 or self.stop_signal is not None
+        if self.announce is None or text is None or is_over:
             return
-        phase = state.phase.decode()
-        if phase != self._phase:
-            self._phase = phase
-            self._phase_began = time.monotonic()
-            return
-        patience = SLOW_SECONDS * 2 ** (len(SLOW_PHASES) - len(self._slow_phases))
-        if phase in self._slow_phases and time.monotonic() > self._phase_began + patience:
-            self.announce(self._slow_phases.pop(phase))
+        seconds = int(time.monotonic() - self._began)
+        is_live = is_terminal(sys.stderr)
+        if is_live:
+            text += f" ({seconds} s)"
+        if text not in self._announced and (is_live or seconds >= SLOW_SECONDS):
+            self._announced.append(text)
+            state.open_line = int(is_live)
+            self.announce(text)
 
     def _note_end(self, rank: Rank) -> None:
         if rank.code == EXIT_RESUMABLE:  # other ranks may still be writing their part of the checkpoint
@@ -326,12 +332,18 @@ class Supervisor:
         """Forward what the ranks write to stderr, waiting up to `seconds` for it. Return False if there was nothing."""
         pipe = self.launcher.stderr
         if not select.select([] if pipe is None else [pipe], [], [], seconds)[0] or pipe is None:
-            _write_stderr(self._rest)  # an unfinished line, such as a progress bar
-            self._rest = b""
+            if self._rest:  # an unfinished line, such as a progress bar
+                self.ranks[0].state.open_line = -1
+                _write_stderr(self._rest)
+                self._rest = b""
             return False
         chunk = os.read(pipe.fileno(), 65536)
         lines, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
-        _write_stderr(rank_notes.drop_harmless(lines + newline))
+        text = rank_notes.drop_harmless(lines + newline)
+        if text and self.ranks[0].state.open_line > 0:
+            self.ranks[0].state.open_line = 0
+            say("", end="")
+        _write_stderr(text)
         if not chunk:
             self.launcher.stderr = None
         return bool(chunk)
@@ -378,7 +390,7 @@ class Supervisor:
         first = self.first_failure(code)
         self._keep_errors()
         if not first.note:
-            sys.stderr.write(first.read_output())
+            say(first.read_output(), end="")
         for rank in self.ranks if first.waited_in_vain else ():
             if rank is not first:
                 say(f"launch: rank {rank.number} was {rank.where()}.")

@@ -91,6 +91,7 @@ class RankState(ctypes.Structure):
         ("ended_at", ctypes.c_double),  # time in seconds since 1970; 0 while it runs
         ("status", ctypes.c_int64),  # exit code, or minus the signal that ended it
         ("hung_seconds", ctypes.c_double),  # if it was ended because it hung: the limit in seconds
+        ("open_line", ctypes.c_int64),  # unfinished line on the terminal: 1 the launcher's, -1 the rank's, 0 none
     )
 
 
@@ -120,6 +121,7 @@ def begin_rank(state: RankState, is_training: bool) -> None:
     """Make this process the rank that `state` describes."""
     _Own.folder, _Own.state = os.environ[NOTES_VARIABLE], state
     state.limit = _Own.limit = read_limit(START_LIMIT, DEFAULT_START_SECONDS) if is_training else 0.0
+    state.phase = b"import"
     state.pid = os.getpid()
 
 

@@ -10,6 +10,8 @@ from typing import TextIO
 
 from libai.utils.errors import describe_error
 
+#: removes an unfinished line, such as a progress bar, from a terminal
+CLEAR = "\r\x1b[K"
 _COLOURS = {"warning": 33, "error": 31, "critical": 31}
 
 
@@ -27,13 +29,13 @@ def coloured(level: str, stream: TextIO) -> str:
     return f"\x1b[{_COLOURS[level]}m{level}\x1b[0m" if shows and level in _COLOURS else level
 
 
-def say(text: str) -> None:
-    """Write a message to stderr and colour a leading level. On a terminal, it replaces a progress bar."""
+def say(text: str, end: str = "\n") -> None:
+    """Write a message to stderr and colour a leading level. On a terminal, it replaces an unfinished line."""
     level, colon, rest = text.partition(": ")
     if colon and level in _COLOURS:
         text = f"{coloured(level, sys.stderr)}: {rest}"
-    clear = "\r\x1b[K" if is_terminal(sys.stderr) else ""
-    print(f"{clear}{text}", file=sys.stderr, flush=True)
+    clear = CLEAR if is_terminal(sys.stderr) else ""
+    print(f"{clear}{text}", end=end, file=sys.stderr, flush=True)
 
 
 def say_error(text: str, exit_code: int) -> None:

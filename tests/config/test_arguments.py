@@ -57,6 +57,7 @@ def test_a_range_of_rates_may_follow_find_lr(argv, asked):
         (["exp.py", "train.seed=1", "--resume=out/a"], "out/a", ()),
         (["--config-file", "exp.py", "--resume", "out/a", "--reset", "optimizer,data"], "out/a", ("optimizer", "data")),
         (["exp.py", "--resume", "--reset=schedule"], True, ("schedule",)),
+        (["exp.py", "--resume", "out/a", "--reset", "data", "--resume", "--reset="], True, ()),  # a restart
     ],
 )
 def test_resume_may_name_a_checkpoint_and_reset_parts(argv, resume, reset):

@@ -1,13 +1,12 @@
 import json
 import math
 import os
-import pty
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import jobs
 import pytest
 
 from libai.engine.events import console, writers
@@ -107,7 +106,7 @@ class TestConsole:
     def test_on_a_terminal_a_bar_moves_by_itself_below_the_lines(self):
         """In a real pseudo-terminal of 60 columns, with an iteration that only the host knows of."""
         program = (
-            "import time\n"
+            "import logging, time\n"
             "from libai.utils import rank_notes\n"
             "from libai.utils.logging import setup_logging\n"
             "from libai.engine.events import console\n"
@@ -122,16 +121,19 @@ class TestConsole:
             "writer.begin(7)\n"
             "with rank_notes.phase('compile'): wait()\n"
             f"writer.write(LogRecord(20, 200, {FULL!r}))\n"
+            "rank_notes.note_progress(29)\n"
+            "logging.getLogger('libai').info('saved 29')\n"
             "rank_notes.note_progress(31)\n"
             "wait()\n"
             "writer.close()\n"
         )
-        screen = _in_terminal(program)
+        screen = jobs.in_terminal([sys.executable, "-c", program], columns=60)
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
         line = "iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22"
         assert f"\r{line}\r\n" in shown, "the line has a row of its own, and no more than fits"
         assert re.search(r"compiling .*━ 7/200", shown) and "━ 0/200" not in shown
         assert re.search(r"train .*━ 31/200  loss 4.8249", shown), "between log points"
+        assert re.search(r"saved 29\r\n.*━ 29/200", shown), "the bar is not behind the line above it"
         assert "\x1b[?25l" not in screen, "a killed process leaves the cursor visible"
 
     def test_without_a_terminal_there_is_no_bar(self, capsys):
@@ -139,24 +141,6 @@ class TestConsole:
         writer.write(LogRecord(20, 200, FULL))
         writer.close()
         assert "━" not in capsys.readouterr().out
-
-
-def _in_terminal(program: str) -> str:
-    master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "60", "PYTHONPATH": str(REPO)}
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdout=slave, stdin=slave, stderr=subprocess.PIPE, env=environment) as job:
-        os.close(slave)
-        chunks = []
-        try:
-            while chunk := os.read(master, 65536):
-                chunks.append(chunk)
-        except OSError:  # Linux says so when the other end is closed
-            pass
-        os.close(master)
-        _, errors = job.communicate(timeout=60)
-    assert job.returncode == 0, errors.decode()
-    return b"".join(chunks).decode()
 
 
 class TestJSONLines:

@@ -66,6 +66,44 @@ def test_a_config_that_hangs_ends_the_start_with_its_line(sleeping, processes):
     assert any(f"{sleeping}" in line and "3" in line for line in result.errors), result
 
 
+#: a config that takes some seconds and prints complete and unfinished lines
+TALKING = """
+import sys, time
+from configs.mlp_digits import dataloader, graph, lr_scheduler, model, optim, train
+from libai.config import LazyCall
+from libai.models import MLP
+
+class Talking(MLP):
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        print("one printed line")
+        print("dots", end="", flush=True)
+        time.sleep(1.2)  # the line about the start changes every second
+        print(".")
+        print("a warning", file=sys.stderr)
+
+model._target_ = Talking
+train.train_iter = 40
+"""
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.dist)])
+def test_a_terminal_shows_few_lines_before_the_first_iteration(processes, tmp_path):
+    """The line about the start moves on by itself, and what the user prints is neither joined to it nor lost."""
+    config = tmp_path / "config.py"
+    config.write_text(TALKING)
+    words = [str(config), str(processes), "graph.enabled=auto", f"train.output_dir={tmp_path / 'out'}"]
+    written = jobs.in_terminal(["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, *words])
+    rows = jobs.rows_of(written)
+    start = rows[: next(number for number, row in enumerate(rows) if row.startswith("iter "))]
+    printed = ["one printed line", "dots.", "a warning"]
+    assert set(printed) <= set(start) and "libai: " not in "\n".join(rows)
+    ours = [row for row in start if row not in printed]
+    assert ours[0].startswith("graph.enabled=auto: graph takes") and len(ours) == 7, "an earlier run adds one line"
+    for text in ("starting config.py", "importing oneflow", "building data and model (", "rehearsing the first up"):
+        assert f"libai: {text}" in written
+
+
 def test_help_imports_neither_oneflow_nor_hydra():
     assert imported_by("--help") == []
 

@@ -61,9 +61,9 @@ class ConsoleWriter(Writer):
         if "train/loss" in record.scalars:
             self._step_ms.append(record.scalars.get("perf/step_ms", math.nan))
             fields = train_fields(record, median(self._step_ms))
-            logger.info("%s", "  ".join(fields.values()), extra={"screen": self._screen_line(record, fields)})
             numbers = "  ".join(fields[kind] for kind in ("loss", "rate", "eta") if kind in fields)
             self._show_bar(record.max_iter, logged=record.iter, numbers=numbers)
+            logger.info("%s", "  ".join(fields.values()), extra={"screen": self._screen_line(record, fields)})
         for line in format_eval_lines(record):
             logger.info("%s", line)
 
@@ -93,13 +93,17 @@ def _build_bar(max_iter: int) -> Any:
     from rich.progress import BarColumn, Progress, TextColumn
 
     class Bar(Progress):
-        def get_renderables(self) -> Any:
-            """Yield one frame with the current phase and iteration of the process."""
+        def get_renderable(self) -> Any:
+            """Return an object that rich renders again for each line above it, so the bar is never behind a line."""
+            return self
+
+        def __rich__(self) -> Any:
+            """Return one frame with the current phase and iteration of the process."""
             phase, iteration = own_progress()
-            for task in self.tasks:  # empty while the bar is being constructed
-                completed = max(iteration, task.fields["logged"])
-                self.update(task.id, completed=completed, description=_AT.get(phase, "train"))
-            yield from super().get_renderables()
+            (task,) = self.tasks
+            completed = max(iteration, task.fields["logged"])
+            self.update(task.id, completed=completed, description=_AT.get(phase, "train"))
+            return self.make_tasks_table(self.tasks)
 
     class CursorStays(Console):
         def show_cursor(self, show: bool = True) -> bool:

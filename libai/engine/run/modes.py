@@ -86,8 +86,9 @@ def _keep_the_faster(run: Any) -> None:
         return
     ratio, low, high = compare_speed(graph, eager, graph.feed.peek())
     seed_everything(run.seed, run.seed_offset)
-    interval = f"95 % interval {low:.2f} to {high:.2f}"
-    run.mode_reason = f"graph.enabled=auto: graph takes {ratio:.2f}x eager's time ({interval})"
+    run.mode_reason = (
+        f"graph.enabled=auto: graph takes {ratio:.2f}x eager's time (95 % interval {low:.2f} to {high:.2f})"
+    )
     if high >= 1:  # graph mode is not clearly faster, and eager mode is simpler
         _set_mode(run, "eager")
     if is_main_process():

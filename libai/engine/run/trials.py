@@ -22,6 +22,7 @@ from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
 from libai.utils.distributed import all_reduce, is_main_process
 from libai.utils.errors import UserError
+from libai.utils.rank_notes import phase
 
 logger = logging.getLogger("libai.engine")
 #: the loss counts as diverged above this multiple of its minimum, both smoothed
@@ -65,7 +66,6 @@ def dry_run(run: Any) -> None:
             run.checkpointer.check_can_save(with_hooks=False)
             done.append("the content of a checkpoint")
         if run.config.train.evaluation.enabled and run.test_loaders:
-            run.evaluate(max_batches=1)
             done.append(f"one evaluation batch of {', '.join(run.test_loaders)}")
     if is_main_process():
         memory = [f"{value:.2f} GiB" for value in memory_gb(trainer.loop.device).values()]
@@ -187,12 +187,12 @@ def find_lr_of_run(run: Any, words: str) -> LRCurve:
         atomic_write_text(path, json.dumps(content, indent=1))
         print(
             f"suggested rate: {curve.suggestion:.2e}, a tenth of the rate with the lowest loss of "
-            f"{len(curve.lrs)} updates\ncurve: {path}. All updates are undone.",
-            flush=True,
+            f"{len(curve.lrs)} updates\ncurve: {path}. All updates are undone."
         )
     return curve
 
 
+@phase("compare")
 def compare_speed(graph: ModelTrainer, eager: ModelTrainer, micro_batches: list[Any]) -> tuple[float, float, float]:
     """Return the time of an update of `graph` divided by the time of an update of `eager`.
 

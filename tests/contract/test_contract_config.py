@@ -53,8 +53,16 @@ def test_evaluation_is_tried_before_training(mode, tmp_path, caplog):
     assert all(np.array_equal(a, b) for a, b in zip(weights(run).values(), weights(plain).values()))
 
 
-def test_a_mistake_in_the_evaluation_shows_before_the_first_iteration(mode, tmp_path):
-    run = contract_runs.make_run(tmp_path, mode, "train.num_sanity_eval_batches=1")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "train.num_sanity_eval_batches=1",
+        "train.evaluation.eval_metric=null",
+        "train.extra_hooks=[{_target_: test_contract_config.HookOfTheConfig, value: 1.0}]",
+    ],
+)
+def test_a_mistake_in_the_evaluation_shows_before_the_first_iteration(setting, mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode, setting)
     run.evaluators["top"].labels_key = "labels"
     with pytest.raises(UserError, match="needs batch\\['labels'\\], but batch has \\['x', 'y'\\]"):
         run.train()

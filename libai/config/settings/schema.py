@@ -87,7 +87,9 @@ class Train:
     )
     detect_anomalous_params: bool = key(False, "Log the parameters that get no gradient in the first iteration.")
     num_sanity_eval_batches: int = key(
-        0, "Number of batches to evaluate before training, so that mistakes show early.", at_least=0
+        0,
+        "Number of batches to evaluate before training, so that mistakes show early. A run that evaluates tries one.",
+        at_least=0,
     )
     rehearse: int | None = key(
         None,

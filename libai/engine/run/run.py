@@ -316,8 +316,8 @@ class Run(build.Parts):
     def check_evaluation(self) -> None:
         """Evaluate the first batches of every test loader and discard the result (`train.num_sanity_eval_batches`).
 
-        A mistake in the evaluation then shows before the first hours of training. Also refuses a deciding metric that
-        the evaluation does not compute. Collective.
+        A mistake in the evaluation then shows before the first hours of training, so a run that evaluates tries at
+        least one batch. Also refuses a deciding metric that the evaluation does not compute. Collective.
         """
         num_batches = self.config.train.num_sanity_eval_batches
         if num_batches and not self.test_loaders:
@@ -325,12 +325,10 @@ class Run(build.Parts):
                 f"train.num_sanity_eval_batches={num_batches} has no data: dataloader.test has no dataset. Add one, "
                 "or set it to 0."
             )
-        # a hook may add its own metric; the metric is then looked up after the first evaluation
-        is_checked = self.metric is not None and not self.config.train.extra_hooks
-        if not is_checked and not num_batches:
+        if not (self.test_loaders and (num_batches or self.config.train.evaluation.enabled)):
             return
         metrics = self.evaluate(max(num_batches, 1))
-        if is_checked:
+        if self.metric is not None and not self.config.train.extra_hooks:  # a hook may add its own metric later
             refuse_unknown(f"eval/{self.metric}", metrics)
         if num_batches and is_main_process():
             logger.info("evaluation works: tested on %d batch(es) of %s", num_batches, ", ".join(self.test_loaders))

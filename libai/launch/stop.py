@@ -151,7 +151,7 @@ class StopRequest:
                 yield
             finally:
                 limit.cancel()
-                self._code = 0  # in a notebook, training may continue after a stop
+                self._code = 0  # training may continue after a stop, as in a notebook
                 self._interrupts = Interrupts()
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:

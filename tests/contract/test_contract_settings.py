@@ -24,7 +24,8 @@ def test_eval_iter_limits_the_batches_of_each_dataset(tmp_path, mode, eval_iter,
     original = evaluator.process
     evaluator.process = lambda batch, outputs: seen.append(1) or original(batch, outputs)
     run.train()
-    assert len(seen) == count  # val has 19 samples in batches of 8, other 13
+    # val has 19 samples in batches of 8, other 13; one batch of each is tried before training
+    assert len(seen) == count + 2
 
 
 def test_the_profiler_writes_its_window(tmp_path, mode):

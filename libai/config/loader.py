@@ -268,8 +268,10 @@ def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
 
 
 def _hint(error: Any) -> str:
-    """Suggest the nearest name for a misspelt variable or attribute."""
+    """Suggest the nearest name for a misspelt variable or attribute, or the page for a name of LiBai."""
     name = str(getattr(error, "name", ""))
+    if isinstance(error, ImportError) and name.partition(".")[0] == "libai":
+        return " If it is LiBai's, docs/migrate/from_libai.md has its replacement."
     if isinstance(error, NameError):
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         return did_you_mean(name, {**frame.f_globals, **frame.f_locals})

@@ -104,9 +104,10 @@ def read_array(container: Mapping[str, Any], key: str, where: str, evaluator: Ev
     Raises `EvaluatorError` with the available keys if the key is missing.
     """
     if container.get(key) is None:
+        argument = next((name for name, value in vars(evaluator).items() if value == key), "an argument")
         raise EvaluatorError(
-            f"{type(evaluator).__name__} needs {where}[{key!r}], but {where} has {sorted(container)}: add it "
-            "(outputs: in eval mode), or pass another key to the evaluator."
+            f"{type(evaluator).__name__} needs {where}[{key!r}], but {where} has {sorted(container)}: name one of them "
+            f"with {argument}=... of the evaluator, or add the key (outputs: in eval mode)."
         )
     return to_numpy(container[key])
 

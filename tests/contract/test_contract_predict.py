@@ -48,6 +48,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         "other.jsonl": '{"z": [1.0]}\n',
         "holes.csv": "x,y\n1,2\n,2\n",
         "narrow.jsonl": '{"x": [1.0], "y": 0}\n',
+        "label.csv": "a,b,c,d,e,f,g,h,y\n1,1,1,1,1,1,1,1,9\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -64,6 +65,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "-i", "other.jsonl"], "the file has the columns z, and the model's forward takes x, y"),
         ([folder, "-i", "holes.csv"], r"holes.csv, sample 2: x is '', but a number"),
         ([folder, "-i", "narrow.jsonl"], "do not match.*--columns NAME=FIRST..LAST, or leave columns out with --drop"),
+        ([folder, "-i", "label.csv"], "y.* accepts 0 to 3.*leave columns out with --drop"),
         ([folder, "--data", "vall"], "the config has no such test dataset; it has val, other"),
         ([folder, "--data", "val", "--drop", "y"], "missing a required argument: 'y'"),
         ([str(tmp_path), "--data", "val"], "is neither the folder of a run"),

@@ -46,7 +46,7 @@ SETTINGS = {
     "mean train.amp.init_scale": "grad_scaler gradscaler",
     "as train/loss_scale": "log_grad_scaler",
     "mean train.seed, train.deterministic": "randomness",
-    "mean train.clip_grad.max_norm": "gradient_clip_val max_grad_norm gradient_clip_algorithm",
+    "mean train.clip_grad.max_norm": "gradient_clip_val max_grad_norm clip_grad_max_norm gradient_clip_algorithm",
     "mean train.dist or train.zero_optimization?": "strategy plugin",
     "mean train.dist.sync_batch_norm?": "sync_bn sync_batchnorm",
     "mean train.zero_optimization.stage": "fsdp deepspeed data_parallel_shard_degree",

@@ -40,6 +40,10 @@ FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "hook_number.py": (GOOD + "train.extra_hooks = [3]\n", ("train.extra_hooks[0] names no _target_",)),
     "evaluator_list.py": (GOOD + "train.evaluation.evaluators = [3]\n", ("train.evaluation.evaluators=[3]",)),
     "no_name.py": ("from user_config import nothing\n", ("no_name.py:1", "'nothing'")),
+    "of_libai.py": (
+        "from libai.evaluation import ClsEvaluator\n",
+        ("of_libai.py:1", "'ClsEvaluator'", "docs/migrate/from_libai.md"),
+    ),
     "no_module.py": ("import nowhere_at_all\n", ("no_module.py:1", "nowhere_at_all")),
     "raises.py": ('raise RuntimeError("no")\n', ("raises.py:1", "RuntimeError: no")),
     "exits.py": ("import sys\nsys.exit(3)\n", ("exits.py:2", "SystemExit")),

@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         found = pipeline.predict((_with_tokens(pipeline, batch) for batch in given), args.only)
     except UserError as error:
-        if columns is None or "does not fit the batch" not in str(error):
+        if columns is None:
             raise
         raise UserError(f"{error} {_CHOICE}") from None
     write_columns(_classes(pipeline, found) if args.classify else found, args.output)

@@ -36,7 +36,7 @@ _SETTINGS = {
     "train.warmup_ratio": "warmup warmup_steps warmup_iter warmup_iters warmup_epochs num_warmup_steps warmup_ratio",
     "train.clip_grad.max_norm": (
         "clip clip_norm grad_clip clip_grad gradient_clip_val max_grad_norm grad_norm max_norm gradient_clipping "
-        "clip_grad_norm clip_gradients"
+        "clip_grad_norm clip_grad_max_norm clip_gradients"
     ),
     "train.clip_grad.max_norm (all gradients together) or train.clip_grad.value (each number)": (
         "gradient_clip_algorithm clip_type"

@@ -104,9 +104,9 @@ def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool
         raise UserError(f"{name}.forward failed: {said}.{_where(error)}{remedy}") from error
     inputs = {key: f"{tuple(value.shape)} {value.dtype}".replace("oneflow.", "") for key, value in batch.items()}
     doubles = [key for key, value in batch.items() if value.dtype is flow.float64]
-    change = "Change the sizes or arguments of the model, or the dataset, so that they match"
+    change = "Correct that line, or change the sizes or arguments of the model, or the dataset, so that they match"
     if doubles:
-        change = f"Convert {doubles} to float32: astype('float32') in the dataset"
+        change = f"Convert {doubles} to float32, for example with astype('float32')"
     raise UserError(
         f"{name}.forward does not fit the batch {inputs}: {first_line(error)} ({type(error).__name__})."
         f"{_where(error)} {change}."

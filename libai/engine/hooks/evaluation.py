@@ -38,8 +38,8 @@ def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tupl
     if mode is None:
         raise UserError(
             f"train.evaluation.eval_metric={metric} has no better direction, and none of the evaluators "
-            f"({', '.join(evaluators)}) lists the metric in its directions.{did_you_mean(metric, known)} Write "
-            f"+{metric} where larger is better (LiBai's default), -{metric} where smaller is, or set "
+            f"({', '.join(evaluators)}) lists this <dataset>/<metric> in its directions.{did_you_mean(metric, known)} "
+            f"Write +{metric} where larger is better (LiBai's default), -{metric} where smaller is, or set "
             "train.evaluation.eval_mode to max or min."
         )
     return metric, mode

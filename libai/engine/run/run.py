@@ -248,7 +248,10 @@ class Run(build.Parts):
             with suppress(Interrupted):  # the loop sees the interrupt too, and ends properly
                 self.check_evaluation()
         elif is_main_process():
-            logger.info("nothing left to do: all %d iterations are done", self.plan.train_iter)
+            logger.info(
+                "nothing left to do: all %d iterations are done, and a larger train.train_iter continues",
+                self.plan.train_iter,
+            )
         if self.config.train.checkpointer.enabled:
             self.checkpointer.check_can_save(with_hooks=False)
         self.trainer.train(self.trainer.completed_iters, min(until or self.plan.train_iter, self.plan.train_iter))

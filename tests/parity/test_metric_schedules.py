@@ -58,6 +58,5 @@ def test_a_plateau_schedule_is_stepped_by_evaluations_and_equals_a_plain_loop(mo
 
 
 def test_a_plateau_schedule_without_a_metric_is_refused(mode):
-    trainer, _ = trainer_with(mode, [LRHook()])
     with pytest.raises(UserError, match="ReduceLROnPlateau lowers the learning rate.*eval_metric"):
-        trainer.train(0, 2)
+        trainer_with(mode, [LRHook()])

@@ -203,21 +203,20 @@ class BestCheckpointHook(MetricHook):
 class LRHook(MetricHook):
     """Steps a schedule that needs a metric (`ReduceLROnPlateau`), once per evaluation.
 
-    `metric`: tag of the metric, `eval/<dataset>/<name>`. The hook does not step other schedules.
+    `metric`: tag of the metric, `eval/<dataset>/<name>`. Without one, the schedule would never be stepped, which
+    raises `UserError`. The hook does not step other schedules.
     """
 
     priority = 45
 
-    def before_train(self) -> None:
-        """Raises `UserError` for a schedule that would never be stepped."""
-        super().before_train()
-        scheduler = self.trainer.lr_scheduler
-        if needs_metric(scheduler) and not self.metric:
+    def __init__(self, metric: str = ""):
+        if not metric:
             raise UserError(
-                f"lr_scheduler={type(scheduler).__name__} lowers the learning rate according to a metric, but this run "
-                'measures none. Set train.evaluation.eval_metric="<dataset>/<name>" (for example '
-                '"val/loss"), train.evaluation.eval_period and dataloader.test, or choose a schedule over iterations.'
+                "lr_scheduler: a schedule such as ReduceLROnPlateau lowers the learning rate according to a metric, "
+                'but this run measures none. Set train.evaluation.eval_metric="<dataset>/<name>" (such as "val/loss") '
+                "with train.evaluation.eval_period and dataloader.test, or choose a schedule over iterations."
             )
+        super().__init__(metric)
 
     def judge(self, value: float) -> None:
         if needs_metric(self.trainer.lr_scheduler):

@@ -50,8 +50,12 @@ def add_sums(total: Sums, sums: Sums) -> Sums:
     >>> add_sums({"correct": 3.0}, {"correct": 4.0})
     {'correct': 7.0}
 
-    Raises `EvaluatorError` if the keys differ, because then some sums would not cover all batches.
+    Raises `EvaluatorError` if a value is not a number or an array of numbers, and if the keys differ, because then some
+    sums would not cover all batches.
     """
+    words = [key for key, value in sums.items() if np.asarray(value).dtype.kind not in "fiub"]
+    if words:
+        raise EvaluatorError(f"an evaluator returned {words} of process() as text or objects, not as numbers to add.")
     if not total or not sums:
         return dict(total or sums)
     if total.keys() != sums.keys():

@@ -18,6 +18,11 @@ def test_different_keys_are_refused():
         add_sums({"n": 1.0}, {"m": 1.0})
 
 
+def test_sums_that_are_no_numbers_are_refused():
+    with pytest.raises(EvaluatorError, match=r"returned \['m'\] of process\(\) as text or objects"):
+        add_sums({}, {"n": 1.0, "m": "2.0"})
+
+
 def test_a_missing_output_lists_what_is_there():
     with pytest.raises(EvaluatorError, match=r"needs outputs\['logits'\], but outputs has \['losses'\]"):
         ClassificationEvaluator().process({"labels": np.zeros(1)}, {"losses": {}})

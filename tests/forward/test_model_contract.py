@@ -123,3 +123,4 @@ def test_too_many_items_are_counted():
 
 def test_a_number_of_a_batch_has_no_dimension():
     assert as_tensor(np.float32(2.0)).ndim == as_tensor(np.array(2.0)).ndim == 0
+    assert as_tensor([1.5, 2.0]).dtype is flow.float32 and as_tensor(np.zeros(2)).dtype is flow.float64

@@ -65,7 +65,7 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "-i", "other.jsonl"], "the file has the columns z, and the model's forward takes x, y"),
         ([folder, "-i", "holes.csv"], r"holes.csv, sample 2: x is '', but a number"),
         ([folder, "-i", "narrow.jsonl"], "do not match.*--columns NAME=FIRST..LAST, or leave columns out with --drop"),
-        ([folder, "-i", "label.csv"], "y.* accepts 0 to 3.*leave columns out with --drop"),
+        ([folder, "-i", "label.csv"], "the batch to predict: y.* accepts 0 to 3.*leave columns out with --drop"),
         ([folder, "--data", "vall"], "the config has no such test dataset; it has val, other"),
         ([folder, "--data", "val", "--drop", "y"], "missing a required argument: 'y'"),
         ([str(tmp_path), "--data", "val"], "is neither the folder of a run"),

@@ -48,6 +48,7 @@ class TestConsole:
         assert [*several.values()][1:] == ["loss 3.0000", "mlm 2", "nsp 1"]
         one = train_fields(record(1, **{"train/loss": 3e-5, "train/lm": 3e-5}))
         assert [*one.values()][1:] == ["loss 3.00e-05"]
+        assert train_fields(LogRecord(20, 200, {"train/loss": 4e30}))["loss"] == "loss 4.00e+30"
 
     @pytest.mark.parametrize("broken", [math.nan, math.inf])
     def test_numbers_that_are_none_do_not_break_the_line(self, broken):

@@ -144,7 +144,8 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
     if numbers.get("perf/step_ms", 0) > 0 and "perf/data_ms" in numbers:
         numbers[_DATA_SHARE] = min(1.0, numbers["perf/data_ms"] / numbers["perf/step_ms"])
     loss = numbers.get("train/loss", math.nan)
-    rows = [("loss", "train/loss", "loss {0:.2e}" if 0 < abs(loss) < 1e-3 else "loss {0:.4f}"), *_RATES]
+    is_plain = loss == 0 or 1e-3 <= abs(loss) < 1e6
+    rows = [("loss", "train/loss", "loss {0:.4f}" if is_plain else "loss {0:.2e}"), *_RATES]
     for tag, value in record.scalars.items():
         is_own = tag.startswith("train/") and tag not in _PLACED
         if is_own and value != loss:  # do not show a single loss twice

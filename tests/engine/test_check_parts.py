@@ -77,6 +77,25 @@ def test_float64_batches_say_so(parts):
         trainer_of("eager", model, loader, optimizer).train(0, 1)
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda net, x: net.missing(x), "Bad.forward failed: 'Bad' object has no attribute 'missing'. At "),
+        (lambda net, x: nn.functional.smooth_l1_loss(x, x), "Bad.forward failed: smooth_l1_loss(): missing required "),
+    ],
+)
+def test_a_wrong_name_or_call_in_forward_does_not_blame_the_batch(parts, call, said):
+    class Bad(nn.Linear):
+        def forward(self, x, y):
+            return call(self, x)
+
+    model = Bad(8, 4)
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UserError) as raised:
+        trainer_of("eager", model, parts[1], optimizer).train(0, 1)
+    assert str(raised.value).startswith(said) and "test_check_parts.py" in str(raised.value)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_ids_that_are_floats_are_told_to_be_int64(mode, dtype):
     class Net(nn.Module):

@@ -99,17 +99,16 @@ def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool
         return
     name = type(model).__name__
     remedy = _remedy(error)
-    if remedy:
+    if remedy or not isinstance(error, RuntimeError):  # OneFlow's Python refused the call itself
         said = first_line(error).partition(". ")[0]  # without OneFlow's own advice
         raise UserError(f"{name}.forward failed: {said}.{_where(error)}{remedy}") from error
     inputs = {key: f"{tuple(value.shape)} {value.dtype}".replace("oneflow.", "") for key, value in batch.items()}
     doubles = [key for key, value in batch.items() if value.dtype is flow.float64]
-    change = "Correct that line, or change the sizes or arguments of the model, or the dataset, so that they match"
+    change = "Change the sizes or arguments of the model, or the dataset, so that they match"
     if doubles:
         change = f"Convert {doubles} to float32, for example with astype('float32')"
     raise UserError(
-        f"{name}.forward does not fit the batch {inputs}: {first_line(error)} ({type(error).__name__})."
-        f"{_where(error)} {change}."
+        f"{name}.forward does not fit the batch {inputs}: {first_line(error)}.{_where(error)} {change}."
     ) from error
 
 

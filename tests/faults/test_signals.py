@@ -80,9 +80,11 @@ class Fails(HookBase):
             raise RuntimeError("planted")
 
 class SignalInEvaluation(Evaluator):
-    """Sends this process a signal at the first batch of an evaluation."""
+    """Sends this process a signal at the given batch of all evaluations."""
+    calls = 0
     def process(self, batch, outputs):
-        if os.environ.get("SIGNAL_IN_EVALUATION"):
+        self.calls += 1
+        if os.environ.get("SIGNAL_IN_EVALUATION") == str(self.calls):
             os.kill(os.getpid(), signal.SIGTERM)
         return {"count": 1.0}
     def compute(self, sums):
@@ -220,19 +222,21 @@ def test_a_signal_during_the_first_iteration_is_heeded(tmp_path, hooks_on_path, 
 def test_a_signal_during_an_evaluation_is_heeded_and_the_evaluation_is_made_up_for(tmp_path, hooks_on_path):
     evaluated = [
         "train.evaluation.eval_period=5",
-        "train.evaluation.eval_metric=null",  # with a metric, an evaluation is tried before the first iteration
         "train.test_micro_batch_size=40",
         "+train.evaluation.evaluators.probe={_target_: signal_hooks.SignalInEvaluation}",
     ]
     whole = straight_curve(tmp_path / "whole", hooks_on_path, *evaluated)
     folder = f"train.output_dir={tmp_path / 'stopped'}"
-    done = jobs.train_net(CONFIG, *with_settings(*evaluated), folder, SIGNAL_IN_EVALUATION="1", **hooks_on_path)
+    done = jobs.train_net(CONFIG, *with_settings(*evaluated), folder, SIGNAL_IN_EVALUATION="2", **hooks_on_path)
     assert done.returncode == 75, done
     stopped = jobs.read_curve(tmp_path / "stopped")
     assert stopped[:4] == whole[:4] and stopped[4].items() < whole[4].items(), "iteration 5 lacks its evaluation"
     resumed = jobs.train_net(CONFIG, *with_settings(*evaluated), folder, "--resume", **hooks_on_path)
     assert resumed.returncode == 0, resumed
     assert jobs.read_curve(tmp_path / "stopped") == whole
+    done = jobs.train_net(CONFIG, *with_settings(*evaluated), folder, SIGNAL_IN_EVALUATION="1", **hooks_on_path)
+    assert done.returncode == 128 + signal.SIGTERM and "after iteration 0; no checkpoint holds it" in done.stdout, done
+    assert jobs.read_curve(tmp_path / "stopped") == whole, "a stop before the first iteration leaves the earlier run"
 
 
 def test_a_failing_hook_loses_nothing_that_was_trained(tmp_path, hooks_on_path):

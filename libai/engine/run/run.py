@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -245,8 +244,12 @@ class Run(build.Parts):
         if self.trainer.completed_iters < self.plan.train_iter:
             if is_main_process():
                 start_banner(self)
-            with suppress(Interrupted):  # the loop sees the interrupt too, and ends properly
+            try:
                 self.check_evaluation()
+                self.trainer._raise_if_stopping()
+            except Interrupted:  # the run has not taken its folder, so an earlier one stays there
+                self.trainer.status = "interrupted"
+                return
         elif is_main_process():
             logger.info(
                 "nothing left to do: all %d iterations are done, and a larger train.train_iter continues",
@@ -330,7 +333,7 @@ class Run(build.Parts):
             )
         if not (self.test_loaders and (num_batches or self.config.train.evaluation.enabled)):
             return
-        metrics = self.evaluate(max(num_batches, 1))
+        metrics = self.evaluate(num_batches or 1)
         if self.metric is not None and not self.config.train.extra_hooks:  # a hook may add its own metric later
             refuse_unknown(f"eval/{self.metric}", metrics)
         if num_batches and is_main_process():

@@ -280,6 +280,8 @@ class GraphTrainer(ModelTrainer):
             read = [norm for norm in self._batch_norms if (id(norm), "training") in reads]
             self._counting_norms = [norm for norm in read if norm.training]
         note_progress()
+        if self.mesh.device == "cpu":
+            let_polling_threads_sleep()
         try:
             graph.finish_complie_and_init_runtime()
         except Exception as error:  # on all ranks
@@ -296,8 +298,6 @@ class GraphTrainer(ModelTrainer):
             return
         state.keep_in(graph)
         self._guards = Guards(self.model, reads, self.optimizer, inputs_of_step, before=self._guards)
-        if self.mesh.device == "cpu":
-            let_polling_threads_sleep()
         # bypass nn.Graph.__setattr__, which refuses it in a graph of the user's own
         graph.__dict__["build_seconds"] = time.perf_counter() - start
         if is_main_process():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ LEVELS = ("sse2", "avx2", "avx512")
 OWN_MEMORY_PLANNER = (
     "_ZN7oneflow22IntraJobMemSharingUtil30InferMemBlockId4MemReusedRegstEPNS_4PlanERKSt8functionIFbRKSsS5_EE"
 )
+#: OneFlow's `ConstructKernel` and `Thread::AddTask`
+OWN_KERNEL_MAKER = "_ZN7oneflow15ConstructKernelERKNS_10KernelConfEPNS_13KernelContextE"
+OWN_TASK_ADDER = "_ZN7oneflow6Thread7AddTaskERKNS_9TaskProtoE"
 
 
 class Library:
@@ -43,7 +47,6 @@ class Library:
         self._library.libai_native_calls.restype = ctypes.c_int64
         self._library.libai_native_decode.restype = ctypes.c_bool
         self._library.libai_products_in_parts.restype = ctypes.c_bool
-        self._library.libai_memory_plan.restype = ctypes.c_void_p
         with contextlib.suppress(Unavailable):  # without sgemm, matmuls stay oneflow's
             self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
 
@@ -91,9 +94,23 @@ class Library:
 
         Results stay bit-equal. Call it once per process. Raises `Unavailable` if this is not possible.
         """
+        self._replace(OWN_MEMORY_PLANNER, "libai_memory_plan")
+
+    def drop_descriptions(self) -> None:
+        """Make compiled CPU steps drop descriptions that only compilation reads (src/memory_plan.cpp).
+
+        Call it once per process. Raises `Unavailable` if this is not possible.
+        """
+        self._replace(OWN_KERNEL_MAKER, "libai_lean_kernels")
+        self._replace(OWN_TASK_ADDER, "libai_lean_plans")
+
+    def _replace(self, own: str, name: str) -> None:
+        """Replace OneFlow's function `own` with the one that our function `name` returns."""
         oneflow = open_oneflow()
-        slot = find_slot(oneflow, OWN_MEMORY_PLANNER)
-        slot.value = self._library.libai_memory_plan(ctypes.c_void_p(address_of(oneflow, OWN_MEMORY_PLANNER)))
+        slot = find_slot(oneflow, own)
+        replacement = getattr(self._library, name)
+        replacement.restype = ctypes.c_void_p
+        slot.value = replacement(ctypes.c_void_p(address_of(oneflow, own)))
 
     def calls(self) -> dict[str, int]:
         """Return how often the library has computed each operation, for tests."""
@@ -155,6 +172,14 @@ def plan_memory() -> None:
         with contextlib.suppress(Unavailable):
             _library.plan_memory()
             _plans_memory = True
+
+
+@functools.cache
+def drop_descriptions() -> None:
+    """Make compiled CPU steps drop what only compilation reads, if our library is loaded and OneFlow supports it."""
+    if _library is not None:
+        with contextlib.suppress(Unavailable):
+            _library.drop_descriptions()
 
 
 def kernels_in_use() -> str:

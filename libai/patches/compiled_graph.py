@@ -15,7 +15,10 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
+from libai.native.kernels import drop_descriptions
+from libai.patches.internals import release_memory
 from libai.patches.launch_race import close_launch_race
+from libai.patches.table import is_on
 from libai.utils.rank_notes import without_harmless_lines
 from libai.utils.tensors import map_tensors, tensors_in
 
@@ -46,12 +49,20 @@ class CompiledGraph(nn.Graph):
 
     def __init__(self) -> None:
         close_launch_race()
+        if is_on("lean-kernels"):
+            drop_descriptions()
         with without_harmless_lines():
             super().__init__()
 
     def build_graph(self, *args: Any, **kwargs: Any) -> Any:
         with garbage_kept():
             return super().build_graph(*args, **kwargs)
+
+    def finish_complie_and_init_runtime(self, *args: Any) -> Any:
+        """Plan the job and start its threads, then return the memory that only this needed."""
+        result = super().finish_complie_and_init_runtime(*args)
+        release_memory()
+        return result
 
     def _Graph__print(self, *_: Any) -> None:
         """Print nothing, because OneFlow also raises the failures that it prints."""

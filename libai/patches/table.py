@@ -34,6 +34,7 @@ OPTIONAL = (
     "joined-updates",
     "graph-threads",
     "memory-plan",
+    "lean-kernels",
     "joined-gradients",
 )
 #: required patches; without them, results are wrong or the process crashes

@@ -11,7 +11,7 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.native.kernels import OWN_MEMORY_PLANNER
+from libai.native.kernels import OWN_KERNEL_MAKER, OWN_MEMORY_PLANNER, OWN_TASK_ADDER, drop_descriptions
 from libai.native.symbol_table import address_of, find_slot, open_oneflow
 from libai.patches.job import passes, schedule
 
@@ -21,16 +21,25 @@ WIDTH, SAMPLES = 24, 16
 
 
 @contextlib.contextmanager
-def memory_of_its_own():
-    """Use OneFlow's own plan for compiled steps."""
+def own_functions(*names):
+    """Use these functions of OneFlow for compiled steps, and not ours."""
+    drop_descriptions()  # the first graph of a process would do it inside the block
     oneflow = open_oneflow()
-    slot = find_slot(oneflow, OWN_MEMORY_PLANNER)
-    before = slot.value
-    slot.value = address_of(oneflow, OWN_MEMORY_PLANNER)
+    slots = [find_slot(oneflow, name) for name in names]
+    before = [slot.value for slot in slots]
+    for slot, name in zip(slots, names):
+        slot.value = address_of(oneflow, name)
     try:
         yield
     finally:
-        slot.value = before
+        for slot, value in zip(slots, before):
+            slot.value = value
+
+
+class MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc. `uordblks` is the number of bytes in use."""
+
+    _fields_ = (("_before", 7 * ctypes.c_size_t), ("uordblks", ctypes.c_size_t), ("_after", 2 * ctypes.c_size_t))
 
 
 class RandomModel(nn.Module):
@@ -76,26 +85,30 @@ class RandomModel(nn.Module):
         return a.to(flow.float64).to(flow.float32) / 2 + b
 
 
-def train(seed, accumulation):
+def trainer_of(seed, accumulation):
     rng = np.random.default_rng(1000 + seed)
     batches = [{"x": rng.standard_normal((SAMPLES, WIDTH)).astype(np.float32)} for _ in range(5 * accumulation)]
     flow.manual_seed(seed)
     model = RandomModel(seed)
     optimizer = (flow.optim.AdamW if seed % 2 else flow.optim.SGD)(model.parameters(), lr=1e-2)
-    trainer = toy.trainer_of("graph", model, batches, optimizer, num_accumulation_steps=accumulation)
+    return toy.trainer_of("graph", model, batches, optimizer, num_accumulation_steps=accumulation)
+
+
+def train(seed, accumulation):
+    trainer = trainer_of(seed, accumulation)
     found = []
     for iteration in range(5):
         trainer.train(iteration, iteration + 1)
         found.append(trainer.fetch_metrics())
     return [{key: value for key, value in metrics.items() if "/" in key} for metrics in found], [
-        parameter.numpy() for parameter in model.parameters()
+        parameter.numpy() for parameter in trainer.model.parameters()
     ]
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_graphs_train_the_same_bits(seed, library, monkeypatch):
     accumulation = 3 if seed % 5 == 4 else 1
-    with memory_of_its_own():
+    with own_functions(OWN_MEMORY_PLANNER, OWN_KERNEL_MAKER, OWN_TASK_ADDER):
         expected_metrics, expected_weights = train(seed, accumulation)
     if seed % 2:  # on two threads
         monkeypatch.setattr(passes, "threads_in_use", lambda: 1)
@@ -107,3 +120,20 @@ def test_random_graphs_train_the_same_bits(seed, library, monkeypatch):
     assert metrics == expected_metrics
     for found, expected in zip(weights, expected_weights):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_a_compiled_step_keeps_no_descriptions_of_its_operations(library):
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = MallInfo
+
+    def added_bytes():
+        trainer = trainer_of(3, 1)
+        before = mallinfo2().uordblks
+        trainer.prepare()
+        return mallinfo2().uordblks - before, trainer
+
+    kept = [added_bytes()]  # loads what all graphs share
+    with own_functions(OWN_KERNEL_MAKER, OWN_TASK_ADDER):
+        kept.append(added_bytes())
+    kept.append(added_bytes())
+    assert kept[2][0] < 0.8 * kept[1][0]

@@ -21,6 +21,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.engine.rehearsal.comparison import is_same
 from libai.engine.snapshot import Snapshot
 from libai.forward.python_state import (
     NOT_COMPARED,
@@ -163,7 +164,7 @@ class PythonKept:
         if kind in RANDOM:
             contents = (kind.__getstate__, kind.__setstate__)
         elif isinstance(value, flow.Tensor):
-            contents = None if value.is_lazy else (_copy_of_values, _put_values)
+            contents = None if value.is_lazy else (copy_of_values, _put_values)
         elif isinstance(value, np.ndarray):
             contents = (np.copy, np.copyto) if value.flags.writeable else None
         elif isinstance(value, dict | set | list | collections.deque):
@@ -184,12 +185,13 @@ class PythonKept:
             self._keep(one, name, depth + 1)
 
 
-def _copy_of_values(tensor: flow.Tensor) -> flow.Tensor:
+def copy_of_values(tensor: flow.Tensor) -> flow.Tensor:
+    """Return a copy of a tensor without its history."""
     return tensor.detach().clone()
 
 
 def _put_values(tensor: flow.Tensor, values: flow.Tensor) -> None:
-    if not np.array_equal(local_part(tensor).numpy(), local_part(values).numpy(), equal_nan=tensor.is_floating_point()):
+    if not is_same(local_part(tensor).numpy(), local_part(values).numpy()):
         with flow.no_grad():
             tensor.data.copy_(values)
 
@@ -201,18 +203,19 @@ def _refill(container: Any, contents: Any) -> None:
 
 
 @contextmanager
-def rolled_back(trainer: Any) -> Iterator[PythonKept]:
+def rolled_back(trainer: Any, weights: Any = ()) -> Iterator[PythonKept]:
     """Put the state of `trainer` back at the end of the block.
 
     This includes its iteration, the generators of Python and NumPy, and the Python values that the code of its model,
-    optimizer and schedule keeps. Inside the block the schedule is a copy, which may be replaced. Collective.
+    optimizer and schedule keeps. Inside the block the schedule is a copy, which may be replaced. `weights`: as for
+    `Snapshot`. Collective.
     """
     iteration = trainer.iter
     schedule = trainer.lr_scheduler
     flags = [(parameter, parameter.requires_grad) for parameter in trainer.model.parameters()]
     python = PythonKept.of_trainer(trainer)
     trainer.lr_scheduler = None  # copied below, because it may have no state to save
-    before = Snapshot(trainer)
+    before = Snapshot(trainer, weights)
     try:
         trainer.lr_scheduler = copy.deepcopy(schedule, {id(trainer.optimizer): trainer.optimizer})
     except Exception:  # deepcopy of a user's schedule may raise anything; learning rates then stay constant
@@ -232,18 +235,20 @@ def rolled_back(trainer: Any) -> Iterator[PythonKept]:
 
 
 @contextmanager
-def updates_undone(trainer: Any, functions: Sequence[Any] = (), seed: int | None = None) -> Iterator[PythonKept]:
+def updates_undone(
+    trainer: Any, functions: Sequence[Any] = (), seed: int | None = None, weights: Any = ()
+) -> Iterator[PythonKept]:
     """Undo the updates made in the block, bit for bit. Hooks do not see these updates.
 
     Puts back what `rolled_back` puts back and what `functions` can reach, and sets OneFlow's generator back to where it
     was seeded. `seed` seeds that generator for the block. OneFlow's own dropout is off in the block, because its masks
-    ignore seeds and cannot be repeated. Collective.
+    ignore seeds and cannot be repeated. `weights`: as for `Snapshot`. Collective.
     """
     calls = trainer.loop.calls_at
     trainer.loop.calls_at = {point: [] for point in calls}
     draws = flow.get_rng_state()
     try:
-        with rolled_back(trainer) as python:
+        with rolled_back(trainer, weights) as python:
             for function in functions:
                 python.keep_function(function)
             for module in trainer.model.modules():

@@ -27,7 +27,7 @@ from libai.engine.rehearsal.comparison import (
     first_difference,
     is_same,
 )
-from libai.engine.rehearsal.kept import PythonKept, has_drawn_since, updates_undone
+from libai.engine.rehearsal.kept import PythonKept, copy_of_values, has_drawn_since, updates_undone
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.forward.contract import read_losses
@@ -61,7 +61,7 @@ def reference_of(trainer: Any, iterations: Iterations, keep: Callable[..., Any] 
     keeps = bool(reference.facts.written) and trainer.options.activation_checkpoint
     if reference.overwrites or reference.draws or keeps:
         facts = reference.facts if keeps else _NOTHING_KNOWN
-        keep = keep or (_copy if reference.overwrites else None)
+        keep = keep or (copy_of_values if reference.overwrites else None)
         reference = _make(trainer, iterations, keep, seed, facts)
     return reference
 
@@ -77,7 +77,9 @@ def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[Any
 
     OneFlow's generator is seeded if `reference` drew from it.
     """
-    return updates_undone(trainer, reference.functions, _SEED if reference.draws else None)
+    is_local = trainer.mesh.is_single and trainer.mesh.device == "cpu"
+    weights = reference.states[0].weights if is_local else ()  # current, so no copy is needed
+    return updates_undone(trainer, reference.functions, _SEED if reference.draws else None, weights)
 
 
 def _make(
@@ -166,7 +168,11 @@ def _first_update(
 
     def forward(**batch: Any) -> Any:
         kept.stop()
-        hooks = saved_tensor_hooks(keep, _same) if keep else saved_tensor_hooks(_with_checksum, compare)
+        hooks = (
+            saved_tensor_hooks(keep, _same)
+            if keep
+            else saved_tensor_hooks(lambda tensor: (tensor, _checksum(tensor)), compare)
+        )
         with hooks:
             outputs = trainer.gradients.forward(**batch)
         if reference.is_of_one_process:
@@ -272,11 +278,7 @@ def _differs_by_rank(trainer: Any, difference: str) -> UserError:
     )
 
 
-def _copy(tensor: flow.Tensor) -> flow.Tensor:
-    return tensor.detach().clone()
-
-
-def keeping_copies(trainer: Any, keep: Callable[..., Any] = _copy) -> Callable[..., Any]:
+def keeping_copies(trainer: Any, keep: Callable[..., Any] = copy_of_values) -> Callable[..., Any]:
     """Return the forward of the trainer's model, with copies of the tensors that its backward pass reads."""
 
     def forward(**batch: Any) -> Any:
@@ -308,15 +310,11 @@ def numbers_of(trainer: Any, result: Any) -> tuple[dict[str, float], dict[str, f
 
 
 def _scaled(tensor: flow.Tensor, factor: float) -> flow.Tensor:
-    return tensor.detach() * factor if tensor.is_floating_point() else _copy(tensor)
+    return tensor.detach() * factor if tensor.is_floating_point() else copy_of_values(tensor)
 
 
 def _same(tensor: flow.Tensor) -> flow.Tensor:
     return tensor
-
-
-def _with_checksum(tensor: flow.Tensor) -> tuple[flow.Tensor, Any]:
-    return tensor, _checksum(tensor)
 
 
 def _checksum(tensor: flow.Tensor) -> tuple[float, float]:

@@ -1,14 +1,17 @@
-// Gives the results of a compiled CPU step memory by their lifetime. OneFlow 0.9.0 does so on CUDA only: on CPU every
+// Gives the results of a compiled CPU step memory by their lifetime, and drops what only compilation reads. OneFlow 0.9.0 does so on CUDA only: on CPU every
 // operation keeps memory of its own for ever (docs/dev/decisions has what was measured).
 //
 // Works on the `Plan`, before OneFlow's own planner: registers of one rank and one rate share a block, at offsets at
 // which no two that can be alive at once overlap. Two registers may share a place only if every user of the first one
 // comes before the producer of the second one by dependencies of the plan alone, whatever thread computes them. If one
 // thread computes all operations, control edges fix their order first, so that more of them may share.
+#include <malloc.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <queue>
 #include <string>
 #include <unordered_map>
@@ -16,9 +19,12 @@
 #include <utility>
 #include <vector>
 
+#include "oneflow/core/job/job_build_and_infer_ctx_mgr.h"
 #include "oneflow/core/job/plan.pb.h"
+#include "oneflow/core/kernel/kernel.pb.h"
 
 namespace oneflow {
+class KernelContext;
 RegstDescProto* FindOrCreateProducedCtrlRegstDesc(TaskProto* task_proto, const std::string& name);
 RegstDescIdSet* FindOrCreateConsumedCtrlRegstDescIdSet(TaskProto* task_proto, const std::string& name);
 }  // namespace oneflow
@@ -31,6 +37,7 @@ using CanReach = std::function<bool(const std::string&, const std::string&)>;
 using OwnPlanner = void (*)(Plan*, const CanReach&);
 
 OwnPlanner g_own_planner = nullptr;
+Plan* g_plan = nullptr;  // of the graph that is being compiled
 int64_t g_bytes_before = 0, g_bytes_after = 0;
 
 constexpr int64_t kAlignment = 512;  // that of OneFlow's blocks
@@ -319,10 +326,77 @@ class MemoryPlanner {
   std::vector<std::vector<int>> next_, previous_;
 };
 
+// OneFlow keeps what it has inferred about each traced job for ever, and reads it only while it traces the job.
+struct Traces : JobBuildAndInferCtxMgr {
+  static void Forget() {
+    const auto manager = GlobalJobBuildAndInferCtxMgr();
+    if (manager.IsOk()) (CHECK_JUST(manager)->*&Traces::clear_job_name2infer_ctx)();
+  }
+};
+
 void PlanMemory(Plan* plan, const CanReach& can_reach) {
+  Traces::Forget();
+  g_plan = plan;
   g_bytes_before = g_bytes_after = 0;
   MemoryPlanner(plan).Run();
   g_own_planner(plan, can_reach);
+}
+
+// OneFlow's `UserKernel`, up to its last member used here. The wheel does not have its header.
+struct UserKernel {
+  struct Context {
+    virtual ~Context() = default;
+  };
+  virtual ~UserKernel() = default;
+  std::shared_ptr<void>* shape_helper;  // the first member of the helper is a pointer to an `Operator`
+  KernelConf conf;
+  std::shared_ptr<void> cache, state;
+  void *kernel, *compute_context, *cache_context;
+  std::unique_ptr<Context> shape_context;
+};
+
+// Stands for `std::unique_ptr<const Kernel>`, and is returned like it: a class with a destructor.
+struct MadeKernel {
+  UserKernel* kernel;
+  ~MadeKernel() {}
+};
+using MakeKernel = MadeKernel (*)(const KernelConf&, KernelContext*);
+MakeKernel g_make_kernel = nullptr;
+
+// A kernel of a graph and its actor keep descriptions of the operation, of 25 KB together. Once the kernel is made, and
+// if the shapes of its results are fixed, nothing reads them any more but a few names.
+MadeKernel MakeLeanKernel(const KernelConf& conf, KernelContext* context) {
+  const bool is_fixed = conf.has_user_conf() && conf.all_blobs_are_static();
+  const bool is_lean = is_fixed && conf.op_attribute().op_conf().device_tag() == "cpu";
+  MadeKernel made = g_make_kernel(conf, context);
+  if (!is_lean) return made;
+  made.kernel->shape_helper->reset();
+  made.kernel->shape_context.reset();
+  delete made.kernel->conf.release_op_attribute();
+  delete made.kernel->conf.release_user_conf();
+  KernelConf& of_actor = const_cast<KernelConf&>(conf);
+  delete of_actor.release_user_conf();
+  OpAttribute* attribute = of_actor.mutable_op_attribute();
+  delete attribute->release_logical_blob_desc_signature();
+  delete attribute->release_sbp_signature();
+  delete attribute->release_nd_sbp_signature();
+  delete attribute->release_parallel_conf_signature();
+  return made;
+}
+
+using AddTask = void (*)(void*, const TaskProto&);
+AddTask g_add_task = nullptr;
+
+// A thread gets a copy of each of its tasks. OneFlow keeps the plan as long as the graph, but reads only numbers in it.
+void MoveTask(void* thread, const TaskProto& task) {
+  if (g_plan != nullptr) {  // the first task of a plan that this rank has made
+    g_plan->clear_job_id2op_attribute_ref_table();
+    delete g_plan->release_block_chunk_list();
+    g_plan = nullptr;
+    malloc_trim(0);  // kernels and actors are allocated elsewhere, by other threads
+  }
+  g_add_task(thread, task);
+  delete const_cast<TaskProto&>(task).release_exec_sequence();
 }
 
 }  // namespace
@@ -337,3 +411,12 @@ EXPORTED void* libai_memory_plan(void* own_planner) {
 }
 // Bytes of the registers that share memory in the plan made last: each by itself, and in their block.
 EXPORTED int64_t libai_memory_plan_bytes(bool is_shared) { return is_shared ? libai::g_bytes_after : libai::g_bytes_before; }
+// The same for `ConstructKernel` and `Thread::AddTask`.
+EXPORTED void* libai_lean_kernels(void* make_kernel) {
+  libai::g_make_kernel = reinterpret_cast<libai::MakeKernel>(make_kernel);
+  return reinterpret_cast<void*>(&libai::MakeLeanKernel);
+}
+EXPORTED void* libai_lean_plans(void* add_task) {
+  libai::g_add_task = reinterpret_cast<libai::AddTask>(add_task);
+  return reinterpret_cast<void*>(&libai::MoveTask);
+}

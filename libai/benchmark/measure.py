@@ -20,7 +20,7 @@ class Settings:
     """Lengths of a measurement, and the tolerance for comparing losses."""
 
     rounds: int = field(default=10, metadata={"help": "blocks of each variant"})
-    block_seconds: float = field(default=1.0, metadata={"help": "length of a block, about"})
+    block_seconds: float = field(default=1.0, metadata={"help": "approximate length of a block"})
     check_iterations: int = field(default=8, metadata={"help": "iterations whose losses are compared first"})
     loss_tolerance: float = field(default=1e-4, metadata={"help": "relative difference of losses that is allowed"})
 

@@ -63,8 +63,8 @@ def check_config(job: Job, tells: bool = True) -> Path:
     """Check config and overrides as the training program does, and return its output folder.
 
     The check runs in a forked child. Configs import oneflow, and the launcher must avoid its threads and slow exit
-    handlers. The child's output is held back because every rank will print it again. A mistake is printed if `tells`.
-    A mistake ends this process with its exit code, and so does `--help`. A check that hangs is ended after
+    handlers. The child's output is held back because every rank will print it again. A mistake ends this process with
+    its exit code, and is printed if `tells` is true. `--help` also ends it. A check that hangs is ended after
     LIBAI_START_TIMEOUT, and its stack is shown.
     """
     limit = read_limit(START_LIMIT, DEFAULT_START_SECONDS)

@@ -111,7 +111,7 @@ def _unknown_flag(flag: str, flags: Sequence[str]) -> str:
     hint = meant(name.lstrip("-"))
     if "." in name or "=" in flag:
         return f"{flag}: overrides are written key=value, without dashes: {flag.lstrip('-')}{hint and f'.{hint}'}"
-    return f"{flag}: unknown flag.{did_you_mean(name, flags) or hint or ' There are: ' + ', '.join(flags) + '.'}"
+    return f"{flag}: unknown flag.{did_you_mean(name, flags) or hint or ' The flags are: ' + ', '.join(flags) + '.'}"
 
 
 def check(config: str, args: Sequence[str], world_size: int) -> str:

@@ -267,7 +267,7 @@ def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> lis
         (
             not start_iter <= start < train_iter,
             ["train.profile"],
-            f" does nothing: this run covers iterations {start_iter} to {train_iter}. Choose a start in between.",
+            f" does nothing: this run covers iterations {start_iter} to {train_iter}. Choose a start in this range.",
         ),
         (
             start_iter,

@@ -31,7 +31,7 @@ from libai.utils.sizes import check_sizes
 
 logger = logging.getLogger("libai.engine")
 
-#: question put to all ranks: does a hook on the main rank want to stop?
+#: key of the question that all ranks answer together: does a hook on the main rank want to stop?
 _STOP_OF_MAIN = "stop of the main rank"
 #: seconds that a thread waits for the interpreter's lock before it requests a switch
 SWITCH_SECONDS = 1e-4
@@ -294,7 +294,7 @@ class TrainerBase:
                     note_progress(completed)
                     if iteration == self.start_iter:
                         self._check_ranks()
-                else:  # the same without a call
+                else:  # what `note_progress` does, without the cost of a call
                     state.beats += 1
                     state.iteration = completed
                 if poll is not None:

@@ -138,7 +138,7 @@ class GraphOptimizerState(OptimizerState):
         return tensors, scalars | self.loss_scale()
 
     def _of_both(self, in_graph: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state in the form shared by both modes: that of the graph, and what the optimizer still holds."""
+        """Return the state in the form shared by both modes: that in the graph, and the rest in the optimizer."""
         # with loss scaling the graph counts the steps, because it may skip updates; otherwise the optimizer counts
         step = None if self._has_loss_scale else self.optimizer._state["step"]
         parameters = self._parameters()

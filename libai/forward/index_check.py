@@ -5,8 +5,8 @@ whatever follows the logits. So the integer inputs of every batch are checked on
 up unchanged is compared with the size of its table, and any other input with the values of earlier batches.
 
 A batch with a value that does not fit runs eagerly. In that run the lookup functions are replaced by functions that
-compare their indices with the table. The first batch always runs this way. If batches run compiled, that run comes
-before the compiled one and has no gradients.
+compare their indices with the table. The first batch always runs this way. In graph mode this eager run comes before
+the compiled one and computes no gradients.
 
 A compiled step on several ranks cannot run one rank's batch separately. There, a value that does not fit the table of
 its input raises an error at once.

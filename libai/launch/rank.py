@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__":  # this file's folder gives way to the one that contains libai
+if __name__ == "__main__":  # replaces this file's folder with the one that contains libai
     sys.path[0] = __file__.rpartition("/libai/launch/")[0]
 
 import contextlib

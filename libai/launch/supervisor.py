@@ -39,7 +39,7 @@ from libai.utils.rank_notes import OUTPUT_DIR, RankState
 from libai.utils.screen import is_terminal, say, say_error
 
 POLL_SECONDS = 0.05
-#: maximum time between two checks of the ranks that counts as time without progress
+#: time between two checks counts as time without progress up to this limit; a suspended launcher may check late
 WATCH_SECONDS = 1.0
 # Time for the other ranks to report their errors after a failure.
 REPORT_SECONDS = 1.5

@@ -222,4 +222,4 @@ if __name__ == "__main__":
     try:
         print(f"CPU kernels in {find_library()}")
     except Unavailable as reason:
-        sys.exit(f"libai's CPU kernels are off, and oneflow's are slower: {reason}")
+        sys.exit(f"libai's CPU kernels are not available, and oneflow's are slower: {reason}")

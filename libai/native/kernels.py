@@ -131,7 +131,7 @@ def allowed_levels() -> tuple[str, ...]:
     best = os.environ.get(VARIABLE, LEVELS[-1])
     if best not in LEVELS:
         raise UserError(
-            f"{VARIABLE}={best} is not an instruction set. Choose the best one that kernels may use: "
+            f"{VARIABLE}={best} is not an instruction set. Choose the highest one that kernels may use: "
             f"{', '.join(LEVELS)}; LIBAI_PATCHES=-kernels switches them off."
         )
     return LEVELS[LEVELS.index(best) :: -1]

@@ -34,7 +34,7 @@ def share_batch_statistics(layers: Sequence[nn.Module]) -> None:
         return
     buffers = [buffer for layer in layers for buffer in (layer.running_mean, layer.running_var)]
     mine = [part_here(buffer) for buffer in buffers]
-    # every rank must send the same number of elements, so it sends zeros for statistics that it does not hold
+    # all ranks must send the same number of elements, so a rank sends zeros for statistics that it does not hold
     values = [np.zeros(buffer.shape) if part is None else part.numpy() for buffer, part in zip(buffers, mine)]
     sums = all_reduce(np.concatenate(values).astype(np.float64))
     ends = np.cumsum([len(value) for value in values])[:-1]

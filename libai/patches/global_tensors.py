@@ -30,7 +30,7 @@ from libai.utils.tensors import map_tensors, replicated, tensors_in
 
 @functools.cache
 def repair_global_operations() -> None:
-    """Make these operations correct for global tensors from now on, for the whole process."""
+    """Replace the operations that are wrong for global tensors, in the whole process."""
     index_with_all_ranks()
     for name, replacement in _REPLACEMENTS.items():
         for owner in (flow, flow._C, functional):

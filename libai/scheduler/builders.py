@@ -157,7 +157,7 @@ def WarmupExponentialLR(run: _Run, gamma: float) -> Schedule:
 def WarmupPolynomialLR(
     run: _Run, end_learning_rate: float = 0.0001, power: float = 1.0, cycle: bool = False
 ) -> Schedule:
-    """Return a decay as `(1 - iteration / max_iter) ** power` to the learning rate `end_learning_rate`.
+    """Return a schedule that decays to `end_learning_rate` as `(1 - iteration / max_iter) ** power`.
 
     `end_learning_rate` applies to the group with the highest initial learning rate. The other groups keep their
     proportion to it.

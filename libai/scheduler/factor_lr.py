@@ -33,7 +33,7 @@ class FactorLR(LRScheduler):
     Args:
         factor: schedule for all groups, or a sequence with one schedule per group.
         momentum_factor: schedule that multiplies the initial momentum (the first of `betas` for Adam and its variants).
-            Only for eager mode, because a compiled update treats momentum as a constant.
+            Works only in eager mode, because a compiled update treats momentum as a constant.
         length: number of iterations for which the schedule was made, including `warmup_iter` iterations of warm-up.
     """
 

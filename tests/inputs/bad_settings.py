@@ -112,7 +112,7 @@ OVERRIDES = {
 FLAGS = {
     ("--resum",): ("--resum: unknown flag", "--resume"),
     ("--resume=true",): ("true does not exist. Give a checkpoint folder",),
-    ("--no-such",): ("There are: ",),
+    ("--no-such",): ("The flags are: ",),
     ("-x",): ("unknown flag",),
     ("--lr=3",): ("without dashes: lr=3",),
     ("--epochs", "3"): ("--epochs", "train.train_epoch"),

@@ -107,6 +107,7 @@ def test_equal_curves_are_told_apart(tmp_path):
     runs = [make_run(tmp_path / name) for name in "ab"]
     assert compare.run([*runs, "-o", str(tmp_path / "page.html")]) == 0
     first, second = re.findall(r'<path d="M0.0000(.*?)/>', (tmp_path / "page.html").read_text())
+    assert "svg{box-sizing:border-box;max-width:100%}" in (tmp_path / "page.html").read_text()  # for narrow screens
     assert first.split('"')[0] == second.split('"')[0]
     assert 'dasharray="none"' in first and 'dasharray="7 5"' in second
 

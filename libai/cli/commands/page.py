@@ -13,7 +13,8 @@ _STYLE = """body{font:15px/1.5 system-ui,sans-serif;margin:2em;color:#222;backgr
 table{border-collapse:collapse;margin:1em 0}td{padding:.15em 1.5em .15em 0;border-bottom:1px solid #ddd}
 td{overflow-wrap:anywhere}tr:first-child td{font-weight:bold}figure{display:inline-block;margin:1em 2em 1em 0}
 path{fill:none;stroke-width:1.8;stroke-linecap:round;vector-effect:non-scaling-stroke}
-figure svg{display:block;border:1px solid #ddd;overflow:visible}"""
+figure{max-width:100%}figure svg{display:block;border:1px solid #ddd;overflow:visible}
+svg{box-sizing:border-box;max-width:100%}"""
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 #: a dashed curve over a solid one leaves both visible if they are equal
 _DASHES = ("none", "7 5", "2 4")

@@ -37,7 +37,7 @@ class Ema(Switched):
     enabled: bool = key(False, "Keep an average, which takes a second copy of the weights.")
     decay: float = key(
         0.9999,
-        "Fraction of the old average kept in iteration n; at first (1 + n) / (10 + n), until that reaches this value.",
+        "Fraction of the old average kept in an update; after n earlier updates at most (1 + n) / (10 + n).",
         at_least=0,
         below=1,
     )

@@ -75,7 +75,7 @@ class EventStorage:
                 f"put_scalar({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}: "
                 f"{value!r}."
             )
-        self._latest.pop(name, None)  # the order is that of putting, also after a checkpoint, which sorts names
+        self._latest.pop(name, None)  # keep the order of the calls, also after a resume: checkpoints sort names
         self._latest[name] = (value, self.iter if cur_iter is None else cur_iter)
 
         for hook in self._waiting.get(name, ()):

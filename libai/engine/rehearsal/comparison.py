@@ -30,7 +30,7 @@ _KINDS = {
 }
 #: the bound for weights if the optimizer has state: Adam turns the last bits of a small gradient into a whole step
 _WEIGHT_BOUND = 1e-2
-#: values below this fraction of all movements together, or of the largest gradient, are only rounding noise
+#: values below this fraction of the norm of all changes, or of the largest gradient, are only rounding noise
 _NOISE = 1e-3
 #: relative rounding error of float32
 ROUNDING = 1.2e-7

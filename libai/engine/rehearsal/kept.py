@@ -253,7 +253,7 @@ def updates_undone(
                 python.keep_function(function)
             for module in trainer.model.modules():
                 if isinstance(module, STOCK_DROPOUTS):
-                    vars(module)["p"] = 0.0  # an attribute, which is put back
+                    vars(module)["p"] = 0.0  # an attribute, so it is restored
             if seed is not None:
                 flow.manual_seed(seed)
             yield python

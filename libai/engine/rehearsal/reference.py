@@ -120,7 +120,7 @@ def _make(
                     python = attributes_of(trainer.model)
                 if number == 1 or number == len(iterations):
                     state = State.of(trainer)
-                    # for memory: gradients show what the weights would show, and the last weights stay
+                    # saves memory: gradients show the same differences as weights, and the last weights are kept
                     is_enough = number < len(iterations) and bool(state.gradients)
                     reference.states[number] = replace(state, weights={}) if is_enough else state
             remembered, changing = (changed_since(before, trainer.model) for before in (at_first, python))
@@ -232,7 +232,7 @@ def _later_update(trainer: Any, micro_batches: Sequence[Any], reference: Referen
             trainer, copied(trainer, micro_batches), keeping_copies(trainer, keep) if keep else None
         )
     except IndexOutOfRange:
-        failure = ""  # a mistake in the data, which ends the run where the update counts
+        failure = ""  # a mistake in the data; the run's own update will report it
     except Exception as error:
         failure = first_line(error)
     failures = [text for text in gather_objects(failure) if text is not None]

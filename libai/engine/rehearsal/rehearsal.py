@@ -300,7 +300,7 @@ def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> 
         logger.warning(
             "%s of %s: not a mean over samples (or counted items). Eager data-parallel ranks log the mean of their "
             "values; graph mode and one process log the value over the samples of all ranks. Training is the same. "
-            "Set train.dist.gradient_reduction=global to log the latter.",
+            "Set train.dist.gradient_reduction=global to log the value over all samples.",
             ", ".join(odd),
             type(trainer.model).__name__,
         )

@@ -151,7 +151,7 @@ def _build_schedules(section: Any, optimizer: flow.optim.Optimizer, plan: BatchP
         if name not in parts:
             raise UserError(
                 f"lr_scheduler.{name} is for an optimizer of that name, and optim has "
-                f"{', '.join(parts) or 'one alone'}.{did_you_mean(name, parts)} Name one of them, or write "
+                f"{', '.join(parts) or 'only one'}.{did_you_mean(name, parts)} Name one of them, or write "
                 "LazyCall(Schedule)(...) for all."
             )
     return by_optimizer(

@@ -75,7 +75,7 @@ def default_hooks(run: Any) -> list[HookBase | None]:
 
 
 def _add_evaluation(run: Any, found: list[HookBase | None]) -> hooks.BestCheckpointHook | None:
-    """Add the hooks that evaluate and act on the deciding metric. Return the one that stores its best value."""
+    """Add the hooks that evaluate and act on the deciding metric. Return the hook that stores the best value."""
     evaluation, best = run.config.train.evaluation, None
     if evaluation.enabled and run.test_loaders:
         period = run.plan.period(evaluation.eval_period, "train.evaluation.eval_period")

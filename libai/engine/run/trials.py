@@ -75,7 +75,7 @@ def dry_run(run: Any) -> None:
             f"memory  {' and on the device '.join(memory)} at the peak of a process in {trainer.mode} mode",
             f"time    {seconds:.3g} s per iteration, {total} for {iterations:,} iterations, excluding data, "
             "evaluation and checkpoints",
-            f"dry run passed in {time.perf_counter() - began:.1f} s: {', '.join(done)}. All of it has been undone",
+            f"dry run passed in {time.perf_counter() - began:.1f} s: {', '.join(done)}. Everything has been undone",
         ):
             logger.info("%s", text, extra={"is_result": True})
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 READY, DONE, UNAVAILABLE = "ready", "done", "unavailable"
-#: rows and columns of the matrices whose product a library's speed is measured by, and the number of products
+#: size of the square matrices, and number of matmuls, in the measurement of a library's matmul speed
 MATMUL_SIZE = 1024
 MATMUL_COUNT = 30
 

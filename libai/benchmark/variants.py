@@ -18,7 +18,7 @@ OWN_MODES = ("eager", "graph", "raw-eager", "raw-graph", "stock-eager", "stock-g
 OTHER_MODES = ("torch", "torch-fused", "torch-compile", "jax")
 #: suffix of a mode that computes with one thread, and of the variant that repeats the first one to measure noise
 ONE_THREAD, TWIN = "-1", " (again)"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")  # NPROC is for XLA
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")  # XLA reads NPROC
 _STOCK_VARIABLES = {"OPENBLAS_CORETYPE": None, "LIBAI_PATCHES": "-openblas,-kernels"}
 
 

@@ -139,7 +139,7 @@ def _combined(dataset: Any, parts: Sequence[Any], combine: Callable[[list[np.nda
 
 
 def _to_numpy(value: Any) -> np.ndarray:
-    # A dataset may return OneFlow tensors, or any objects with a `numpy()` method. Reading them needs no import.
+    # A dataset may return OneFlow tensors, or any objects with a `numpy()` method; this needs no import of oneflow.
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 

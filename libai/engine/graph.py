@@ -167,7 +167,7 @@ class GraphTrainer(ModelTrainer):
                     f"changes often: {differences}",
                     f"{differences} changes repeatedly: from iteration {self.iter + 1} on, such updates run eagerly, "
                     "with the same result. A graph is compiled for one value; the learning rate and buffers "
-                    "(`self.register_buffer`) are inputs of it and may change in every iteration.",
+                    "(`self.register_buffer`) are inputs of the graph and may change in every iteration.",
                 )
                 return False
             if is_main_process():

@@ -5,8 +5,8 @@ The canonical form is `tensors = {"<parameter name>/<eager key>": tensor}` plus 
 names in a compiled graph, for the seven optimizers of OneFlow 0.9.0. Learning rates are not included, because they
 belong to the scheduler and the config.
 
-The state is complete: OneFlow creates a parameter's state at its first gradient, and before that its initial value is
-exported instead. A tensor that is missing on loading is therefore an error.
+The state is complete: OneFlow creates a parameter's state at its first gradient. Before that, the initial value of the
+state is exported. A tensor that is missing on loading is therefore an error.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def export_state(
 ) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
     """Return the state of an eager `optimizer` as `(tensors, scalars)`. The tensors are not copied.
 
-    `named_parameters` are the model's and must include every parameter of the optimizer, tied weights under their first
+    `named_parameters` of the model must include every parameter of the optimizer, with tied weights under their first
     name. `scalars` contains `"step"` and, for custom optimizers, every number in their state. Raises `UserError` if a
     parameter of the optimizer has no name, or if a compiled graph holds the state.
     """

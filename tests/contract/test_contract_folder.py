@@ -287,7 +287,9 @@ def test_a_resumed_run_says_what_is_left(tmp_path, caplog):
     assert any(message.startswith("done after 2 iterations (8 of 8)") for message in caplog.messages)
     caplog.clear()
     resumed.train()
-    assert caplog.messages == ["nothing left to do: all 8 iterations are done, and a larger train.train_iter continues"]
+    assert caplog.messages == [
+        "nothing left to do: all 8 iterations are done. To continue, set a larger train.train_iter"
+    ]
 
 
 def test_a_killed_job_leaves_no_lock_and_its_children_hold_none(tmp_path):

@@ -157,7 +157,7 @@ def differing_state(updates: Updates, number: int, found: State) -> str | None:
     """Return a description of the first tensor that differs from the state after `number` updates, or None."""
     factor = min(updates.bound / LOSS_BOUND["cpu"], _WIDEST)  # how much wider the bounds are than on CPU
     noise = updates.noise.get(number, {})
-    distances = list(_distances(updates, number, found, factor))  # complete, because every rank must read every tensor
+    distances = list(_distances(updates, number, found, factor))  # not lazy: all ranks must read all tensors
     for kind, name, apart, allowed, scale in distances:
         label = f"the {_KINDS[kind][0]} {name}"
         if apart is None:

@@ -44,7 +44,7 @@ Iterations = Sequence[Sequence[Any]]
 #: seed of OneFlow's generator for models that draw from it; the value is arbitrary
 _SEED = 20_211
 _NOTHING_KNOWN = Facts()
-#: errors of the values that a backward pass reads in the runs that measure noise, in rounding errors
+#: measurements of noise change the values that a backward pass reads by this many rounding errors
 _ROUNDINGS = (4, -4, 16)
 
 

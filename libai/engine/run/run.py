@@ -252,7 +252,7 @@ class Run(build.Parts):
                 return
         elif is_main_process():
             logger.info(
-                "nothing left to do: all %d iterations are done, and a larger train.train_iter continues",
+                "nothing left to do: all %d iterations are done. To continue, set a larger train.train_iter",
                 self.plan.train_iter,
             )
         if self.config.train.checkpointer.enabled:

@@ -106,8 +106,8 @@ class Attention(nn.Module):
         self.scale = scale
         self.is_causal = causal_length is not None
         if causal_length is not None:
-            # A buffer of each block and not a source operation in forward, so it moves with its block to any mesh and
-            # stage.
+            # The mask is a buffer of each block, not a source operation in forward, so it moves with its block to any
+            # mesh and stage.
             self.register_buffer("causal_mask", causal_mask(causal_length), persistent=False)
 
     def forward(

@@ -9,6 +9,8 @@ from native_reference import EPS, close, compare, random, results
 from oneflow import nn
 from oneflow.nn import functional as F
 
+from libai.native.operations import apply_to_many, build_operation
+
 
 def where(*mask_shape):
     return lambda x, y: flow.where(flow.tensor(random(*mask_shape, seed=2) > 0), x, y)
@@ -350,3 +352,17 @@ def test_layer_norm_has_gradients_of_gradients(library, counted):
     for order, tolerance in enumerate((1e-5, 1e-4)):  # each multiplies and adds up what came before
         for f, e in zip(found[order], expected[order]):
             np.testing.assert_allclose(f, e, rtol=0, atol=tolerance * np.abs(e).max())
+
+
+def test_the_gradient_of_a_layer_norm_adds_each_row_to_its_own(level, library):
+    dy, x, gamma, more = (
+        flow.tensor(random(*shape, seed=i)) for i, shape in enumerate([(6, 40), (6, 40), (40,), (6, 40)])
+    )
+    inputs = [dy, x, x.mean(1), 1 / x.std(1), gamma, more]
+    names = tuple((name, 1) for name in ("dy", "x", "mean", "inv_variance", "gamma", "_add_to_output"))
+    settings = {"begin_norm_axis": "at_int64: 1", "epsilon": "at_double: 1e-05"}
+    alone, added = (
+        apply_to_many(build_operation("layer_norm_grad", names[:count], "dx", **settings), inputs[:count])
+        for count in (5, 6)
+    )
+    np.testing.assert_array_equal(added.numpy(), (alone + more).numpy())

@@ -53,12 +53,12 @@ void LayerNormGrad(const float* dy, const float* x, const float* mean, const flo
     if (gamma != nullptr) {
       SIMD for (int64_t i = 0; i < d; ++i) {
         const float v = k * (g[i] * gamma[i] - s - (in[i] - mu) * t);
-        out[i] = add == nullptr ? v : v + add[i];
+        out[i] = add == nullptr ? v : v + add[r * d + i];
       }
     } else {
       SIMD for (int64_t i = 0; i < d; ++i) {
         const float v = k * (g[i] - s - (in[i] - mu) * t);
-        out[i] = add == nullptr ? v : v + add[i];
+        out[i] = add == nullptr ? v : v + add[r * d + i];
       }
     }
   }

@@ -16,6 +16,7 @@ from libai.checkpoint.retention import (
     mark_best,
     prune,
     read_best,
+    readable_best,
     resolve,
 )
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, save

@@ -78,7 +78,7 @@ def prune(
     """
     root = Path(root)
     checkpoints = [path for path in list_checkpoints(root) if among is None or among(path)]
-    best = _readable_best(root)
+    best = readable_best(root)
     safe = {Path(path).name for path in protect} | ({best.path.name} if best else set())
     old = checkpoints[:-max_to_keep] if max_to_keep else []
     doomed = [path for path in old if path.name not in safe]
@@ -124,7 +124,8 @@ def read_best(root: str | Path) -> Best | None:
     return Best(path, str(content.get("metric")), float(value)) if path.is_dir() else None
 
 
-def _readable_best(root: Path) -> Best | None:
+def readable_best(root: Path) -> Best | None:
+    """Return `read_best(root)`, or None with a warning if `best.json` is damaged."""
     try:
         return read_best(root)
     except CheckpointError as error:

@@ -35,13 +35,13 @@ def _print(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
 def _list(args: argparse.Namespace) -> int:
     """Print one line per checkpoint: its iteration, size and health, and whether it is the best."""
     root = _existing(args.root)
-    best = checkpoint.read_best(root)
+    best = checkpoint.readable_best(root)
     rows: list[dict[str, Any]] = []
     lines = []
     for path in checkpoint.list_checkpoints(root):
         problems = checkpoint.verify(path, deep=False)
         size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-        is_best = best is not None and best.path == path
+        is_best = best and best.path == path
         rows.append(
             {
                 "name": path.name,

@@ -83,9 +83,10 @@ class Gradients:
     def describe_batch(self) -> str:
         """Return a description of this rank's current batch, for error messages."""
         rank = f" on rank {get_rank()}" if self.mesh.size > 1 else ""
+        if self.evaluated is None and not self._trainer.model.training:
+            return f"the batch to predict{rank}"
         if self.evaluated is None:
-            trainer = self._trainer
-            return (f"iteration {trainer.iter + 1}" if trainer.model.training else "the batch to predict") + rank
+            return f"iteration {self._trainer.iter + 1}{rank}"
         dataset, number = self.evaluated
         return f"batch {number} of the evaluation dataset {dataset!r}{rank}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -244,12 +245,8 @@ class Run(build.Parts):
         if self.trainer.completed_iters < self.plan.train_iter:
             if is_main_process():
                 start_banner(self)
-            try:
+            with suppress(Interrupted):  # the loop sees the interrupt too, and ends properly
                 self.check_evaluation()
-                self.trainer._raise_if_stopping()
-            except Interrupted:  # the run has not taken its folder, so an earlier one stays there
-                self.trainer.status = "interrupted"
-                return
         elif is_main_process():
             logger.info(
                 "nothing left to do: all %d iterations are done. To continue, set a larger train.train_iter",
@@ -333,7 +330,7 @@ class Run(build.Parts):
             )
         if not (self.test_loaders and (num_batches or self.config.train.evaluation.enabled)):
             return
-        metrics = self.evaluate(num_batches or 1)
+        metrics = self.evaluate(max(num_batches, 1))
         if self.metric is not None and not self.config.train.extra_hooks:  # a hook may add its own metric later
             refuse_unknown(f"eval/{self.metric}", metrics)
         if num_batches and is_main_process():

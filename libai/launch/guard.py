@@ -39,8 +39,8 @@ from libai.utils.screen import say, say_error
 
 #: `timeout -s INT` and some schedulers deliver one signal twice; a person takes longer to press Ctrl-C again
 SAME_SIGNAL_SECONDS = 0.5
-#: messages at the terminal after Ctrl-C; several ranks agree about once a second, so some iterations may follow
-STOPPING = "Stopping soon; press Ctrl-C again to quit without saving."
+#: messages at the terminal after Ctrl-C; several ranks agree about once a second, so "this" may be one a little later
+STOPPING = "Stopping after this iteration; press Ctrl-C again to quit without saving."
 NOT_BEGUN = "Stopping before the first iteration; there is nothing to save."
 #: flag that shows all frames of a traceback; without it, only frames in the user's files are shown
 TRACEBACK_FLAG = "--traceback"

@@ -1,5 +1,6 @@
-// Gives the results of a compiled CPU step memory by their lifetime, and drops what only compilation reads. OneFlow 0.9.0 does so on CUDA only: on CPU every
-// operation keeps memory of its own for ever (docs/dev/decisions has what was measured).
+// Gives the results of a compiled CPU step memory by their lifetime, and drops what only compilation reads.
+// OneFlow 0.9.0 plans memory on CUDA only: on CPU every operation keeps memory of its own (docs/dev/decisions has what
+// was measured).
 //
 // Works on the `Plan`, before OneFlow's own planner: registers of one rank and one rate share a block, at offsets at
 // which no two that can be alive at once overlap. Two registers may share a place only if every user of the first one
@@ -326,7 +327,7 @@ class MemoryPlanner {
   std::vector<std::vector<int>> next_, previous_;
 };
 
-// OneFlow keeps what it has inferred about each traced job for ever, and reads it only while it traces the job.
+// OneFlow never frees what it has inferred about a traced job, although it reads it only while it traces the job.
 struct Traces : JobBuildAndInferCtxMgr {
   static void Forget() {
     const auto manager = GlobalJobBuildAndInferCtxMgr();

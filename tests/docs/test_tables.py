@@ -205,6 +205,7 @@ def _train(words, monkeypatch, capfd):
         parts.append(run.train_loader._read.args[0])
     return {
         "parts": [(type(part).__name__, *filter(_is_told, vars(part).items())) for part in parts],
+        "clear": run.trainer.gradients.clear.keywords,  # how gradients are cleared
         "files": {str(path.relative_to(folder)).split(".out.tfevents")[0] for path in folder.glob("[!p]*/**")},
         "metrics": [{k: v for k, v in record.items() if "perf/" not in k and "time" not in k} for record in records],
         "weights": [value.numpy().tobytes() for value in run.model.state_dict().values()],

@@ -98,7 +98,7 @@ def shared_loops():
     return library._library.libai_team_shared(), library._library.libai_team_alone()
 
 num_shared, num_alone = shared_loops()
-print(num_shared >= 8, num_alone >= 8, num_shared + num_alone)
+print(num_shared >= 16, num_shared + num_alone)
 flow.matmul(flow.ones(8, 8), flow.ones(8, 8)).numpy()
 print(sum(shared_loops()))
 shared = symbol_table.find_slot(symbol_table.open_oneflow(), "cblas_sgemm").value
@@ -119,15 +119,15 @@ print(os.waitpid(child, 0)[1], flush=True)
 @pytest.mark.e2e
 def test_products_are_shared_out_and_the_same_also_after_a_fork(library):
     said = in_new_process(SHARE, OPENBLAS_NUM_THREADS="3").splitlines()
-    assert said == ["3", "True", "True True 60", "60", "0"]
+    assert said == ["3", "True", "True 60", "60", "0"]
 
 
 def test_the_choice_follows_the_machine(library):
     """A matmul uses several threads only while that is measured to be faster than one thread."""
-    shared = [seconds for seconds in (0.6, 5.0, 5.0, 0.6, 0.6, 0.6) for _ in range(1000)]
-    chosen, numbers = (ctypes.c_bool * 6000)(), ctypes.c_double * 6000
-    library._library.libai_team_simulate(numbers(*shared), numbers(*[1.0] * 6000), 6000, chosen)
-    parts = [sum(chosen[i : i + 1000]) / 1000 for i in range(0, 6000, 1000)]
+    shared = [seconds for seconds in (6e-4, 5e-3, 5e-3, 6e-4, 6e-4, 6e-4) for _ in range(10_000)]
+    chosen, numbers = (ctypes.c_bool * 60_000)(), ctypes.c_double * 60_000
+    library._library.libai_team_simulate(numbers(*shared), numbers(*[1e-3] * 60_000), 60_000, chosen)
+    parts = [sum(chosen[i : i + 10_000]) / 10_000 for i in range(0, 60_000, 10_000)]
     assert parts[0] > 0.95 and parts[2] < 0.05 and parts[-1] > 0.95
 
 

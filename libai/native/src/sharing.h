@@ -1,45 +1,66 @@
-// Whether an operation pays to be shared out among threads: it does on idle cores, and seldom on those that others keep
-// busy. Both ways are timed, the faster one is taken, and the other is tried now and then.
+// Whether loops pay to be shared out among threads: they do on idle cores, and seldom on those that others keep busy.
+// One choice for all operations, for a stretch of time: where some are shared out and others not, their numbers go to
+// and fro between the caches of two cores, and whichever way is rarer looks slow.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 
 namespace libai {
 
+// How long an operation takes, shared out or not.
 class Sharing {
  public:
-  bool Prefers() const { return seconds_[1] * work_[0] < kClearly * seconds_[0] * work_[1]; }
-  // The way of the next one. Drawn at random: those of a step come in a fixed order.
-  bool Choose() {
-    random_ = random_ * 1664525u + 1013904223u;
-    if (!KnowsBoth()) return random_ >> 31;
-    return Prefers() != (random_ < UINT32_MAX / interval_);
+  // In seconds; 0 where nothing is known.
+  double Usual(bool is_shared, double work) const {
+    return work_[is_shared] > 0.0 ? seconds_[is_shared] / work_[is_shared] * work : 0.0;
   }
-  void Note(bool was_shared, double seconds, double work) {
-    const bool is_trial = KnowsBoth() && was_shared != Prefers();
-    if (is_trial) {  // one that has been faster is followed by others soon: large operations are few
-      const double usual = seconds_[!was_shared] / work_[!was_shared] * work;
-      const bool is_faster = was_shared ? seconds < kClearly * usual : kClearly * seconds < usual;
-      interval_ = is_faster ? std::max(interval_ / 2, kOften) : kSeldom;
-    }
-    const double kept = is_trial ? kKeptOfTrials : kKept;
-    seconds_[was_shared] = seconds_[was_shared] * kept + seconds;
-    work_[was_shared] = work_[was_shared] * kept + work;
-    ++counts_[was_shared];
+  void Note(bool is_shared, double seconds, double work) {
+    seconds_[is_shared] = seconds_[is_shared] * kKept + seconds;
+    work_[is_shared] = work_[is_shared] * kKept + work;
   }
 
  private:
-  static constexpr int64_t kFirst = 8;
-  static constexpr uint32_t kOften = 4, kSeldom = 128;  // one in so many is a trial
-  static constexpr double kKept = 63.0 / 64.0;  // what counts are the last 64 or so, or the last 8 trials
-  static constexpr double kKeptOfTrials = 7.0 / 8.0;
-  static constexpr double kClearly = 0.9;       // a second core has costs outside of the operation too
-
-  bool KnowsBoth() const { return counts_[0] >= kFirst && counts_[1] >= kFirst; }
+  static constexpr double kKept = 31.0 / 32.0;  // what counts are the last 32 or so
 
   double seconds_[2] = {}, work_[2] = {};
-  int64_t counts_[2] = {};
-  uint32_t random_ = 1, interval_ = kSeldom;
+};
+
+// The faster way is taken, and the other is tried for a while now and then.
+class Choice {
+ public:
+  bool IsShared() const { return prefers_sharing_ != is_trial_; }
+  void Note(Sharing& operation, double seconds, double work) {
+    const bool is_shared = IsShared();
+    const double usual = operation.Usual(!is_shared, work);
+    operation.Note(is_shared, seconds, work);
+    if (usual > 0.0) {
+      taken_[is_shared] += seconds;
+      taken_[!is_shared] += usual;
+    }
+    seconds_ += seconds;
+    if (++loops_ < kLoops || seconds_ < (is_trial_ ? kTrial : stretch_)) return;
+    if (is_trial_) Judge();
+    is_trial_ = !is_trial_;
+    seconds_ = taken_[0] = taken_[1] = 0.0;
+    loops_ = 0;
+  }
+
+ private:
+  static constexpr double kTrial = 0.02;
+  static constexpr int kLoops = 16;                   // at least, of a trial
+  static constexpr double kOften = 4.0, kSeldom = 128.0;  // how many times as long as a trial until the next one
+  static constexpr double kClearly = 0.9;  // a second core has costs outside of the operation too
+
+  void Judge() {
+    const bool was_preferred = prefers_sharing_;
+    if (taken_[0] > 0.0) prefers_sharing_ = taken_[1] < kClearly * taken_[0];
+    interval_ = prefers_sharing_ == was_preferred ? std::min(2.0 * interval_, kSeldom) : kOften;
+    stretch_ = interval_ * seconds_;
+  }
+
+  bool prefers_sharing_ = true, is_trial_ = false;
+  double taken_[2] = {}, seconds_ = 0.0, stretch_ = kTrial, interval_ = kOften;
+  int loops_ = 0;
 };
 
 }  // namespace libai

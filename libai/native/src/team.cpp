@@ -20,7 +20,6 @@ using Clock = std::chrono::steady_clock;
 // To be woken takes as long as a part of a loop does, so that a thread first looks out for the next one.
 constexpr auto kLookOut = std::chrono::microseconds(200);
 constexpr int kMostThreads = 32;
-constexpr float kKept = 255.0f / 256.0f;
 constexpr timespec kNap{0, 20'000};
 
 std::atomic<bool> g_is_enabled{true}, g_is_forced{false};
@@ -41,7 +40,7 @@ class Team {
     if (is_inside_ || !owner_.try_lock()) return false;
     std::lock_guard<std::mutex> owned(owner_, std::adopt_lock);
     is_inside_ = true;
-    const bool is_shared = sharing.Choose() || g_is_forced;
+    const bool is_shared = choice_.IsShared() || g_is_forced;
     const auto start = Clock::now();
     if (is_shared) {
       Share(num_parts, part, loop);
@@ -49,18 +48,14 @@ class Team {
       part(loop, kWhole);
     }
     const std::chrono::duration<double> seconds = Clock::now() - start;
-    sharing.Note(is_shared, seconds.count(), work);
+    if (!g_is_forced) choice_.Note(sharing, seconds.count(), work);
     ++(is_shared ? num_shared : num_alone);
-    const float weight = static_cast<float>(seconds.count());
-    recent_shared = recent_shared * kKept + (is_shared ? weight : 0.0f);
-    recent_alone = recent_alone * kKept + (is_shared ? 0.0f : weight);
     is_inside_ = false;
     return true;
   }
   int num_threads() const { return num_threads_; }
 
   std::atomic<int64_t> num_shared{0}, num_alone{0};
-  std::atomic<float> recent_shared{0.0f}, recent_alone{0.0f};  // seconds of the last loops
 
  private:
   void Share(int64_t num_parts, Part part, void* loop) {
@@ -123,6 +118,7 @@ class Team {
 
   static thread_local bool is_inside_;  // a loop
   const int num_threads_;
+  Choice choice_;  // its owner's
   std::mutex owner_, mutex_;
   std::condition_variable opened_;
   // of the open loop; they change when nobody is inside
@@ -175,8 +171,7 @@ EXPORTED void libai_team_enable(bool is_enabled, bool is_forced) {
   libai::g_is_enabled = is_enabled;
   libai::g_is_forced = is_forced;
 }
-// Loops that were large enough: how many were shared out, how many not, and whether those took most of the time of the last
-// ones. Without threads there are none.
+// Loops that were large enough: how many were shared out, how many not. Without threads there are none.
 EXPORTED int64_t libai_team_shared() {
   const libai::Team* team = libai::g_team;
   return team == nullptr ? 0 : team->num_shared.load();
@@ -185,15 +180,12 @@ EXPORTED int64_t libai_team_alone() {
   const libai::Team* team = libai::g_team;
   return team == nullptr ? 0 : team->num_alone.load();
 }
-EXPORTED bool libai_team_prefers_sharing() {
-  const libai::Team* team = libai::g_team;
-  return team != nullptr && team->recent_shared >= team->recent_alone;
-}
 // For tests: which of `count` loops of equal work are shared out when they take so many seconds.
 EXPORTED void libai_team_simulate(const double* shared, const double* alone, int count, bool* is_shared) {
+  libai::Choice choice;
   libai::Sharing sharing;
   for (int i = 0; i < count; ++i) {
-    is_shared[i] = sharing.Choose();
-    sharing.Note(is_shared[i], is_shared[i] ? shared[i] : alone[i], 1.0);
+    is_shared[i] = choice.IsShared();
+    choice.Note(sharing, is_shared[i] ? shared[i] : alone[i], 1.0);
   }
 }

@@ -14,7 +14,7 @@ from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, on_rank_0
 from libai.checkpoint.shards import cut_shards
 from libai.checkpoint.strict_json import dump_json
 from libai.engine.events.console import position
-from libai.engine.hook_base import HookBase, keyed
+from libai.engine.hook_base import keyed
 from libai.engine.loop import TrainerBase
 from libai.scheduler import scheduler_state
 from libai.utils.atomic import point_link
@@ -190,14 +190,10 @@ class TrainerCheckpointer:
             state["optimizer"] = optimizer["scalars"]
             state["lr_scheduler"] = of_trainer.pop("lr_scheduler", None)
             state["trainer"] = of_trainer
-        for group, hook in self._hooks_with_tensors():
+        for group, hook in keyed(self.trainer.hooks, "tensors"):
             if of_hook := hook.tensors():
                 tensors[group] = of_hook
         return tensors, state
-
-    def _hooks_with_tensors(self) -> list[tuple[str, HookBase]]:
-        """Return the hooks with tensors, as pairs `(name of the tensor group in a checkpoint, hook)`."""
-        return [(key, hook) for key, hook in keyed(self.trainer.hooks) if hook.overrides("tensors")]
 
     def _facts_of_state(self) -> dict[str, Any]:
         return {
@@ -291,7 +287,7 @@ class TrainerCheckpointer:
 
     def load_tensors_of_hooks(self, saved: checkpoint.Checkpoint) -> None:
         """Restore the tensors of hooks, such as averaged weights. Collective when parameters are global."""
-        for group, hook in self._hooks_with_tensors():
+        for group, hook in keyed(self.trainer.hooks, "tensors"):
             hook.load_tensors(saved.tensors.get(group, {}))
             if group not in saved.tensors and is_main_process():
                 logger.warning(

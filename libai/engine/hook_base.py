@@ -186,8 +186,10 @@ class HookBase:
         return getattr(type(self), point) is not getattr(HookBase, point)
 
 
-def keyed(hooks: Iterable[HookBase]) -> list[tuple[str, HookBase]]:
+def keyed(hooks: Iterable[HookBase], method: str = "") -> list[tuple[str, HookBase]]:
     """Return pairs `(state key, hook)` with unique keys. The key of a second `EvalHook` is `EvalHook-2`.
+
+    `method`: leave out the hooks that do not override it.
 
     >>> [key for key, hook in keyed([HookBase(), HookBase()])]
     ['HookBase', 'HookBase-2']
@@ -196,5 +198,6 @@ def keyed(hooks: Iterable[HookBase]) -> list[tuple[str, HookBase]]:
     found = []
     for hook in hooks:
         seen[hook.state_key] = number = seen.get(hook.state_key, 0) + 1
-        found.append((hook.state_key if number == 1 else f"{hook.state_key}-{number}", hook))
+        if not method or hook.overrides(method):
+            found.append((hook.state_key if number == 1 else f"{hook.state_key}-{number}", hook))
     return found

@@ -358,7 +358,7 @@ class TrainerBase:
                 else:
                     stop = stop or reason
             except BaseException:
-                self.loop.unfinished_hooks = [key for key, _ in self._after_step_hooks()[index:]]
+                self.loop.unfinished_hooks = [key for key, _ in keyed(self.hooks, "after_step")[index:]]
                 raise
         if stop is not None:
             raise stop
@@ -367,14 +367,11 @@ class TrainerBase:
         """Run the `after_step` hooks that had not finished when the run was saved, for example during an evaluation."""
         unfinished, self.loop.unfinished_hooks = self.loop.unfinished_hooks, ()
         # the earlier session may have had hooks that this one does not have
-        first = next((i for i, (key, _) in enumerate(self._after_step_hooks()) if key in unfinished), None)
+        first = next((i for i, (key, _) in enumerate(keyed(self.hooks, "after_step")) if key in unfinished), None)
         if first is not None and self.start_iter:
             self.iter = self.storage.iter = self.start_iter - 1
             self._run_after_step(True, first)
             self.iter = self.storage.iter = self.start_iter
-
-    def _after_step_hooks(self) -> list[tuple[str, HookBase]]:
-        return [(key, hook) for key, hook in keyed(self.hooks) if hook.overrides("after_step")]
 
     def _raise_if_stopping(self) -> None:
         """Raise `Interrupted` if the ranks have agreed to stop. Long work between two iterations calls this."""

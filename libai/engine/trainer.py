@@ -195,7 +195,8 @@ class ModelTrainer(TrainerBase):
         trainer's updates differ (`libai.engine.rehearsal`). All updates are undone, and the batches count as unread.
         Collective.
 
-        Raises an error on every rank if any rank cannot train, and `GraphBuildError` if graph mode cannot compile.
+        Raises an error on every rank if any rank cannot train, `GraphBuildError` if graph mode cannot compile, and
+        `Interrupted` if the ranks agree to stop.
         """
         if self._is_prepared:
             return
@@ -218,6 +219,9 @@ class ModelTrainer(TrainerBase):
             self._use_facts(reference.facts)
             compare_on_mesh(self, iterations, reference)
             release_memory()  # a graph allocates its own
+        if self._switched_from is None:  # a switch is completed first
+            self.loop.agreement.agree()
+            self._raise_if_stopping()
         self._build_step(micro_batches)
         if reference is not None:
             require_same(self, iterations, reference)

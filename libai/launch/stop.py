@@ -71,10 +71,10 @@ class Agreement:
 
         Each loop needs its own function, because the function measures how long an iteration takes.
         """
-        return _PacedPoll(self._ask_all_ranks, self._seconds) if get_world_size() > 1 else None
+        return _PacedPoll(self.agree, self._seconds) if get_world_size() > 1 else None
 
-    def _ask_all_ranks(self, wanted: int) -> int:
-        """Agree on all answers and return the number of polls until the next agreement, the smallest of all ranks."""
+    def agree(self, wanted: int = 1) -> int:
+        """Agree on all answers now. Return the number of polls until the next agreement, the smallest of all ranks."""
         if not self._questions:
             return _MAX_POLLS_BETWEEN
         found = all_reduce(np.array([*(question() for question in self._questions.values()), -wanted]), "max")

@@ -235,6 +235,26 @@ def test_a_signal_during_an_evaluation_is_heeded_and_the_evaluation_is_made_up_f
     assert resumed.returncode == 0, resumed
     assert jobs.read_curve(tmp_path / "stopped") == whole
 
+    done = jobs.train_net(CONFIG, *with_settings(*evaluated), folder, SIGNAL_IN_EVALUATION="1", **hooks_on_path)
+    assert done.returncode == 128 + signal.SIGTERM and "after iteration 0; no checkpoint holds it" in done.stdout, done
+    assert jobs.read_curve(tmp_path / "stopped") == whole, "a stop before the first iteration leaves the earlier run"
+    assert not (tmp_path / "stopped" / "previous").exists()
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_ctrl_c_during_the_rehearsal_leaves_an_earlier_run(tmp_path, hooks_on_path):
+    whole = straight_curve(tmp_path, hooks_on_path)
+    command = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, CONFIG, "2", *SETTINGS, "graph.enabled=true"]
+    process = start([*command, f"train.output_dir={tmp_path}"], hooks_on_path)
+    for line in process.stdout:
+        if "rehearsing" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    output = finish(process)
+    assert process.returncode == 128 + signal.SIGINT and "stopped by SIGINT after iteration 0" in output, output
+    assert jobs.read_curve(tmp_path) == whole and not (tmp_path / "previous").exists()
+
 
 def test_a_failing_hook_loses_nothing_that_was_trained(tmp_path, hooks_on_path):
     whole = straight_curve(tmp_path / "whole", hooks_on_path)

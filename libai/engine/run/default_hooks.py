@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -20,6 +21,7 @@ from libai.engine.events.writers import (
 )
 from libai.engine.hook_base import HookBase
 from libai.engine.run.build import build_part
+from libai.engine.run.report import starting_files
 from libai.scheduler import needs_metric
 
 #: the names in `train.writers`
@@ -54,7 +56,8 @@ def default_hooks(run: Any) -> list[HookBase | None]:
     train, plan = run.config.train, run.plan
     run.timer = hooks.IterationTimer(plan.global_batch_size)
     # take the output folder before any other hook acts, and release it after all of them
-    begin = hooks.CallbackHook(before_train=lambda trainer: run.begin(), priority=0)
+    contents = partial(starting_files, run.config, run.folder.run_id)
+    begin = hooks.CallbackHook(before_train=lambda trainer: run.folder.begin(contents), priority=0)
     end = hooks.CallbackHook(after_train=lambda trainer: run.end(), priority=100)
     found: list[HookBase | None] = [begin, end, hooks.RandomStateHook(run.seed), run.timer]
     best = _add_evaluation(run, found)

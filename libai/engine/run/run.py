@@ -27,11 +27,11 @@ from libai.engine.options import TrainOptions
 from libai.engine.run import build, modes
 from libai.engine.run.default_hooks import default_hooks, default_writers
 from libai.engine.run.predictor import Predictor
-from libai.engine.run.report import TrainResult, result_of, start_banner, starting_files, write_summary
+from libai.engine.run.report import TrainResult, result_of, start_banner, write_summary
 from libai.engine.run.run_folder import RunFolder, facts_of, prepare_output_dir, require_checkpoint
 from libai.engine.run.trials import dry_run
 from libai.engine.trainer import TRAINERS, ModelTrainer
-from libai.launch.stop import STOP, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
+from libai.launch.stop import STOP, TIME_LIMIT, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.layers.lora import ADAPTER
 from libai.optim import LossScaling
 from libai.utils.distributed import (
@@ -195,10 +195,6 @@ class Run(build.Parts):
             },
         )
 
-    def begin(self) -> None:
-        """Take the output folder for this run, which may write to it from now on. Collective."""
-        self.folder.begin(lambda: starting_files(self.config, self.folder.run_id))
-
     def end(self) -> None:
         """Write the summary and release the output folder, if this run holds it. Every rank must call it."""
         if not self.folder.is_held:
@@ -241,20 +237,24 @@ class Run(build.Parts):
         return result_of(self)
 
     def _train(self, until: int | None) -> None:
-        self.resolve_mode()
-        if self.trainer.completed_iters < self.plan.train_iter:
-            if is_main_process():
-                start_banner(self)
-            with suppress(Interrupted):  # the loop sees the interrupt too, and ends properly
+        agreement, last = self.trainer.loop.agreement, self.plan.train_iter
+        with suppress(Interrupted):
+            self.resolve_mode()
+            if self.trainer.completed_iters < last:
+                if is_main_process():
+                    start_banner(self)
                 self.check_evaluation()
-        elif is_main_process():
-            logger.info(
-                "nothing left to do: all %d iterations are done. To continue, set a larger train.train_iter",
-                self.plan.train_iter,
-            )
+            elif is_main_process():
+                logger.info(
+                    "nothing left to do: all %d iterations are done. To continue, set a larger train.train_iter", last
+                )
+            agreement.agree()
+        if agreement.answer(STOP) not in (0, TIME_LIMIT):  # the run has not taken its folder; an earlier one stays
+            self.trainer.status = "interrupted"
+            return
         if self.config.train.checkpointer.enabled:
             self.checkpointer.check_can_save(with_hooks=False)
-        self.trainer.train(self.trainer.completed_iters, min(until or self.plan.train_iter, self.plan.train_iter))
+        self.trainer.train(self.trainer.completed_iters, min(until or last, last))
         while self.trainer.status == "paused":
             modes.switch(self, self._next_mode or self.trainer.mode, "requested during the run")
             self._next_mode = None

@@ -297,8 +297,7 @@ class TrainerBase:
                 else:  # what `note_progress` does, without the cost of a call
                     state.beats += 1
                     state.iteration = completed
-                if poll is not None:
-                    poll()
+                poll()
                 self._run_after_step(is_first_or_last)
                 if _STOP_OF_MAIN in answers:
                     raise loop.stop_of_main or StopTraining("requested by a hook on the main rank")

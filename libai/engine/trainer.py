@@ -429,8 +429,7 @@ class ModelTrainer(TrainerBase):
         with self._evaluating():
             for number, item in enumerate(islice(loader, max_batches), start=1):
                 note_progress()
-                if poll is not None:
-                    poll()
+                poll()
                 self._raise_if_stopping()
                 self.gradients.evaluated = (dataset, number)
                 is_pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], bool)

@@ -66,12 +66,12 @@ class Agreement:
         """Return `answer(name)` and reset it to 0."""
         return self.answers.pop(name, 0)
 
-    def poller(self) -> Callable[[], None] | None:
-        """Return a function to call once per iteration of a loop; None with one process.
+    def poller(self) -> Callable[[], None]:
+        """Return a function to call once per iteration of a loop. With one process it does nothing.
 
         Each loop needs its own function, because the function measures how long an iteration takes.
         """
-        return _PacedPoll(self.agree, self._seconds) if get_world_size() > 1 else None
+        return _PacedPoll(self.agree, self._seconds) if get_world_size() > 1 else lambda: None
 
     def agree(self, wanted: int = 1) -> int:
         """Agree on all answers now. Return the number of polls until the next agreement, the smallest of all ranks."""

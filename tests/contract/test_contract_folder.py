@@ -119,6 +119,12 @@ def test_a_folder_of_the_user_is_no_run(tmp_path):
     assert not (tmp_path / "previous").exists() and (tmp_path / "metrics.1.jsonl").read_text() == "mine\n"
 
 
+def test_a_file_in_the_place_of_the_checkpoints_is_found_before_training(tmp_path):
+    (tmp_path / "checkpoints").write_text("mine")
+    with pytest.raises(UserError, match=r"cannot be written \(Not a directory: checkpoints\)"):
+        make_run(tmp_path, "eager")
+
+
 # ---------------------------------------------------------------------- one job per folder
 
 

@@ -69,8 +69,8 @@ def prepare_output_dir(path: Path) -> None:
     place = path
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):  # an existing folder may still not be writable
-            pass
+        for place in (path, *path.glob("checkpoints")):  # an existing folder may be another user's, or a file
+            tempfile.TemporaryFile(dir=place).close()
         for place in (file for name in _KEPT_OPEN for file in path.glob(name)):  # another user's, for example
             place.open("ab").close()
     except OSError as error:

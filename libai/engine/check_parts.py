@@ -26,14 +26,6 @@ from libai.utils.sizes import available_bytes, format_bytes
 _LARGE_BATCH = 4096
 
 
-def _has_forward(model: nn.Module) -> bool:
-    return type(model).forward is not nn.Module.forward or "forward" in vars(model)
-
-
-def _is_trainable(model: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
-
-
 def _can_be_read(loader: Any) -> bool:
     is_iterable = isinstance(loader, Iterable) or hasattr(type(loader), "__getitem__") or callable(loader)
     return is_iterable and not isinstance(loader, (str, bytes, nn.Module))
@@ -52,9 +44,13 @@ def _can_evaluate(evaluator: Any) -> bool:
 _PARTS: dict[str, list[tuple[Any, str, str]]] = {
     "model": [
         (nn.Module, "an oneflow.nn.Module", "Inherit from it: model = LazyCall(YourModule)(...)."),
-        (_has_forward, "a module with a forward", "Define it with the keys of a batch as arguments."),
         (
-            _is_trainable,
+            lambda model: type(model).forward is not nn.Module.forward or "forward" in vars(model),
+            "a module with a forward",
+            "Define it with the keys of a batch as arguments.",
+        ),
+        (
+            lambda model: any(parameter.requires_grad for parameter in model.parameters()),
             "a module with a parameter that requires a gradient",
             "Make layers attributes of the module (in an nn.ModuleList, not a plain list), or leave requires_grad on.",
         ),

@@ -138,32 +138,40 @@ def changed_since(before: dict[str, Any], model: nn.Module) -> list[str]:
 
     A counter that nothing reads does no harm, and neither does a tensor that every call creates again.
     """
-    now = attributes_of(model)
-    changed = [name for name, value in now.items() if before.get(name, value) != value]
-    return [with_class(model, name) for name in changed if _is_read_later(model, name)]
+    return [
+        with_class(model, name)
+        for name, value in attributes_of(model).items()
+        if before.get(name, value) != value and _is_read_later(model, name)
+    ]
 
 
 def _is_read_later(model: nn.Module, name: str) -> bool:
     """Return whether code of `model` reads the value that an earlier call gave to an attribute.
 
     A statement that also changes the attribute does not count. Tensors that no statement computes from their own value
-    do not count either, because every call makes them again.
+    do not count either, because every call makes them again, nor do lists and dicts that `forward` empties first.
     """
     path, _, attribute = name.rpartition(".")
     module = dict(model.named_modules())[path]
     # `self.seen.append(1)`, `self.table[key].count += 1`; but `self.n = n = self.n + 1` also passes the value on
     change = re.compile(rf"\s*(\w|\.|\[\w+\])*\.{attribute}\b(?!.* = .* = )")
-    is_read, is_kept = False, not tensors_in(vars(module)[attribute])
-    classes: set[Any] = {type(one) for one in model.modules()}
-    for cls in classes:
+    empty = (
+        rf"^def forward\(.*\n(?:    (?!.*\.{attribute}\b).*\n)*    \w+\.{attribute}(?:\.clear\(\)| = (?:\[\]|{{}}))$"
+    )
+    is_read = False
+    is_kept = not tensors_in(vars(module)[attribute])
+    for cls in {type(one) for one in model.modules()}:
         is_own = issubclass(type(module), cls) or issubclass(cls, type(module))
+        lines = _lines_of(cls)  # type: ignore[arg-type]  # a class is hashable
+        if is_own and re.search(empty, "\n".join(lines), re.MULTILINE):
+            return False
         # the `self` of an unrelated class is another module
         read = re.compile(rf"{'' if is_own else '(?<!self)'}\.{attribute}\b(?!(: .*)? = )")
-        for line in _lines_of(cls):
-            is_match = read.search(line) is not None
-            is_change = change.match(line) is not None
-            is_read = is_read or (is_match and not is_change)
-            is_kept = is_kept or (is_match and is_change and is_own)
+        for line in filter(read.search, lines):
+            if change.match(line) is None:
+                is_read = True
+            elif is_own:
+                is_kept = True
     return is_read and is_kept
 
 
@@ -279,11 +287,6 @@ def is_users(module: str) -> bool:
         return False
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return not file.startswith(_INSTALLED)
-
-
-def is_users_frame(frame: types.FrameType) -> bool:
-    """Return whether a frame runs the user's code."""
-    return is_users(frame.f_globals.get("__name__", ""))
 
 
 # ------------------------------------------------------------------------------------------------- hooks and iterators

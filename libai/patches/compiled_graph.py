@@ -16,6 +16,7 @@ from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
 
 from libai.native.kernels import drop_descriptions
+from libai.native.symbol_table import Unavailable, open_oneflow
 from libai.patches.internals import release_memory
 from libai.patches.launch_race import close_launch_race
 from libai.patches.table import is_on
@@ -24,6 +25,10 @@ from libai.utils.tensors import map_tensors, tensors_in
 
 #: a function without Python code of its own, because this runs in every step
 _copy = operator.methodcaller("to", copy=True)
+
+
+#: `oneflow::Singleton<OpGraph>::Delete()`, which does nothing if there is none
+_DELETE_GLOBAL_JOB = "_ZN7oneflow9SingletonINS_7OpGraphEvE6DeleteEv"
 
 
 @contextlib.contextmanager
@@ -60,7 +65,13 @@ class CompiledGraph(nn.Graph):
 
     def finish_complie_and_init_runtime(self, *args: Any) -> Any:
         """Plan the job and start its threads, then return the memory that only this needed."""
-        result = super().finish_complie_and_init_runtime(*args)
+        try:
+            result = super().finish_complie_and_init_runtime(*args)
+        except Exception:
+            # OneFlow 0.9 keeps the job that failed in a global, and the next compilation would end the process
+            with contextlib.suppress(Unavailable, AttributeError):
+                getattr(open_oneflow(), _DELETE_GLOBAL_JOB)()
+            raise
         release_memory()
         return result
 

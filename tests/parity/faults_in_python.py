@@ -11,7 +11,7 @@ import time
 import numpy as np
 import oneflow as flow
 from oneflow import nn
-from planting import SCALES, STEPS, WIDTH, plant, with_a_norm
+from planting import FAULTS, SCALES, STEPS, WIDTH, Fault, Middle, Net, plant, with_a_norm
 
 # ------------------------------------------------------------------------------------------------- Python state
 
@@ -56,6 +56,37 @@ def a_list_that_is_read(self, h, x):
     return h * self.seen[-1]
 
 
+class _FilledByAHook(Middle):
+    def __init__(self):
+        super().__init__()
+        self.inner.register_forward_hook(lambda module, args, output: self.seen.append(output))
+
+    def forward(self, h, x):
+        self.seen.clear()
+        h = self.inner(h)
+        return h + 0.1 * self.seen[0] * self.seen[-1]
+
+
+class _MadeAnew(Middle):
+    def forward(self, h, x):
+        self.seen = []
+        for scale in (0.5, 2.0):
+            self.seen.append(self.inner(h) * scale)
+        return self.seen[0] + self.seen[1].tanh()
+
+
+FAULTS["a list that forward empties and a hook fills"] = Fault(lambda: Net(_FilledByAHook()))
+FAULTS["a list that forward makes anew"] = Fault(lambda: Net(_MadeAnew()))
+
+
+@plant("right", "refused", named="middle")
+def a_list_that_forward_empties_sometimes(self, h, x):
+    if len(self.seen) == 3:
+        self.seen.clear()
+    self.seen.append(len(self.seen) + 0.5)
+    return h * self.seen[-1]
+
+
 @plant("right", "refused", named="middle")
 def an_average_in_an_attribute(self, h, x):
     mean = h.detach().mean()
@@ -75,6 +106,19 @@ def a_global_of_the_first_batch(self, h, x):
     if "scale" not in SCALES:
         SCALES["scale"] = h.detach().abs().mean()
     return h / SCALES["scale"]
+
+
+def _with_an_own_call(layer):
+    def call(self, *args):
+        return nn.Module.__call__(self, *args) * 0.5
+
+    for module in (layer, layer.inner):
+        module.__class__ = type("Halved", (type(module),), {"__call__": call})
+
+
+@plant(setup=_with_an_own_call)
+def a_class_with_its_own_call(self, h, x):
+    return h + self.inner(h)
 
 
 def _counting():

@@ -25,7 +25,7 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict, ProxyParameterList, ProxyTensor
 
-from libai.forward.python_state import cell_value, hooks_of
+from libai.forward.python_state import cell_value
 from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
 
 #: attributes that a forward has read during the trace: `(id of the module, name)` → the module
@@ -45,9 +45,8 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
         proxies = {one.to(nn.Module): one for _, one in proxy.named_modules()}
         run_with_hooks = functools.partial(_run_with_hooks, proxies)
         for module in proxies:
-            if hooks_of(module):
-                wrap_forward(module, run_with_hooks)
-                stack.callback(unwrap_forward, module)
+            wrap_forward(module, run_with_hooks)
+            stack.callback(unwrap_forward, module)
         get_missing = functools.partialmethod(_get_missing, reads)
         stack.enter_context(replaced((ProxyModule, "__getattr__", get_missing), *_REPLACEMENTS))
         yield
@@ -62,8 +61,15 @@ Proxies = dict[nn.Module, Any]
 def _run_with_hooks(
     proxies: Proxies, self: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run the forward of a proxy with its module's hooks, as `nn.Module.__call__` does outside graphs."""
+    """Run the forward of a proxy with its module's hooks, as `nn.Module.__call__` does outside graphs.
+
+    OneFlow never runs the `__call__` of a user's class in a graph. It is run here, and may call `super().__call__`.
+    """
     module = self.to(nn.Module)
+    call = type(module).__call__
+    if call is not nn.Module.__call__:
+        self.__dict__["forward"] = functools.partial(forward, self)
+        return call(self, *args, **kwargs)
     for hook in module._forward_pre_hooks.values():
         changed = _traced_hook(proxies, hook)(self, args)
         if changed is not None:

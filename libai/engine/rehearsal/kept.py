@@ -32,7 +32,6 @@ from libai.forward.python_state import (
     copy_of_iterator,
     hooks_of,
     is_users,
-    is_users_frame,
     variables_of,
 )
 from libai.layers.random import STOCK_DROPOUTS
@@ -98,7 +97,7 @@ class PythonKept:
         code = frame.f_code
         if event == "call" and id(code) not in self._seen:
             self._seen[id(code)] = code
-            if is_users_frame(frame):
+            if is_users(frame.f_globals.get("__name__", "")):
                 found = [one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType)]
                 self.called += found
                 for one in found:

@@ -115,7 +115,7 @@ class GraphTrainer(ModelTrainer):
     def update(self, micro_batches: list[Any]) -> StepResult:
         """See `TrainerBase.update`. Batches whose shape differs from the compiled one run eagerly."""
         batches = list(map(self.gradients.name_inputs, micro_batches))
-        if not self._is_compiled_for(batches):
+        if not self._compile_if_needed(batches):
             with same_buffers(self.model):
                 return update_op_by_op(self, batches)
         if self._make_graph is not None:
@@ -133,8 +133,8 @@ class GraphTrainer(ModelTrainer):
         self.finish_update()
         return result
 
-    def _is_compiled_for(self, batches: Sequence[dict[str, Any]]) -> bool:
-        """Return True if the graph can run this update, False if it must run eagerly.
+    def _compile_if_needed(self, batches: Sequence[dict[str, Any]]) -> bool:
+        """Return True once the graph can run this update, False if it must run eagerly.
 
         Compiles the graph if there is none, or if a value that was compiled in has changed. The update runs eagerly if
         such a value changes often, or if the batches have another shape.
@@ -193,7 +193,7 @@ class GraphTrainer(ModelTrainer):
 
     def _build_step(self, micro_batches: list[Any]) -> None:
         """See `ModelTrainer._build_step`."""
-        self._is_compiled_for([self.gradients.name_inputs(batch) for batch in micro_batches])
+        self._compile_if_needed([self.gradients.name_inputs(batch) for batch in micro_batches])
 
     def _use_facts(self, facts: Facts) -> None:
         """See `ModelTrainer._use_facts`."""

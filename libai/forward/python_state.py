@@ -166,7 +166,7 @@ def _is_read_later(model: nn.Module, name: str) -> bool:
         if is_own and re.search(empty, "\n".join(lines), re.MULTILINE):
             return False
         # the `self` of an unrelated class is another module
-        read = re.compile(rf"{'' if is_own else '(?<!self)'}\.{attribute}\b(?!(: .*)? = )")
+        read = re.compile(rf"{'' if is_own else '(?<!self)'}\.{attribute}\b(?!(\[\w+\])?(: .*)? = )")
         for line in filter(read.search, lines):
             if change.match(line) is None:
                 is_read = True

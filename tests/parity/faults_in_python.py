@@ -79,6 +79,46 @@ FAULTS["a list that forward empties and a hook fills"] = Fault(lambda: Net(_Fill
 FAULTS["a list that forward makes anew"] = Fault(lambda: Net(_MadeAnew()))
 
 
+class _FilledByKey(Middle):
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+        self.inner.register_forward_hook(functools.partial(self.keep, "inner"))
+
+    def keep(self, name, module, args, output):
+        self.kept[name] = output
+
+    def forward(self, h, x):
+        return self.inner(h) + 0.1 * self.kept["inner"] ** 2
+
+
+FAULTS["a dict that a hook fills by key"] = Fault(lambda: Net(_FilledByKey()))
+
+
+@plant("right", "refused", named="middle", setup=lambda layer: setattr(layer, "kept", {}))
+def a_dict_that_keeps_the_last_two(self, h, x):
+    self.kept[self.calls % 2] = h.detach()
+    self.calls += 1
+    return h + self.kept[0].mean() - self.kept[max(self.kept)].mean()
+
+
+@plant(setup=lambda layer: setattr(layer, "heads", {"one": layer.inner}))
+def a_module_in_a_plain_dict(self, h, x):
+    for head in self.heads.values():
+        h = head(h)
+    return h
+
+
+def _calling_around(layer):
+    inner = layer.inner
+    layer.around = lambda h: inner(h).tanh()
+
+
+@plant(setup=_calling_around)
+def a_module_in_a_closure(self, h, x):
+    return self.around(h)
+
+
 @plant("right", "refused", named="middle")
 def a_list_that_forward_empties_sometimes(self, h, x):
     if len(self.seen) == 3:

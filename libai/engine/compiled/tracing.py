@@ -3,7 +3,8 @@
 While a graph is traced, OneFlow calls the `forward` of each module with a proxy as `self`, and tensors record
 operations instead of running them. During that time, and in this process only, `tracing(model)` adds the following:
 
-* forward hooks and pre-hooks of modules run, with the proxy as their module;
+* forward hooks and pre-hooks of modules run, with the proxy as their module, and so does a `__call__` of their class;
+* a module that the user's code finds in a list, a dict or a closure is traced like its proxy;
 * a parameter that is first read under `no_grad` keeps its gradient;
 * `isinstance(self.layer, nn.Linear)` and `super()` work, and `parameters()`, `ParameterList` and `ParameterDict` return
   tensors;
@@ -65,6 +66,8 @@ def _run_with_hooks(
 
     OneFlow never runs the `__call__` of a user's class in a graph. It is run here, and may call `super().__call__`.
     """
+    if self in proxies:  # the module itself, which the user's code has found in a list, a dict or a closure
+        return forward(proxies[self], *args, **kwargs)
     module = self.to(nn.Module)
     call = type(module).__call__
     if call is not nn.Module.__call__:
@@ -205,15 +208,6 @@ def _copy_lazily(self: flow.Tensor, other: Any) -> flow.Tensor:
     return self
 
 
-def _zero_lazily(self: flow.Tensor) -> flow.Tensor:
-    return self.fill_(0) if self.is_lazy else _zero(self)
-
-
-def _get_data(self: flow.Tensor) -> flow.Tensor:
-    """Return the tensor itself if it needs no gradient. A change of `.data` then changes the tensor."""
-    return self if self.is_lazy and not self.requires_grad else _data.__get__(self)
-
-
 def _detach_lazily(self: flow.Tensor) -> flow.Tensor:
     if not self.is_lazy:
         return _detach(self)
@@ -257,8 +251,16 @@ _REPLACEMENTS: Sequence[tuple[Any, str, Any]] = (
     (ProxyParameterDict, "values", _values),
     (ProxyParameterDict, "items", lambda self: list(zip(self.__dict__["_parameters"], _values(self)))),
     (flow.Tensor, "copy_", _copy_lazily),
-    (flow.Tensor, "zero_", _zero_lazily),
-    (flow.Tensor, "data", property(_get_data, _data.__set__)),
+    (flow.Tensor, "zero_", lambda self: self.fill_(0) if self.is_lazy else _zero(self)),
+    (
+        flow.Tensor,
+        "data",
+        property(
+            # the tensor itself if it needs no gradient: a change of `.data` then changes the tensor
+            lambda self: self if self.is_lazy and not self.requires_grad else _data.__get__(self),
+            _data.__set__,
+        ),
+    ),
     (flow.Tensor, "detach", _detach_lazily),
     *(
         (owner, name, _reading_twice(vars(owner)[name]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from libai.engine.check_parts import check_part
 from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
+from libai.utils.seeding import generators_kept
 
 logger = logging.getLogger("libai.engine")
 
@@ -90,26 +90,31 @@ class DataFeed:
         return self.read_ahead(1)[0]
 
     def read_ahead(self, num_iters: int) -> list[list[Any]]:
-        """Return the micro-batches of the next `num_iters` iterations without consuming them.
+        """Return the micro-batches of the next `num_iters` iterations without consuming them. See `look_ahead`."""
+        return [*self.look_ahead(num_iters)]
 
-        A loader that can save its position is moved back to it, and the random states of Python and NumPy are restored
-        too. For any other loader the batches are kept and returned again later.
+    def look_ahead(self, num_iters: int) -> Iterator[list[Any]]:
+        """Yield the micro-batches of the next `num_iters` iterations, one iteration at a time, without consuming them.
+
+        A loader that can save its position is moved back to it at the end, and the random states of Python and NumPy
+        are restored too. For any other loader the batches are kept and returned again later.
         """
         steps = self._num_micro_batches
-        generators = (random.getstate(), np.random.get_state())
         position = self.position()
-        read = [*self._ahead]
-        while len(read) < num_iters * steps:
-            read.append(self._next())
         if position is not None and hasattr(self.loader, "load_state_dict"):
-            self.loader.load_state_dict(position)
-            self._iterator = None
-            random.setstate(generators[0])
-            np.random.set_state(generators[1])
+            with generators_kept():
+                try:
+                    for _ in range(num_iters):
+                        yield [self._next() for _ in range(steps)]
+                finally:  # also if the caller stops early
+                    self.loader.load_state_dict(position)
+                    self._iterator = None
         else:
-            self._ahead = [*read]
             self._position_before = position
-        return [read[i : i + steps] for i in range(0, num_iters * steps, steps)]
+            for first in range(0, num_iters * steps, steps):
+                while len(self._ahead) < first + steps:
+                    self._ahead.append(self._next())
+                yield self._ahead[first : first + steps]
 
     def position(self) -> Any:
         """Return the loader's JSON-serializable position for the next iteration, or None if it has no position."""

@@ -35,6 +35,17 @@ def test_what_was_only_looked_at_is_unread_in_the_position():
     assert feed.take() == [7, 8]
 
 
+def test_batches_that_were_looked_at_are_not_kept_if_they_can_be_read_again():
+    """A learning-rate finder of many updates would otherwise keep all of its batches in memory."""
+    loader = Counting()
+    feed = DataFeed(loader, 2)
+    for micro_batches in feed.look_ahead(1000):
+        assert loader.next == micro_batches[-1] + 1
+        if loader.next == 20:
+            break
+    assert feed.position() == {"next": 0} and feed.take() == [0, 1]
+
+
 @pytest.mark.parametrize(("broken_at", "is_ahead"), [(2, False), (3, True)])
 def test_an_iteration_that_was_read_in_part_is_ahead_of_the_weights(broken_at, is_ahead):
     feed = DataFeed(Counting(broken_at), 2)

@@ -144,8 +144,9 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
     mean = 0.0
     with rolled_back(trainer):
         trainer.lr_scheduler = None
-        batches = trainer.feed.read_ahead(num_iters)
-        for lr, micro_batches in zip(np.geomspace(lowest, highest, num_iters).tolist(), batches):
+        for lr, micro_batches in zip(
+            np.geomspace(lowest, highest, num_iters).tolist(), trainer.feed.look_ahead(num_iters)
+        ):
             for group, rate in zip(groups, rates):
                 group["lr"] = lr * rate / largest if largest else lr
             (numbers,) = trainer.collect([trainer.update(micro_batches)])

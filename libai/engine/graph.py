@@ -65,8 +65,7 @@ class GraphTrainer(ModelTrainer):
 
     def _refuse_parts(self, options: TrainOptions, train_graph: MakeGraph | None = None, **settings: Any) -> None:
         """See `ModelTrainer._refuse_parts`."""
-        update = type(self).update
-        if update is not GraphTrainer.update and not update.__module__.startswith("libai."):
+        if not type(self).update.__module__.startswith("libai."):
             raise UserError(
                 f"{type(self).__name__}.update replaces the compiled step, which then never runs. Pass a custom "
                 "graph (train_graph=MyGraph), or write the update for an EagerTrainer."
@@ -156,12 +155,12 @@ class GraphTrainer(ModelTrainer):
             if decision == "compiled":
                 return True
             differences = self._guards.differences()
-            if decision == "eager" and self._make_graph is not None:
-                raise UserError(
-                    f"{differences} changes repeatedly, but a custom graph is compiled for one value. Keep it "
-                    "constant, put it into a buffer, or leave train_graph out."
-                )
             if decision == "eager":
+                if self._make_graph is not None:
+                    raise UserError(
+                        f"{differences} changes repeatedly, but a custom graph is compiled for one value. Keep it "
+                        "constant, put it into a buffer, or leave train_graph out."
+                    )
                 warn_once(
                     logger,
                     f"changes often: {differences}",
@@ -193,7 +192,7 @@ class GraphTrainer(ModelTrainer):
 
     def _build_step(self, micro_batches: list[Any]) -> None:
         """See `ModelTrainer._build_step`."""
-        self._compile_if_needed([self.gradients.name_inputs(batch) for batch in micro_batches])
+        self._compile_if_needed(list(map(self.gradients.name_inputs, micro_batches)))
 
     def _use_facts(self, facts: Facts) -> None:
         """See `ModelTrainer._use_facts`."""
@@ -215,11 +214,10 @@ class GraphTrainer(ModelTrainer):
         """
         step = self.optimizer._state["step"]
         for index, group in enumerate(self.optimizer.param_groups):
-            scalars = [("lr", float(group["lr"]))]
+            scalars = {"lr": float(group["lr"])}
             if self._corrects_bias:
-                bias1, bias2 = bias_corrections(group, step)
-                scalars += [("bias1", bias1), ("bias2", bias2)]
-            for name, value in scalars:
+                scalars["bias1"], scalars["bias2"] = bias_corrections(group, step)
+            for name, value in scalars.items():
                 if self._scalars.get((name, index)) != value:
                     self._scalars[name, index] = value
                     for stage in range(self.mesh.pipeline):
@@ -277,8 +275,10 @@ class GraphTrainer(ModelTrainer):
                 inputs_of_step = ()
                 stack.enter_context(traced_build(graph, state.prefix, reads))
             self._trace(graph, inputs)
-            read = [norm for norm in self._batch_norms if (id(norm), "training") in reads]
-            self._counting_norms = [norm for norm in read if norm.training]
+            # in this order: reading `training` would be noted as a read of forward
+            self._counting_norms = [
+                norm for norm in self._batch_norms if (id(norm), "training") in reads and norm.training
+            ]
         note_progress()
         if self.mesh.device == "cpu":
             let_polling_threads_sleep()

@@ -76,6 +76,40 @@ class _MadeAnew(Middle):
 
 
 FAULTS["a list that forward empties and a hook fills"] = Fault(lambda: Net(_FilledByAHook()))
+
+
+class _EmptiedByAHook(_FilledByAHook):
+    def __init__(self):
+        Middle.__init__(self)
+        self.inner.register_forward_hook(self.keep)
+
+    def keep(self, module, args, output):
+        self.seen.clear()
+        self.seen.append(output)
+
+    def forward(self, h, x):
+        h = self.inner(h)
+        return h + 0.1 * self.seen[0]
+
+
+_SHELL = {"Middle": Middle, "__name__": "__main__"}
+exec(
+    """
+class Counts(Middle):
+    def forward(self, h, x):
+        self.calls += 1
+        return self.inner(h)
+
+class ReadsItsCount(Middle):
+    def forward(self, h, x):
+        self.calls += 1
+        return self.inner(h) * self.calls
+""",
+    _SHELL,
+)
+FAULTS["a list that a hook empties and fills"] = Fault(lambda: Net(_EmptiedByAHook()))
+FAULTS["a count without source"] = Fault(lambda: Net(_SHELL["Counts"]()))
+FAULTS["a count without source that is read"] = Fault(lambda: Net(_SHELL["ReadsItsCount"]()), "right", "refused")
 FAULTS["a list that forward makes anew"] = Fault(lambda: Net(_MadeAnew()))
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import ast
 import collections
 import copy
-import dis
 import functools
 import inspect
-import itertools
 import random
 import re
 import sys
@@ -151,8 +149,8 @@ def _is_read_later(model: nn.Module, name: str) -> bool:
     """Return whether code of `model` reads the value that an earlier call gave to an attribute.
 
     A statement that also changes the attribute does not count. Tensors that no statement computes from their own value
-    do not count either, because every call makes them again, nor do lists and dicts that `forward` empties first, or
-    a hook if they hold tensors.
+    do not count either, because every call makes them again, nor do lists and dicts that `forward` or a hook empties
+    first.
     """
     path, _, attribute = name.rpartition(".")
     module = dict(model.named_modules())[path]
@@ -160,11 +158,9 @@ def _is_read_later(model: nn.Module, name: str) -> bool:
     change = re.compile(rf"\s*(\w|\.|\[\w+\])*\.{attribute}\b(?!.* = .* = )")
     is_read = False
     is_kept = not tensors_in(vars(module)[attribute])
-    # the losses of the rehearsal differ if tensors of an earlier call are read, so any method may empty their list
-    method = "forward" if is_kept else r"\w+"
-    empty = (
-        rf"^def {method}\(.*\n(?:    (?!.*\.{attribute}\b).*\n)*    \w+\.{attribute}(?:\.clear\(\)| = (?:\[\]|{{}}))$"
-    )
+    hooks = "|".join(getattr(hook, "__name__", "") for one in model.modules() for hook in hooks_of(one))
+    start = rf"^def (?:forward|{hooks})\(.*\n(?:    (?!.*\.{attribute}\b).*\n)*"
+    empty = rf"{start}    \w+\.{attribute}(?:\.clear\(\)| = (?:\[\]|{{}}))$"
     for cls in {type(one) for one in model.modules()}:
         is_own = issubclass(type(module), cls) or issubclass(cls, type(module))
         lines = _lines_of(cls)  # type: ignore[arg-type]  # a class is hashable
@@ -184,7 +180,7 @@ def _is_read_later(model: nn.Module, name: str) -> bool:
 def _lines_of(cls: type) -> list[str]:
     """Return the user's methods of a class except its constructors: each statement on one line, strings are empty.
 
-    A method without source, such as one that was typed into a shell, has a line for each attribute that it reads.
+    A method without source, such as one that was typed into a shell, counts as reading its attributes.
     """
     lines = []
     for base in cls.__mro__:
@@ -197,10 +193,7 @@ def _lines_of(cls: type) -> list[str]:
                 tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
             # TypeError: a function that wraps a compiled one; SyntaxError: a lambda in the middle of an expression
             except (OSError, TypeError, SyntaxError):
-                for before, load in itertools.pairwise(dis.get_instructions(function)):
-                    if load.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                        # Python duplicates the object before it loads the `self.n` of `self.n += 1`
-                        lines.append(("" if before.opname == "DUP_TOP" else "return ") + f"self.{load.argval}")
+                lines += [f"return self.{name}" for name in function.__code__.co_names]
                 continue
             for node in ast.walk(tree):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

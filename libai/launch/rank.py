@@ -85,8 +85,10 @@ def _replace_open_line(state: RankState) -> None:
     def clear_and_write(text: str) -> int:
         if state.open_line > 0:
             write(CLEAR)
-        state.open_line = 0 if text.endswith("\n") else -1
-        return write(text)
+        state.open_line = -1  # until the text is on the terminal
+        written = write(text)
+        state.open_line = text.endswith("\n") - 1
+        return written
 
     sys.stdout.write = clear_and_write  # type: ignore[method-assign]
 

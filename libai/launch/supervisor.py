@@ -292,7 +292,7 @@ class Supervisor:
             text += f" ({seconds} s)"
         if text not in self._announced and (is_live or seconds >= SLOW_SECONDS):
             self._announced.append(text)
-            state.open_line = int(is_live)
+            state.open_line = is_live
             self.announce(text)
 
     def _note_end(self, rank: Rank) -> None:
@@ -330,18 +330,18 @@ class Supervisor:
 
     def _filter_stderr(self, seconds: float) -> bool:
         """Forward what the ranks write to stderr, waiting up to `seconds` for it. Return False if there was nothing."""
-        pipe = self.launcher.stderr
+        pipe, state = self.launcher.stderr, self.ranks[0].state
         if not select.select([] if pipe is None else [pipe], [], [], seconds)[0] or pipe is None:
             if self._rest:  # an unfinished line, such as a progress bar
-                self.ranks[0].state.open_line = -1
+                state.open_line = -1
                 _write_stderr(self._rest)
                 self._rest = b""
             return False
         chunk = os.read(pipe.fileno(), 65536)
         lines, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
         text = rank_notes.drop_harmless(lines + newline)
-        if text and self.ranks[0].state.open_line > 0:
-            self.ranks[0].state.open_line = 0
+        if text and state.open_line > 0:
+            state.open_line = 0
             say("", end="")
         _write_stderr(text)
         if not chunk:

@@ -92,24 +92,28 @@ class _EmptiedByAHook(_FilledByAHook):
         return h + 0.1 * self.seen[0]
 
 
-_SHELL = {"Middle": Middle, "__name__": "__main__"}
-exec(
-    """
-class Counts(Middle):
-    def forward(self, h, x):
-        self.calls += 1
-        return self.inner(h)
+class _Queue(Middle):
+    """Repeats what it saw three calls ago. Only the user calls `forget`, between two epochs."""
 
-class ReadsItsCount(Middle):
+    def forget(self):
+        self.seen.clear()
+
     def forward(self, h, x):
-        self.calls += 1
-        return self.inner(h) * self.calls
-""",
-    _SHELL,
-)
+        self.seen.append(h.detach())
+        return h + self.seen.pop(0) if len(self.seen) > 4 else h
+
+
+class _CarriedOver(Middle):
+    def forward(self, h, x):
+        last = self.seen[-1]
+        self.seen = []
+        self.seen.append(h.detach().mean())
+        return h + last
+
+
+FAULTS["a list of outputs that the user empties"] = Fault(lambda: Net(_Queue()), "right", "refused", "middle")
+FAULTS["a list that carries an output over"] = Fault(lambda: Net(_CarriedOver()), "right", "refused")
 FAULTS["a list that a hook empties and fills"] = Fault(lambda: Net(_EmptiedByAHook()))
-FAULTS["a count without source"] = Fault(lambda: Net(_SHELL["Counts"]()))
-FAULTS["a count without source that is read"] = Fault(lambda: Net(_SHELL["ReadsItsCount"]()), "right", "refused")
 FAULTS["a list that forward makes anew"] = Fault(lambda: Net(_MadeAnew()))
 
 

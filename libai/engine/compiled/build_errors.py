@@ -52,7 +52,10 @@ _REMEDIES = (
         "a module has an attribute `forward` that is a function. Define forward in its class, which is what OneFlow "
         "compiles",
     ),
-    (r"kDouble", "OneFlow 0.9 would update float64 parameters, which it cannot compile. Use float32: `model.float()`"),
+    (
+        r"model_0: kDouble",
+        "OneFlow 0.9 would update float64 parameters, which it cannot compile. Use float32: `model.float()`",
+    ),
     (r"IsIndexDataType", "indices are floating point. Convert them to int64: astype('int64') in the dataset"),
     (
         r"input/output item only support types",

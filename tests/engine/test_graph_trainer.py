@@ -70,7 +70,7 @@ def test_a_build_error_names_the_users_line_and_the_remedy(model, line, remedy, 
 def test_after_a_failed_compilation_another_model_compiles():
     doubles = toy.Classifier().double()
     data = [{**batch, "x": batch["x"].astype(np.float64)} for batch in toy.batches(2)]
-    trainer = toy.trainer_of("graph", doubles, data, toy.optimizer_of("sgd", doubles))
+    trainer = toy.trainer_of("graph", doubles, data, toy.optimizer_of("adamw", doubles))
     with pytest.raises(GraphBuildError, match=r"would update float64 parameters.*`model.float\(\)`"):
         trainer.prepare()
     run("graph", toy.batches(2), 2)

@@ -166,8 +166,8 @@ def _is_read_later(model: nn.Module, name: str) -> bool:
         lines = _lines_of(cls)  # type: ignore[arg-type]  # a class is hashable
         if is_own and re.search(empty, "\n".join(lines), re.MULTILINE):
             return False
-        # the `self` of an unrelated class is another module
-        read = re.compile(rf"{'' if is_own else '(?<!self)'}\.{attribute}\b(?!(\[\w+\])?(: .*)? = )")
+        # the `self` of an unrelated class is another module; strings are empty, and other keys may grow a dict
+        read = re.compile(rf"{'' if is_own else '(?<!self)'}\.{attribute}\b(?!(\[(''|\d+)\])?(: .*)? = )")
         for line in filter(read.search, lines):
             if change.match(line) is None:
                 is_read = True

@@ -93,7 +93,7 @@ class _EmptiedByAHook(_FilledByAHook):
 
 
 class _Queue(Middle):
-    """Repeats what it saw three calls ago. Only the user calls `forget`, between two epochs."""
+    """Repeats what it saw four calls ago. Only the user calls `forget`, between two epochs."""
 
     def forget(self):
         self.seen.clear()
@@ -121,15 +121,29 @@ class _FilledByKey(Middle):
     def __init__(self):
         super().__init__()
         self.kept = {}
-        self.inner.register_forward_hook(functools.partial(self.keep, "inner"))
+        self.inner.register_forward_hook(self.keep)
 
-    def keep(self, name, module, args, output):
-        self.kept[name] = output
+    def keep(self, module, args, output):
+        self.kept["inner"] = output
 
     def forward(self, h, x):
         return self.inner(h) + 0.1 * self.kept["inner"] ** 2
 
 
+class _Growing(Middle):
+    """Repeats what it saw four calls ago."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
+    def forward(self, h, x):
+        number = len(self.kept)
+        self.kept[number] = h.detach()
+        return h + self.kept[number - 4] if number >= 4 else h
+
+
+FAULTS["a dict that grows"] = Fault(lambda: Net(_Growing()), "right", "refused", "middle")
 FAULTS["a dict that a hook fills by key"] = Fault(lambda: Net(_FilledByKey()))
 
 

@@ -238,7 +238,7 @@ class Run(build.Parts):
 
     def _train(self, until: int | None) -> None:
         agreement, last = self.trainer.loop.agreement, self.plan.train_iter
-        with suppress(Interrupted):
+        with suppress(Interrupted):  # the answer is looked at below
             self.resolve_mode()
             if self.trainer.completed_iters < last:
                 if is_main_process():

@@ -31,6 +31,7 @@ OPTIONAL = (
     "polling-thread",
     "step-count",
     "scaled-updates",
+    "joined-additions",
     "joined-updates",
     "graph-threads",
     "memory-plan",

@@ -42,7 +42,8 @@ class ClippingGraph(nn.Graph):
     def _Graph__rebuild_outputs(self, out2name=None):
         if self.is_exact:
             with JobEdit(self._full_job_proto) as job:
-                self.num_rewritten = make_clip_norm_exact(job)
+                make_clip_norm_exact(job)
+                self.num_rewritten = sum(job.kind(op) == "square" for op in job.ops.values())
         super()._Graph__rebuild_outputs(out2name)
 
 

@@ -92,5 +92,5 @@ def test_a_pass_that_looks_through_all_operations_for_each_would_be_noticed(monk
 
 def _in_squares(job):
     names = list(job.ops)
-    code = compile("sum(a == b for a in names for b in names)", f"{PACKAGE}/planted.py", "eval")
+    code = compile("sum(a == b for a in names for b in names for _ in range(3))", f"{PACKAGE}/planted.py", "eval")
     return eval(code, {"names": names})

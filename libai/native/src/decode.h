@@ -73,7 +73,7 @@ class Decoding {
         std::memcpy(values + (length - 1) * size, v_ + unit * size, size * sizeof(float));
         float* const p = ScratchFor(0, group * length);
         const float* mask = s_.mask + unit / s_.kv_heads * length;
-        g_maths->DotRows(q_ + unit * group * size, group, keys, length, size, scale, false, p, length);
+        g_maths->DotRows(q_ + unit * group * size, group, keys, length, size, scale, p, length);
         for (int64_t i = 0; i < group; ++i) g_maths->AddLine(p + i * length, 1, mask, 1, p + i * length, length);
         g_maths->Softmax(p, p, group, length);
         for (int64_t i = 0; i < group; ++i) g_maths->WeighRows(p + i * length, values, length, size, heads_ + (unit * group + i) * size);
@@ -128,18 +128,14 @@ class Decoding {
   }
   // y = weight x + bias for each row of x
   void Apply(const Linear& linear, const float* x, int64_t in, int64_t out, float* y) const {
-    for (int64_t row = 0; linear.bias != nullptr && row < s_.rows; ++row) std::memcpy(y + row * out, linear.bias, out * sizeof(float));
-    Multiply(linear, x, in, out, y, linear.bias != nullptr);
+    static Sharing sharing;
+    SetCurrentSharing(&sharing);
+    Product{false, true, 1.0f, linear.bias, nullptr, s_.rows, out, in}(x, linear.weight, y);
   }
   // The same, added to the rows of the step.
   void AddTo(const Linear& linear, const float* x, int64_t in) const {
-    for (int64_t i = 0; linear.bias != nullptr && i < s_.rows * s_.hidden; ++i) s_.x[i] += linear.bias[i % s_.hidden];
-    Multiply(linear, x, in, s_.hidden, s_.x, true);
-  }
-  void Multiply(const Linear& linear, const float* x, int64_t in, int64_t out, float* y, bool adds) const {
-    static Sharing sharing;
-    SetCurrentSharing(&sharing);
-    Product{false, true, adds, s_.rows, out, in, 1.0f}(x, linear.weight, y);
+    Apply(linear, x, in, s_.hidden, read_);
+    g_maths->AddLine(s_.x, 1, read_, 1, s_.x, s_.rows * s_.hidden);
   }
 
   const DecoderStep& s_;

@@ -95,7 +95,7 @@ struct ProductRun {
   X(void, ConvFilter, (const FilterRun* run))                                                                   \
   X(void, Multiply, (const ProductRun* run))                                                                    \
   X(void, DotRows, (const float* x, int64_t num_x, const float* w, int64_t num_w, int64_t d, float alpha,       \
-                    bool adds, float* y, int64_t y_step))                                                       \
+                    float* y, int64_t y_step))                                                                  \
   X(void, WeighRows, (const float* p, const float* v, int64_t count, int64_t d, float* y))                      \
   X(void, CopyRows, (const float* x, int64_t x_step, float* y, int64_t rows, int64_t d))                        \
   X(void, Transpose, (const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows, int64_t cols))

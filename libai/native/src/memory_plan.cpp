@@ -88,7 +88,7 @@ class TaskSet {  // a set of bits, one for each task
 };
 
 struct Register {
-  RegstDescProto* proto;
+  std::vector<RegstDescProto*> protos;  // more than one: the same elements in other shapes
   int64_t bytes;
   int producer;
   std::vector<int> users;  // the producer among them
@@ -175,17 +175,37 @@ class MemoryPlanner {
 
   std::vector<Register> RegistersOf(const std::vector<int>& tasks) {
     std::vector<Register> registers;
+    std::unordered_map<int64_t, size_t> places;  // in the list
     for (int task : tasks) {
       for (auto& produced : *plan_->mutable_task(task)->mutable_produced_regst_desc()) {
         RegstDescProto* regst = &produced.second;
         if (!HasData(*regst) || !regst->enable_reuse_mem() || regst->register_num() != 1) continue;
         if (regst->mem_block_id() != -1 || regst->mem_block_offset() != -1) continue;
         if (regst->has_inplace_consumed_regst_desc_id() || regst->inplace_info_type_case() != 0) continue;
-        Register found{regst, BytesOf(*regst), task, {}, 0};
-        if (found.bytes > 0 && FindUsers(*regst, task, &found.users)) registers.push_back(found);
+        Register found{{regst}, BytesOf(*regst), task, {}, 0};
+        if (found.bytes == 0 || !FindUsers(*regst, task, &found.users)) continue;
+        const auto source = places.find(SourceOf(plan_->task(task)));
+        if (source == places.end()) {
+          places[regst->regst_desc_id()] = registers.size();
+          registers.push_back(found);
+        } else {
+          Register& same = registers[source->second];
+          same.protos.push_back(regst);
+          same.users.insert(same.users.end(), found.users.begin(), found.users.end());
+          places[regst->regst_desc_id()] = source->second;
+        }
       }
     }
     return registers;
+  }
+
+  // The register whose elements a task gives another shape: with the same memory its kernel has nothing to do. -1 for
+  // tasks that compute.
+  int64_t SourceOf(const TaskProto& task) const {
+    static const std::unordered_set<std::string> kinds{"reshape", "flatten", "expand_dims", "squeeze", "identity"};
+    const auto read = task.consumed_regst_desc_id().find("in");
+    if (kinds.count(OpOf(task)->user_conf().op_type_name()) == 0 || read == task.consumed_regst_desc_id().end()) return -1;
+    return read->second.regst_desc_id_size() == 1 ? read->second.regst_desc_id(0) : -1;
   }
 
   // All tasks, each after those that it waits for; empty if they wait in a circle.
@@ -230,17 +250,15 @@ class MemoryPlanner {
     return successors;
   }
 
-  void PlanGroup(const std::vector<int>& tasks, bool is_on_one_thread) {
-    std::vector<Register> registers = RegistersOf(tasks);
+  void PlanGroup(std::vector<int> tasks, bool is_on_one_thread) {
     const std::vector<int> order = InOrder();
-    if (registers.size() < 2 || order.empty()) return;
     std::vector<int> position(order.size());
     for (size_t i = 0; i < order.size(); ++i) position[order[i]] = static_cast<int>(i);
-    std::vector<int> chain;
-    if (is_on_one_thread) {
-      chain = tasks;
-      std::sort(chain.begin(), chain.end(), [&](int a, int b) { return position[a] < position[b]; });
-    }
+    if (order.empty()) return;
+    std::sort(tasks.begin(), tasks.end(), [&](int a, int b) { return position[a] < position[b]; });
+    std::vector<Register> registers = RegistersOf(tasks);
+    if (registers.size() < 2) return;
+    const std::vector<int> chain = is_on_one_thread ? tasks : std::vector<int>{};
     const std::vector<TaskSet> successors = SuccessorsOf(order, chain);
     const auto is_over_before = [&](const Register& earlier, const Register& later) {
       return std::all_of(earlier.users.begin(), earlier.users.end(),
@@ -272,7 +290,7 @@ class MemoryPlanner {
 
     // The first task of the group runs again only when all that use a register have run: it holds a control register
     // that those which come last read. And it runs first: those which wait for nothing in the group wait for it.
-    const int first = *std::min_element(tasks.begin(), tasks.end(), [&](int a, int b) { return position[a] < position[b]; });
+    const int first = tasks.front();
     std::unordered_set<int> users;
     for (const Register& found : registers) users.insert(found.users.begin(), found.users.end());
     std::vector<int> waiting;
@@ -295,13 +313,9 @@ class MemoryPlanner {
         if (overlaps && !may_share(a, b)) return;  // cannot be: a fault of the code above
       }
     }
-    const int64_t block = kFirstBlock + registers[0].proto->regst_desc_id();
+    const int64_t block = kFirstBlock + registers[0].protos[0]->regst_desc_id();
     for (const Register& found : registers) {
-      found.proto->set_mem_block_id(block);
-      found.proto->set_mem_block_offset(found.offset);
-      // OneFlow writes the shape of a register once, in front of its data, where the next register of this place would
-      // overwrite it. It keeps the shapes of variables apart, and knows them by this name.
-      found.proto->set_variable_op_name("libai_memory_plan");
+      for (RegstDescProto* proto : found.protos) Place(proto, block, found.offset);
     }
     for (int task : waiting) Connect(first, task);
     for (size_t i = 1; i < chain.size(); ++i) {
@@ -310,6 +324,14 @@ class MemoryPlanner {
     }
     g_bytes_before += sum;
     g_bytes_after += end;
+  }
+
+  static void Place(RegstDescProto* regst, int64_t block, int64_t offset) {
+    regst->set_mem_block_id(block);
+    regst->set_mem_block_offset(offset);
+    // OneFlow writes the shape of a register once, in front of its data, where the next register of this place would
+    // overwrite it. It keeps the shapes of variables apart, and knows them by this name.
+    regst->set_variable_op_name("libai_memory_plan");
   }
 
   void Connect(int from, int to) {

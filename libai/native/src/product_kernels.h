@@ -10,11 +10,13 @@ using Sgemm = void (*)(int order, int transposes_a, int transposes_b, int m, int
 inline Sgemm* g_sgemm = nullptr;  // through which OneFlow calls it; null: its own kernels stay
 inline bool g_sgemm_is_narrow = false;  // has no AVX-512, which our loops use
 
-// c (m, n) = alpha op(a) op(b), added to c where `adds` says so; each matrix without gaps.
+// c (m, n) = alpha op(a) op(b), plus `bias` in each row and `addend` (m, n) where they are given; each matrix without gaps.
+// Rounded like the operations that add them afterwards, but while a block of c is in the cache.
 struct Product {
-  bool transposes_a, transposes_b, adds;
-  int64_t m, n, k;
+  bool transposes_a, transposes_b;
   float alpha;
+  const float *bias, *addend;
+  int64_t m, n, k;
 
   double Work() const { return static_cast<double>(m) * n * k; }
   // Neither narrower than a vector of AVX2, nor so large that OpenBLAS is as good.
@@ -28,7 +30,8 @@ struct Product {
       MultiplyFewRows(a, b, c);
     } else if (!IsOurs()) {
       (*g_sgemm)(101, transposes_a ? 112 : 111, transposes_b ? 112 : 111, m, n, k, alpha, a, std::max<int64_t>(1, transposes_a ? m : k),
-                 b, std::max<int64_t>(1, transposes_b ? k : n), adds ? 1.0f : 0.0f, c, n);
+                 b, std::max<int64_t>(1, transposes_b ? k : n), 0.0f, c, n);
+      if (HasMore()) ForRows(m, n, kLightGrain, [&](int64_t row, int64_t end) { Add(row, end, 0, n, c); });
     } else {
       MultiplyTiles(a, b, c);
     }
@@ -39,6 +42,14 @@ struct Product {
   static constexpr int64_t kFewRows = 8;
   static constexpr int64_t kRowsWorthPacking = 256;
   static constexpr int64_t kNarrow = 16;  // the columns of a vector of AVX-512
+
+  bool HasMore() const { return bias != nullptr || addend != nullptr; }
+  void Add(int64_t row, int64_t end, int64_t first, int64_t width, float* c) const {
+    for (int64_t i = row * n + first; row < end; ++row, i += n) {
+      if (bias != nullptr) g_maths->AddLine(c + i, 1, bias + first, 1, c + i, width);
+      if (addend != nullptr) g_maths->AddLine(c + i, 1, addend + i, 1, c + i, width);
+    }
+  }
 
   int64_t RowsOfPart() const { return RoundUp(static_cast<int64_t>(kPartWork * m / Work()) + 1, 24); }
 
@@ -55,7 +66,8 @@ struct Product {
     ForRanges(n, length, [&](int64_t first, int64_t end) {
       for (; first < end; first += length) {
         const int64_t count = std::min(length, end - first);
-        g_maths->DotRows(a, m, b + first * k, count, k, alpha, adds, c + first, n);
+        g_maths->DotRows(a, m, b + first * k, count, k, alpha, c + first, n);
+        if (HasMore()) Add(0, m, first, count, c);
       }
     }, Work());
   }
@@ -82,25 +94,22 @@ struct Product {
   void MultiplyRange(const float* a, const float* b, const float* packed, int64_t begin, int64_t end, float* c) const {
     const Maths& maths = n < kNarrow && g_maths == &kMathsAvx512 ? kMathsAvx2 : *g_maths;
     const int64_t a_row = transposes_a ? 1 : k, a_term = transposes_a ? m : 1, num_panels = NumPanels();
-    for (int64_t row = begin; row < end; row += kRows)
+    for (int64_t row = begin; row < end; row += kRows) {
       for (int64_t term = 0; term < k; term += kTerms)
         for (int64_t panel = 0; panel < num_panels; ++panel) {
           const int64_t first = panel * kWidth, width = WidthOfPanel(panel), b_row = packed == nullptr ? n : width;
           const float* from = packed == nullptr ? b + first : packed + first * k;
           const ProductRun run{a + row * a_row + term * a_term, from + term * b_row, c + row * n + first, a_row, a_term, b_row, n,
-                               std::min(kRows, end - row), std::min(kTerms, k - term), width, adds || term > 0};
+                               std::min(kRows, end - row), std::min(kTerms, k - term), width, term > 0};
           maths.Multiply(&run);
         }
+      if (HasMore()) Add(row, std::min(row + kRows, end), 0, n, c);
+    }
   }
 };
 
 inline Product ReadProduct(KernelComputeContext* c, bool transposes_a, bool transposes_b) {
-  Product p{transposes_a, transposes_b, Has(c, "_add_to_output"), 0, 0, 0, static_cast<float>(c->Attr<double>("alpha"))};
-  if (p.adds) {
-    float* out = Out(c, "out");
-    if (In(c, "_add_to_output") != out) std::memcpy(out, In(c, "_add_to_output"), Size(c, "out") * sizeof(float));
-  }
-  return p;
+  return {transposes_a, transposes_b, static_cast<float>(c->Attr<double>("alpha")), nullptr, MaybeIn(c, "_add_to_output"), 0, 0, 0};
 }
 
 // The last two axes are matrices, those before are broadcast.
@@ -131,7 +140,9 @@ inline void RunMatmul(KernelComputeContext* c) {
       b_step *= b_size;
       rest /= size;
     }
-    p(a + a_at, b + b_at, out + i * p.m * p.n);
+    Product one = p;
+    if (p.addend != nullptr) one.addend += i * p.m * p.n;
+    one(a + a_at, b + b_at, out + i * p.m * p.n);
   };
   const int64_t worth_a_part = static_cast<int64_t>(kPartWork / std::max(1.0, p.Work())) + 1;
   ForRanges(count, worth_a_part, [&](int64_t i, int64_t end) {
@@ -147,11 +158,19 @@ inline void RunMatmulGradB(KernelComputeContext* c) {
   p(In(c, "a"), In(c, "b"), Out(c, "out"));
 }
 
+// A linear layer in one operation: libai joins a product and the addition of a bias in compiled jobs.
+inline void RunMatmulBias(KernelComputeContext* c) {
+  Product p{false, true, 1.0f, In(c, "bias"), MaybeIn(c, "_add_to_output"), 0, Size(c, "bias"), LastAxis(c, "x")};
+  p.m = p.n == 0 ? 0 : Size(c, "out") / p.n;
+  p(In(c, "x"), In(c, "weight"), Out(c, "out"));
+}
+
 inline bool HasSgemm(const KernelRegContext&) { return g_sgemm != nullptr; }
 
 inline void RegisterProducts() {
-  for (const char* op : {"matmul", "batch_matmul", "broadcast_matmul"}) Register(op, "a", &RunMatmul, &HasSgemm, false, "_add_to_output");
-  Register("broadcast_matmul_grad_b", "a", &RunMatmulGradB, &HasSgemm, false, "_add_to_output");
+  for (const char* op : {"matmul", "batch_matmul", "broadcast_matmul"}) Register(op, "a", &RunMatmul, &HasSgemm);
+  Register("broadcast_matmul_grad_b", "a", &RunMatmulGradB, &HasSgemm);
+  Register("fused_matmul_bias", "x", &RunMatmulBias, &HasSgemm);
 }
 
 }  // namespace libai

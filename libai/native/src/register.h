@@ -71,10 +71,8 @@ struct Opener {
 };
 template struct Opener<&oneflow::user_op::UserOpRegistryMgr::op_kernel_reg_result_>;
 
-// Lets `run` compute operation `op` on CPU where its argument `tensor` is float32 and `fits` says so. `in_place`: the
-// input whose memory the output `out` of a compiled step takes where nobody else needs it.
-inline void Register(const char* op, const char* tensor, Run run, Condition fits = nullptr, bool is_update = false,
-                     const char* in_place = nullptr) {
+// Lets `run` compute operation `op` on CPU where its argument `tensor` is float32 and `fits` says so.
+inline void Register(const char* op, const char* tensor, Run run, Condition fits = nullptr, bool is_update = false) {
   auto& list = TableOf(oneflow::user_op::UserOpRegistryMgr::Get())[op];
   for (const auto& entry : list) {
     if (entry.priority == kPriority) return;  // by another copy of this library
@@ -89,11 +87,6 @@ inline void Register(const char* op, const char* tensor, Run run, Condition fits
     const auto* t = c.TensorDesc4ArgNameAndIndex(entry->tensor, 0);
     return t != nullptr && t->data_type() == DataType::kFloat && (entry->fits == nullptr || entry->fits(c));
   }) == true);
-  if (in_place != nullptr) {
-    registry.SetInplaceProposalFn([in_place](const auto& c, auto add) -> oneflow::Maybe<void> {
-      return c.has_input(in_place, 0) ? add("out", 0, in_place, 0, true) : oneflow::Maybe<void>::Ok();
-    });
-  }
   // Operations that have run hold pointers into the vector, which grows here: the old one is kept for ever.
   auto* kept = new std::vector<OpKernelRegistryResult>(std::move(list));
   list = *kept;

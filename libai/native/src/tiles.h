@@ -158,9 +158,9 @@ void ConvFilter(const FilterRun* run) {
   if (row < r.rows) FilterRows<1>(r, row);
 }
 
-// y[i][j] = alpha times the product of row i of x, of N, and row j of w, added to y where `adds` says so
+// y[i][j] = alpha times the product of row i of x, of N, and row j of w
 template<int N>
-INLINE void DotRowsOf(const float* x, const float* w, int64_t num_w, int64_t d, float alpha, bool adds, float* y, int64_t y_step) {
+INLINE void DotRowsOf(const float* x, const float* w, int64_t num_w, int64_t d, float alpha, float* y, int64_t y_step) {
   const int64_t in_pairs = d - d % (2 * kLanes);
   for (int64_t j = 0; j < num_w; ++j, w += d) {
     Vector sum[N][2];
@@ -180,14 +180,13 @@ INLINE void DotRowsOf(const float* x, const float* w, int64_t num_w, int64_t d, 
         SIMD for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
       float total = lanes[0];
       for (int64_t c = in_pairs; c < d; ++c) total += x[i * d + c] * w[c];
-      y[i * y_step + j] = alpha * total + (adds ? y[i * y_step + j] : 0.0f);
+      y[i * y_step + j] = alpha * total;
     }
   }
 }
-void DotRows(const float* x, int64_t num_x, const float* w, int64_t num_w, int64_t d, float alpha, bool adds, float* y,
-             int64_t y_step) {
-  for (; num_x >= 4; num_x -= 4, x += 4 * d, y += 4 * y_step) DotRowsOf<4>(x, w, num_w, d, alpha, adds, y, y_step);
-  for (; num_x > 0; --num_x, x += d, y += y_step) DotRowsOf<1>(x, w, num_w, d, alpha, adds, y, y_step);
+void DotRows(const float* x, int64_t num_x, const float* w, int64_t num_w, int64_t d, float alpha, float* y, int64_t y_step) {
+  for (; num_x >= 4; num_x -= 4, x += 4 * d, y += 4 * y_step) DotRowsOf<4>(x, w, num_w, d, alpha, y, y_step);
+  for (; num_x > 0; --num_x, x += d, y += y_step) DotRowsOf<1>(x, w, num_w, d, alpha, y, y_step);
 }
 
 // y = the sum of `count` rows of v, of `d` numbers, each times its weight in p

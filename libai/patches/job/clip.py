@@ -25,14 +25,14 @@ _DECAY = "l1_l2_regularize_gradient"
 _COEFFICIENT = "System-ClipGradient-GlobalNorm-Clamp"
 
 
-def join_clip_norms(job: JobEdit) -> int:
-    """Clip all gradients of a completed `job` by one norm. Return the number of other norms removed.
+def join_clip_norms(job: JobEdit) -> None:
+    """Clip all gradients of a completed `job` by one norm.
 
     Like `join_updates`, this requires that all ranks of the job hold full parameters.
     """
     coefficients = [op for op in job.ops.values() if op.name.startswith(_COEFFICIENT)]
     if len(coefficients) < 2:
-        return 0
+        return
     chains = [_chain(job, op) for op in coefficients]
     first = chains[0][-1]
     gradients = [value for *_, total in chains for value in total.user_conf.input["x"].s]
@@ -46,7 +46,6 @@ def join_clip_norms(job: JobEdit) -> int:
         job.redirect(chain[0].user_conf.output["y"].s[0], coefficients[0].user_conf.output["y"].s[0])
         for op in chain:
             job.remove(op.name)
-    return len(chains) - 1
 
 
 def _chain(job: JobEdit, op: Any) -> list[Any]:
@@ -54,19 +53,18 @@ def _chain(job: JobEdit, op: Any) -> list[Any]:
     chain = [op]
     while job.kind(chain[-1]) not in (_SUM_OP, "multi_reduce_max_abs"):
         (source,) = [value for values in chain[-1].user_conf.input.values() for value in values.s]
-        chain.append(job.ops[source.split("/")[0]])
+        chain.append(job.maker(source))
     return chain
 
 
-def make_clip_norm_exact(job: JobEdit) -> int:
+def make_clip_norm_exact(job: JobEdit) -> None:
     """Rewrite the clip norm in a completed `job`, before OneFlow compiles it.
 
-    Returns the number of gradients rewritten. It is 0 without clipping, if our kernels compute the norm, and for norms
-    other than p = 2, which libai never uses.
+    Nothing changes without clipping, if our kernels compute the norm, and for norms other than p = 2, which libai never
+    uses.
     """
     if are_kernels_on() and job.is_on_cpu:
-        return 0
-    num_rewritten = 0
+        return
     # OneFlow creates one such op for each layout of parameters
     for total in [op for op in job.ops.values() if job.kind(op) == _SUM_OP]:
         if total.user_conf.attr["p"].at_float != 2.0:
@@ -76,27 +74,24 @@ def make_clip_norm_exact(job: JobEdit) -> int:
             name = f"{total.name}-{index}"
             terms = job.append(total, f"{name}-terms", "square", {"x": [gradient]}, "y").user_conf.output["y"].s
             added = job.append(total, f"{name}-sum", "reduce_sum", {"input_tensor": terms}, "output_tensor").user_conf
-            added.attr["axis"].at_list_int32.val.extend(range(len(job.shapes[gradient].shape.dim)))
+            added.attr["axis"].at_list_int32.val.extend(range(len(job.dims(gradient))))
             added.attr["keepdims"].at_bool = False
             results.append(added.output["output_tensor"].s[0])
-        num_rewritten += len(results)
         if len(results) > 1:
             joined = job.append(total, f"{total.name}-joined", "add_n", {"in": results}, "out")
             results = joined.user_conf.output["out"].s
         job.redirect(total.user_conf.output["y"].s[0], results[0])
         job.remove(total.name)
-    return num_rewritten
 
 
-def clip_by_value(job: JobEdit, limit: float) -> int:
+def clip_by_value(job: JobEdit, limit: float) -> None:
     """Clip the gradients that the updates of a completed `job` read to ±`limit`, before weight decay is added.
 
-    Call it before OneFlow compiles the job and before updates are fused. Returns the number of clipped gradients.
+    Call it before OneFlow compiles the job and before updates are fused.
     """
-    updates = [op for op in job.ops.values() if is_update(op)]
-    for update in updates:
+    for update in list(filter(is_update, job.ops.values())):
         reader, source = update, update.user_conf.input["model_diff"].s[0]
-        maker = job.ops[source.split("/")[0]]
+        maker = job.maker(source)
         if job.kind(maker) == _DECAY:
             reader, source = maker, maker.user_conf.input["model_diff"].s[0]
         clipped = job.append(reader, f"{update.name}-clip", "clip_by_scalar", {"x": [source]}, "y")
@@ -105,4 +100,3 @@ def clip_by_value(job: JobEdit, limit: float) -> int:
             clipped.user_conf.attr[f"integral_{end}"].at_int64 = 0
         job.lay_out(clipped, job.layout_of(reader.name, "model_diff_0"))
         job.set_source(reader, "model_diff", 0, clipped.user_conf.output["y"].s[0])
-    return len(updates)

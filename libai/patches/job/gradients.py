@@ -6,9 +6,7 @@ operations. On CPU even a small message costs half a millisecond (docs/dev/decis
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 from libai.parallel.data_parallel import BUCKET_BYTES
@@ -31,39 +29,36 @@ class _Edge(NamedTuple):
     position: int
 
 
-def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> int:
+def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> None:
     """Bucket the gradients that are reduced over ranks, in messages of at most `max_bytes`.
 
-    `job` must be on a data-parallel mesh on CPU and not compiled yet. Each sum adds the same values as before. Returns
-    the number of bucketed gradients.
+    `job` must be on a data-parallel mesh on CPU and not compiled yet. Each sum adds the same values as before.
     """
     edges = edges_of_gradients(job)
     # ordered as the backward pass computes them. OneFlow 0.9 cannot reshape a partial sum without dimensions
     computed = [value for op in job.ops.values() for value in _outputs(op) if value in edges]
-    gradients = [value for value in computed if job.shapes[value].shape.dim]
+    gradients = [value for value in computed if job.dims(value)]
     most = max_bytes // _NUM_BYTES
-    buckets = cut_into_buckets(gradients, lambda value: job.shapes[value].data_type, partial(_size, job), most)
+    buckets = cut_into_buckets(gradients, lambda value: job.shapes[value].data_type, job.size, most)
     buckets = [bucket for bucket in buckets if len(bucket) > 1]
     for index, bucket in enumerate(buckets):
         for value, added in zip(bucket, _add_up_together(job, index, bucket, edges[bucket[0]][0])):
             for edge in edges[value]:
                 job.set_source(job.ops[edge.reader], edge.argument, edge.position, added)
-    return sum(map(len, buckets))
 
 
 def edges_of_gradients(job: JobEdit) -> dict[str, list[_Edge]]:
     """Return each value that ranks reduce for clipping and updates, with the places that read its sum."""
     edges: dict[str, list[_Edge]] = {}
     seen: set[str] = set()
-    for op in job.ops.values():
-        if is_update(op):
-            for edge in _edges_above(job, op.name, seen):
-                edges.setdefault(edge.value, []).append(edge)
+    for op in filter(is_update, job.ops.values()):
+        for edge in _edges_above(job, op.name, seen):
+            edges.setdefault(edge.value, []).append(edge)
     return edges
 
 
 def _outputs(op: Any) -> list[str]:
-    return [name for entry in op.user_conf.output.values() for name in entry.s] if op.HasField("user_conf") else []
+    return [name for entry in op.user_conf.output.values() for name in entry.s]
 
 
 def _edges_above(job: JobEdit, reader: str, seen: set[str]) -> Iterator[_Edge]:
@@ -94,13 +89,9 @@ def _is(layout: Any, kind: str) -> bool:
     return layout is not None and [entry.WhichOneof("parallel_type") for entry in layout.sbp_parallel] == [kind]
 
 
-def _size(job: JobEdit, value: str) -> int:
-    return math.prod(job.shapes[value].shape.dim)
-
-
 def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edge) -> list[str]:
     """Append operations that concatenate the gradients, reduce them, and split the result. Return the sums' names."""
-    like = job.ops[edge.value.split("/")[0]]
+    like = job.maker(edge.value)
     partial = copied(job.layout_of(*edge.value.split("/")))
     full = copied(job.layout_of(edge.reader, f"{edge.argument}_{edge.position}"))
 
@@ -113,13 +104,13 @@ def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edg
         return op
 
     def reshaped(value: str, shape: list[int], layout: Any) -> str:
-        if list(job.shapes[value].shape.dim) == shape:
+        if job.dims(value) == shape:
             return value
         op = add("reshape", {"in": [value]}, layout, [shape])
         op.user_conf.attr["shape"].at_shape.dim[:] = shape
         return str(op.user_conf.output["out"].s[0])
 
-    sizes = [_size(job, value) for value in gradients]
+    sizes = [job.size(value) for value in gradients]
     pieces = [reshaped(value, [size], partial) for value, size in zip(gradients, sizes)]
     joined = add("concat", {"in": pieces}, partial, [[sum(sizes)]])
     joined.user_conf.attr["axis"].at_int64 = 0
@@ -128,5 +119,5 @@ def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edg
     parts = {"like": pieces, "in": list(added.user_conf.output["out"].s)}
     cut = add("split_like", parts, full, [[size] for size in sizes], like=partial)
     cut.user_conf.attr["axis"].at_int64 = 0
-    shapes = [list(job.shapes[value].shape.dim) for value in gradients]
+    shapes = [job.dims(value) for value in gradients]
     return [reshaped(value, shape, full) for value, shape in zip(cut.user_conf.output["out"].s, shapes)]

@@ -7,6 +7,7 @@ docs/dev/decisions/0013-linear-job-passes.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,18 @@ class JobEdit:
         """Return the type of a model's operation, or `variable_conf`, `input_conf`, ... for any other operation."""
         kind: str = op.WhichOneof("op_type")
         return op.user_conf.op_type_name if kind == "user_conf" else kind
+
+    def maker(self, value: str) -> Any:
+        """Return the operation that makes a value."""
+        return self.ops[_maker(value)]
+
+    def dims(self, value: str) -> list[int]:
+        """Return the dimensions of a value; an unknown value has none."""
+        return list(self.shapes[value].shape.dim) if value in self.shapes else []
+
+    def size(self, value: str) -> int:
+        """Return the number of elements of a value."""
+        return math.prod(self.dims(value))
 
     def readers(self, name: str) -> list[Any]:
         """Return the operations that read an output of the operation `name`, or wait for it to finish."""

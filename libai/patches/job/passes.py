@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from libai.patches.job.clip import join_clip_norms, make_clip_norm_exact
+from libai.patches.job.fusions import decay_in_updates, join_additions, join_updates, scale_in_updates
 from libai.patches.job.gradients import join_gradients
 from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.schedule import compute_on_one_thread, compute_on_two_threads
-from libai.patches.job.updates import decay_in_updates, join_updates, scale_in_updates
 from libai.patches.job.variables import read_copies_of_variables, remove_step_count
 from libai.patches.openblas import threads_in_use, usable_cores
 from libai.patches.table import is_on
@@ -48,6 +48,8 @@ def simplify_job(job: JobEdit, facts: JobFacts) -> None:
         scale_in_updates(job)
     if facts.joins_updates and is_on("joined-updates"):
         join_updates(job)
+    if facts.joins_updates and is_on("joined-additions"):
+        join_additions(job)
     if not facts.may_skip and is_on("step-count"):
         remove_step_count(job)
     if job.is_on_cpu and is_on("graph-threads"):

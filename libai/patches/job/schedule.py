@@ -76,14 +76,11 @@ def _estimate(job: JobEdit, op: Any) -> float:
         return 0.0
     conf = op.user_conf
     values = [value for entry in (*conf.input.values(), *conf.output.values()) for value in entry.s]
-    time = _START + _PER_ELEMENT * sum(math.prod(_dims(job, value)) for value in values)
+    time = _START + _PER_ELEMENT * sum(map(job.size, values))
     if "matmul" in job.kind(op):
         # m × k, k × n and m × n elements: the root of their product is m × n × k
-        a, b, out = [_dims(job, entry.s[0]) for entry in (conf.input["a"], conf.input["b"], conf.output["out"])]
+        first, second = ("x", "weight") if "x" in conf.input else ("a", "b")
+        a, b, out = [job.dims(entry.s[0]) for entry in (conf.input[first], conf.input[second], conf.output["out"])]
         batch = math.prod(b[:-2]) if len(out) > 2 else 1
         time += _PER_MULTIPLICATION * math.sqrt(math.prod(a) * math.prod(b) * math.prod(out) / batch)
     return time
-
-
-def _dims(job: JobEdit, value: str) -> list[int]:
-    return list(job.shapes[value].shape.dim) if value in job.shapes else []

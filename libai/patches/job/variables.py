@@ -27,12 +27,8 @@ _COUNT_OPS = ("", "-Identity", "-ScalarAdd", "-Assign")
 _MADE_FROM_THE_COUNT = ("learning_rate_schedule_conf", "adam_bias_correction_factor")
 
 
-def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> int:
-    """Add an `identity` op after each variable in `names`, and make all readers except the updates read its output.
-
-    Returns the number of `identity` ops added.
-    """
-    count = 0
+def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> None:
+    """Add an `identity` op after each variable in `names`, and make all readers except the updates read its output."""
     for variable in [op for op in job.ops.values() if op.HasField("variable_conf") and op.name in names]:
         source, result, maker = f"{variable.name}/out", "out", variable
         for op in job.readers(variable.name):
@@ -46,8 +42,6 @@ def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> int:
             job.shapes[value].CopyFrom(job.shapes[source])
             for reader, argument, index in places:
                 job.set_source(reader, argument, index, value)
-            count += 1
-    return count
 
 
 def _places_that_read(job: JobEdit, maker: str, source: str) -> Iterator[tuple[Any, str, int]]:
@@ -65,11 +59,11 @@ def is_update(op: Any) -> bool:
     return "model" in op.user_conf.input and "learning_rate" in op.user_conf.input
 
 
-def remove_step_count(job: JobEdit) -> int:
+def remove_step_count(job: JobEdit) -> None:
     """Remove the step count of a completed job, and the learning rates and bias corrections computed from it.
 
     Operations that are still read are kept; for example, loss scaling uses the count. Each removed operation is an
-    actor that would run in every step. Returns the number of operations removed.
+    actor that would run in every step.
     """
     counting = {f"{TRAIN_STEP}{end}" for end in _COUNT_OPS} & set(job.ops)
     unread = {name for name, op in job.ops.items() if job.kind(op) in _MADE_FROM_THE_COUNT}
@@ -82,7 +76,6 @@ def remove_step_count(job: JobEdit) -> int:
         unread |= counting
     for name in unread:
         job.remove(name)
-    return len(unread)
 
 
 def first_of_equal(job: JobEdit, source: Any) -> str:

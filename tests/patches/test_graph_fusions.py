@@ -1,4 +1,4 @@
-"""A compiled step with fused, clipping updates equals OneFlow's step bit for bit."""
+"""A compiled step with fused updates and additions equals OneFlow's step bit for bit."""
 
 from collections import Counter
 
@@ -48,8 +48,8 @@ def test_weights_are_those_of_single_updates(name, max_norm, accumulation, monke
     kind, build = OPTIMIZERS[name]
     found, ops = trained(build, max_norm, accumulation)
     assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (2, 0)
-    assert ops["scalar_mul_by_tensor"] == ops["l1_l2_regularize_gradient"] == 0
-    for part in ("decay_in_updates", "scale_in_updates", "join_updates"):
+    assert ops["scalar_mul_by_tensor"] == ops["l1_l2_regularize_gradient"] == ops["broadcast_add"] == 0
+    for part in ("decay_in_updates", "scale_in_updates", "join_updates", "join_additions"):
         monkeypatch.setattr(passes, part, lambda job: 0)
     expected, ops = trained(build, max_norm, accumulation)
     assert ops["l1_l2_regularize_gradient"] == (4 if "decay" in name else 0)
@@ -79,6 +79,7 @@ def test_the_comparison_would_see_another_bound():
     assert not np.array_equal(trained(build, 0.05)[0][0], trained(build, 0.051)[0][0])
 
 
-def test_oneflows_own_kernels_get_single_updates(kernels_off):
+def test_oneflows_own_kernels_get_single_updates_and_additions(kernels_off):
     _, ops = trained(OPTIMIZERS["adamw"][1])
     assert ops["adam_update"] == ops["scalar_mul_by_tensor"] == 4
+    assert (ops["broadcast_add"], ops["fused_matmul_bias"]) == (2, 0)

@@ -106,7 +106,7 @@ class TrainGraph(CompiledGraph):
         self._facts = JobFacts(
             copied_variables=[f"{MODULE_NAME}.{name}" for name, _ in named_tensors(model)] if needs_copies else (),
             joins_gradients=mesh.data > 1 and is_replicated,
-            joins_updates=is_replicated and are_kernels_on(),
+            fuses_operations=is_replicated and are_kernels_on(),
             may_skip=options.amp == "fp16" and options.loss_scaling.is_dynamic,
         )
         if options.amp == "fp16":

@@ -21,13 +21,13 @@ class JobFacts:
     """Facts that passes need and the job does not contain.
 
     `copied_variables` are the variables that forward and backward must read through copies. `joins_gradients` is True
-    if several ranks hold full parameters on CPU, and `joins_updates` if ranks hold full parameters on CPU and our
+    if several ranks hold full parameters on CPU, and `fuses_operations` if ranks hold full parameters on CPU and our
     kernels are on. `may_skip` is True if updates may be skipped depending on the gradients.
     """
 
     copied_variables: Collection[str]
     joins_gradients: bool
-    joins_updates: bool
+    fuses_operations: bool
     may_skip: bool
 
 
@@ -43,12 +43,12 @@ def repair_job(job: JobEdit, facts: JobFacts) -> None:
 
 def simplify_job(job: JobEdit, facts: JobFacts) -> None:
     """Run the passes over the finished job."""
-    if facts.joins_updates and is_on("scaled-updates"):
+    if facts.fuses_operations and is_on("scaled-updates"):
         decay_in_updates(job)
         scale_in_updates(job)
-    if facts.joins_updates and is_on("joined-updates"):
+    if facts.fuses_operations and is_on("joined-updates"):
         join_updates(job)
-    if facts.joins_updates and is_on("joined-additions"):
+    if facts.fuses_operations and is_on("joined-additions"):
         join_additions(job)
     if not facts.may_skip and is_on("step-count"):
         remove_step_count(job)

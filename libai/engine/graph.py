@@ -118,7 +118,7 @@ class GraphTrainer(ModelTrainer):
             with same_buffers(self.model):
                 return update_op_by_op(self, batches)
         if self._make_graph is not None:
-            result = self._as_result(self.graph(**self.to_device(batches[0])))
+            result = self.graph(**self.to_device(batches[0]))
         else:
             self._check_indices(batches)
             inputs, shares = self._inputs(batches)

@@ -35,8 +35,11 @@ def step_period_of(period: Period) -> int:
     return period if isinstance(period, int) else 1
 
 
-def is_due(period: Period, completed: int) -> bool:
-    """Return whether an action with this period is due after `completed` iterations."""
+def is_due(period: Period, trainer: Any) -> bool:
+    """Return whether an action with this period is due: always after the last iteration of `trainer`."""
+    completed = trainer.completed_iters
+    if completed == trainer.max_iter:
+        return True
     if isinstance(period, int):
         return period > 0 and completed % period == 0
     return period.ends(completed)

@@ -20,7 +20,7 @@ from libai.engine.check_parts import check_iterations
 from libai.engine.data_feed import DataFeed
 from libai.engine.events.storage import EventStorage
 from libai.engine.hook_base import HOOK_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
-from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics, StepResult
+from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics
 from libai.launch.stop import STOP, Agreement
 from libai.patches.internals import quick_thread_switches, wait_for_device
 from libai.utils.atomic import is_full_disk
@@ -330,10 +330,7 @@ class TrainerBase:
         micro_batches = self.feed.take()
         for _, call in self.loop.calls_at["before_update"]:  # faster than `call_hooks`
             call()
-        result = self.update(micro_batches)
-        if not isinstance(result, StepResult):
-            result = self._as_result(result)
-        self.loop.result = result
+        result = self.loop.result = self._as_result(self.update(micro_batches))
         self.loop.metrics.pending.append((self.iter, result))
         self.feed.is_ahead = False
 

@@ -98,7 +98,6 @@ class ModelTrainer(TrainerBase):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._schedule_needs_metric = needs_metric(lr_scheduler)
-        self.loop.rates = self._current_lrs()
         self._batch_norms = batch_norms(model)
         if options.non_finite != "raise":
             self.register_hooks([BadLossHook(options.non_finite, lr_scheduler)])
@@ -363,9 +362,15 @@ class ModelTrainer(TrainerBase):
 
     def _as_result(self, returned: Any) -> StepResult:
         """Convert the return value of a custom `update`, which may return losses in any form that `forward` may."""
+        if isinstance(returned, StepResult):
+            return returned
         saved_values.clear()
-        losses, metrics = read_losses(returned, self)
-        losses, metrics = (dict(zip(part, map(detached, part.values()))) for part in (losses, metrics))
+        losses, metrics = map_tensors(read_losses(returned, self), detached)
+        if not self.loop.rates:
+            raise UserError(
+                f"{type(self).__name__}.update has not called self.finish_update(), so the learning-rate schedule does "
+                "not advance. Call it at the end of update."
+            )
         ranks = 1 if self.layout.is_global else self.mesh.data
         return StepResult.of([losses], [metrics], [1.0 / ranks])
 
@@ -381,6 +386,7 @@ class ModelTrainer(TrainerBase):
 
         The other dicts have only `train/loss`, for the finite check.
         """
+        results = list(map(self._as_result, results))
         if self.mesh.size > 1:
             require_same_names(results)
         numbers = to_numbers(results, self.mesh.data > 1 and not self.layout.is_global)

@@ -19,8 +19,8 @@ import oneflow as flow
 from libai.utils.errors import UserError, first_line
 
 _RIGHT_CODE = (
-    'return {"losses": {"cls": loss}, "metrics": {"accuracy": acc}} from forward in training '
-    "(the losses are scalar tensors, their sum is differentiated; metrics may be left out), or one scalar loss, or a "
+    'return {"losses": {"cls": loss}, "metrics": {"accuracy": acc}} in training '
+    "(the losses are scalar tensors, their sum is differentiated; metrics are optional), or one scalar loss, or a "
     "dict of scalar losses"
 )
 #: the name given to a loss that is returned without a name
@@ -58,14 +58,14 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
     metrics = None if losses is None else named.get("metrics")
     if losses is None or not _are_scalars(losses) or not losses or not (metrics is None or _are_scalars(metrics)):
         raise ModelContractError(
-            f"{type(model).__name__}.forward returned {_described(outputs)}, which the trainer cannot use: "
+            f"{_source(model)} returned {_described(outputs)}, which the trainer cannot use: "
             f"{_RIGHT_CODE}."
         )
     if losses is outputs:  # a flat dict: the loss is the sum of its values
         constant = [name for name, loss in losses.items() if not loss.requires_grad]
         if constant and len(constant) < len(losses):
             raise ModelContractError(
-                f"{type(model).__name__}.forward returned the dict {list(losses)}, whose sum would be the loss, and "
+                f"{_source(model)} returned the dict {list(losses)}, whose sum would be the loss, and "
                 f"{constant} depend on no parameter. To only log a value, return it as a metric: "
                 'return {"losses": {...}, "metrics": {...}}.'
             )
@@ -86,6 +86,11 @@ def weighted_total(losses: Mapping[str, flow.Tensor], weights: Any) -> flow.Tens
         return total_loss(dict(losses)) * weights
     first = next(iter(weights.values()))
     return total_loss({name: loss * weights.get(name, first) for name, loss in losses.items()})
+
+
+def _source(model: Any) -> str:
+    """Return the name of the method that returned losses: a model's forward, or the update of a custom trainer."""
+    return f"{type(model).__name__}.{'forward' if isinstance(model, flow.nn.Module) else 'update'}"
 
 
 def _are_scalars(values: Any) -> bool:

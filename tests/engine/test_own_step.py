@@ -83,28 +83,30 @@ class Own(EagerTrainer):
         return losses
 
 
-def test_an_update_of_its_own_trains_and_reports_its_losses():
-    own, given = (trained(cls, schedule=True) for cls in (Own, EagerTrainer))
+@pytest.mark.parametrize("scale", [1.0, np.nan])
+def test_an_update_of_its_own_trains_and_reports_its_losses(scale, monkeypatch):
+    """Also if one update is skipped, because its batch is not finite."""
+    monkeypatch.setitem(BATCHES[6], "x", BATCHES[6]["x"] * scale)
+    own, given = (trained(cls, schedule=True, non_finite="skip") for cls in (Own, EagerTrainer))
     np.testing.assert_allclose(weights(own), weights(given), rtol=1e-6)
     assert own.fetch_metrics() == pytest.approx(given.fetch_metrics())
 
 
-def test_an_update_that_returns_no_losses_is_told_what_to_return():
-    class Silent(EagerTrainer):
+@pytest.mark.parametrize(
+    "base, returned, expected",
+    [
+        (EagerTrainer, None, r'Wrong.update returned None.*return \{"losses"'),
+        (EagerTrainer, flow.zeros(()), "Wrong.update has not called self.finish_update"),
+        (GraphTrainer, {}, "Wrong.update.*train_graph"),
+    ],
+)
+def test_a_wrong_update_is_told_what_to_do(base, returned, expected):
+    class Wrong(base):
         def update(self, micro_batches):
-            pass
+            return returned
 
-    with pytest.raises(UserError, match=r'returned None.*return \{"losses"'):
-        trained(Silent)
-
-
-def test_an_eager_update_in_a_graph_trainer_is_refused():
-    class Confused(GraphTrainer):
-        def update(self, micro_batches):
-            return {}
-
-    with pytest.raises(UserError, match="Confused.update.*train_graph"):
-        trained(Confused)
+    with pytest.raises(UserError, match=expected):
+        trained(Wrong)
 
 
 # ------------------------------------------------------------------------------------------------- a graph
@@ -165,6 +167,7 @@ def test_a_changed_rate_compiles_a_graph_of_its_own_again():
     [
         ({"num_accumulation_steps": 2}, "cannot honour num_accumulation_steps"),
         ({"max_grad_norm": 1.0}, "cannot honour max_grad_norm"),
+        ({"schedule": True}, "lr_scheduler.*lr_sch"),
         (
             {"train_graph": lambda model, optimizer: model},
             "returned a Classifier, not an nn.Graph with the trainer's model",
@@ -175,14 +178,6 @@ def test_a_changed_rate_compiles_a_graph_of_its_own_again():
 def test_what_a_graph_of_its_own_cannot_honour_is_refused(settings, expected):
     with pytest.raises(UserError, match=expected):
         trained(GraphTrainer, **{"train_graph": OwnGraph, **settings})
-
-
-def test_a_schedule_beside_a_graph_of_its_own_is_refused():
-    model = toy.Classifier()
-    optimizer = toy.optimizer_of("sgd", model)
-    schedule = WarmupCosineLR(optimizer, max_iter=10, warmup_iter=0)
-    with pytest.raises(UserError, match="lr_scheduler.*lr_sch"):
-        GraphTrainer(model, BATCHES, optimizer, lr_scheduler=schedule, train_graph=OwnGraph)
 
 
 # ------------------------------------------------------------------------------------------------- two losses

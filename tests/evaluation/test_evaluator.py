@@ -25,4 +25,4 @@ def test_sums_that_are_no_numbers_are_refused():
 
 def test_a_missing_output_lists_what_is_there():
     with pytest.raises(EvaluatorError, match=r"needs outputs\['logits'\], but outputs has \['losses'\]"):
-        ClassificationEvaluator().process({"labels": np.zeros(1)}, {"losses": {}})
+        ClassificationEvaluator().process({"labels": np.zeros(1)}, {"losses": {}, "num_loss_items": 1})

@@ -46,8 +46,7 @@ class CheckpointHook(HookBase):
         background = self._checkpointer.background
         if background is None or not background.check():
             self.step_period = step_period_of(self._period)
-        completed = self.trainer.iter + 1
-        if completed == self.trainer.max_iter or is_due(self._period, completed):
+        if is_due(self._period, self.trainer):
             self._checkpointer.save()
 
     def after_save(self) -> None:

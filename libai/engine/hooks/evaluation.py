@@ -75,9 +75,8 @@ class EvalHook(HookBase):
 
     def after_step(self) -> None:
         """Evaluates if an evaluation is due, and after the last iteration."""
-        completed = self.trainer.iter + 1
-        if completed == self.trainer.max_iter or is_due(self._period, completed):
-            self._evaluate(completed)
+        if is_due(self._period, self.trainer):
+            self._evaluate(self.trainer.completed_iters)
 
     def after_train(self) -> None:
         """Evaluates the weights of a run that was stopped early."""

@@ -171,8 +171,7 @@ class WriterHook(HookBase):
     def _log_if_due(self) -> None:
         """Write the numbers of the latest iteration, once, if a log point is due or it is the last one."""
         completed = self.trainer.completed_iters
-        is_log_point = completed == self.trainer.max_iter or is_due(self.period, completed)
-        if is_log_point and self._logged_at != completed:
+        if self._logged_at != completed and is_due(self.period, self.trainer):
             self._logged_at = completed
             self._record_training()
             self._write(completed)

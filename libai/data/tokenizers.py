@@ -176,9 +176,9 @@ def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenize
 
 
 def find_tokenizer(spec: str) -> Path:
-    """Return the path of the tokenizer.json that `spec` names, either the file or its folder.
+    """Return the path of a tokenizer.json. `spec` is that path or the path of its folder.
 
-    Raises `DataError` if missing.
+    Raises `DataError` if there is no such file.
     """
     path = Path(spec).expanduser()
     path = path / "tokenizer.json" if path.is_dir() else path

@@ -119,7 +119,7 @@ def as_tensor(value: Any) -> flow.Tensor:
         array = value if type(value) is np.ndarray and value.flags.c_contiguous else np.asarray(value, order="C")
         if array.dtype.char == "H":  # uint16, which oneflow 0.9.0 does not support
             array = array.astype(np.int32)
-        elif array.dtype == np.float64 and not isinstance(value, np.ndarray):  # numbers of Python, as in flow.tensor
+        elif array.dtype == np.float64 and not isinstance(value, np.ndarray):  # Python floats, as flow.tensor does
             array = array.astype(np.float32)
         return flow.from_numpy(array) if array.ndim else flow.tensor(array)
     except Exception as error:

@@ -221,7 +221,7 @@ class ParallelPlan:
         if mesh.pipeline > max(1, len(names)):
             raise UserError(
                 f"train.dist.pipeline_parallel_size={mesh.pipeline}, but {self.blocks} has {len(names)} block(s), "
-                f"but every stage needs one. Use at most {len(names)} stages."
+                f"and every stage needs one. Use at most {len(names)} stages."
             )
         costs = dict.fromkeys(names, 0)
         total = done = 0

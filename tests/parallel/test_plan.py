@@ -74,7 +74,7 @@ def test_numbers_that_must_be_divisible(pattern, text):
 def test_more_stages_than_blocks():
     text = error_of({"blocks": "blocks"}, Mesh(pipeline=4))
     assert text == (
-        "train.dist.pipeline_parallel_size=4, but blocks has 3 block(s), but every stage needs one. "
+        "train.dist.pipeline_parallel_size=4, but blocks has 3 block(s), and every stage needs one. "
         "Use at most 3 stages."
     )
 

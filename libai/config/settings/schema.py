@@ -197,7 +197,7 @@ def defaults(section: Literal["train", "graph"]) -> DictConfig:
 
 @functools.cache
 def _index() -> dict[str, Key | type]:
-    """Return path -> setting, or the class of a section, for everything in the typed sections, in source order."""
+    """Return dotted path -> setting, or the class of a section, for all typed sections, in source order."""
     found: dict[str, Key | type] = {}
 
     def add(cls: type, path: str) -> None:

@@ -148,7 +148,7 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
     rows = [("loss", "train/loss", "loss {0:.4f}" if is_plain else "loss {0:.2e}"), *_RATES]
     for tag, value in record.scalars.items():
         is_own = tag.startswith("train/") and tag not in _PLACED
-        if is_own and value != loss:  # do not show a single loss twice
+        if is_own and value != loss:  # a single loss equals the total
             rows.append((tag, tag, "{2} {0:.4g}"))
     if math.isfinite(step_ms):
         remaining = timedelta(seconds=round((record.max_iter - record.iter) * step_ms / 1e3))

@@ -31,7 +31,7 @@ class BatchPlan:
 
     @classmethod
     def of(cls, train: Any, sizes: BatchSizes, data_parallel_size: int, loader: Any) -> BatchPlan:
-        """Return the plan of a run for the section `train` of its config.
+        """Return the batch plan of a run with the config section `train`.
 
         `train_epoch > 0` sets the length, rounded up. Raises `UserError` if it is set and the loader has no
         `samples_per_epoch`.

@@ -58,8 +58,7 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
     metrics = None if losses is None else named.get("metrics")
     if losses is None or not _are_scalars(losses) or not losses or not (metrics is None or _are_scalars(metrics)):
         raise ModelContractError(
-            f"{_source(model)} returned {_described(outputs)}, which the trainer cannot use: "
-            f"{_RIGHT_CODE}."
+            f"{_source(model)} returned {_described(outputs)}, which the trainer cannot use: {_RIGHT_CODE}."
         )
     if losses is outputs:  # a flat dict: the loss is the sum of its values
         constant = [name for name, loss in losses.items() if not loss.requires_grad]

@@ -43,8 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from libai.inference import Pipeline
 
-    mode = None if args.mode is None else str(args.mode)
-    pipeline = Pipeline(args.run, args.checkpoint, mode, args.settings, args.tokenizer)
+    pipeline = Pipeline(args.run, args.checkpoint, args.mode, args.settings, args.tokenizer)
     if columns is None:
         batches = _dataset(pipeline.predictor, args)
     else:
@@ -139,12 +138,12 @@ def _array(file: Path, name: str, values: list[Any]) -> np.ndarray:
     """Return one column as an array of numbers, booleans or text. A cell of .csv is text that may contain JSON."""
     if file.suffix == ".csv":
         parsed = list(map(_parsed, values))
-        is_number = [not isinstance(value, str) for value in parsed]
-        values = parsed if all(is_number) else values
-        if is_number[0] and not all(is_number):
-            number = is_number.index(False)
+        texts = [number for number, value in enumerate(parsed) if isinstance(value, str)]
+        if not texts:
+            values = parsed
+        elif texts[0]:  # the first sample is a number
             raise UserError(
-                f"{file}, sample {number + 1}: {name} is {values[number]!r}, but a number in earlier samples."
+                f"{file}, sample {texts[0] + 1}: {name} is {values[texts[0]]!r}, but a number in earlier samples."
             )
     if all(isinstance(value, str) for value in values):
         return np.array(values)
@@ -197,10 +196,13 @@ def _chosen(choice: str, columns: Columns) -> tuple[str, np.ndarray]:
     name, _, text = choice.partition("=")
     first, dots, last = text.partition("..")
     known = list(columns)
-    try:
-        chosen = known[known.index(first) : known.index(last or first) + 1]
-    except ValueError as error:
-        raise UserError(f"--columns {choice}: {error}. The columns are {listed(known)}.") from None
+    rest = known[known.index(first) :] if first in known else []
+    if (last or first) not in rest:
+        raise UserError(
+            f"--columns {choice}: expected NAME=COLUMN or NAME=FIRST..LAST, with columns in the order of the file: "
+            f"{listed(known)}."
+        )
+    chosen = rest[: rest.index(last or first) + 1]
     return name, _side_by_side(name, chosen, columns) if dots else columns[first]
 
 

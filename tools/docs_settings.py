@@ -6,14 +6,25 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # works from a clone, without installation
 
 from libai.config.settings import schema  # noqa: E402
-from libai.config.settings.coercion import type_name  # noqa: E402
+from libai.config.settings.coercion import members_of  # noqa: E402
 
 BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
+
+
+def type_name(kind: Any) -> str:
+    """Return `kind` as it is written in the reference, such as `int | null`."""
+    names: list[str] = []
+    for member in members_of(kind):
+        origin = get_origin(member) or member
+        choices = [f'"{choice}"' for choice in get_args(member)] if origin is Literal else []
+        names += choices or [{Any: "any", type(None): "null"}.get(origin) or origin.__name__]
+    return " | ".join(names)
 
 
 def kind_in_limits(key: schema.Key) -> str:

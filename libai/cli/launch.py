@@ -31,9 +31,7 @@ from libai.launch.job import TRAINING, Job, run_job
 from libai.launch.rank import end_with_parent
 from libai.launch.request import choose_port, find_config, find_free_port, read_job, take_restarts
 from libai.launch.supervisor import SLOW_SECONDS
-from libai.native import kernels
 from libai.patches import openblas
-from libai.patches.table import is_on
 from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import (
     DEFAULT_START_SECONDS,
@@ -57,6 +55,8 @@ PROCS = processes on this machine\
 NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
 # Flags with which the training program writes nothing to the output folder.
 WRITES_NOTHING = {"--print-config", "--dry-run", "--eval-only", "--find-lr"}
+# Parts of lines in the stack of a check that hung or crashed, which are not about the user's files.
+NOT_SHOWN = (*guard.NOT_USERS, "Extension modules: ")
 
 
 def check_config(job: Job, tells: bool = True) -> Path:
@@ -65,7 +65,7 @@ def check_config(job: Job, tells: bool = True) -> Path:
     The check runs in a forked child. Configs import oneflow, and the launcher must avoid its threads and slow exit
     handlers. The child's output is held back because every rank will print it again. A mistake ends this process with
     its exit code, and is printed if `tells` is true. `--help` also ends it. A check that hangs is ended after
-    LIBAI_START_TIMEOUT, and its stack is shown.
+    LIBAI_START_TIMEOUT. The stack of a check that hangs or crashes is shown.
     """
     limit = read_limit(START_LIMIT, DEFAULT_START_SECONDS)
     read_end, write_end = os.pipe()
@@ -76,36 +76,41 @@ def check_config(job: Job, tells: bool = True) -> Path:
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
             sys.argv = [word for word in sys.argv if word != "--json"]  # this process prints the error
+            faulthandler.enable()
             if limit:
                 faulthandler.dump_traceback_later(limit, exit=True)
-            guard.leave_at_once(guard.run_guarded(lambda: _write_output_dir(job, write_end)))
+            code = guard.run_guarded(lambda: _write_output_dir(job, write_end))
+            os.write(write_end, b"\n")  # missing if the check hangs or crashes
+            guard.leave_at_once(code)
         os.close(write_end)
         if not select.select([read_end], [], [], SLOW_SECONDS)[0] and tells:
             job.announce("checking the config, which imports oneflow")
-        output_dir = os.read(read_end, 65536).decode()
+        answer = os.read(read_end, 65536).decode()
         os.close(read_end)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         said.seek(0)
         text = said.read().decode(errors="replace")
-    if output_dir:
+    if output_dir := answer.strip("\n"):
         return Path(output_dir).absolute()
+    if not answer:
+        end = signal.Signals(-code).name if code < 0 else f"os._exit({code})"
+        reason = f"was ended by {end}. Correct the config or what it imports"
+        if "Timeout (" in text:
+            reason = f"took longer than {limit:g} s. {START_LIMIT}=<seconds> waits longer"
+        lines = [line for line in text.splitlines() if not any(part in line for part in NOT_SHOWN)]
+        text = "\n".join([f"error: checking the config {reason}.", *lines])
+        code = EXIT_FAILED
     if code == 0:  # --help
         print(text if tells else "", end="")
     elif tells and text:
-        if text.startswith("Timeout ("):
-            text = (
-                f"error: checking the config took longer than {limit:g} s. {START_LIMIT}=<seconds> waits "
-                f"longer.\n{text}"
-            )
-        say_error(text.removesuffix("\n"), code if code >= 0 else EXIT_FAILED)
-    sys.exit(code if code >= 0 else EXIT_FAILED)
+        say_error(text.removesuffix("\n"), code)
+    sys.exit(code)
 
 
 def _write_output_dir(job: Job, descriptor: int) -> None:
     from libai.config.arguments import check
 
-    output_dir = check(job.config, job.arguments, job.world_size)
-    os.write(descriptor, output_dir.encode())
+    os.write(descriptor, check(job.config, job.arguments, job.world_size).encode())
 
 
 def choose_environment(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
@@ -147,8 +152,7 @@ def run(arguments: Sequence[str]) -> int:
             if WRITES_NOTHING.isdisjoint(word.partition("=")[0] for word in job.arguments):
                 job = replace(job, output_dir=output_dir)
         os.environ.update(choose_environment(job, os.environ))
-        if is_on("kernels"):
-            kernels.compile_kernels()
+        runtime.compile_kernels()
     return run_job(job, max_restarts, new_port=None if os.environ.get("PORT") else find_free_port)
 
 
@@ -173,8 +177,7 @@ def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
     check_config(job, tells=place.rank == 0)
     here = replace(job, num_processes=place.local_size, num_nodes=place.size)
     os.environ.update(choose_environment(here, os.environ) | _rank_variables(place))
-    if is_on("kernels"):
-        kernels.compile_kernels()
+    runtime.compile_kernels()
     sys.argv = [sys.argv[0], "--config-file", job.config, *words]
 
     from libai.cli.train_net import main

@@ -96,7 +96,7 @@ class _ConfigFile(SourceFileLoader):
     def get_code(self, fullname: str) -> types.CodeType:
         """Compile the file, because cached bytecode could be stale after two edits in the same second."""
         try:
-            return self.source_to_code(self.get_data(self.path).decode(), self.path)
+            return self.source_to_code(self.get_data(self.path).decode("utf-8-sig"), self.path)
         except UnicodeDecodeError as error:
             raise ConfigError(f"{shown(self.path)}: {_not_utf8(error)}") from error
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from libai import __version__
-from libai.launch.runtime import installed_version
+from libai.launch.runtime import installed_version, read_cpuinfo
 from libai.native.kernels import kernels_in_use
 from libai.patches.openblas import openblas_in_use, threads_in_use
 from libai.patches.table import is_known_version, missing_parts, patches_that_are_on
@@ -67,21 +67,15 @@ def _oneflow() -> dict[str, Any]:
 
 def _machine() -> dict[str, Any]:
     pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    lines = read_cpuinfo().splitlines()
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return {
         "os": platform.platform(),
         "host": platform.node(),
-        "cpu": _cpu_model(),
+        "cpu": next(models, platform.processor() or None),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(pages * page_size / 2**30, 1),
     }
-
-
-def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or None
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
 def _cuda() -> dict[str, Any]:

@@ -11,6 +11,7 @@ import importlib.machinery
 import importlib.metadata
 import os
 import platform
+import resource
 import signal
 import socket
 import sys
@@ -40,6 +41,9 @@ from libai.utils.rank_notes import (
 # import names of the packages in requirements/core.in that every command needs
 _NEEDED = ("oneflow", "numpy", "omegaconf", "hydra", "tensorboardX", "rich", "safetensors", "filelock", "tokenizers")
 
+# A rank opens about 20 files, and more for connections to other ranks and for processes that load data.
+MIN_OPEN_FILES = 64
+
 # package, its module, the first major version that does not work, arguments of `pip install`
 _TOO_NEW = (
     ("numpy", "numpy", 2, "'numpy<2'"),
@@ -54,7 +58,7 @@ def prepare_environment() -> None:
     only its matmuls and other CPU kernels can still be made faster.
     """
     open_missing_streams()
-    core_type = choose_openblas_core(_read_cpuinfo())
+    core_type = choose_openblas_core(read_cpuinfo())
     if core_type is not None:
         os.environ.setdefault("OPENBLAS_CORETYPE", core_type)
     if not any(isinstance(finder, _OneFlowFinder) for finder in sys.meta_path):
@@ -82,7 +86,8 @@ def choose_openblas_core(cpuinfo: str) -> str | None:
     return "Zen" if fields.get("vendor_id") == "AuthenticAMD" else "Haswell"
 
 
-def _read_cpuinfo() -> str:
+def read_cpuinfo() -> str:
+    """Return the part of /proc/cpuinfo about the first CPUs, or "" if it cannot be read."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             return file.read(16_384)  # the first CPU is enough
@@ -128,6 +133,12 @@ class _OneFlowLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         if (text := explain_versions()) is not None:
             raise _oneflow_import_error(text)
+        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if 0 <= soft_limit < MIN_OPEN_FILES:  # oneflow would abort the process
+            raise _oneflow_import_error(
+                f"`ulimit -n` allows {soft_limit} open files, and training needs {MIN_OPEN_FILES}. Raise it: "
+                "`ulimit -n 1024`."
+            )
         # Report mistakes in LIBAI_PATCHES and LIBAI_NATIVE before anything is loaded.
         is_on("openblas")
         kernels.allowed_levels()
@@ -146,6 +157,12 @@ class _OneFlowLoader(importlib.abc.Loader):
             raise _oneflow_import_error(text)
         _take_back_ctrl_c()
         _apply_patches()
+
+
+def compile_kernels() -> None:
+    """Compile the CPU kernels if they are on and not compiled yet, so that ranks do not wait for one another."""
+    if is_on("kernels"):
+        kernels.compile_kernels()
 
 
 def _take_back_ctrl_c() -> None:
@@ -251,10 +268,11 @@ def wait_for_rank0() -> None:
     )
 
 
-def hide_rendezvous_environment() -> dict[str, str]:
-    """Remove the launcher's variables from this process and return them.
+def hide_rendezvous_environment() -> None:
+    """Remove the launcher's variables from this process.
 
     A process that is not a rank, such as the launcher's check of the config or a subprocess of a test, would otherwise
     join the rendezvous as soon as it imports oneflow.
     """
-    return {name: os.environ.pop(name) for name in RENDEZVOUS_VARIABLES if name in os.environ}
+    for name in RENDEZVOUS_VARIABLES:
+        os.environ.pop(name, None)

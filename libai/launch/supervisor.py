@@ -403,7 +403,7 @@ class Supervisor:
         others = "; the other ranks were ended" if len(self.ranks) > 1 else ""
         saved = self.ranks[0].state.saved
         advice = f" --resume continues after iteration {saved}." if saved else ""
-        say(f"launch: rank {first.number} failed first: {self._describe(first)}{others}.{advice}")
+        say_error(f"launch: rank {first.number} failed first: {self._describe(first)}{others}.{advice}", code)
 
     def _keep_errors(self) -> None:
         """Write the last error of every failed rank to `errors/rank_<number>.txt` in the output folder."""

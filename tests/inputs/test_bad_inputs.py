@@ -67,8 +67,8 @@ def test_a_config_that_is_no_file(worker, name):
 
 
 def test_a_foreign_name_that_the_file_uses_is_a_variable(worker):
-    """Control: `lr = 0.1` is a mistake only if nothing reads it."""
-    (worker.folder / "uses_lr.py").write_text(bad_files.GOOD + "lr = 0.1\noptim.lr = lr\n")
+    """Control: `lr = 0.1` is a mistake only if nothing reads it, and a byte order mark is none."""
+    (worker.folder / "uses_lr.py").write_text(bad_files.GOOD + "lr = 0.1\noptim.lr = lr\n", "utf-8-sig")
     assert worker.ask("uses_lr.py", "--print-config").returncode == 0
 
 

@@ -60,10 +60,19 @@ def test_a_start_speaks_before_oneflow_is_imported_and_says_what_takes_long(slee
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_config_that_hangs_ends_the_start_with_its_line(sleeping, processes):
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        ("time.sleep(600)", "LIBAI_START_TIMEOUT=<seconds> waits longer"),
+        ("os.abort()", "SIGABRT"),
+        ("os._exit(0)", "os._exit"),
+    ],
+)
+def test_a_config_that_hangs_or_dies_ends_the_start_with_its_line(sleeping, statement, text, processes):
+    sleeping.write_text(f"import os\nimport time\n{statement}\n")
     result = jobs.train_sh(sleeping, processes, timeout=60, LIBAI_START_TIMEOUT="3")
-    assert result.returncode == 1 and "LIBAI_START_TIMEOUT=<seconds> waits longer" in result.stderr, result
-    assert any(f"{sleeping}" in line and "3" in line for line in result.errors), result
+    assert result.returncode == 1 and text in result.stderr, result
+    assert text == "os._exit" or any(f"{sleeping}" in line and "3" in line for line in result.errors), result
 
 
 #: a config that takes some seconds and prints complete and unfinished lines

@@ -119,11 +119,11 @@ def test_a_rank_that_native_code_ends_is_told_with_the_line(script, end):
 @pytest.mark.e2e
 @pytest.mark.parametrize("code", [0, 3, 75])
 def test_a_rank_that_leaves_without_a_note_has_failed_whatever_its_code(script, code):
-    result = script(f"if rank == 1: os._exit({code})\ntime.sleep(60)").run()
+    result = script(f"if rank == 1: os._exit({code})\ntime.sleep(60)").run(2, "--json")
     assert result.returncode == 1
-    assert result.stderr == (
+    assert json.loads(result.stdout)["error"] == (
         f"launch: rank 1 failed first: it left with exit code {code} before its work was done (os._exit?); "
-        "the other ranks were ended.\n"
+        "the other ranks were ended."
     )
 
 

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from libai.launch.installation import ROOT
-from libai.launch.runtime import explain_versions
-from libai.native import kernels
-from libai.patches.table import is_on
+from libai.launch.runtime import compile_kernels, explain_versions
 from libai.utils import distributed
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
@@ -81,8 +79,7 @@ def examine() -> list[Finding]:
     """Return all findings. The checks that need oneflow are skipped if it cannot be imported."""
     say("libai: importing oneflow")
     with contextlib.suppress(UserError):  # a mistake in LIBAI_PATCHES is reported as a finding
-        if is_on("kernels"):
-            kernels.compile_kernels()
+        compile_kernels()
     facts, failure = _look()
     findings = [check_oneflow(facts, failure)]
     if facts is not None:

@@ -141,21 +141,18 @@ def read_prompts(args: Any) -> list[str]:
 def _start_ranks(args: Any, prompts: Sequence[str]) -> int:
     """Run the same command on several processes of this machine and return the exit code."""
     from libai.cli.launch import choose_environment
+    from libai.launch import runtime
     from libai.launch.job import Job, run_job
     from libai.launch.request import find_free_port
-    from libai.launch.runtime import hide_rendezvous_environment
-    from libai.native import kernels
-    from libai.patches.table import is_on
 
-    hide_rendezvous_environment()
+    runtime.hide_rendezvous_environment()
     passed = (*_OPTIONS, "stop_token", "batch_size", "mode", "checkpoint", "tokenizer")
     values = {name: getattr(args, name) for name in passed}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
     words += [args.source, f"--given={json.dumps(prompts)}", *(["--json"] if args.json else [])]
     job = Job(_MODULE, args.source, args.procs, tuple(words), 1, 0, "127.0.0.1", find_free_port())
     os.environ.update(choose_environment(job, os.environ))
-    if is_on("kernels"):
-        kernels.compile_kernels()
+    runtime.compile_kernels()
     return run_job(job, 0, new_port=None)
 
 

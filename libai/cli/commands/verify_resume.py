@@ -99,15 +99,17 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
     verdict = "exact" if found.is_exact else "broken"
     if args.json:
         print(json.dumps({**vars(args), "folder": str(folder), "verdict": verdict, **vars(found)}, indent=1))
-        return int(not found.is_exact)
-    print(
-        f"compared {found.numbers} numbers of metrics.jsonl, {found.tensors} tensors, and the state of schedule, data, "
-        "random generators and hooks"
-    )
-    for place, text in [*found.differences.items()][:MOST_SHOWN]:
-        print(f"differs: {place}: {text}")
-    ways = f"{2 * args.iters} iterations straight against {args.iters}, restart, {args.iters}"
-    print(f"{verdict}: {ways} (--procs {args.procs})")
+    else:
+        print(
+            f"compared {found.numbers} numbers of metrics.jsonl, {found.tensors} tensors, and the state of schedule, "
+            "data, random generators and hooks"
+        )
+        for place, text in [*found.differences.items()][:MOST_SHOWN]:
+            print(f"differs: {place}: {text}")
+        print(
+            f"{verdict}: {2 * args.iters} iterations straight against {args.iters}, restart, {args.iters} "
+            f"(--procs {args.procs})"
+        )
     return int(not found.is_exact)
 
 

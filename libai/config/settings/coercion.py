@@ -138,16 +138,6 @@ def expected(kind: Any, limits: str = "") -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]])
 
 
-def type_name(kind: Any) -> str:
-    """Return `kind` as it is written in the reference, such as `int | null`."""
-    names: list[str] = []
-    for member in members_of(kind):
-        origin = get_origin(member) or member
-        choices = [f'"{choice}"' for choice in get_args(member)] if origin is Literal else []
-        names += choices or [{Any: "any", type(None): "null"}.get(origin) or origin.__name__]
-    return " | ".join(names)
-
-
 def is_simple(annotation: Any) -> bool:
     """Return True if `coerce` understands every part of `annotation`, so that it can check values."""
     origins = [get_origin(member) or member for member in members_of(annotation)]

@@ -46,7 +46,7 @@ def solve_data_parallel_size(
         change = f"Set train.dist.data_parallel_size={fits} (or null)" if fits else "Change train.dist"
         raise ConfigError(
             f"train.dist asks for {data_parallel_size} data × {tensor_parallel_size} tensor × {pipeline_parallel_size} "
-            f"pipeline = {product} processes, but the run has {world_size}. {change}, or start {product} processes."
+            f"pipeline = {product}, but the number of processes is {world_size}. {change}, or start {product}."
         )
     return data_parallel_size
 

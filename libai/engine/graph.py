@@ -158,13 +158,13 @@ class GraphTrainer(ModelTrainer):
             if decision == "eager":
                 if self._make_graph is not None:
                     raise UserError(
-                        f"{differences} changes repeatedly, but a custom graph is compiled for one value. Keep it "
+                        f"repeated changes of {differences}, but a custom graph is compiled for one value. Keep it "
                         "constant, put it into a buffer, or leave train_graph out."
                     )
                 warn_once(
                     logger,
                     f"changes often: {differences}",
-                    f"{differences} changes repeatedly: from iteration {self.iter + 1} on, such updates run eagerly, "
+                    f"repeated changes of {differences}: from iteration {self.iter + 1} on, such updates run eagerly, "
                     "with the same result. A graph is compiled for one value; the learning rate and buffers "
                     "(`self.register_buffer`) are inputs of the graph and may change in every iteration.",
                 )

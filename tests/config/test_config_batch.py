@@ -60,8 +60,8 @@ def test_sizes_that_do_not_fit_are_explained(arguments, text):
     ("arguments", "text"),
     [
         ((4, None, 3, 1), "= 3 does not divide the 4 processes of this run. Set their product to 1, 2, 4"),
-        ((4, 2, 1, 1), "= 2 processes, but the run has 4. Set train.dist.data_parallel_size=4"),
-        ((3, 2, 2, 1), "= 4 processes, but the run has 3. Change train.dist, or start 4 processes"),
+        ((4, 2, 1, 1), "= 2, but the number of processes is 4. Set train.dist.data_parallel_size=4"),
+        ((3, 2, 2, 1), "= 4, but the number of processes is 3. Change train.dist, or start 4."),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_explained(arguments, text):

@@ -259,8 +259,8 @@ def test_what_changes_often_runs_op_by_op_and_one_line_says_why(monkeypatch, cap
     monkeypatch.setattr("libai.utils.logging._warned", set())
     with caplog.at_level(logging.WARNING, "libai.engine"):
         train("graph", "sgd", CHANGES["loss weight annealed"][0])
-    (line,) = [record.getMessage() for record in caplog.records if "changes repeatedly" in record.getMessage()]
-    assert "scale changes repeatedly" in line and "register_buffer" in line
+    (line,) = [record.getMessage() for record in caplog.records if "repeated changes" in record.getMessage()]
+    assert "repeated changes of scale:" in line and "register_buffer" in line
 
 
 @pytest.mark.e2e

@@ -190,6 +190,8 @@ def find_lr_of_run(run: Any, words: str) -> LRCurve:
             f"suggested rate: {curve.suggestion:.2e}, a tenth of the rate with the lowest loss of "
             f"{len(curve.lrs)} updates\ncurve: {path}. All updates are undone."
         )
+        if curve.suggestion < asked[0]:
+            print("The suggestion is below all rates that were tried: begin lower, or make more updates.")
     return curve
 
 

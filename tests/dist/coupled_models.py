@@ -32,10 +32,10 @@ class _Body(nn.Module):
 
 
 class BatchMean(_Body):
-    """The square of a mean over the samples."""
+    """The square of a mean over the samples plus weights, which every rank adds to its part of their gradient."""
 
     def loss(self, h, x, y):
-        return self.classify(h, y) + h.mean(0).pow(2).sum()
+        return self.classify(h, y) + (h.mean(0) + self.head.weight).pow(2).sum()
 
 
 class Cumulative(_Body):
@@ -54,7 +54,7 @@ class Contrastive(_Body):
 
     def loss(self, h, x, y):
         a, b = F.normalize(h, dim=1), F.normalize(self.other(x), dim=1)
-        scores = flow.matmul(a, b.transpose(0, 1)) / 0.5
+        scores = flow.matmul(a, b, transpose_b=True) / 0.5
         positives = (a * b).sum(1) / 0.5
         return (flow.log(flow.exp(scores).sum(1)) - positives).mean()
 
@@ -108,15 +108,11 @@ class Centre(nn.Module):
         return h - h.mean(0, keepdim=True)
 
 
-class TokenMean(nn.Module):
+class TokenMean(_Body):
     """A mean over the labels that are not ignored, without `num_loss_items`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x, y):
-        return {"losses": {"loss": F.cross_entropy(self.head(x), y, ignore_index=0)}}
+    def loss(self, h, x, y):
+        return F.cross_entropy(self.head(h), y, ignore_index=0)
 
 
 COUPLED: dict[str, Callable[[], nn.Module]] = {
@@ -135,6 +131,13 @@ class CountedTokenMean(TokenMean):
 
     def num_loss_items(self, x, y):
         return (y != 0).sum()
+
+
+class Classes(_Body):
+    """A product of weights and samples, in this order, plus a number for each sample."""
+
+    def loss(self, h, x, y):
+        return (flow.matmul(self.head.weight, h, transpose_b=True) + h.sum(1)).pow(2).mean()
 
 
 class Metered(_Body):
@@ -161,7 +164,11 @@ class KernelOfOneRank(_Body):
         return self.classify(flow._C.normalization(h, None, None, None, None, axis=1, is_training=True), y)
 
 
-UNCOUPLED: dict[str, Callable[[], nn.Module]] = {"plain": _Body, "counted token mean": CountedTokenMean}
+UNCOUPLED: dict[str, Callable[[], nn.Module]] = {
+    "plain": _Body,
+    "counted token mean": CountedTokenMean,
+    "classes": Classes,
+}
 
 
 def batches(count: int, size: int = 12, seed: int = 0) -> list[dict[str, np.ndarray]]:

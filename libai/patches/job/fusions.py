@@ -117,7 +117,8 @@ def _shared(job: JobEdit, op: Any) -> Any:
 def join_additions(job: JobEdit) -> None:
     """Add each bias in the product before it, and each sum of two in the product or layer norm that makes one term.
 
-    All ranks must hold full parameters. A sum stays if something else reads the result of the product too.
+    All ranks must hold full parameters. A sum stays if something else reads the result of the product too, or if ranks
+    hold the sum in another layout than that result.
     """
     for op in list(job.ops.values()):
         if job.kind(op) == "broadcast_add":
@@ -137,8 +138,6 @@ def _join_bias(job: JobEdit, op: Any, value: str, bias: str) -> None:
         linear = job.append(
             op, f"{op.name}-linear", "fused_matmul_bias", {"x": [a], "weight": [b], "bias": [bias]}, "out"
         )
-        of_weight = job.layout_of(product.name, "b_0")
-        job.lay_out(linear, job.layout_of(op.name, "z_0"), weight=of_weight, bias=of_weight)
         _replace(job, op, linear)
         job.remove(product.name)
 
@@ -147,7 +146,7 @@ def _join_sum(job: JobEdit, op: Any, terms: Any) -> None:
     for own, other in permutations(terms) if len(terms) == len({*terms}) == 2 else ():
         maker = _made_for(job, op, own)
         if maker is not None:
-            job.add_source(maker, _ADDED, other, job.layout_of(op.name, "in_0"))
+            job.add_source(maker, _ADDED, other, job.layout_of(op.name, "out_0"))
             return _replace(job, op, maker)
 
 
@@ -156,14 +155,21 @@ def _made_for(job: JobEdit, op: Any, value: str) -> Any:
     maker = job.maker(value)
     if job.kind(maker) not in _CAN_ADD or _ADDED in maker.user_conf.input or job.shapes[value].data_type != kFloat:
         return None
+    # a tensor that every rank holds must not be added to each rank's part of a sum
+    has_layout = job.layout_of(*value.split("/")) == job.layout_of(*_result(op).split("/"))
     is_read_by_model = all(reader.HasField("user_conf") for reader in job.readers(op.name))
     is_free = not (maker.ctrl_in_op_name or op.ctrl_in_op_name)
-    return maker if is_free and is_read_by_model and job.readers(maker.name) == [op] else None
+    return maker if has_layout and is_free and is_read_by_model and job.readers(maker.name) == [op] else None
 
 
 def _replace(job: JobEdit, op: Any, new: Any) -> None:
     """Make all readers of `op` read the result of `new`, and remove `op`."""
-    (old_value,), (value,) = [next(iter(one.user_conf.output.values())).s for one in (op, new)]
-    job.shapes[value].CopyFrom(job.shapes[old_value])
-    job.redirect(old_value, value)
+    before, value = _result(op), _result(new)
+    job.shapes[value].CopyFrom(job.shapes[before])
+    job.redirect(before, value)
     job.remove(op.name)
+
+
+def _result(op: Any) -> str:
+    """Return the value that `op` makes."""
+    return next(iter(op.user_conf.output.values())).s[0]

@@ -56,6 +56,11 @@ def user_folder(tmp_path_factory: Any) -> Path:
     return folder
 
 
+def does(statement: str, once: str = "") -> str:
+    """Return the setting that makes rank 1 run a statement after an iteration, if the file `once` does not exist."""
+    return f"train.extra_hooks=[{{_target_: user_models.Does, rank: 1, statement: '{statement}', once: '{once}'}}]"
+
+
 def clean_environment(**extra: str) -> dict[str, str]:
     """Return this process's environment without variables that would make a child a rank, plus `extra`."""
     kept = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}

@@ -67,8 +67,7 @@ def _oneflow() -> dict[str, Any]:
 
 def _machine() -> dict[str, Any]:
     pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    lines = read_cpuinfo().splitlines()
-    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    models = (line.split(":", 1)[1].strip() for line in read_cpuinfo().splitlines() if line.startswith("model name"))
     return {
         "os": platform.platform(),
         "host": platform.node(),

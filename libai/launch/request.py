@@ -29,10 +29,10 @@ FREE_PORTS = range(20000, 32000)
 def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
     """Return the job described by three or more arguments and the environment. Raises `UserError` if it is invalid."""
     file, config, processes, *rest = arguments
-    if not os.path.exists(os.curdir):
+    if not os.stat(os.curdir).st_nlink:
         raise UserError("the working directory was removed. Change to another one.")
     num_processes = _positive_int("PROCS", processes)
-    _check_cores(num_processes)
+    check_cores(num_processes)
     file_path = file if is_own_module(file) else find_file("FILE", file)
     config_path = find_config(config)
     if config_path == str(TRAIN_NET):
@@ -91,7 +91,8 @@ def _positive_int(name: str, text: str) -> int:
     return int(text)
 
 
-def _check_cores(num_processes: int) -> None:
+def check_cores(num_processes: int) -> None:
+    """Raise `UserError` if this machine has too few cores for that many processes."""
     cores = len(os.sched_getaffinity(0))
     most = max(MIN_PROCESSES_LIMIT, PROCESSES_PER_CORE * cores)
     if num_processes > most:

@@ -326,7 +326,7 @@ class Supervisor:
             rank.is_lost = not rank.state.ended_at
         while self._filter_stderr(0.0):
             pass
-        _write_stderr(self._rest)
+        rank_notes.write_stderr(self._rest)
 
     def _filter_stderr(self, seconds: float) -> bool:
         """Forward what the ranks write to stderr, waiting up to `seconds` for it. Return False if there was nothing."""
@@ -334,7 +334,7 @@ class Supervisor:
         if not select.select([] if pipe is None else [pipe], [], [], seconds)[0] or pipe is None:
             if self._rest:  # an unfinished line, such as a progress bar
                 state.open_line = -1
-                _write_stderr(self._rest)
+                rank_notes.write_stderr(self._rest)
                 self._rest = b""
             return False
         chunk = os.read(pipe.fileno(), 65536)
@@ -343,7 +343,7 @@ class Supervisor:
         if text and state.open_line > 0:
             state.open_line = 0
             say("", end="")
-        _write_stderr(text)
+        rank_notes.write_stderr(text)
         if not chunk:
             self.launcher.stderr = None
         return bool(chunk)
@@ -451,12 +451,6 @@ class Supervisor:
             return f"killed by {name} in native code, with Python at {_place(frame)}. {_NATIVE_HINT}"
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}{done}"
-
-
-def _write_stderr(text: bytes) -> None:
-    with contextlib.suppress(OSError):  # stderr may be closed
-        while text:
-            text = text[os.write(2, text) :]
 
 
 def _is_consequence(rank: Rank) -> bool:

@@ -44,11 +44,6 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
 
-    def add_config(self, nargs: str | None = None) -> None:
-        """Add CONFIG and the settings after it, as for training."""
-        self.add_argument("config", metavar="CONFIG", nargs=nargs, help="a config file, or the name of a shipped one")
-        self.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
-
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
         """Add an argument as argparse does. An optional positional argument is not reported as required."""
         if options.get("nargs") == "*" and not names[0].startswith("-"):

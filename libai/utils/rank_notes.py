@@ -195,6 +195,13 @@ def own_progress() -> tuple[str, int]:
 # -------------------------------------------------------------------------------------------------- stderr
 
 
+def write_stderr(text: bytes) -> None:
+    """Write to the file descriptor of stderr. Does nothing if it is closed or full, or if nobody reads it."""
+    with contextlib.suppress(OSError):
+        while text:
+            text = text[os.write(2, text) :]
+
+
 class _Hiding:
     is_on = False
 
@@ -225,4 +232,4 @@ def without_harmless_lines() -> Iterator[None]:
             os.dup2(before, 2)
             os.close(before)
             file.seek(0)
-            os.write(2, drop_harmless(file.read()))
+            write_stderr(drop_harmless(file.read()))

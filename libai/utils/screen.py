@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -35,7 +36,8 @@ def say(text: str, end: str = "\n") -> None:
     if colon and level in _COLOURS:
         text = f"{coloured(level, sys.stderr)}: {rest}"
     clear = CLEAR if is_terminal(sys.stderr) else ""
-    print(f"{clear}{text}", end=end, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a job goes on if stderr is full or nobody reads it
+        print(f"{clear}{text}", end=end, file=sys.stderr, flush=True)
 
 
 def say_error(text: str, exit_code: int) -> None:

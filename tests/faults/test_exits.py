@@ -13,10 +13,6 @@ def folder(tmp_path_factory):
     return jobs.user_folder(tmp_path_factory)
 
 
-def do(statement, once=""):
-    return f"train.extra_hooks=[{{_target_: user_models.Does, rank: 1, statement: '{statement}', once: '{once}'}}]"
-
-
 LEFT = ("os._exit(0)", "launch: rank 1 failed first: it left after iteration ")  # 2 or 3
 CALLED = (
     "sys.exit(0)",
@@ -37,7 +33,7 @@ def test_one_of_two_ranks_that_exits_with_0_in_mid_run_is_a_failure(folder, grap
     settings = (f"graph.enabled={graph}", f"train.output_dir=exits_{graph}_{statement[:3]}")
     # the rank notes its progress twice a second
     statement = f"import time; time.sleep(1); {statement}"
-    done = jobs.train_sh("user_config.py", 2, *settings, do(statement), cwd=folder)
+    done = jobs.train_sh("user_config.py", 2, *settings, jobs.does(statement), cwd=folder)
     assert done.returncode == 1, done
     assert done.stderr.splitlines()[-1].startswith(said), done
 
@@ -59,7 +55,7 @@ def test_after_a_killed_rank_the_job_goes_on_to_the_same_curve(folder):
     settings = ("graph.enabled=false", "train.checkpointer.period=2")
     whole = jobs.train_sh("user_config.py", 2, *settings, "train.output_dir=whole", cwd=folder)
     assert whole.returncode == 0, whole
-    kill = do("os.kill(os.getpid(), 9)", once=str(folder / "killed"))
+    kill = jobs.does("os.kill(os.getpid(), 9)", once=str(folder / "killed"))
     options = (*settings, kill, "train.output_dir=again", "--max-restarts", "1")
     done = jobs.train_sh("user_config.py", 2, *options, cwd=folder)
     assert done.returncode == 0, done

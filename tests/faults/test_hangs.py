@@ -31,10 +31,6 @@ def hang(folder, name, processes, *settings, **limits):
     return [line for line in done.stderr.splitlines() if line.startswith("launch:")]
 
 
-def does(statement):
-    return f"train.extra_hooks=[{{_target_: user_models.Does, rank: 1, statement: '{statement}'}}]"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
@@ -43,7 +39,7 @@ def does(statement):
 )
 def test_a_rank_that_never_comes_to_the_collective_is_found(folder, mode, statement):
     enabled = f"graph.enabled={str(mode == 'graph').lower()}"
-    other, line = hang(folder, f"hang_{mode}", 2, enabled, does(statement), LIBAI_STEP_TIMEOUT="8")
+    other, line = hang(folder, f"hang_{mode}", 2, enabled, jobs.does(statement), LIBAI_STEP_TIMEOUT="8")
     assert line.startswith("launch: rank 1 failed first: no progress for 8 s after iteration 3, "), line
     assert other.startswith("launch: rank 0 was after iteration "), other
     stopped = statement.endswith("19)")

@@ -245,6 +245,7 @@ def test_mistakes_are_one_clear_error(llama, tmp_path):
         (generate, [str(FIXTURES / "llama"), "a"], "has no tokenizer"),
         (generate, [str(llama), "a", "--tokenizer", str(tmp_path / "bad.jsonl")], "cannot be read as a tokenizer"),
         (generate, [str(llama), "a", "-n", "0"], "both must be at least 1"),
+        (generate, [str(llama), "a", "-n", "9999"], "PROCS is 9999, and this machine has"),
         (predict, [bert, "-i", str(tmp_path / "two.csv")], "a model takes only one column of text"),
         (predict, [vit, "-i", str(tmp_path / "one.csv")], r"a is text \('red'\).*does not define how image files"),
         (predict, [vit, "--data", "val"], "is not the folder of a run, so it has no datasets"),

@@ -130,12 +130,14 @@ def test_the_page_holds_everything_and_refers_to_nothing(tmp_path):
         ([], "the following arguments are required: RUN."),
         (["A", "nowhere"], "nowhere does not contain a run: it has no config.yaml"),
         (["A", "B", "-o", "x.pdf"], "it must end in .html"),
-        (["A", "BROKEN"], "config.yaml cannot be read: "),
+        (["A", "BROKEN"], "BROKEN/config.yaml cannot be read: "),
+        (["LIST"], "LIST/config.yaml cannot be read: "),
     ],
 )
 def test_what_cannot_be_compared(tmp_path, words, text):
-    for name in ("A", "B", "BROKEN"):
+    for name in ("A", "B", "BROKEN", "LIST"):
         make_run(tmp_path / name)
     (tmp_path / "BROKEN" / "config.yaml").write_text("a: [")
+    (tmp_path / "LIST" / "config.yaml").write_text("- a")
     with pytest.raises(UserError, match=re.escape(text)):
-        compare.run([str(tmp_path / word) if word in ("A", "B", "BROKEN") else word for word in words])
+        compare.run([str(tmp_path / word) if word.isupper() else word for word in words])

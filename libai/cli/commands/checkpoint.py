@@ -63,8 +63,7 @@ def _verify(args: argparse.Namespace) -> int:
     results = {}
     for given in args.paths:
         path = _existing(given)
-        is_one = checkpoint.iteration_of(path.name) is not None or not checkpoint.list_checkpoints(path)
-        for found in [path] if is_one else checkpoint.list_checkpoints(path):
+        for found in checkpoint.list_checkpoints(path) or [path]:
             results[str(found)] = checkpoint.verify(found)
     _print(
         args, results, ["\n  ".join([f"{name}: {'damaged' if bad else 'ok'}", *bad]) for name, bad in results.items()]

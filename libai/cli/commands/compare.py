@@ -91,8 +91,8 @@ def read_record(run: Path) -> Record:
     """Read the output folder of a run, which may still be training. Raises `UserError` if it holds no run."""
     file = config_of_run(run)
     try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        settings = dict(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from None
     environment = read_json(run / "env.json")
     facts = {name: environment[name] for name in _FACTS if name in environment}

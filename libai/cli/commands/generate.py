@@ -123,7 +123,7 @@ def read_prompts(args: Any) -> list[str]:
     if args.given:
         return args.given
     if args.prompts:
-        return list(args.prompts)
+        return args.prompts
     try:
         text = sys.stdin.read() if args.file is None else args.file.read_text(encoding="utf-8")
         lines = [line for line in text.splitlines() if line.strip()]
@@ -143,8 +143,9 @@ def _start_ranks(args: Any, prompts: Sequence[str]) -> int:
     from libai.cli.launch import choose_environment
     from libai.launch import runtime
     from libai.launch.job import Job, run_job
-    from libai.launch.request import find_free_port
+    from libai.launch.request import check_cores, find_free_port
 
+    check_cores(args.procs)
     runtime.hide_rendezvous_environment()
     passed = (*_OPTIONS, "stop_token", "batch_size", "mode", "checkpoint", "tokenizer")
     values = {name: getattr(args, name) for name in passed}

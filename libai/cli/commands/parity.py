@@ -37,7 +37,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    parser.add_config(nargs="?")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a config file, or the name of a shipped one")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
     parser.add_argument("--iters", type=int, default=10, metavar="N", help="updates of each run (default 10)")
     parser.add_argument(
         "--bound", type=float, default=1e-5, metavar="X", help="largest relative difference of a loss (default 1e-5)"

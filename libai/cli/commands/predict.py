@@ -48,6 +48,8 @@ def run(arguments: Sequence[str]) -> int:
         batches = _dataset(pipeline.predictor, args)
     else:
         kept = {name: values for name, values in columns.items() if name not in args.drop}
+        if not kept:
+            raise UserError(f"--drop leaves no column of {args.input}. Keep those that the model takes.")
         parameters = inspect.signature(pipeline.model.forward).parameters
         batches = cut(as_arguments(kept, args.columns, parameters), args.batch_size)
     given = ({name: values for name, values in batch.items() if name not in args.drop} for batch in batches)
@@ -100,12 +102,10 @@ def read_columns(file: Path) -> Columns:
             rows = _read_rows(file)
             cells = {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
             columns = {name: _array(file, name, values) for name, values in cells.items()}
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{file} cannot be read: {error}.") from None
+    except UserError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     lengths = {name: len(values) if values.ndim else 0 for name, values in columns.items()}
     if not columns or 0 in lengths.values():
         raise UserError(f"{file} contains no samples: it needs one row per sample.")
@@ -125,7 +125,11 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
             rows = [{name: cell for name, cell in row.items() if cell is not None} for row in reader]
             names = list(reader.fieldnames or ())
         else:
-            rows = [json.loads(line) for line in stream if line.strip()]
+            rows = []
+            try:
+                rows.extend(json.loads(line) for line in stream if line.strip())
+            except ValueError as error:
+                raise UserError(f"{file}, sample {len(rows) + 1}: not JSON ({error}).") from None
             names = list(rows[0]) if rows and isinstance(rows[0], dict) else []
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or set(row) != set(names):

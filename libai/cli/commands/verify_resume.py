@@ -19,7 +19,7 @@ from libai.config import load_config
 from libai.launch.guard import guarded_main
 from libai.launch.installation import LAUNCH
 from libai.utils.distributed import get_world_size, prepare_device
-from libai.utils.errors import EXIT_RESUMABLE, UserError
+from libai.utils.errors import EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.screen import say
@@ -78,10 +78,9 @@ def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
     done = subprocess.run(command, env=environment_of_no_rank(), capture_output=True, text=True, errors="replace")
     if done.returncode == PHASES[phase][1]:
         return 0
-    sys.stderr.write(done.stderr[-8000:])
-    if done.returncode == 2:  # the job has already reported the mistake in the config
-        return 2
-    print(f"the job `{phase}` ended with exit code {done.returncode}, not {PHASES[phase][1]}", file=sys.stderr)
+    if done.returncode == EXIT_USER_MISTAKE:
+        raise UserError(done.stderr.partition("error: ")[2].strip())
+    say(f"{done.stderr[-8000:]}the job `{phase}` ended with exit code {done.returncode}, not {PHASES[phase][1]}")
     return 1
 
 

@@ -98,7 +98,7 @@ def check_config(job: Job, tells: bool = True) -> Path:
         if "Timeout (" in text:
             reason = f"took longer than {limit:g} s. {START_LIMIT}=<seconds> waits longer"
         lines = [line for line in text.splitlines() if not any(part in line for part in NOT_SHOWN)]
-        text = "\n".join([f"error: checking the config {reason}.", *lines])
+        text = f"error: checking the config {reason}.\n" + "\n".join(lines)
         code = EXIT_FAILED
     if code == 0:  # --help
         print(text if tells else "", end="")

@@ -53,10 +53,9 @@ def collect_env() -> dict[str, Any]:
 def _oneflow() -> dict[str, Any]:
     import oneflow as flow
 
-    commit = getattr(flow, "__git_commit__", None)
     return {
         "version": flow.__version__,
-        "commit": commit,
+        "commit": getattr(flow, "__git_commit__", None),
         "openblas": openblas_in_use(),
         "openblas_threads": threads_in_use(),
         "cpu_kernels": kernels_in_use(),
@@ -102,9 +101,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
-        )
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

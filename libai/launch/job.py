@@ -202,7 +202,8 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
 
 
 def _checkpoints(job: Job) -> set[tuple[str, int]]:
-    """Return the name and modification time of every checkpoint in the job's output folder."""
-    if job.output_dir is None:
+    """Return the name and modification time of every checkpoint in the job's output folder, if it is accessible."""
+    folder = _output_folder(job)
+    if folder is None:
         return set()
-    return {(path.name, path.stat().st_mtime_ns) for path in (job.output_dir / "checkpoints").glob("iter_*")}
+    return {(path.name, path.stat().st_mtime_ns) for path in Path(folder, "checkpoints").glob("iter_*")}

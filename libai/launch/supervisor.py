@@ -239,8 +239,7 @@ class Supervisor:
         if not self._is_stop_passed_on:
             self._is_stop_passed_on = True
             self._has_begun = self.announce is None or all(rank.state.listens or rank.has_ended for rank in self.ranks)
-            seconds = rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float("inf")
-            self._end_in(seconds if self._has_begun else REPORT_SECONDS)
+            self._end_in(_stop_seconds() if self._has_begun else REPORT_SECONDS)
             if not self._has_begun:
                 say(NOT_BEGUN)
             elif self.stop_signal == signal.SIGINT and self.announce is not None:
@@ -297,7 +296,7 @@ class Supervisor:
 
     def _note_end(self, rank: Rank) -> None:
         if rank.code == EXIT_RESUMABLE:  # other ranks may still be writing their part of the checkpoint
-            self._end_in(rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float("inf"))
+            self._end_in(_stop_seconds())
         elif rank.has_failed:
             if rank.waited_in_vain and self._kill_at == float("inf"):
                 others = [other for other in self.ranks if other.state.pid and not other.has_ended]
@@ -451,6 +450,11 @@ class Supervisor:
             return f"killed by {name} in native code, with Python at {_place(frame)}. {_NATIVE_HINT}"
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}{done}"
+
+
+def _stop_seconds() -> float:
+    """Return the time that ranks have to save and stop."""
+    return rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float("inf")
 
 
 def _is_consequence(rank: Rank) -> bool:

@@ -36,7 +36,7 @@ def say(text: str, end: str = "\n") -> None:
     if colon and level in _COLOURS:
         text = f"{coloured(level, sys.stderr)}: {rest}"
     clear = CLEAR if is_terminal(sys.stderr) else ""
-    with contextlib.suppress(OSError):  # a job goes on if stderr is full or nobody reads it
+    with contextlib.suppress(OSError):  # a job continues if stderr is full or nobody reads it
         print(f"{clear}{text}", end=end, file=sys.stderr, flush=True)
 
 

@@ -120,7 +120,11 @@ def test_help_behind_config_and_procs_is_shown(worker):
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "override, text",
-    [("model.width=-5", "model.width"), ("train.extra_hooks=[{_target_: user_parts.nothing}]", "HookBase")],
+    [
+        ("model.width=-5", "model.width"),
+        ("train.extra_hooks=[{_target_: user_parts.nothing}]", "HookBase"),
+        (f"train.output_dir={'long' * 100}", "cannot be written (File name too long)"),
+    ],
 )
 def test_two_ranks_tell_a_mistake_once(worker, override, text):
     result = jobs.train_sh("user_config.py", 2, override, cwd=worker.folder)

@@ -152,8 +152,11 @@ def _call(target: Any, path: str, arguments: dict[str, Any], shown: list[str]) -
     """Call `target`, located at `path`. `shown` holds its arguments as they are written in the config."""
     parameters = parameters_of(target)
     problems = unknown_arguments(target, arguments, path)
-    missing = [name for name in keyword_names(target) if parameters[name].default is inspect.Parameter.empty]
-    missing = [name for name in missing if name not in arguments]
+    missing = [
+        name
+        for name in keyword_names(target)
+        if name not in arguments and parameters[name].default is inspect.Parameter.empty
+    ]
     if missing:
         keys = ", ".join(f"{path}.{name}" for name in missing)
         problems.append(f"{path}: {describe(target)} needs {', '.join(missing)}. Set {keys}.")
@@ -176,11 +179,13 @@ def _call(target: Any, path: str, arguments: dict[str, Any], shown: list[str]) -
         given = f" with {', '.join(shown)}" if shown else ""
         # Show the innermost line of the user's code, if there is one. The message describes the error below it.
         frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not _NOT_THE_USERS.search(f.filename)]
-        where = f" (at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
+        where = ". Correct "
+        if frames:
+            where = f" (at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`). Correct that line, "
         keys = ", ".join(f"{path}.{argument.partition('=')[0]}" for argument in shown) or describe(target)
         raise ConfigError(
-            f"{path}: {describe(target)}{given} failed: {type(error).__name__}: {first_line(error)}{where}. "
-            f"Correct {keys}, or name another {path}.{TARGET}."
+            f"{path}: {describe(target)}{given} failed: {type(error).__name__}: {first_line(error)}{where}"
+            f"{keys}, or name another {path}.{TARGET}."
         ) from error
 
 

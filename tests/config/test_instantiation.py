@@ -109,7 +109,7 @@ def test_what_a_target_raises_names_place_arguments_and_line(kind):
     expected = rf"^config: \S*fail with kind=.* failed: {kind.__name__}: broken inside \(at .*:\d+: `raise kind"
     with pytest.raises(ConfigError, match=expected) as caught:
         instantiate(LazyCall(fail)(kind=kind))
-    assert str(caught.value).endswith("Correct config.kind, or name another config._target_.")
+    assert str(caught.value).endswith("`). Correct that line, config.kind, or name another config._target_.")
     assert isinstance(caught.value.__cause__, kind)
 
 

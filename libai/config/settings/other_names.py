@@ -309,7 +309,7 @@ def meant(key: str) -> str:
     setting = _SETTING_OF.get(name, key)
     if setting != key:
         return f" Did you mean {setting}?"
-    is_member = name in _MEMBER_OF and name != key
+    is_member = name in _MEMBER_OF and key.startswith("train")
     return f" In Python it is {_MEMBER_OF[name]} (docs/migrate/README.md)." if is_member else ""
 
 

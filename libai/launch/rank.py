@@ -122,7 +122,8 @@ def ask_for_stacks(ranks: list[tuple[RankState, Path]]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(state.pid, STACK_SIGNAL)
     end = time.monotonic() + STACK_SECONDS
-    while time.monotonic() < end and not all(read_stack(path) for _, path in asked):
+    # faulthandler writes the main thread last, and its frame in this file at the end
+    while time.monotonic() < end and not all("/launch/rank.py" in str(read_stack(path)) for _, path in asked):
         time.sleep(0.05)
 
 

@@ -32,7 +32,6 @@ SAVE_ON_SIGNAL = """
         pytest.param([signal.SIGINT, signal.SIGINT], marks=pytest.mark.slow),
         [signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGTERM],
     ],
-    ids=lambda signals: "-".join(signal.Signals(s).name for s in signals),
 )
 def test_signals_that_come_together_are_one_stop(script, signals):
     """`timeout`, `scancel` and a terminal with a shell in between deliver one request several times."""

@@ -62,8 +62,7 @@ def run_job(args: argparse.Namespace) -> int:
     from libai.engine import default_setup
     from libai.engine.run.verify_resume import job_overrides, train
 
-    folder, _ = PHASES[args.phase]
-    overrides = [*args.words, *job_overrides(args.iters, args.folder / folder)]
+    overrides = [*args.words, *job_overrides(args.iters, args.folder / PHASES[args.phase][0])]
     run = load_config(args.config_file, overrides, get_world_size())
     prepare_device(run.train.device, is_eager=run.mode == "eager")
     stop_after = args.iters if args.phase == "first-half" else None

@@ -101,12 +101,13 @@ class BPETokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
         """Train on `texts`. A small corpus may give fewer than `vocab_size` tokens.
 
-        Raises `DataError` if `vocab_size` is too small for the 256 bytes and the end-of-document token.
+        Raises `DataError` if `vocab_size` is too small for the 256 bytes and the end-of-document token, or so large
+        that the trainer, which reserves memory for every token, would end the process.
         """
-        if vocab_size < 257:
+        if not 257 <= vocab_size <= 10_000_000:
             raise DataError(
-                f"vocab_size={vocab_size} is too small for BPE, which starts from 256 bytes and an end-of-document "
-                'token: use 257 or more, or tokenizer="bytes".'
+                f"vocab_size={vocab_size} does not suit BPE, which starts from 256 bytes and an end-of-document token "
+                'and reserves memory for every token: use 257 to 10,000,000, or tokenizer="bytes".'
             )
         from tokenizers import Tokenizer as Model
         from tokenizers import decoders, models, pre_tokenizers, trainers

@@ -4,10 +4,13 @@ tools/train.sh calls this file by its path, which works without installation. li
 """
 
 import os
+import signal
 import sys
 
 if __name__ == "__main__":  # replaces this file's folder or, after `python -m`, the working directory with its json.py
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports would print a traceback
 
 from libai.cli.launch import run
 from libai.launch.guard import guarded_main

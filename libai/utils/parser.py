@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
-import sys
 import textwrap
 from typing import Any, NoReturn
 
-from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
 
 
@@ -23,19 +20,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
             keeps_lines = "\n " in part or part.startswith(" ")
             filled.append(part if keeps_lines else textwrap.fill(part, width, break_on_hyphens=False))
         return "\n\n".join(filled)
-
-
-def only_result(as_json: bool) -> contextlib.AbstractContextManager[object]:
-    """With --json, redirect stdout to stderr in the block. Only the JSON result is then written to stdout."""
-    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-
-
-def require_one_process() -> None:
-    """Raise `UserError` if the job has several processes."""
-    if get_world_size() > 1:
-        raise UserError(
-            f"this command runs in one process, but this job has {get_world_size()}. Start it without a launcher."
-        )
 
 
 class Parser(argparse.ArgumentParser):

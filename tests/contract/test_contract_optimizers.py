@@ -125,7 +125,6 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
             "the schedule of the optimizer 'head' is a StepLR, but only schedules of libai.scheduler",
         ),
     ],
-    ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
 def test_optimizers_that_cannot_be_are_refused(sections, text, tmp_path):
     with pytest.raises(UserError, match=text):

@@ -104,7 +104,6 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
             r"warmup_epoch=1 and a warm-up of 2 iterations .* mean the same",
         ),
     ],
-    ids=lambda value: str(value)[:30] if isinstance(value, str) else "",
 )
 def test_schedules_that_cannot_be_are_refused(sections, text, tmp_path):
     with pytest.raises(UserError, match=text):

@@ -34,9 +34,10 @@ def test_saved_tokenizers_load_and_are_json(tokenizer, tmp_path):
     assert (loaded.vocab_size, loaded.end_of_document) == (tokenizer.vocab_size, tokenizer.end_of_document)
 
 
-def test_too_small_a_vocabulary_is_refused():
-    with pytest.raises(DataError, match="vocab_size=256 is too small for BPE"):
-        trained(256)
+def test_too_small_or_large_a_vocabulary_is_refused():
+    for size in (256, 10**11):
+        with pytest.raises(DataError, match="vocab_size=.* does not suit BPE"):
+            trained(size)
 
 
 def test_a_missing_tokenizer_is_explained(tmp_path):

@@ -71,6 +71,13 @@ def test_a_later_ctrl_c_kills_ranks_that_are_saving(script):
 
 
 @pytest.mark.e2e
+def test_ctrl_c_during_the_imports_leaves_no_traceback(script, tmp_path):
+    (tmp_path / "argparse.py").write_text("import os\nos.kill(os.getpid(), 2)")
+    ended = script("pass").run(PYTHONPATH=str(tmp_path))
+    assert ended.returncode == -2 and not ended.stderr
+
+
+@pytest.mark.e2e
 def test_ctrl_c_in_a_terminal_ends_the_job(script):
     program = script("while True: time.sleep(0.1)")
     pid, terminal = pty.fork()

@@ -9,13 +9,15 @@ docs/modes.md explains the report.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
 from libai.config import load_config
 from libai.launch.guard import guarded_main
+from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
-from libai.utils.parser import Parser, only_result, require_one_process
+from libai.utils.parser import Parser
 from libai.utils.screen import say
 
 
@@ -23,13 +25,17 @@ def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_intermixed_args(arguments)
     if args.config is None:
         raise UserError("no config given. `libai train --help` lists the shipped ones.")
-    require_one_process()
+    if get_world_size() > 1:
+        raise UserError(
+            f"this command runs in one process, but this job has {get_world_size()}. Start it without a launcher."
+        )
     # `check_parity` reports a failed build, so the config's fallback to eager mode does not apply
     config = load_config(args.config, [*args.overrides, "graph.on_build_error=raise"])
     say("libai: importing oneflow")
     from libai.engine.rehearsal.check_parity import check_config
 
-    with only_result(args.json):
+    # with --json, only the report goes to stdout
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         report = check_config(config, args.iters, args.bound)
     print(report.to_json() if args.json else report)
     return 0 if report.ok else 1

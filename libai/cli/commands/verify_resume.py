@@ -24,8 +24,6 @@ from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.screen import say
 
-#: module that each of the three jobs runs, with `--phase`
-PROGRAM = "libai.cli.commands.verify_resume"
 #: phase -> (name of its folder, expected exit code)
 PHASES = {"straight": ("straight", 0), "first-half": ("resumed", EXIT_RESUMABLE), "second-half": ("resumed", 0)}
 #: number of differences that are printed without --json
@@ -72,7 +70,7 @@ def run_job(args: argparse.Namespace) -> int:
 
 def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
     """Run one phase in fresh processes. Return 0 if it ended as expected, and otherwise the exit code to end with."""
-    command = [*LAUNCH, PROGRAM, args.config_file, str(args.procs), *args.words]
+    command = [*LAUNCH, "libai.cli.commands.verify_resume", args.config_file, str(args.procs), *args.words]
     command += ["--phase", phase, "--folder", str(folder), "--iters", str(args.iters)]
     done = subprocess.run(command, env=environment_of_no_rank(), capture_output=True, text=True, errors="replace")
     if done.returncode == PHASES[phase][1]:

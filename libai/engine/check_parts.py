@@ -136,6 +136,6 @@ def check_metrics(metrics: Any, evaluator: Any) -> dict[str, float]:
 
 def _kind(value: Any) -> str:
     name = type(value).__name__
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, (int, float, str, type, type(None))):
         return f"{value!r} ({name})"
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"

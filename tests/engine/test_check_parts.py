@@ -37,6 +37,7 @@ def test_arguments_in_the_wrong_order(mode, parts, order):
     "index, value, text",
     [
         (0, None, "argument model of .* is None .NoneType., not an oneflow.nn.Module"),
+        (0, toy.Classifier, "model .* is <class 'toy.Classifier'> .type., not an oneflow.nn.Module"),
         (0, nn.ReLU(), "not a module with a parameter that requires a gradient"),
         (1, 7, "data_loader .* is 7 .int., not an iterable"),
         (2, None, "optimizer .* is None .NoneType., not an oneflow.optim.Optimizer"),
@@ -70,10 +71,17 @@ def test_the_iterations_to_train_must_be_two_whole_numbers(parts, arguments):
     assert trainer.completed_iters == 1
 
 
-def test_float64_batches_say_so(parts):
+@pytest.mark.parametrize(
+    "x, text",
+    [
+        (np.zeros((4, 8)), r"does not fit the batch .*float64.*astype\('float32'\)"),
+        (np.array(["a", "b"]), "cannot be converted to a tensor.*numbers or booleans"),
+    ],
+)
+def test_a_batch_of_float64_or_text(parts, x, text):
     model, _, optimizer = parts
-    loader = [{"x": np.zeros((4, 8)), "y": np.zeros(4, np.int64)}]
-    with pytest.raises(UserError, match=r"does not fit the batch .*float64.*astype\('float32'\)"):
+    loader = [{"x": x, "y": np.zeros(len(x), np.int64)}]
+    with pytest.raises(UserError, match=text):
         trainer_of("eager", model, loader, optimizer).train(0, 1)
 
 
@@ -110,13 +118,6 @@ def test_ids_that_are_floats_are_told_to_be_int64(mode, dtype):
     trainer = trainer_of(mode, model, [{"ids": np.ones((4, 2), dtype)}], flow.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(UserError, match=r"floating point. Convert them to int64: astype\('int64'\)"):
         trainer.train(0, 1)
-
-
-def test_a_batch_of_text(parts):
-    model, _, optimizer = parts
-    loader = [{"x": np.array(["a", "b"]), "y": np.zeros(2, np.int64)}]
-    with pytest.raises(UserError, match="cannot be converted to a tensor.*numbers or booleans"):
-        trainer_of("eager", model, loader, optimizer).train(0, 1)
 
 
 # ---------------------------------------------------------------------------------------------- sizes of layers

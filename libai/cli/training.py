@@ -28,9 +28,10 @@ def evaluate(arguments: Sequence[str]) -> int:
     """Evaluate once: the newest checkpoint in a run's folder, or the weights in train.load_weight=CHECKPOINT."""
     processes, words = _parse(arguments, f"eval RUN|{_WORDS}", evaluate.__doc__)
     name = _take_name(words, "no run or config is given. Give the output folder of a run, or a config.")
+    words.append("--eval-only")
     if Path(name).is_dir():
-        return _continue(Path(name), processes, [*words, "--eval-only"])
-    return start(name, processes, [*words, "--eval-only"])
+        return _continue(Path(name), processes, words)
+    return start(name, processes, words)
 
 
 def resume(arguments: Sequence[str]) -> int:

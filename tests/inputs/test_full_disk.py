@@ -86,11 +86,13 @@ def test_the_error_names_the_file(tmp_path, capfd):
     ]
 
 
-def test_a_full_disk_names_the_space_that_is_left(tmp_path, capfd):
+def test_a_full_disk_names_the_space_that_is_left(tmp_path, capsys):
+    """The name of the file is not UTF-8."""
+
     def fill():
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "metrics.jsonl"))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "metrics\udcff.jsonl"))
 
     assert run_guarded(fill) == 1
-    (line,) = capfd.readouterr().err.splitlines()
-    assert f"{tmp_path}/metrics.jsonl cannot be written: No space left on device, " in line
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path}/metrics\\udcff.jsonl cannot be written: No space left on device, " in line
     assert "are free there. Free space there, or set train.output_dir" in line

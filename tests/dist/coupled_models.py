@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import oneflow as flow
 from oneflow import nn
 from oneflow.nn import functional as F
@@ -169,25 +168,3 @@ UNCOUPLED: dict[str, Callable[[], nn.Module]] = {
     "counted token mean": CountedTokenMean,
     "classes": Classes,
 }
-
-
-def batches(count: int, size: int = 12, seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """`count` global batches."""
-    rng = np.random.default_rng(seed)
-    return [
-        {
-            "x": rng.standard_normal((size, WIDTH)).astype(np.float32),
-            "y": rng.integers(0, CLASSES, size),
-        }
-        for _ in range(count)
-    ]
-
-
-def build(make: Callable[[], nn.Module]) -> tuple[nn.Module, flow.optim.Optimizer]:
-    """A model with weights large enough to tell samples apart, the same every time, and its optimizer."""
-    model = make()
-    rng = np.random.default_rng(3)
-    for parameter in model.parameters():
-        if parameter.numel() > 1:  # the gate stays at zero
-            parameter.data.copy_(flow.tensor(rng.standard_normal(parameter.shape, dtype=np.float32) * 0.4))
-    return model, flow.optim.AdamW(model.parameters(), lr=0.02)

@@ -39,7 +39,7 @@ _NO_RULE = (
     "which each rank has a part cannot be changed in place. Compute a new tensor (`h = h + 1` instead of `h += 1`)"
 )
 _PLACEMENTS = r"the same placement"
-#: pattern in OneFlow's message -> what the line did and what to write instead
+#: pattern in OneFlow's message or in the user's line -> what the line did and what to write instead
 _REMEDIES = (
     (r"tensor\.numpy\(\) is not allowed|Only eager scalar tensor|\.item\(\)", _READS_A_VALUE),
     (r"can not be applied to argwhere|boolean\(mask\)|argwhere|masked_select", _SHAPE_FROM_DATA),
@@ -55,6 +55,10 @@ _REMEDIES = (
     (
         r"model_0: kDouble",
         "OneFlow 0.9 would update float64 parameters, which it cannot compile. Use float32: `model.float()`",
+    ),
+    (
+        r"autograd\.grad\(",
+        "forward computes gradients, and OneFlow 0.9 compiles gradients of the loss only. Write their formula instead",
     ),
     (r"IsIndexDataType", "indices are floating point. Convert them to int64: astype('int64') in the dataset"),
     (
@@ -118,12 +122,13 @@ def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool
 
 def _remedy(error: Exception) -> str:
     """Return a sentence on what the line did and what to write instead; empty if unknown."""
-    return next((f" There {text}." for pattern, text in _REMEDIES if re.search(pattern, str(error))), "")
+    # some messages of OneFlow do not name the operation, and the line does
+    return next((f" There {text}." for pattern, text in _REMEDIES if re.search(pattern, f"{error}{_where(error)}")), "")
 
 
 def _is_from_oneflow(error: Exception) -> bool:
     """Return whether OneFlow raised `error`, in C++ or in Python, rather than the user's own code."""
-    if "\x1b[" in str(error) or "oneflow.ErrorProto" in str(error):
+    if re.search(r"\x1b\[|oneflow\.ErrorProto", str(error)):
         return True
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and _OWN_FOLDERS[0] in Path(frames[-1].filename).parents

@@ -6,6 +6,7 @@ libai/engine/run/run_folder.py handles the contents of the folder.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -53,7 +54,8 @@ class FolderLock:
         if not self._lock.is_locked:  # also in a forked process, because the parent keeps the lock
             return
         if read_json(self._path) == self._holder:  # otherwise another job has recreated the folder
-            self._path.unlink(missing_ok=True)  # before the release, so that a waiting process sees that it is gone
+            with contextlib.suppress(PermissionError):  # the folder may have become read-only
+                self._path.unlink(missing_ok=True)  # before the release, so that a waiting process sees that it is gone
         self._lock.release()
 
 
@@ -65,15 +67,13 @@ def find_holder(folder: Path) -> dict[str, Any] | None:
     path = folder / LOCK_FILE
     if not path.exists():  # acquiring the lock would create the file
         return None
-    lock = _lock_at(path)
     try:
-        lock.acquire(timeout=0)
+        with _lock_at(path).acquire(timeout=0):
+            return None
     except Timeout:
         return read_json(path)
     except OSError:
         return None
-    lock.release()
-    return None
 
 
 def describe_holder(folder: Path, holder: dict[str, Any]) -> str:

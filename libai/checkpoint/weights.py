@@ -89,7 +89,8 @@ def load_weights(
     tensors = source if isinstance(source, Mapping) else open_weights(source, group)
     origin = tensors.origin.name if isinstance(tensors, TensorGroup) else "the given tensors"
     names, idle = _revise(tensors, revise_keys or (), origin)
-    on_disk = {new: _spec_in(tensors, name) for new, name in names.items()}
+    read_spec = getattr(tensors, "spec", lambda name: spec_of(tensors[name]))
+    on_disk = {new: read_spec(name) for new, name in names.items()}
     targets = dict(module.state_dict())  # tied tensors appear under each of their names
     wanted = {
         name: spec_of(tensor)
@@ -170,10 +171,6 @@ def _difference(disk: TensorSpec, model: TensorSpec) -> str:
     if disk.shape != model.shape:
         return f"{disk.shape} on disk, {model.shape} in the model"
     return f"{disk.dtype} on disk, {model.dtype} in the model"
-
-
-def _spec_in(tensors: Mapping[str, Any], name: str) -> TensorSpec:
-    return tensors.spec(name) if hasattr(tensors, "spec") else spec_of(tensors[name])
 
 
 def _copy(tensor: Any, value: Any) -> None:

@@ -143,11 +143,6 @@ def _matching_files(patterns: str | os.PathLike | Iterable[str | os.PathLike]) -
     if not paths:
         raise DataError("no text files were given: pass paths or glob patterns, e.g. files='corpus/**/*.txt'.")
     root = os.path.commonpath([path.parent for path in paths])
-    return _named(paths, Path(root))
-
-
-def _named(paths: Iterable[Path], root: Path) -> list[Document]:
-    """Return the files with their names relative to `root`, sorted by name."""
     return sorted((path.relative_to(root).as_posix(), path) for path in paths)
 
 

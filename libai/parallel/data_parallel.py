@@ -136,15 +136,13 @@ class FlatReduction(GradientReduction):
         if trainable != self._trainable:  # first call, or a hook froze or unfroze parameters on all ranks
             self._trainable = trainable
             chosen = [p for p, is_trained in zip(self._parameters, trainable) if is_trained]
-            parts = cut_into_buckets(chosen, attrgetter("dtype"), _num_bytes, self._bucket_bytes)
+            parts = cut_into_buckets(
+                chosen, attrgetter("dtype"), lambda tensor: tensor.numel() * tensor.element_size(), self._bucket_bytes
+            )
             self._buckets = [_Bucket(part) for part in parts]
         with flow.no_grad():
             for bucket in self._buckets:
                 bucket.reduce()
-
-
-def _num_bytes(tensor: flow.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 class _Bucket:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import oneflow as flow
@@ -20,6 +20,7 @@ from libai.native.symbol_table import Unavailable, open_oneflow
 from libai.patches.internals import release_memory
 from libai.patches.launch_race import close_launch_race
 from libai.patches.table import is_on
+from libai.utils.errors import UserError
 from libai.utils.rank_notes import without_harmless_lines
 from libai.utils.tensors import map_tensors, tensors_in
 
@@ -130,3 +131,20 @@ def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, flow.Tensor)
+
+
+def refuse_written_parameters(proxy: Any, known: Sequence[str]) -> None:
+    """Raise `UserError` if the traced forward has written to a trainable parameter that is not one of the `known`.
+
+    `proxy`: the graph's proxy of the model.
+    """
+    for path, owner in proxy.named_modules():
+        for name, parameter in owner.__dict__["_parameters"].items():
+            traced = parameter.lazy_origin  # None if forward has not read it
+            full_name = f"{path}.{name}".lstrip(".")
+            # a write makes it a leaf
+            if traced is not None and traced.requires_grad and traced.is_leaf and full_name not in known:
+                raise UserError(
+                    f"forward writes to the trainable parameter {full_name}, and a graph would lose the write. Freeze "
+                    "it if nothing trains it, write to it in a hook (after_step), or set graph.enabled=false."
+                )

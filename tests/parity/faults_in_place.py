@@ -74,6 +74,13 @@ def a_clamp_in_place(self, h, x):
     return h
 
 
+@plant("right", "refused", named="middle.gain")
+def a_clamp_of_a_trained_parameter_that_changes_nothing_yet(self, h, x):
+    with flow.no_grad():
+        self.gain.clamp_(-9.0, 9.0)
+    return h * self.gain
+
+
 @plant()
 def a_tensor_filled_by_parts(self, h, x):
     out = flow.zeros_like(h)

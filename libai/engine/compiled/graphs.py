@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import oneflow as flow
@@ -23,9 +24,9 @@ from libai.engine.options import TrainOptions
 from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.native.kernels import are_kernels_on
 from libai.parallel import GlobalLayout, Layout, named_tensors
-from libai.patches.compiled_graph import CompiledGraph
+from libai.patches.compiled_graph import CompiledGraph, refuse_written_parameters
 from libai.patches.job.clip import clip_by_value
-from libai.patches.job.job_edit import JobEdit, copied
+from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.passes import JobFacts, repair_job, simplify_job
 from libai.patches.job.variables import first_of_equal, is_update
 from libai.utils.errors import UserError
@@ -130,6 +131,7 @@ class TrainGraph(CompiledGraph):
             else:
                 count = float(self._accumulation)  # OneFlow averages over micro-batches
                 total = weighted_total(losses, map_shares(share, lambda one: one.sum() * count))
+            refuse_written_parameters(self.model, self._changing)
             buffers = traced_buffers(self.model, self._changing)
         total.backward()
         # a placeholder: once the job is complete, the norm that clipping computes replaces it
@@ -146,13 +148,13 @@ class TrainGraph(CompiledGraph):
         super()._generate_config_proto()
         confs = self.config.proto.train_conf.optimizer_conf
         _make_mixable(confs)
-        self._group_confs = [copied(conf) for conf in confs]
+        self._group_confs = [deepcopy(conf) for conf in confs]
         self._group_of = {name: i for i, conf in enumerate(confs) for name in conf.variable_op_names}
         kinds: dict[str, Any] = {}
         for conf in self._group_confs:
             if not conf.variable_op_names:  # the whole group is frozen
                 continue
-            first = kinds.setdefault(_structure(conf), copied(conf))
+            first = kinds.setdefault(_structure(conf), deepcopy(conf))
             if first.variable_op_names != conf.variable_op_names:
                 first.variable_op_names.extend(conf.variable_op_names)
         if len(kinds) > 1 and self._clips and self._layout.cuts_parameters:

@@ -7,10 +7,11 @@ operations. On CPU even a small message costs half a millisecond (docs/dev/decis
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from libai.parallel.data_parallel import BUCKET_BYTES
-from libai.patches.job.job_edit import JobEdit, copied
+from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.variables import is_update
 from libai.utils.sizes import cut_into_buckets
 
@@ -36,8 +37,8 @@ def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> None:
     """
     edges = edges_of_gradients(job)
     # ordered as the backward pass computes them. OneFlow 0.9 cannot reshape a partial sum without dimensions
-    computed = [value for op in job.ops.values() for value in _outputs(op) if value in edges]
-    gradients = [value for value in computed if job.dims(value)]
+    outputs = [entry.s for op in job.ops.values() for entry in op.user_conf.output.values()]
+    gradients = [value for values in outputs for value in values if value in edges and job.dims(value)]
     most = max_bytes // _NUM_BYTES
     buckets = cut_into_buckets(gradients, lambda value: job.shapes[value].data_type, job.size, most)
     buckets = [bucket for bucket in buckets if len(bucket) > 1]
@@ -55,10 +56,6 @@ def edges_of_gradients(job: JobEdit) -> dict[str, list[_Edge]]:
         for edge in _edges_above(job, op.name, seen):
             edges.setdefault(edge.value, []).append(edge)
     return edges
-
-
-def _outputs(op: Any) -> list[str]:
-    return [name for entry in op.user_conf.output.values() for name in entry.s]
 
 
 def _edges_above(job: JobEdit, reader: str, seen: set[str]) -> Iterator[_Edge]:
@@ -92,8 +89,8 @@ def _is(layout: Any, kind: str) -> bool:
 def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edge) -> list[str]:
     """Append operations that concatenate the gradients, reduce them, and split the result. Return the sums' names."""
     like = job.maker(edge.value)
-    partial = copied(job.layout_of(*edge.value.split("/")))
-    full = copied(job.layout_of(edge.reader, f"{edge.argument}_{edge.position}"))
+    partial = deepcopy(job.layout_of(*edge.value.split("/")))
+    full = deepcopy(job.layout_of(edge.reader, f"{edge.argument}_{edge.position}"))
 
     def add(kind: str, inputs: dict[str, list[str]], layout: Any, shapes: list[list[int]], **others: Any) -> Any:
         op = job.append(like, f"{_OURS}-{number}-{kind}-{len(job.ops)}", kind, inputs, "out", len(shapes))

@@ -180,13 +180,6 @@ class JobEdit:
         self._removed = set()
 
 
-def copied(message: Any) -> Any:
-    """Return a copy of a protobuf message."""
-    duplicate = type(message)()
-    duplicate.CopyFrom(message)
-    return duplicate
-
-
 def _maker(value: str) -> str:
     """Return the name of the operation that produces a value."""
     return value.split("/", 1)[0]

@@ -84,13 +84,12 @@ def first_of_equal(job: JobEdit, source: Any) -> str:
     The vector is the output of the input op `source`. Returns the name of the reduced value, which updates may read. It
     is computed once per step, regardless of accumulation.
     """
-    op = job.append(
-        source, f"{source.name}-reduce_max", "reduce_max", {"input_tensor": [f"{source.name}/out"]}, "output_tensor"
-    )
+    value = f"{source.name}/out"
+    op = job.append(source, f"{source.name}-reduce_max", "reduce_max", {"input_tensor": [value]}, "output_tensor")
     op.user_conf.attr["axis"].at_list_int32.val.append(0)
     op.user_conf.attr["keepdims"].at_bool = True
     job.lay_out(op, job.layout_of(source.name, "out"))
     reduced: str = op.user_conf.output["output_tensor"].s[0]
-    job.shapes[reduced].CopyFrom(job.shapes[f"{source.name}/out"])
+    job.shapes[reduced].CopyFrom(job.shapes[value])
     job.shapes[reduced].shape.dim[:] = [1]
     return reduced

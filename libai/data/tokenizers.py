@@ -179,7 +179,7 @@ def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenize
 def find_tokenizer(spec: str) -> Path:
     """Return the path of a tokenizer.json. `spec` is that path or the path of its folder.
 
-    Raises `DataError` if there is no such file.
+    Raises `DataError` if the file is missing.
     """
     path = Path(spec).expanduser()
     path = path / "tokenizer.json" if path.is_dir() else path

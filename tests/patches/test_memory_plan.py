@@ -14,6 +14,7 @@ from oneflow import nn
 from libai.native.kernels import OWN_KERNEL_MAKER, OWN_MEMORY_PLANNER, OWN_TASK_ADDER, drop_descriptions
 from libai.native.symbol_table import address_of, find_slot, open_oneflow
 from libai.patches.job import passes, schedule
+from libai.patches.job.job_edit import JobEdit
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("library")]
 
@@ -122,6 +123,13 @@ def test_random_graphs_train_the_same_bits(seed, library, monkeypatch):
     assert metrics == expected_metrics
     for found, expected in zip(weights, expected_weights):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_operations_add_to_their_own_results(library):
+    trainer = trainer_of(0, 1)
+    trainer.train(0, 1)
+    ops = JobEdit(trainer.graph._full_job_proto).ops.values()
+    assert any("_add_to_output" in op.user_conf.input for op in ops)
 
 
 def test_a_compiled_step_keeps_no_descriptions_of_its_operations(library):

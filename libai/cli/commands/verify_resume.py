@@ -74,7 +74,7 @@ def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
     if done.returncode == PHASES[phase][1]:
         return 0
     if done.returncode == EXIT_USER_MISTAKE:
-        raise UserError(done.stderr.partition("error: ")[2].strip())
+        raise UserError(done.stderr.split("error: ", 1)[-1].strip())
     say(f"{done.stderr[-8000:]}the job `{phase}` ended with exit code {done.returncode}, not {PHASES[phase][1]}")
     return 1
 

@@ -26,8 +26,6 @@ _JOINED = {
 _OF_PARAMETERS = ("model", "model_diff", "m", "v", "momentum")
 #: maximum number of elements that one operation updates; more would leave the other cores idle
 MAX_NUMBERS = 1 << 16
-
-
 #: operations that can add a tensor of the shape of their result
 _CAN_ADD = (
     "matmul",

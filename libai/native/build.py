@@ -1,10 +1,10 @@
-"""Compile the kernels against the installed oneflow, test the result and cache it: `find_library`.
+"""Compile the kernels against the installed oneflow, test the library and cache it (`find_library`).
 
 `python -m libai.native.build` does so now, for tools/env.sh and for images without a compiler at run time.
 
 The name of a library is a hash of everything that it depends on. A library is used only if the digest file next to it
-matches. It is built in a temporary folder and renamed, by one process at a time. This module imports only the standard
-library and filelock.
+matches. One process at a time builds a library in a temporary folder and renames it. This module imports only the
+standard library and filelock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from libai.utils.rank_notes import environment_of_no_rank
 SOURCES = Path(__file__).resolve().parent / "src"
 _ONEFLOW = "0.9.0"
 _BUILD_SECONDS, _WAIT_SECONDS = 180.0, 240.0
-#: A failure is retried after this time, because its cause may be temporary, such as a full disk.
+#: a failed build is retried after this time, because its cause may be temporary, such as a full disk
 _RETRY_SECONDS = 3600.0
 
 _AVX2 = ("-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mf16c")
@@ -73,8 +73,8 @@ def find_library() -> Path:
             return library
     compiler = find_compiler()
     if compiler is None:
-        missing = f"CXX={os.environ['CXX']} is not there" if os.environ.get("CXX") else "no g++ or clang++"
-        raise Unavailable(f"{missing}; install one, such as `apt install g++`")
+        missing = f"CXX={os.environ['CXX']} not found" if os.environ.get("CXX") else "no g++ or clang++"
+        raise Unavailable(f"{missing}; install one, for example with `apt install g++`")
     from filelock import FileLock, Timeout  # imported here because `import libai` must work without packages
 
     problems = []
@@ -88,14 +88,14 @@ def find_library() -> Path:
                     _make(library, wheel, compiler)
             return library
         except Timeout:
-            raise Unavailable(f"another process has been compiling them for {_WAIT_SECONDS:.0f} s") from None
+            raise Unavailable(f"another process has been compiling the kernels for {_WAIT_SECONDS:.0f} s") from None
         except OSError as error:
             problems.append(f"{library.parent}: {error.strerror or error}")
     raise Unavailable(f"there is no writable cache folder ({'; '.join(problems)}); set XDG_CACHE_HOME to one")
 
 
 def find_wheel() -> list[Path]:
-    """Return the header folder of the installed oneflow, and the two libraries that ours links to.
+    """Return the header folder of the installed oneflow and the two oneflow libraries that our library links to.
 
     Raises `Unavailable` for other versions of oneflow, because the kernels depend on internal structures.
     """
@@ -105,7 +105,7 @@ def find_wheel() -> list[Path]:
         raise Unavailable("oneflow is not installed")
     version = importlib.metadata.version("oneflow").partition("+")[0]
     if version != _ONEFLOW:
-        raise Unavailable(f"they are for oneflow {_ONEFLOW}, but this is {version}")
+        raise Unavailable(f"the kernels are for oneflow {_ONEFLOW}, but this is {version}")
     package = Path(spec.origin).parent
     libraries = package.parent / "oneflow.libs"
     found = [package / "include", *libraries.glob("liboneflow-*.so"), *libraries.glob("libof_protoobj-*.so")]
@@ -123,7 +123,7 @@ def find_compiler() -> list[str] | None:
 
 
 def describe_sources(wheel: Sequence[Path]) -> bytes:
-    """Return a description of everything that a library depends on: wheel, C library, flags, sources and the test."""
+    """Return a description of all that a library depends on: the wheel, the C library, flags, sources and the test."""
     parts = [os.confstr("CS_GNU_LIBC_VERSION") or "", repr(_UNITS)]
     parts += [f"{path.name} {path.stat().st_size}" for path in wheel[1:]]
     files = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".h", ".cpp"))
@@ -177,14 +177,14 @@ def _compile(wheel: Sequence[Path], compiler: list[str], library: Path) -> None:
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             error_line = next((line for line in lines if "error" in line), lines[-1])
-            raise Unavailable(f"{compiler[0]} could not compile them ({error_line.strip()})")
+            raise Unavailable(f"{compiler[0]} could not compile the kernels ({error_line.strip()})")
 
     def compile_unit(unit: str) -> Path:
         source, flags = _UNITS[unit]
         run(*flags, *includes, "-c", SOURCES / source, "-o", folder / f"{unit}.o")
         return folder / f"{unit}.o"
 
-    # the linker needs only the library's name, so empty stubs avoid opening the real library of 1.7 GB
+    # the linker needs only the names of these libraries, so empty stubs avoid opening the real one of 1.7 GB
     stubs = [folder / path.name for path in wheel[1:]]
     (folder / "empty.c").touch()
     for stub in stubs:
@@ -206,7 +206,7 @@ def test_library(library: Path) -> None:
     done = _run(command, {**keep, "LIBAI_PATCHES": "-kernels", "PYTHONPATH": path})
     if done.returncode != 0:
         lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
-        raise Unavailable(f"they failed their test ({lines[-1] if lines else f'exit code {done.returncode}'})")
+        raise Unavailable(f"the kernels failed their test ({lines[-1] if lines else f'exit code {done.returncode}'})")
 
 
 def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,8 @@
-"""The test that a compiled library must pass before a run uses it: `main` runs in a process of its own.
+"""The test that a compiled library must pass before a run uses it. `main` runs in a separate process.
 
-A small network with every kind of operation, its gradients and optimizer updates against OneFlow's own kernels in
-float64 (ours are for float32), for every instruction set that this CPU has. The test suite (tests/native) compares all
-operations one by one, with odd inputs.
+The test compares a small network with every kind of operation, its gradients and optimizer updates with OneFlow's own
+kernels in float64 (ours are for float32). It does so for every instruction set that this CPU has. The test suite
+(tests/native) compares all operations one by one, with unusual inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from libai.native.kernels import LEVELS, Library
 from libai.native.operations import apply_to_many, build_operation
 
-_TOLERANCE = 5e-6  # relative to the largest number: float32 has 1.2e-7, and ten layers and sums of 64 terms add up
+_TOLERANCE = 5e-6  # relative to the largest number; float32 has 1.2e-7, and ten layers and sums of 64 terms add errors
 #: operations that the network must have reached
 OPERATIONS = (
     *("gelu_grad", "softmax_grad", "log_softmax_grad", "layer_norm_grad", "normalization_grad", "reduce_sum", "add_n"),
@@ -27,13 +27,13 @@ OPERATIONS = (
 
 
 def main() -> None:
-    """Test the library whose path is the program's argument. Exit code 0, or 1 and one line with what differs."""
+    """Test the library at the path in `sys.argv[1]`, and exit with code 0, or with 1 after printing a wrong result."""
     import oneflow  # noqa: F401  (the library needs it)
 
     library = Library(Path(sys.argv[1]))
     problems = [f"{level}: {text}" for level in LEVELS if library.use_level(level) for text in find_problems(library)]
     print(problems[0] if problems else "ok", flush=True)
-    os._exit(1 if problems else 0)  # oneflow's own end takes a second
+    os._exit(1 if problems else 0)  # oneflow's own shutdown takes a second
 
 
 def find_problems(library: Library) -> list[str]:
@@ -51,7 +51,7 @@ def find_problems(library: Library) -> list[str]:
 
 
 def _results(dtype: Any) -> dict[str, np.ndarray]:
-    """Return the value of the network, its gradients, and parameters after updates."""
+    """Return the output of the network, its gradients, and the parameters after updates, in `dtype`."""
     import oneflow as flow
     from oneflow.nn import functional
 

@@ -29,7 +29,7 @@ OWN_TASK_ADDER = "_ZN7oneflow6Thread7AddTaskERKNS_9TaskProtoE"
 
 
 class Library:
-    """A compiled library. Its construction registers the kernels with the loaded oneflow.
+    """A compiled library. Creating this object registers the kernels with the loaded oneflow.
 
     Registration cannot be undone, but `enable(False)` disables the kernels. Operations that have already run keep
     OneFlow's kernels. Raises `Unavailable` for a file that cannot be loaded.
@@ -41,7 +41,7 @@ class Library:
         try:
             self._library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:
-            raise Unavailable(f"they cannot be loaded ({error})") from error
+            raise Unavailable(f"the kernels cannot be loaded ({error})") from error
         self._library.libai_native_use_level.restype = ctypes.c_bool
         self._library.libai_native_op.restype = ctypes.c_char_p
         self._library.libai_native_calls.restype = ctypes.c_int64
@@ -51,7 +51,7 @@ class Library:
             self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
 
     def decode(self, step: Any) -> bool:
-        """Run one decoding step (libai/inference/native_decoder.py). Return False if matmuls stay OneFlow's."""
+        """Run one decoding step (libai/inference/native_decoder.py). Return False if matmuls are OneFlow's."""
         return bool(self._library.libai_native_decode(ctypes.c_void_p(step.ctypes.data)))
 
     def use_level(self, level: str) -> bool:
@@ -77,7 +77,7 @@ class Library:
         return address_of(self._library, "libai_products_sgemm")
 
     def multiply_in_parts(self, sgemm: int, num_threads: int, a: Any, b: Any, c: Any, beta: float = 0.0) -> bool:
-        """Compute `c = a b + beta c` in the same parts as with threads, but sequentially.
+        """Compute `c = a b + beta c` in the same parts as with `num_threads` threads, but sequentially.
 
         The arguments are float32 NumPy arrays; `a` and `b` may be transposed views of contiguous arrays. Returns False
         and does nothing for a small matmul.
@@ -105,7 +105,7 @@ class Library:
         self._replace(OWN_TASK_ADDER, "libai_lean_plans")
 
     def _replace(self, own: str, name: str) -> None:
-        """Replace OneFlow's function `own` with the one that our function `name` returns."""
+        """Replace OneFlow's function `own` with the function whose address our function `name` returns."""
         oneflow = open_oneflow()
         slot = find_slot(oneflow, own)
         replacement = getattr(self._library, name)
@@ -176,7 +176,7 @@ def plan_memory() -> None:
 
 @functools.cache
 def drop_descriptions() -> None:
-    """Make compiled CPU steps drop what only compilation reads, if our library is loaded and OneFlow supports it."""
+    """Make compiled CPU steps drop data that only compilation reads, if our library is loaded and OneFlow allows it."""
     if _library is not None:
         with contextlib.suppress(Unavailable):
             _library.drop_descriptions()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 def use_operation() -> None:
-    """Replace the function that both call. Inputs that the operation does not support are computed as before."""
+    """Replace `layer_norm`, which both call. Inputs that the operation does not support are computed as before."""
     import oneflow as flow
     from oneflow.nn import functional
     from oneflow.nn.modules import normalization
@@ -42,7 +42,7 @@ def use_operation() -> None:
         return flow._C.layer_norm_affine(input, weight, bias, **axes, epsilon=eps)
 
     def _is_pair(weight: flow.Tensor | None, bias: flow.Tensor | None) -> bool:
-        """Return True if the operation supports both: they are None, or float32 with equal `requires_grad`."""
+        """Return True if the operation supports these: both None, or both float32 with equal `requires_grad`."""
         if weight is None or bias is None:
             return weight is bias
         return weight.requires_grad == bias.requires_grad and weight.dtype == bias.dtype == flow.float32

@@ -1,4 +1,4 @@
-"""Access liboneflow's dynamic symbol table, the addresses through which it calls its own exported functions.
+"""Access liboneflow's dynamic symbol table, which holds the addresses by which it calls its own exported functions.
 
 Writing a function's address to an entry replaces that OneFlow function in the whole process. libai/patches/openblas.py
 replaces matmul functions this way, and launch_race.py one function of the graph launch. This works only on Linux on

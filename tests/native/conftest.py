@@ -1,4 +1,4 @@
-"""Instruction sets as a parameter, and which operations have been computed by the library."""
+"""Fixtures that select an instruction set, count computed operations, and use OneFlow's own kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from libai.native.kernels import LEVELS, allowed_levels
 
 @pytest.fixture(params=LEVELS)
 def level(request, library):
-    """Use each instruction set of this CPU during the test."""
+    """Run the test once with each instruction set of this CPU."""
     if not library.use_level(request.param):
         pytest.skip(f"this CPU has no {request.param}")
     yield request.param
@@ -18,7 +18,7 @@ def level(request, library):
 
 @pytest.fixture
 def counted(library):
-    """`counted("op", …)` fails when an operation has not been computed by the library since the test began."""
+    """`counted("op", …)` fails if the library has not computed one of these operations since the test began."""
     before = library.calls()
 
     def check(*ops):

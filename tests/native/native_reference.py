@@ -9,7 +9,7 @@ EPS = float(np.finfo(np.float32).eps)
 
 
 def close(found, expected, spread=1.0):
-    """Equal up to 8 roundings of the largest number, times `spread` for sums of many terms."""
+    """Check that arrays are equal up to 8 roundings of the largest number, times `spread` for sums of many terms."""
     assert found.dtype == np.float32 and found.shape == expected.shape
     if expected.size:
         largest = max(1.0, np.abs(expected).max())
@@ -21,7 +21,7 @@ def random(*shape, seed=0, spread=2.0):
 
 
 def results(function, arrays, dtype):
-    """The value of `function`, and the gradients of a sum of it with random factors."""
+    """Return the value of `function` and the gradients of its sum with random factors, computed in `dtype`."""
     tensors = [flow.tensor(array.astype(dtype), requires_grad=True) for array in arrays]
     value = function(*tensors)
     factors = random(*value.shape, seed=99).astype(dtype)
@@ -30,7 +30,7 @@ def results(function, arrays, dtype):
 
 
 def compare(function, *arrays, spread=1.0):
-    """Our value and gradients in float32 are those of OneFlow's own kernels in float64."""
+    """Check that our value and gradients in float32 match OneFlow's own kernels in float64."""
     expected = results(function, arrays, np.float64)
     for ours, theirs in zip(results(function, arrays, np.float32), expected):
         close(ours, theirs, spread)

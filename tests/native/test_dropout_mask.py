@@ -1,4 +1,4 @@
-"""The fused dropout mask equals the formula of thirty operations bit for bit."""
+"""The fused dropout mask equals the mask that thirty operations compute, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY = fold(7, 3, 1)
 
 
 def dropped(x, key, p, layer_id, data_rank=0):
-    """(output, gradient)"""
+    """Return (output, gradient)."""
     layer = Dropout(p)
     layer.layer_id = layer_id
     x = flow.tensor(x, requires_grad=True)

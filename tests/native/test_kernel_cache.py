@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Compiler:
     """A fake g++ that records its calls and returns an existing library.
 
-    `content`: another file to give out. `fails`: it says so and makes nothing.
+    `give` selects the library that it returns. After `fail`, it prints an error and makes nothing.
     """
 
     def __init__(self, folder: Path, monkeypatch):
@@ -31,7 +31,7 @@ class Compiler:
 
     def give(self, library: Path) -> None:
         shutil.copyfile(library, self._made)
-        # the last argument of a call is what it makes
+        # the last argument of a call is the file that it makes
         self._write(f'for target; do :; done; echo "$target" >> {self._log}; cp {self._made} "$target"')
 
     def fail(self) -> None:
@@ -50,7 +50,7 @@ class Compiler:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, library):
-    """Use an empty folder as the only folder of libraries."""
+    """Use an empty folder as the only library folder."""
     found = tmp_path / "kept"
     monkeypatch.setattr(build, "cache_folders", lambda: [found])
     return found
@@ -63,7 +63,7 @@ def compiler(tmp_path, monkeypatch, library):
 
 @pytest.fixture
 def untested(monkeypatch):
-    """Replace the test of a library, which takes seconds: count the calls and let them pass."""
+    """Replace the test of a library, which takes seconds, with a function that records its calls and passes."""
     calls: list[Path] = []
     monkeypatch.setattr(build, "test_library", calls.append)
     return calls
@@ -82,7 +82,7 @@ def test_without_a_compiler_the_remedy_is_told(folder, monkeypatch, tmp_path):
     with pytest.raises(Unavailable, match=r"no g\+\+ or clang\+\+; install one"):
         build.find_library()
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
-    with pytest.raises(Unavailable, match="CXX=no-such-compiler -O2 is not there"):
+    with pytest.raises(Unavailable, match="CXX=no-such-compiler -O2 not found"):
         build.find_library()
 
 
@@ -133,7 +133,7 @@ def test_another_oneflow_is_refused(monkeypatch):
 def test_a_failure_is_not_tried_again_in_every_run(compiler, folder, untested):
     compiler.fail()
     for _ in range(2):
-        with pytest.raises(Unavailable, match=r"could not compile them \(x\.cpp:1: error: no such thing\)"):
+        with pytest.raises(Unavailable, match=r"could not compile the kernels \(x\.cpp:1: error: no such thing\)"):
             build.find_library()
     assert compiler.calls() == 1
 
@@ -172,9 +172,9 @@ def test_a_builder_that_takes_too_long_is_not_waited_for(compiler, folder, untes
     monkeypatch.setattr(build, "_WAIT_SECONDS", 0.2)
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(Unavailable, match="another process has been compiling them"):
+        with pytest.raises(Unavailable, match="another process has been compiling the kernels"):
             build.find_library()
-    assert build.find_library().exists(), "the lock goes with its holder"
+    assert build.find_library().exists(), "the lock is released if its holder ends"
 
 
 @pytest.mark.e2e

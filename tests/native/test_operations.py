@@ -68,7 +68,7 @@ _ADAPTIVE = "adaptive_avg_pool2d adaptive_avg_pool2d_grad"
 _CONV = "conv2d conv_data_grad conv_filter_grad bias_add"
 _LAYER_NORM = "layer_norm layer_norm_grad"
 _BATCH_NORM = "normalization normalization_grad"
-#: operations, function, shapes of its inputs
+#: operations that must run, function, shapes of its inputs
 CASES = [
     *((f"{name} {name}_grad", function, (33, 1027)) for name, function in POINTWISE.items()),
     ("leaky_relu leaky_relu_grad", lambda x: F.leaky_relu(x, 0.1), (5, 33)),
@@ -83,7 +83,7 @@ CASES = [
     (f"{_LAYER_NORM} layer_norm_param_grad", layer_norm(384), (2, 9, 384), (384,), (384,)),
     (f"{_LAYER_NORM} layer_norm_param_grad", layer_norm(5, 6), (3, 4, 5, 6), (5, 6), (5, 6)),
     (_LAYER_NORM, layer_norm(40), (6, 40)),
-    # with few and with many numbers of a channel beside each other
+    # with one and with many contiguous numbers per channel
     *((_BATCH_NORM, batch_norm(True), shape, shape[1:2], shape[1:2]) for shape in ((600, 7), (3, 2, 4, 5, 6))),
     ("normalization", batch_norm(False), (8, 4, 6, 7), (4,), (4,)),
     ("bias_add", bias_add(2), (3, 4, 5), (5,)),
@@ -91,13 +91,13 @@ CASES = [
     (_CONV, conv(3, 2, 2, 1), (2, 3, 11, 11), (33, 3, 5, 5), (33,)),
     (_CONV, conv(1, 1, 1, 1), (70, 8, 2, 2), (8, 8, 3, 3), (8,)),  # more samples than are computed at a time
     (_CONV, conv(1, 1, 1, 1), (3, 300, 4, 4), (20, 300, 3, 3), (20,)),  # more channels than are summed at a time
-    (_CONV, conv(1, 1, 1, 1), (5, 64, 1, 1), (32, 64, 3, 3), (32,)),  # eight of nine taps see no input
+    (_CONV, conv(1, 1, 1, 1), (5, 64, 1, 1), (32, 64, 3, 3), (32,)),  # eight of nine taps read no input
     (_CONV, conv(2, 0, 1, 1), (2, 16, 7, 7), (16, 16, 1, 1), (16,)),  # three of four inputs are read by no output
     (_CONV, conv(2, 1, 1, 4), (2, 8, 5, 5), (8, 2, 3, 3), (8,)),
     ("conv3d", conv(1, 1, 1, 1, function=F.conv3d), (2, 3, 5, 6, 7), (4, 3, 2, 3, 2), (4,)),
-    ("matmul", matmul(), (5, 7), (7, 9)),  # OpenBLAS's: so small that to begin takes longer
+    ("matmul", matmul(), (5, 7), (7, 9)),  # left to OpenBLAS: starting our kernel would take longer
     ("matmul", matmul(alpha=-0.5), (33, 48), (48, 32)),
-    ("matmul", matmul("b"), (300, 300), (45, 300)),  # rows, terms and columns that no block divides
+    ("matmul", matmul("b"), (300, 300), (45, 300)),  # no block size divides the rows, terms and columns
     ("matmul", matmul("b"), (1, 577), (900, 577)),  # few rows
     ("batch_matmul", matmul("b"), (2, 3, 33, 32), (2, 3, 40, 32)),
     ("broadcast_matmul", matmul(), (2, 1, 50, 60), (3, 60, 12)),
@@ -115,7 +115,7 @@ CASES = [
 def test_values_and_gradients_are_those_of_float64(level, counted, case):
     ops, function, *shapes = case
     arrays = [random(*shape, seed=seed) for seed, shape in enumerate(shapes)]
-    # a convolution's float32 is rounded once for each of its many terms
+    # a convolution in float32 is rounded once for each of its many terms
     spread = max(1.0, np.sqrt(arrays[1][0].size) / 8) if ops == _CONV else 1.0
     compare(function, *arrays, spread=spread)
     counted(*ops.split())
@@ -238,7 +238,7 @@ def test_copies_of_views_are_numpys(level, counted):
         np.testing.assert_array_equal(found.numpy(), x[:, 1:3, ::2, 2:, 1:].transpose(order))
         found = flow.tensor(x[:, :1]).expand(3, 4, 5, 6, 33).permute(*order).contiguous()
         np.testing.assert_array_equal(found.numpy(), np.broadcast_to(x[:, :1], x.shape).transpose(order))
-    for width in (3, 7, 12, 25, 300):  # of rows that are copied whole
+    for width in (3, 7, 12, 25, 300):  # widths of rows that are copied whole
         x = random(5, 6, width)
         np.testing.assert_array_equal(flow.tensor(x).transpose(0, 1).contiguous().numpy(), x.transpose(1, 0, 2))
     counted("to_contiguous")
@@ -277,7 +277,7 @@ def test_nan_and_inf_reach_what_sees_them_and_nothing_else(level):
 
 
 def test_what_a_kernel_cannot_do_stays_oneflows(library):
-    """Channels last, a norm of which one parameter is frozen, of float64, and of a wrong shape."""
+    """Such inputs are channels last, and norms with one frozen parameter, in float64 or of a wrong shape."""
     before = library.calls()
     x, w = random(2, 5, 5, 3), random(4, 3, 3, 3, seed=2)
     assert flow._C.conv2d(flow.tensor(x), flow.tensor(w), channel_pos="channels_last").shape == (2, 3, 3, 4)
@@ -319,7 +319,7 @@ POOLS = [
 @pytest.mark.parametrize("case", POOLS, ids=str)
 def test_maxima_are_oneflows_with_their_places_bit_for_bit(library, counted, stock, case):
     shape, kernel, stride, padding, dilation, ceil_mode = case
-    x = np.round(random(*shape) * 4) / 4  # with equal numbers
+    x = np.round(random(*shape) * 4) / 4  # rounded to make some numbers equal
     x.reshape(-1)[::17] = np.nan
     pool = nn.MaxPool2d(kernel, stride, padding, dilation, return_indices=True, ceil_mode=ceil_mode)
 
@@ -332,7 +332,7 @@ def test_maxima_are_oneflows_with_their_places_bit_for_bit(library, counted, sto
 
 
 def test_layer_norm_has_gradients_of_gradients(library, counted):
-    """As of the formula in float64, which OneFlow differentiates: of the squares of all gradients."""
+    """The gradients of the sum of all squared gradients equal those that OneFlow computes in float64."""
 
     def penalties(norm, x):
         x = x.requires_grad_()
@@ -349,7 +349,7 @@ def test_layer_norm_has_gradients_of_gradients(library, counted):
     found = penalties(norm, x)
     counted("layer_norm_grad")
     expected = penalties(norm.to(flow.float64), x.detach().to(flow.float64))
-    for order, tolerance in enumerate((1e-5, 1e-4)):  # each multiplies and adds up what came before
+    for order, tolerance in enumerate((1e-5, 1e-4)):  # errors grow from order to order
         for f, e in zip(found[order], expected[order]):
             np.testing.assert_allclose(f, e, rtol=0, atol=tolerance * np.abs(e).max())
 

@@ -13,13 +13,13 @@ from libai.native import kernels
 from libai.utils.errors import UserError
 
 NO_COMPILER = (
-    "oneflow's own, which are slower (CXX=no-such-compiler is not there; install one, such as `apt install g++`)"
+    "oneflow's own, which are slower (CXX=no-such-compiler not found; install one, for example with `apt install g++`)"
 )
 
 
 @pytest.fixture(scope="module")
 def expected():
-    """The losses of this process, in eager mode."""
+    """Return the losses of this process in eager mode."""
     return train_both_modes.train("eager")
 
 
@@ -36,7 +36,7 @@ def expected():
 )
 def test_both_modes_train_alike_with(environment, kernels, expected, library, tmp_path):
     program = [sys.executable, str(jobs.ROOT / "tests/native/train_both_modes.py")]
-    if "CXX" in environment:  # as on a machine that has never compiled them
+    if "CXX" in environment:  # as on a machine that has never compiled the kernels
         environment = {**environment, "XDG_CACHE_HOME": str(tmp_path)}
         program.append(str(tmp_path))
     done = jobs.run(program, timeout=200, PYTHONPATH=str(jobs.ROOT), **environment)

@@ -45,7 +45,7 @@ def drawn(rows, columns, is_transposed):
     return numbers.T if is_transposed else numbers
 """
 
-# sizes at which OpenBLAS changes its ways: multiples of its blocks and one more, long and short
+# small and large sizes around which OpenBLAS changes its method, such as multiples of its blocks and one more
 COMPARE = (
     SETUP
     + """
@@ -63,7 +63,7 @@ for _ in range(250):
     whole(a, b, results[1], beta)
     is_equal = results[0].tobytes() == results[1].tobytes()
     equal, different = equal + is_equal, different + (not is_equal)
-    if by_its_own_threads == 0:  # they are slow where others keep the cores busy
+    if by_its_own_threads == 0:  # OpenBLAS's threads are slow if other programs keep the cores busy
         blas.scipy_openblas_set_num_threads(3)
         whole(a, b, results[2], beta)
         blas.scipy_openblas_set_num_threads(1)
@@ -81,7 +81,7 @@ def test_parts_have_the_bits_of_the_whole(library, core):
     said = in_new_process(COMPARE, OPENBLAS_CORETYPE=core, OPENBLAS_NUM_THREADS="3")
     equal, different, by_its_own_threads = map(int, said.split())
     assert equal > 60 and different == 0, said
-    if core in ("Haswell", "SkylakeX"):  # what the parts are for
+    if core in ("Haswell", "SkylakeX"):  # the reason for computing in parts
         assert by_its_own_threads > 0, said
 
 

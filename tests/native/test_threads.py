@@ -21,7 +21,7 @@ def shared_loops():
     return library._library.libai_team_shared(), library._library.libai_team_alone()
 
 def enable_threads(are_enabled):
-    # large operations are computed by several whatever is faster, or by one
+    # True: several threads compute every large operation, even if that is slower; False: one thread computes it
     library._library.libai_team_enable(ctypes.c_bool(are_enabled), ctypes.c_bool(are_enabled))
 
 layer = Dropout(0.5)
@@ -111,7 +111,7 @@ for kind in [functools.partial(kind, lr=0.1) for kind in KINDS]:
     enable_threads(True)
     assert all(updated(kind) == expected for _ in range(4))
 
-# many Python threads at once: one loop uses the thread team, and each other caller computes its own
+# with many Python threads at once, one loop uses the thread team, and the other callers compute their own loops
 x, found = drawn(900, 301), []
 expected = F.gelu(x).numpy().tobytes()
 def work():

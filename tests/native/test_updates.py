@@ -1,4 +1,4 @@
-"""The optimizers' updates equal those of OneFlow's kernels bit for bit, in both modes."""
+"""Optimizer updates equal the updates by OneFlow's kernels bit for bit, in both modes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oneflow import nn
 
 from libai.optim import norm_and_coefficient
 
-#: operation, optimizer
+#: test name -> (operation, optimizer)
 OPTIMIZERS = {
     "sgd": ("sgd_update", partial(flow.optim.SGD, weight_decay=0.1)),
     "momentum": ("momentum_update", partial(flow.optim.SGD, momentum=0.9, weight_decay=0.1)),
@@ -70,9 +70,9 @@ def check(library, stock, name, mode):
     found = train(build_optimizer, mode)
     assert library.calls()[op] - before == 15
     expected = stock(lambda: train(build_optimizer, mode))
-    assert library.calls()[op] - before == 15, "the second training was OneFlow's own"
+    assert library.calls()[op] - before == 15, "the second run used OneFlow's own kernel"
     assert np.isfinite(found).all()
-    if op == "lamb_update":  # OneFlow adds up the squares of a parameter one after the other; ours are exact
+    if op == "lamb_update":  # OneFlow adds the squares of a parameter one by one; our sum is more exact
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
     else:
         np.testing.assert_array_equal(found, expected)

@@ -30,7 +30,7 @@ def train(mode: str, iterations: int = 5) -> list[float]:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        sys.prefix = sys.argv[1]  # the environment's folder, in which kernels may have been compiled ahead
+        sys.prefix = sys.argv[1]  # the environment's folder, which may contain compiled kernels
     import libai  # noqa: F401
     from libai.native.kernels import kernels_in_use
 

@@ -1,6 +1,7 @@
-// Sums and loops of batch norm, over `n` numbers of one channel or `rows` of `d` numbers of many. Included by level.cpp only.
+// Sums and loops of batch norm, over `n` numbers of one channel or over `rows` rows of `d` numbers of several channels.
+// Included by level.cpp only.
 
-// The sum of (x - mean)^2; as in SumAll, float32 for some numbers and double for more.
+// The sum of (x - mean)^2. As in SumAll, 4096 numbers at a time are added in float32, and their sums in double.
 double SumSquares(const float* x, float mean, int64_t n) {
   double total = 0.0;
   for (int64_t begin = 0; begin < n; begin += 4096) {
@@ -26,7 +27,7 @@ double SumProducts(const float* dy, const float* x, float mean, int64_t n) {
   return total;
 }
 
-// y (d) += the sums of a (x - mean) over rows, with a dy, or x - mean where dy is null
+// y (d) += the sum over rows of dy (x - mean), or of (x - mean)^2 if dy is null
 void AddProducts(const float* dy, const float* x, const float* mean, float* y, int64_t rows, int64_t d) {
   for (int64_t r = 0; r < rows; ++r, x += d) {
     if (dy == nullptr) {
@@ -38,7 +39,8 @@ void AddProducts(const float* dy, const float* x, const float* mean, float* y, i
   }
 }
 
-// y = (x - mean) scale + shift, with a `step` of 0 for one channel and 1 for a channel each
+// y = (x - mean) scale + shift. `step` is 0 if all numbers are of one channel, or 1 if each number has its own mean,
+// scale and shift.
 void Affine(const float* x, const float* mean, const float* scale, const float* shift, int step, float* y, int64_t n) {
   if (step == 0) {
     const float m = mean[0], k = scale[0], b = shift[0];
@@ -48,7 +50,7 @@ void Affine(const float* x, const float* mean, const float* scale, const float* 
   }
 }
 
-// dx = dy a + (x - mean) b + c, likewise
+// dx = dy a + (x - mean) b + c, with `step` as in Affine
 void AffineGrad(const float* dy, const float* x, const float* mean, const float* a, const float* b, const float* c, int step,
                 float* dx, int64_t n) {
   if (step == 0) {

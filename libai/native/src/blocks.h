@@ -6,7 +6,7 @@
 
 namespace libai {
 
-// The sum of `sum(begin, count)` over pieces of n numbers, which depend on n alone and are added up in their order.
+// Returns the total of `sum(begin, count)` over pieces of n numbers. Pieces depend only on n and are added in order.
 template<typename Sum>
 double SumPieces(int64_t n, const Sum& sum) {
   constexpr int64_t kPiece = 65536;
@@ -22,8 +22,9 @@ double SumPieces(int64_t n, const Sum& sum) {
   return total;
 }
 
-// Adds up blocks of rows of `d` numbers. `sum(first, count, sums)` adds a block's rows to `sums`, which are `num_sums`
-// zeros, and `add(sums)` is called for each block in turn. Blocks depend on the sizes alone, so results do not on threads.
+// Adds up rows of `d` numbers in blocks. `sum(first, count, sums)` adds the rows of a block to `sums`, which holds
+// `num_sums` zeros at first. Then `add(sums)` is called for each block in order. Blocks depend only on the sizes, so
+// results do not depend on the number of threads.
 template<typename Sum, typename Add>
 void AddBlocks(int64_t rows, int64_t d, int64_t num_sums, const Sum& sum, const Add& add) {
   constexpr int64_t kMostBlocks = 32;

@@ -1,14 +1,14 @@
-// Batch norm and biases: what has one number for each channel.
+// Batch norm and biases, which have one number for each channel.
 #pragma once
 #include "register.h"
 
 namespace libai {
 
-// (samples, channels, inner), whatever the axes are. Where `inner` is small, a row is a whole sample and the numbers of
-// channels are repeated; else it is one channel of a sample.
+// The shape of a tensor with any axes, seen as (samples, channels, inner). If `inner` is small, a row is a whole sample
+// and the number of each channel is repeated `inner` times. Otherwise, a row is one channel of a sample.
 struct Channels {
   int64_t samples = 1, channels, inner = 1;
-  bool is_wide;  // rows of whole samples
+  bool is_wide;  // a row is a whole sample
 
   template<typename Shape>
   Channels(const Shape& shape, int64_t axis) : channels(shape.At(axis)) {
@@ -16,25 +16,25 @@ struct Channels {
     for (int64_t i = axis + 1; i < shape.NumAxes(); ++i) inner *= shape.At(i);
     is_wide = inner < 32;
   }
-  int64_t Count() const { return samples * inner; }  // numbers of a channel
+  int64_t Count() const { return samples * inner; }  // numbers in a channel
   int64_t Row() const { return is_wide ? channels * inner : inner; }
 
-  // `of_channel` as rows need it
+  // Returns `of_channel` (channels,), with each number repeated if a row is a whole sample.
   std::vector<float> Widened(const float* of_channel) const {
     if (!is_wide) return std::vector<float>(of_channel, of_channel + channels);
     std::vector<float> wide(channels * inner);
     for (int64_t i = 0; i < channels * inner; ++i) wide[i] = of_channel[i / inner];
     return wide;
   }
-  // Calls `run(offset of a row, its channel or 0)` for all rows, on several threads.
+  // Calls `run(offset, channel)` for all rows, on several threads. `channel` is 0 if a row is a whole sample.
   template<typename Function>
   void ForAll(const Function& run) const {
     ForRows(is_wide ? samples : samples * channels, Row(), kLightGrain, [&](int64_t i, int64_t end) {
       for (; i < end; ++i) run(i * Row(), is_wide ? 0 : i % channels);
     });
   }
-  // For each channel the sum of what `line` gives for one channel of a sample, or of what `add` adds for whole samples.
-  // What is added up in float32, and in which order, depends on the sizes alone.
+  // Returns a sum for each channel. `line(offset, channel)` returns the sum over one channel of a sample; `add(offset,
+  // rows, sums)` adds whole samples to `sums`. The order of the float32 additions depends only on the sizes.
   template<typename Line, typename Add>
   std::vector<double> Sums(const Line& line, const Add& add) const {
     std::vector<double> sums(channels, 0.0);
@@ -60,7 +60,7 @@ inline std::vector<double> SumsOf(const Channels& s, const float* x) {
   return s.Sums([&](int64_t at, int64_t) { return g_maths->SumAll(x + at, s.inner); },
                 [&](int64_t at, int64_t rows, float* y) { g_maths->AddRows(x + at, y, rows, s.Row()); });
 }
-// Of dy (x - mean), or of (x - mean)^2 without dy.
+// Returns each channel's sum of dy (x - mean), or of (x - mean)^2 if dy is null.
 inline std::vector<double> SumsOfProducts(const Channels& s, const float* dy, const float* x, const float* mean) {
   const std::vector<float> wide = s.Widened(mean);
   return s.Sums(
@@ -128,7 +128,7 @@ inline void RunBatchNormGrad(KernelComputeContext* c) {
   });
 }
 
-// out = a + b, b a number for each channel
+// out = a + b, with one number of b for each channel
 inline void RunBiasAdd(KernelComputeContext* c) {
   const Channels s(c->Tensor4ArgNameAndIndex("a", 0)->shape_view(), c->Attr<int32_t>("axis"));
   const float* a = In(c, "a");

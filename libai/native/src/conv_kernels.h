@@ -1,5 +1,5 @@
-// Convolutions of 1 to 3 axes and their gradients, without a matrix of patches: the channels of a pixel are made neighbours, and
-// pixels that see the same taps of the filter are computed together, several at a time, from where their inputs lie.
+// Convolutions of 1 to 3 axes and their gradients, without a matrix of patches. The channels of each pixel are made
+// contiguous. Pixels that use the same taps of the filter are then computed together, several at a time.
 #pragma once
 #include <algorithm>
 
@@ -7,16 +7,17 @@
 
 namespace libai {
 
-constexpr int64_t kWidth = 32;  // of the blocks of channels that are computed at a time
+constexpr int64_t kWidth = 32;  // channels in a block that is computed at a time
 
 inline int64_t RoundUp(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 inline int64_t WidthOf(int64_t channels) { return channels <= kWidth / 2 ? kWidth / 2 : kWidth; }
 
-// One of the three axes of images and filter.
+// One of the three axes of the images and the filter.
 struct ConvAxis {
-  int64_t x, y, k, stride, padding, dilation;  // sizes of input, output and filter
+  int64_t x, y, k, stride, padding, dilation;  // x, y and k: the sizes of input, output and filter
 
-  // The position in the input that tap `tap` of output `at` reads, -1 for none; or, backwards, the other way round.
+  // Forward, the input position that tap `tap` of output `at` reads. Backward, the output position whose tap `tap`
+  // reads input `at`. Negative if there is no such position.
   int64_t Source(int64_t at, int64_t tap, bool is_backward) const {
     if (!is_backward) {
       const int64_t i = at * stride - padding + tap * dilation;
@@ -28,7 +29,7 @@ struct ConvAxis {
 };
 
 struct ConvShape {
-  int64_t samples, groups, c, o;  // channels of a group, of input and output
+  int64_t samples, groups, c, o;  // c and o: the input and output channels of a group
   ConvAxis axis[3];
 
   int64_t Pixels(int64_t ConvAxis::*size) const { return axis[0].*size * (axis[1].*size) * (axis[2].*size); }
@@ -44,14 +45,14 @@ struct ConvShape {
     o = ys.At(1) / groups;
     const int n = static_cast<int>(kernel.size());
     for (int i = 0; i < 3; ++i) {
-      const int own = i - (3 - n);  // the last axes; those before are of size 1
+      const int own = i - (3 - n);  // the tensors have only the last axes; earlier axes have size 1
       axis[i] = own < 0 ? ConvAxis{1, 1, 1, 1, 0, 1}
                         : ConvAxis{xs.At(2 + own), ys.At(2 + own), kernel[own], stride[own], padding[own], dilation[own]};
     }
   }
 };
 
-// Positions of an axis that see the same taps, at the same distances from `base`.
+// Positions of an axis that use the same taps, at the same distances from their bases.
 struct AxisClass {
   std::vector<std::pair<int64_t, int64_t>> taps;       // tap, shift from the base
   std::vector<std::pair<int64_t, int64_t>> positions;  // position, base
@@ -72,10 +73,10 @@ inline std::vector<AxisClass> Classes(const ConvAxis& a, bool is_backward) {
   return classes;
 }
 
-// Pixels of the first samples that see the same taps.
+// Pixels of the first samples that use the same taps.
 struct PixelClass {
   std::vector<ConvTap> taps;
-  std::vector<int64_t> from, to;  // a pixel's base in the source and its place in the result, in pixels
+  std::vector<int64_t> from, to;  // each pixel's base in the source and its position in the result, in pixels
 };
 inline std::vector<PixelClass> PixelClasses(const ConvShape& s, int64_t samples, bool is_backward) {
   std::vector<AxisClass> classes[3];
@@ -105,24 +106,25 @@ inline std::vector<PixelClass> PixelClasses(const ConvShape& s, int64_t samples,
   return result;
 }
 
-// Channels of each pixel as neighbours: y (samples, pixels, stride), of x (samples, …, pixels) with `step` numbers to a sample.
+// Copies x (samples, …, pixels), which has `step` numbers per sample, to y (samples, pixels, stride). This makes the
+// channels of each pixel contiguous.
 inline void ChannelsLast(const float* x, int64_t step, float* y, int64_t stride, int64_t samples, int64_t channels,
                          int64_t pixels) {
   for (int64_t n = 0; n < samples; ++n)
     g_maths->Transpose(x + n * step, pixels, y + n * pixels * stride, stride, channels, pixels);
 }
 
-constexpr double kPartWork = 3e5;    // multiplications that are worth a part of a shared loop: some 5 us
-constexpr double kPackingWork = 8;   // a number that is moved to where the loops read it, in multiplications
+constexpr double kPartWork = 3e5;    // the minimum multiplications in a part of a split loop: about 5 us
+constexpr double kPackingWork = 8;   // the cost of packing a number for the loops, in multiplications
 constexpr int64_t kPixelsAtATime = 1024;
 
-// `run(begin, end)` for ranges of `n` things that take `work` multiplications together.
+// Calls `run(begin, end)` for ranges of `n` items that take `work` multiplications in total.
 template<typename Function>
 void ForWork(int64_t n, double work, const Function& run) {
   ForRanges(n, std::max<int64_t>(1, static_cast<int64_t>(kPartWork * n / std::max(work, 1.0))), run, work);
 }
 
-// The output, or backwards the gradient of the input.
+// Computes the output or, if `is_backward`, the gradient of the input.
 class Convolution {
  public:
   Convolution(const ConvShape& shape, bool is_backward)
@@ -139,7 +141,7 @@ class Convolution {
       for (auto& from : p.from) from *= inputs;
       for (auto& to : p.to) to *= width;
     }
-    const int64_t weights = inputs * num_taps * width;  // of a block of outputs
+    const int64_t weights = inputs * num_taps * width;  // in a block of outputs
     float* const w = ScratchFor(0, s.groups * num_blocks * weights);
     ForWork(s.groups * num_blocks, kPackingWork * s.groups * num_blocks * weights, [&](int64_t i, int64_t end) {
       for (; i < end; ++i) Pack(filter + i / num_blocks * s.o * s.c * num_taps, i % num_blocks * width, w + i * weights);
@@ -155,7 +157,8 @@ class Convolution {
   }
 
  private:
-  // As many as stay in the cache, but parts for all threads, of pixels that are computed together.
+  // As many samples as stay in the cache, but few enough to make parts for all threads. If possible, a part has at
+  // least 64 pixels, which are computed together.
   int64_t SamplesAtATime() const {
     const int64_t pixels = std::max<int64_t>(1, y_pixels), threads = NumThreads();
     const int64_t most = std::max<int64_t>(1, kPixelsAtATime / pixels), least = (64 + pixels - 1) / pixels;
@@ -163,7 +166,7 @@ class Convolution {
     const int64_t of_a_part = std::max(least, (s.samples * s.groups + parts - 1) / parts);
     return std::max<int64_t>(1, std::min({s.samples, most, of_a_part}));
   }
-  // The weights of the outputs from `first` on: (inputs, taps, width).
+  // Packs the weights of the `width` outputs from `first` on as (inputs, taps, width).
   void Pack(const float* of_group, int64_t first, float* to) const {
     const int64_t count = std::min(width, outputs - first), step = num_taps * width;
     if (count < width) std::memset(to, 0, inputs * step * sizeof(float));
@@ -174,7 +177,7 @@ class Convolution {
     for (int64_t i = 0; i < inputs; ++i)
       g_maths->Transpose(of_group + (i * outputs + first) * num_taps, num_taps, to + i * step, width, count, num_taps);
   }
-  // Some samples of a group of channels, whose packed weights are `w`.
+  // Computes some samples, from sample `n` on, of a group of channels. `w` contains its packed weights.
   void Compute(int64_t group, int64_t n, const float* x, const float* w, const float* bias, const float* add, float* y) const {
     const int64_t samples = std::min(samples_at_a_time, s.samples - n), of_sample = s.groups * inputs * x_pixels;
     float* xs = ScratchFor(1, samples_at_a_time * x_pixels * inputs);         // (samples, pixels, inputs)
@@ -193,7 +196,7 @@ class Convolution {
       }
     }
   }
-  // As many channels and taps at a time as stay in the first cache with their weights.
+  // Computes as many channels and taps at a time as stay in the first-level cache together with their weights.
   void ComputeClass(const PixelClass& p, int64_t samples, const float* xs, const float* w, const float* start, float* ys) const {
     const int64_t channels = std::min<int64_t>(inputs, 256), most_taps = std::max<int64_t>(1, 256 / channels);
     const int64_t pixels = static_cast<int64_t>(p.to.size()) / samples_at_a_time * samples, taps = p.taps.size();
@@ -216,7 +219,7 @@ class Convolution {
   std::vector<PixelClass> classes;
 };
 
-// The outputs that read an input at tap `tap`: first and last + 1.
+// The range of outputs whose tap `tap` reads an input: the first output, and the last output + 1.
 inline std::pair<int64_t, int64_t> ReadersOf(const ConvAxis& a, int64_t tap) {
   int64_t first = 0, end = a.y;
   while (first < end && a.Source(first, tap, false) < 0) ++first;
@@ -238,13 +241,13 @@ class FilterGradient {
     ForWork(s.groups, work, [&](int64_t group, int64_t end) {
       const int64_t inputs = samples_at_a_time * x_pixels * c_stride;
       float* const xs = ScratchFor(1, inputs);
-      std::memset(xs, 0, inputs * sizeof(float));  // also between channels and stride
+      std::memset(xs, 0, inputs * sizeof(float));  // also the gap between the channels and the stride
       for (; group < end; ++group) RunGroup(group, dy, x, xs, dfilter + group * s.o * s.c * num_taps);
     });
   }
 
  private:
-  // Where the pixels lie that meet at a tap, in lines along the last axis.
+  // The positions of the pixels of x and dy that meet at a tap, in lines along the last axis.
   struct Lines {
     std::vector<int64_t> x_at, dy_at;
     int64_t count;  // pixels of each line
@@ -282,9 +285,9 @@ class FilterGradient {
         g_maths->Transpose(dw + o * c_stride, s.o * c_stride, dfilter + o * s.c * num_taps, num_taps, num_taps, s.c);
     });
   }
-  // Every number of dw is a sum over pixels in one order, whichever thread computes it.
+  // Every number of dw is a sum over pixels in a fixed order, whichever thread computes it.
   void AddSamples(int64_t samples, const float* gs, const float* xs, float* dw) const {
-    constexpr int64_t kRows = 24;  // of outputs: whole tiles for every instruction set
+    constexpr int64_t kRows = 24;  // outputs in a part: whole tiles for every instruction set
     const int64_t of_tap = (s.o + kRows - 1) / kRows;
     const double work = static_cast<double>(samples) * y_pixels * num_taps * s.o * s.c;
     ForWork(num_taps * of_tap, work, [&](int64_t i, int64_t end) {
@@ -301,7 +304,7 @@ class FilterGradient {
 
   const ConvShape& s;
   const int64_t num_taps, x_pixels, y_pixels, c_stride, samples_at_a_time;
-  std::vector<Lines> lines;  // of each tap
+  std::vector<Lines> lines;  // one entry for each tap
 };
 
 inline void RunConv(KernelComputeContext* c) {

@@ -1,5 +1,5 @@
-// One step of text generation: the next token of every row through all blocks of a decoder, whose keys and values lie in
-// memory of fixed size. One call in place of some 60 operations a block, whose overhead takes more time than their work.
+// One step of text generation: passes the last token of every row through all blocks of a decoder. Keys and values lie
+// in memory of fixed size. One call replaces about 60 operations per block, whose overhead takes most of their time.
 #pragma once
 #include <cmath>
 
@@ -7,24 +7,25 @@
 
 namespace libai {
 
-// These structures are written by libai/inference/native_decoder.py.
+// libai/inference/native_decoder.py fills these structures.
 struct Linear {
-  const float *weight, *bias;  // (out, in), and (out,) or null; of a norm (in,)
+  const float *weight, *bias;  // (out, in), and (out,) or null; both (in,) for a norm
 };
 struct DecoderBlock {
-  Linear attention_norm, q, k, v, out, mlp_norm, gate, up, down;  // without a gate its weight is null
+  Linear attention_norm, q, k, v, out, mlp_norm, gate, up, down;  // gate.weight is null if there is no gate
 };
 struct DecoderStep {
   const DecoderBlock* blocks;
   Linear norm, head;
-  const float *cos, *sin;  // (rows, head_size / 2); null: nothing is rotated
+  const float *cos, *sin;  // (rows, head_size / 2), or null for no rotation
   const float* mask;       // (rows, length), added to the scores of attention
   float* x;                // (rows, hidden), the embedded tokens; overwritten
   float *keys, *values;    // (blocks, rows, kv_heads, capacity, head_size)
   float* scores;           // (rows, vocabulary), the result
-  int64_t num_blocks, rows, hidden, heads, kv_heads, head_size, inner, vocabulary, capacity, length;  // with the new token
+  // `length` includes the new token
+  int64_t num_blocks, rows, hidden, heads, kv_heads, head_size, inner, vocabulary, capacity, length;
   double epsilon;
-  int64_t is_rms, activation;  // 0 silu, 1 gelu, 2 its approximation by tanh, 3 relu
+  int64_t is_rms, activation;  // activation: 0 silu, 1 gelu, 2 gelu approximated by tanh, 3 relu
 };
 
 class Decoding {
@@ -66,7 +67,7 @@ class Decoding {
     const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size)));
     const int64_t worth_a_part = kLightGrain / (2 * group * length * size) + 1;
     ForRanges(s_.rows * s_.kv_heads, worth_a_part, [&](int64_t unit, int64_t end) {
-      for (; unit < end; ++unit) {  // a row's heads of queries that share keys
+      for (; unit < end; ++unit) {  // the query heads of a row that share keys
         float* const keys = s_.keys + (first_unit + unit) * s_.capacity * size;
         float* const values = s_.values + (first_unit + unit) * s_.capacity * size;
         std::memcpy(keys + (length - 1) * size, k_ + unit * size, size * sizeof(float));
@@ -132,7 +133,7 @@ class Decoding {
     SetCurrentSharing(&sharing);
     Product{false, true, 1.0f, linear.bias, nullptr, s_.rows, out, in}(x, linear.weight, y);
   }
-  // The same, added to the rows of the step.
+  // Adds weight x + bias to the rows of the step.
   void AddTo(const Linear& linear, const float* x, int64_t in) const {
     Apply(linear, x, in, s_.hidden, read_);
     g_maths->AddLine(s_.x, 1, read_, 1, s_.x, s_.rows * s_.hidden);

@@ -1,4 +1,4 @@
-// Registers the kernels when the library is loaded, and has the functions that libai/native calls.
+// Registers the kernels when the library is loaded, and exports the functions that libai/native calls.
 #include <strings.h>
 
 #include <cstdlib>
@@ -39,7 +39,7 @@ bool HasAvx512() {
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// Uses the loops of an instruction set: 0 SSE2, 1 AVX2, 2 AVX-512. False where the CPU or the system lacks it.
+// Selects the loops of an instruction set: 0 SSE2, 1 AVX2, 2 AVX-512. Returns false if the CPU or the system lacks it.
 EXPORTED bool libai_native_use_level(int level) {
   using namespace libai;
   if ((level >= 1 && !HasAvx2()) || (level >= 2 && !HasAvx512())) return false;
@@ -49,11 +49,11 @@ EXPORTED bool libai_native_use_level(int level) {
   g_sgemm_is_narrow = level == 2 && !is_core("SkylakeX") && !is_core("Cooperlake") && !is_core("SapphireRapids");
   return true;
 }
-// Where OneFlow keeps the address of the function that multiplies matrices for it.
+// `slot` contains the address of the function that OneFlow calls to multiply matrices.
 EXPORTED void libai_native_use_sgemm(void* slot) { libai::g_sgemm = static_cast<libai::Sgemm*>(slot); }
-// False: operations take OneFlow's own kernels again.
+// If false, operations use OneFlow's own kernels again.
 EXPORTED void libai_native_enable(bool is_enabled) { libai::g_is_enabled = is_enabled; }
-// One step of generation; false, and nothing, where products are OneFlow's.
+// Computes one step of generation. Does nothing and returns false if the kernels are off or matmuls stay OneFlow's.
 EXPORTED bool libai_native_decode(const libai::DecoderStep* step) { return libai::Decode(*step); }
 EXPORTED int libai_native_count() { return static_cast<int>(libai::Entries().size()); }
 EXPORTED const char* libai_native_op(int index) { return libai::Entries()[index]->op.c_str(); }

@@ -1,6 +1,6 @@
-// One table of loops, for the instruction set that the compiler is told and LIBAI_LEVEL names. Without functions of
-// other headers: a copy of one that was compiled for AVX-512 must not be linked for a machine without.
-// Products and sums are joined (fma) only where `Fma` says so: -ffp-contract=off.
+// One table of loops, for the instruction set in the compiler's flags. LIBAI_LEVEL is the name of the table. This file
+// uses no functions of other headers: the linker keeps one copy of each, which might be compiled for AVX-512.
+// Because of -ffp-contract=off, a product and a sum are fused (fma) only where the code calls `Fma` or `AddProduct`.
 #include <immintrin.h>
 
 #include "maths.h"

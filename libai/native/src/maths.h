@@ -1,10 +1,10 @@
-// The loops of the kernels, free of OneFlow: one table of functions for each instruction set (see level.cpp).
+// The loops of the kernels, independent of OneFlow: one table of functions for each instruction set (see level.cpp).
 #pragma once
 #include <cstdint>
 
 namespace libai {
 
-// The settings of an update of Adam; `step` and `root2` hold the bias corrections.
+// The settings of an update of Adam or LAMB. `step` and `root2` contain the bias corrections (see update_kernels.h).
 struct AdamArgs {
   float scale, l1, l2, beta1, beta2, epsilon, decay, rate, step, root2;
 };
@@ -14,13 +14,13 @@ struct MomentumArgs {
   bool is_nesterov, maximizes;
 };
 
-// A tap of a filter: where its inputs lie from a pixel's base, and its weights.
+// A tap of a filter: the offset of its inputs from the base of a pixel, and the offset of its weights.
 struct ConvTap {
   int64_t x_shift, w_shift;
 };
 
-// Pixels that see the same taps. `x`: rows of channels; `w`: rows of `width` weights, `w_step` from channel to channel;
-// `start`: what each pixel begins with, null for what is in `y`.
+// Pixels that use the same taps. `x`: rows of channels. `w`: rows of `width` weights, with `w_step` from one channel to
+// the next. `start`: the initial sums of every pixel, or null to start from the values in `y`.
 struct ConvRun {
   const float *x, *w, *start;
   float* y;
@@ -28,7 +28,8 @@ struct ConvRun {
   int64_t num_taps, channels, w_step, width;
 };
 
-// For one tap, `lines` of `count` pixels that lie `dy_step` and `x_step` apart, beginning at `dy_at` and `x_at`.
+// The filter gradient of one tap, over `lines` lines of `count` pixels. The lines begin at `dy_at` and `x_at`, and the
+// pixels of a line lie `dy_step` and `x_step` apart.
 struct FilterRun {
   const float *dy, *x;
   float* dw;
@@ -36,8 +37,8 @@ struct FilterRun {
   int64_t lines, count, dy_step, x_step, dw_step, rows, width;
 };
 
-// c (rows, width) = a (rows, terms) b (terms, width), added to c where `adds` says so. Numbers of a lie `a_row` and `a_term`
-// apart, rows of b and c `b_row` and `c_row`. `width` is at least a vector.
+// c (rows, width) = a (rows, terms) b (terms, width), or c += this product if `adds`. The strides are `a_row` and
+// `a_term` for a, `b_row` for the rows of b and `c_row` for the rows of c. `width` is at least the length of a vector.
 struct ProductRun {
   const float *a, *b;
   float* c;
@@ -56,7 +57,7 @@ struct ProductRun {
 #define LIBAI_COMPARISON(X) \
   X(EqualLine) X(NotEqualLine) X(LessLine) X(LessEqualLine) X(GreaterLine) X(GreaterEqualLine)
 
-// Rows are contiguous, of `d` numbers. Which pointers may be null is said where the function is.
+// Rows are contiguous and have `d` numbers. The definition of a function states which pointers may be null.
 #define LIBAI_MATHS(X)                                                                                          \
   X(void, LeakyRelu, (const float* x, float* y, int64_t n, float alpha))                                        \
   X(void, LeakyReluGrad, (const float* x, const float* dy, float* dx, int64_t n, float alpha))                  \
@@ -102,7 +103,7 @@ struct ProductRun {
 
 using Unary = void (*)(const float* x, float* y, int64_t n);
 using UnaryGrad = void (*)(const float* x, const float* dy, float* dx, int64_t n);
-// A step of 0 repeats the first number, else it is 1.
+// A step is 1, or 0 to repeat the first number.
 using Binary = void (*)(const float* x, int x_step, const float* y, int y_step, float* z, int64_t n);
 using Comparison = void (*)(const float* x, int x_step, const float* y, int y_step, bool* z, int64_t n);
 

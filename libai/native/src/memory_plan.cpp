@@ -1,11 +1,12 @@
-// Gives the results of a compiled CPU step memory by their lifetime, and drops what only compilation reads.
-// OneFlow 0.9.0 plans memory on CUDA only: on CPU every operation keeps memory of its own (docs/dev/decisions has what
-// was measured).
+// Makes the results of a compiled CPU step share memory, and frees data that only compilation reads. OneFlow 0.9.0
+// plans memory only on CUDA. On CPU, every result keeps its own memory. The measurements are in
+// docs/dev/decisions/0024-memory-plan.md.
 //
-// Works on the `Plan`, before OneFlow's own planner: registers of one rank and one rate share a block, at offsets at
-// which no two that can be alive at once overlap. Two registers may share a place only if every user of the first one
-// comes before the producer of the second one by dependencies of the plan alone, whatever thread computes them. If one
-// thread computes all operations, control edges fix their order first, so that more of them may share.
+// This code changes the `Plan` before OneFlow's own planner runs. Registers of the same rank and rate share a block.
+// Their offsets are such that registers that can be alive at the same time do not overlap. Two registers may share a
+// place only if dependencies in the plan ensure that every user of the first one runs before the producer of the second
+// one, whatever threads compute them. If one thread computes all operations, control edges first fix their order, so
+// that more registers may share a place.
 #include <malloc.h>
 
 #include <algorithm>
@@ -38,10 +39,10 @@ using CanReach = std::function<bool(const std::string&, const std::string&)>;
 using OwnPlanner = void (*)(Plan*, const CanReach&);
 
 OwnPlanner g_own_planner = nullptr;
-Plan* g_plan = nullptr;  // of the graph that is being compiled
+Plan* g_plan = nullptr;  // the plan of the graph that is being compiled
 int64_t g_bytes_before = 0, g_bytes_after = 0;
 
-constexpr int64_t kAlignment = 512;  // that of OneFlow's blocks
+constexpr int64_t kAlignment = 512;  // as in OneFlow's blocks
 constexpr int64_t kFirstBlock = 1ll << 40;  // OneFlow counts its own blocks from 0
 
 int64_t BytesOfElement(DataType type) {
@@ -50,14 +51,14 @@ int64_t BytesOfElement(DataType type) {
     case kFloat16: case kBFloat16: case kInt16: case kUInt16: return 2;
     case kFloat: case kInt32: case kUInt32: return 4;
     case kDouble: case kInt64: case kUInt64: return 8;
-    default: return 0;  // constructed once, as TensorBuffer: its memory must stay its own
+    default: return 0;  // types that are constructed once, such as TensorBuffer, need their own memory
   }
 }
 
 const DataRegstDesc& DataOf(const RegstDescProto& regst) { return regst.regst_desc_type().data_regst_desc(); }
 bool HasData(const RegstDescProto& regst) { return regst.regst_desc_type().has_data_regst_desc(); }
 
-// 0 for a register that cannot share memory.
+// Returns the size of a register, or 0 if it cannot share memory.
 int64_t BytesOf(const RegstDescProto& regst) {
   if (DataOf(regst).lbi2blob_desc_size() != 1) return 0;
   const BlobDescProto& blob = DataOf(regst).lbi2blob_desc(0).blob_desc();
@@ -67,7 +68,7 @@ int64_t BytesOf(const RegstDescProto& regst) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// How often in an iteration it is written: micro-batches and updates have different time shapes.
+// How often a register is written in an iteration: micro-batches and updates have different time shapes.
 std::string RateOf(const RegstDescProto& regst) {
   std::string rate;
   for (int64_t size : DataOf(regst).time_shape().dim()) rate += std::to_string(size) + ",";
@@ -88,10 +89,10 @@ class TaskSet {  // a set of bits, one for each task
 };
 
 struct Register {
-  std::vector<RegstDescProto*> protos;  // more than one: the same elements in other shapes
+  std::vector<RegstDescProto*> protos;  // several if they are the same elements in different shapes
   int64_t bytes;
   int producer;
-  std::vector<int> users;  // the producer among them
+  std::vector<int> users;  // including the producer
   int64_t offset;
 };
 
@@ -113,7 +114,7 @@ class MemoryPlanner {
     std::map<std::pair<int64_t, std::string>, std::vector<int>> groups;
     std::unordered_set<int64_t> threads;
     for (int i = 0; i < plan_->task_size(); ++i) {
-      // a pipeline: edges from its backward to its forward pass would let stages wait for each other
+      // a pipeline: edges from its backward to its forward pass would make stages wait for each other
       const OperatorConf* op = OpOf(plan_->task(i));
       if (op != nullptr && op->user_conf().op_type_name() == "identity_buffer") return;
       const std::string rate = RateOfHostOperation(i);
@@ -131,7 +132,7 @@ class MemoryPlanner {
     previous_[to].push_back(from);
   }
 
-  // Of a task with one operation of a user's model; nullptr for others.
+  // Returns the operation of a task that computes one user operation, or nullptr for other tasks.
   const OperatorConf* OpOf(const TaskProto& task) const {
     if (task.task_type() != kNormalForward || task.exec_sequence().exec_node_size() != 1) return nullptr;
     const KernelConf& kernel = task.exec_sequence().exec_node(0).kernel_conf();
@@ -148,7 +149,7 @@ class MemoryPlanner {
     return op->has_user_conf() ? op : nullptr;
   }
 
-  // Empty for a task whose registers keep memory of their own.
+  // Returns the rate of a CPU operation, or an empty string if its registers keep their own memory.
   std::string RateOfHostOperation(int task) const {
     if (OpOf(plan_->task(task)) == nullptr) return "";
     std::string rate;
@@ -166,7 +167,7 @@ class MemoryPlanner {
       const auto found = index_.find(id);
       if (found == index_.end()) return false;
       const TaskProto& user = plan_->task(found->second);
-      // others send a register with its header, or read it at another rate
+      // other tasks send a register with its header, or read it at another rate
       if (user.task_type() != kNormalForward || user.machine_id() != plan_->task(producer).machine_id()) return false;
       users->push_back(found->second);
     }
@@ -175,7 +176,7 @@ class MemoryPlanner {
 
   std::vector<Register> RegistersOf(const std::vector<int>& tasks) {
     std::vector<Register> registers;
-    std::unordered_map<int64_t, size_t> places;  // in the list
+    std::unordered_map<int64_t, size_t> places;  // register id -> index in the list
     for (int task : tasks) {
       for (auto& produced : *plan_->mutable_task(task)->mutable_produced_regst_desc()) {
         RegstDescProto* regst = &produced.second;
@@ -199,8 +200,8 @@ class MemoryPlanner {
     return registers;
   }
 
-  // The register whose elements a task gives another shape: with the same memory its kernel has nothing to do. -1 for
-  // tasks that compute.
+  // Returns the register that a task only reshapes, or -1 for tasks that compute. If the result has the same memory,
+  // the kernel of a reshaping task has nothing to do.
   int64_t SourceOf(const TaskProto& task) const {
     static const std::unordered_set<std::string> kinds{"reshape", "flatten", "expand_dims", "squeeze", "identity"};
     const auto read = task.consumed_regst_desc_id().find("in");
@@ -208,7 +209,7 @@ class MemoryPlanner {
     return read->second.regst_desc_id_size() == 1 ? read->second.regst_desc_id(0) : -1;
   }
 
-  // All tasks, each after those that it waits for; empty if they wait in a circle.
+  // Returns all tasks, each after the tasks that it waits for, or an empty list if there is a cycle.
   std::vector<int> InOrder() const {
     using Entry = std::pair<int64_t, int>;
     std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> ready;
@@ -230,15 +231,15 @@ class MemoryPlanner {
     return order;
   }
 
-  // For each task those that come after it in the same iteration, for certain, if each entry of `chain` waits for the
-  // one before it.
+  // Returns, for each task, the tasks that certainly run after it in the same iteration, provided that each entry of
+  // `chain` waits for the entry before it.
   std::vector<TaskSet> SuccessorsOf(const std::vector<int>& order, const std::vector<int>& chain) const {
     std::unordered_map<int, int> following;
     for (size_t i = 1; i < chain.size(); ++i) following[chain[i - 1]] = chain[i];
     std::vector<TaskSet> successors(order.size(), TaskSet(static_cast<int>(order.size())));
     for (auto task = order.rbegin(); task != order.rend(); ++task) {
       const TaskType type = plan_->task(*task).task_type();
-      // what they send belongs to several iterations of what they read
+      // these tasks write at a different rate than they read, so they do not order the tasks of one iteration
       if (type == kRepeat || type == kAcc || type == kPack || type == kUnpack || type == kAccTick) continue;
       const auto add = [&](int later) {
         successors[*task].Add(later);
@@ -266,7 +267,7 @@ class MemoryPlanner {
     };
     const auto may_share = [&](const Register& a, const Register& b) { return is_over_before(a, b) || is_over_before(b, a); };
 
-    // the largest first, each at the lowest place that is free while it is alive
+    // place the largest register first, each at the lowest offset that is free while the register is alive
     std::sort(registers.begin(), registers.end(), [&](const Register& a, const Register& b) {
       return a.bytes != b.bytes ? a.bytes > b.bytes : position[a.producer] < position[b.producer];
     });
@@ -288,8 +289,9 @@ class MemoryPlanner {
       end = std::max(end, offset + registers[i].bytes);
     }
 
-    // The first task of the group runs again only when all that use a register have run: it holds a control register
-    // that those which come last read. And it runs first: those which wait for nothing in the group wait for it.
+    // The first task of the group must not run again before all users of the registers have run. So it produces a
+    // control register that the last users consume. It must also run first, so tasks that wait for no other task of the
+    // group wait for it.
     const int first = tasks.front();
     std::unordered_set<int> users;
     for (const Register& found : registers) users.insert(found.users.begin(), found.users.end());
@@ -302,7 +304,7 @@ class MemoryPlanner {
       const bool is_start = members.count(task) > 0
           && std::none_of(tasks.begin(), tasks.end(), [&](int other) { return successors[other].Has(task); });
       if (!is_last && !is_start) continue;
-      if (position[task] < position[first]) return;  // would close a circle
+      if (position[task] < position[first]) return;  // would close a cycle
       waiting.push_back(task);
     }
 
@@ -310,7 +312,7 @@ class MemoryPlanner {
       for (size_t j = 0; j < i; ++j) {
         const Register &a = registers[i], &b = registers[j];
         const bool overlaps = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
-        if (overlaps && !may_share(a, b)) return;  // cannot be: a fault of the code above
+        if (overlaps && !may_share(a, b)) return;  // impossible unless the code above is wrong
       }
     }
     const int64_t block = kFirstBlock + registers[0].protos[0]->regst_desc_id();
@@ -330,7 +332,7 @@ class MemoryPlanner {
     regst->set_mem_block_id(block);
     regst->set_mem_block_offset(offset);
     // OneFlow writes the shape of a register once, in front of its data, where the next register of this place would
-    // overwrite it. It keeps the shapes of variables apart, and knows them by this name.
+    // overwrite it. It treats a register with a variable's name as a variable, whose shape it stores elsewhere.
     regst->set_variable_op_name("libai_memory_plan");
   }
 
@@ -345,11 +347,11 @@ class MemoryPlanner {
   }
 
   Plan* plan_;
-  std::unordered_map<int64_t, int> index_;  // task id -> place in the plan
+  std::unordered_map<int64_t, int> index_;  // task id -> index in the plan
   std::vector<std::vector<int>> next_, previous_;
 };
 
-// OneFlow never frees what it has inferred about a traced job, although it reads it only while it traces the job.
+// OneFlow never frees the data that it infers about a traced job, although it reads them only while it traces the job.
 struct Traces : JobBuildAndInferCtxMgr {
   static void Forget() {
     const auto manager = GlobalJobBuildAndInferCtxMgr();
@@ -365,7 +367,7 @@ void PlanMemory(Plan* plan, const CanReach& can_reach) {
   g_own_planner(plan, can_reach);
 }
 
-// OneFlow's `UserKernel`, up to its last member used here. The wheel does not have its header.
+// The members of OneFlow's `UserKernel`, up to the last one used here. The wheel lacks its header.
 struct UserKernel {
   struct Context {
     virtual ~Context() = default;
@@ -378,7 +380,7 @@ struct UserKernel {
   std::unique_ptr<Context> shape_context;
 };
 
-// Stands for `std::unique_ptr<const Kernel>`, and is returned like it: a class with a destructor.
+// Replaces `std::unique_ptr<const Kernel>`. Both have a destructor, so both are returned in the same way.
 struct MadeKernel {
   UserKernel* kernel;
   ~MadeKernel() {}
@@ -386,8 +388,8 @@ struct MadeKernel {
 using MakeKernel = MadeKernel (*)(const KernelConf&, KernelContext*);
 MakeKernel g_make_kernel = nullptr;
 
-// A kernel of a graph and its actor keep descriptions of the operation, of 25 KB together. Once the kernel is made, and
-// if the shapes of its results are fixed, nothing reads them any more but a few names.
+// A kernel of a graph and its actor keep descriptions of the operation, about 25 KB in total. Once the kernel exists,
+// and if the shapes of its results are fixed, only a few names in the descriptions are still read.
 MadeKernel MakeLeanKernel(const KernelConf& conf, KernelContext* context) {
   const bool is_fixed = conf.has_user_conf() && conf.all_blobs_are_static();
   const bool is_lean = is_fixed && conf.op_attribute().op_conf().device_tag() == "cpu";
@@ -410,13 +412,13 @@ MadeKernel MakeLeanKernel(const KernelConf& conf, KernelContext* context) {
 using AddTask = void (*)(void*, const TaskProto&);
 AddTask g_add_task = nullptr;
 
-// A thread gets a copy of each of its tasks. OneFlow keeps the plan as long as the graph, but reads only numbers in it.
+// OneFlow copies each task to its thread. It keeps the plan as long as the graph, but reads only numbers in it.
 void MoveTask(void* thread, const TaskProto& task) {
-  if (g_plan != nullptr) {  // the first task of a plan that this rank has made
+  if (g_plan != nullptr) {  // this is the first task of a plan that this rank made
     g_plan->clear_job_id2op_attribute_ref_table();
     delete g_plan->release_block_chunk_list();
     g_plan = nullptr;
-    malloc_trim(0);  // kernels and actors are allocated elsewhere, by other threads
+    malloc_trim(0);  // other threads allocate kernels and actors, and would not reuse this memory
   }
   g_add_task(thread, task);
   delete const_cast<TaskProto&>(task).release_exec_sequence();
@@ -427,14 +429,15 @@ void MoveTask(void* thread, const TaskProto& task) {
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// The address of a function that takes the place of OneFlow's `InferMemBlockId4MemReusedRegst`, which it calls.
+// Returns the address of a function that replaces OneFlow's `InferMemBlockId4MemReusedRegst` and calls it.
 EXPORTED void* libai_memory_plan(void* own_planner) {
   libai::g_own_planner = reinterpret_cast<libai::OwnPlanner>(own_planner);
   return reinterpret_cast<void*>(&libai::PlanMemory);
 }
-// Bytes of the registers that share memory in the plan made last: each by itself, and in their block.
+// Returns the bytes of the registers that share memory in the last plan: the size of their blocks if `is_shared`, or
+// the sum of the registers' own sizes.
 EXPORTED int64_t libai_memory_plan_bytes(bool is_shared) { return is_shared ? libai::g_bytes_after : libai::g_bytes_before; }
-// The same for `ConstructKernel` and `Thread::AddTask`.
+// The next two functions do the same for `ConstructKernel` and `Thread::AddTask`.
 EXPORTED void* libai_lean_kernels(void* make_kernel) {
   libai::g_make_kernel = reinterpret_cast<libai::MakeKernel>(make_kernel);
   return reinterpret_cast<void*>(&libai::MakeLeanKernel);

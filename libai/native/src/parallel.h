@@ -1,5 +1,5 @@
-// Loops on several threads that give the same bits as on one: their parts do not depend on each other, nor on how many
-// threads there are, nor on who computes which.
+// Loops on several threads that give the same bits as on one thread. The result of a part does not depend on the other
+// parts, on the number of threads or on the thread that computes it.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,25 +8,25 @@
 
 namespace libai {
 
-// Computes part `part` of `loop`, or all of it for kWhole.
+// Computes part number `part` of `loop`, or the whole loop if `part` is kWhole.
 using Part = void (*)(void* loop, int64_t part);
 constexpr int64_t kWhole = -1;
 
-// How many threads there are for a loop; 1 before they are started.
+// The number of threads for a loop; 1 before the threads are started.
 int NumThreads();
-// Calls `part` for 0 ... num_parts - 1, on this thread and on those that are free, or once for all. `sharing` learns
-// what is faster: `work` is in any unit that makes loops of one kind comparable.
+// Calls `part` for 0 ... num_parts - 1 on this thread and on free threads, or once for the whole loop. `sharing`
+// records which way is faster. `work` may be in any unit that makes loops of the same kind comparable.
 void RunParts(int64_t num_parts, double work, Sharing& sharing, Part part, void* loop);
-// Of the operation that this thread computes.
+// The record of the operation that this thread computes.
 Sharing& CurrentSharing();
 void SetCurrentSharing(Sharing* sharing);
 
 constexpr int64_t kPartsPerThread = 2;
 
-// Numbers that are worth a part: some 5 us of arithmetic that waits for memory, and of functions that compute longer.
+// The minimum count of numbers in a part, about 5 us of work, for arithmetic that waits for memory and for functions.
 constexpr int64_t kLightGrain = 16384, kHeavyGrain = 4096;
 
-// `run(begin, end)` for ranges that cover 0 ... n - 1 and begin at multiples of `grain`. `work`: see RunParts.
+// Calls `run(begin, end)` for ranges that cover 0 ... n - 1 and begin at multiples of `grain`. `work`: see RunParts.
 template<typename Function>
 void ForRanges(int64_t n, int64_t grain, const Function& run, double work) {
   const int64_t threads = NumThreads(), parts = std::min(n / grain, kPartsPerThread * threads);
@@ -49,7 +49,7 @@ void ForRanges(int64_t n, int64_t grain, const Function& run, double work) {
 template<typename Function>
 void ForRanges(int64_t n, int64_t grain, const Function& run) { ForRanges(n, grain, run, static_cast<double>(n)); }
 
-// `run(begin, end)` for ranges of rows of `width` numbers, of at least `grain` numbers.
+// Calls `run(begin, end)` for ranges of rows. A row has `width` numbers, and a range has about `grain` numbers or more.
 template<typename Function>
 void ForRows(int64_t rows, int64_t width, int64_t grain, const Function& run) {
   ForRanges(rows, std::max<int64_t>(1, grain / std::max<int64_t>(1, width)), run, static_cast<double>(rows) * width);

@@ -1,9 +1,9 @@
-// Loops over numbers that do not depend on each other; outputs may be the same memory as an input. Included by level.cpp only.
+// Element-wise loops. An output may have the same memory as an input. Included by level.cpp only.
 
 void Gelu(const float* x, float* y, int64_t n) {
   SIMD for (int64_t i = 0; i < n; ++i) {
     const float v = x[i], distance = Abs(v), a = distance < 13.0f ? distance : 13.0f;
-    const float e = distance < 13.0f ? Bell(a) : 0.0f;  // beyond, tails are smaller than the normal numbers
+    const float e = distance < 13.0f ? Bell(a) : 0.0f;  // beyond 13, the tail is smaller than every normal number
     const float tail = e * ScaledTail(a);
     y[i] = v * (v > 0.0f ? 1.0f - tail : tail);
   }
@@ -12,7 +12,7 @@ void Gelu(const float* x, float* y, int64_t n) {
 void GeluGrad(const float* x, const float* dy, float* dx, int64_t n) {
   SIMD for (int64_t i = 0; i < n; ++i) {
     float v = x[i];
-    v = v > 13.0f ? 13.0f : v;  // where the derivative is 1 and 0; inf has no digits left for the formula
+    v = v > 13.0f ? 13.0f : v;  // beyond +-13 the derivative is 1 or 0, and the formula fails for inf
     v = v < -13.0f ? -13.0f : v;
     const float a = Abs(v), e = Bell(a), tail = e * ScaledTail(a);
     const float phi = v > 0.0f ? 1.0f - tail : tail;
@@ -20,7 +20,7 @@ void GeluGrad(const float* x, const float* dy, float* dx, int64_t n) {
   }
 }
 
-// y = f(x), v the number x
+// y = f(x); EXPRESSION reads x as v
 #define UNARY(NAME, EXPRESSION)                             \
   void NAME(const float* x, float* y, int64_t n) {          \
     SIMD for (int64_t i = 0; i < n; ++i) {                  \
@@ -28,7 +28,7 @@ void GeluGrad(const float* x, const float* dy, float* dx, int64_t n) {
       y[i] = (EXPRESSION);                                  \
     }                                                       \
   }
-// dx = dy f'(x), v the number x and g the gradient
+// dx = dy f'(x); EXPRESSION reads x as v and dy as g
 #define UNARY_GRAD(NAME, EXPRESSION)                                      \
   void NAME(const float* x, const float* dy, float* dx, int64_t n) {      \
     SIMD for (int64_t i = 0; i < n; ++i) {                                \
@@ -41,7 +41,7 @@ void GeluGrad(const float* x, const float* dy, float* dx, int64_t n) {
 constexpr float kTanhLinear = 1.5957691216057308f, kTanhCubic = 0.07135481282f;
 INLINE float TanhArgument(float v) { return v * Fma(kTanhCubic * v, v, kTanhLinear); }
 INLINE float TanhGeluDerivative(float v) {
-  v = v > 20.0f ? 20.0f : v;  // where the derivative is 1 and 0
+  v = v > 20.0f ? 20.0f : v;  // beyond +-20 the derivative is 1 or 0
   v = v < -20.0f ? -20.0f : v;
   return GateDerivative(v, TanhArgument(v), Fma(3.0f * kTanhCubic * v, v, kTanhLinear));
 }
@@ -58,7 +58,7 @@ UNARY_GRAD(QuickGeluGrad, g * SiluDerivative(v, 1.702f))
 UNARY(Silu, v * Sigmoid(v))
 UNARY_GRAD(SiluGrad, g * SiluDerivative(v, 1.0f))
 UNARY(SigmoidAll, Sigmoid(v))
-UNARY_GRAD(SigmoidGrad, g * (v * (1.0f - v)))  // v: the sigmoid
+UNARY_GRAD(SigmoidGrad, g * (v * (1.0f - v)))  // v is the sigmoid of the input
 UNARY(TanhAll, Tanh(v))
 UNARY_GRAD(TanhGrad, g * (1.0f - Tanh(v) * Tanh(v)))
 UNARY(ExpAll, ExpFull(v))
@@ -84,7 +84,7 @@ void LeakyReluGrad(const float* x, const float* dy, float* dx, int64_t n, float 
   SIMD for (int64_t i = 0; i < n; ++i) dx[i] = x[i] > 0.0f ? dy[i] : alpha * dy[i];
 }
 
-// A step of 0 repeats the first number, else it is 1.
+// A step is 1, or 0 to repeat the first number.
 void Where(const bool* condition, int c_step, const float* x, int x_step, const float* y, int y_step, float* z, int64_t n) {
   const uint8_t* is_x = reinterpret_cast<const uint8_t*>(condition);
   if (c_step != 0 && x_step != 0 && y_step != 0) {
@@ -99,7 +99,7 @@ void MaskedFill(const bool* mask, const float* x, float value, float* y, int64_t
   SIMD for (int64_t i = 0; i < n; ++i) y[i] = is_filled[i] != 0 ? value : x[i];
 }
 
-// z = x op y; a step of 0 repeats the first number, else it is 1.
+// z = x op y. A step is 1, or 0 to repeat the first number.
 #define BINARY(NAME, OP)                                                                               \
   void NAME(const float* x, int x_step, const float* y, int y_step, float* z, int64_t n) {             \
     if (x_step != 0 && y_step != 0) {                                                                  \
@@ -121,7 +121,7 @@ BINARY(MulLine, *)
 BINARY(DivLine, /)
 #undef BINARY
 
-// As above, with truth values.
+// Like BINARY, with boolean results.
 #define COMPARISON(NAME, OP)                                                                           \
   void NAME(const float* x, int x_step, const float* y, int y_step, bool* truth, int64_t n) {          \
     uint8_t* z = reinterpret_cast<uint8_t*>(truth);                                                    \
@@ -146,7 +146,7 @@ COMPARISON(GreaterLine, >)
 COMPARISON(GreaterEqualLine, >=)
 #undef COMPARISON
 
-// A line of a dropout mask: 0, or `scale` where row * word (modulo 2^32) lies above -`shift`
+// A line of a dropout mask. An element is `scale` if row * word, as a signed 32-bit integer, is above -`shift`, else 0.
 void DropLine(uint32_t row, const uint32_t* words, float shift, float scale, float* y, int64_t n) {
   SIMD for (int64_t i = 0; i < n; ++i) {
     const float x = static_cast<float>(static_cast<int32_t>(row * words[i])) + shift;

@@ -1,4 +1,4 @@
-// Kernels over numbers that do not depend on each other.
+// Element-wise kernels.
 #pragma once
 #include <cmath>
 #include <cstdio>
@@ -7,7 +7,7 @@
 
 namespace libai {
 
-// OneFlow calls the arguments of some functions x and y, and those of others in and out.
+// OneFlow names the arguments of some functions x and y, and the arguments of other functions in and out.
 template<Unary Maths::*function>
 void RunUnary(const float* x, float* y, int64_t n) {
   ForRanges(n, kHeavyGrain, [=](int64_t i, int64_t end) { (g_maths->*function)(x + i, y + i, end - i); });
@@ -38,7 +38,7 @@ inline void RunLeakyReluGrad(KernelComputeContext* c) {
             [=](int64_t i, int64_t end) { g_maths->LeakyReluGrad(x + i, dy + i, dx + i, end - i, alpha); });
 }
 
-// The number of an operation with one, which is kept as an integer or as a floating-point number.
+// The scalar operand of an operation. OneFlow stores it in an integer or a floating-point attribute.
 inline double Operand(KernelComputeContext* c) {
   return c->Attr<bool>("has_int_operand") ? static_cast<double>(c->Attr<int64_t>("int_operand"))
                                           : c->Attr<double>("float_operand");
@@ -78,9 +78,10 @@ inline void RunMaskedFill(KernelComputeContext* c) {
             [=](int64_t i, int64_t end) { g_maths->MaskedFill(mask + i, x + i, value, y + i, end - i); });
 }
 
-// The mask of libai/layers/dropout.py, in the place of quantization, which OneFlow has for float32 scales only: `in` says
-// how large it is, `zero_point` has a word for each row and behind them one for each column (OneFlow checks the size of
-// `scale`, which is not read), and the attribute has the layer's multiplier and increment, the threshold and the factor.
+// The mask of libai/layers/dropout.py. It is registered as quantization with integer scales, which OneFlow does not
+// have. `in` has the shape of the mask. `zero_point` contains a word for each row, followed by a word for each column.
+// `scale` is not read, but OneFlow checks its size. The attribute contains the layer's multiplier and increment, the
+// threshold and the factor of elements that are kept.
 inline bool HasWords(const KernelRegContext& c) {
   const auto is_int = [&](const char* name) {
     const auto* t = c.TensorDesc4ArgNameAndIndex(name, 0);

@@ -1,4 +1,4 @@
-// Pooling of images by maxima and means, and its gradients.
+// Max and mean pooling of images and sequences, and the gradients.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -7,12 +7,13 @@
 
 namespace libai {
 
-// Planes (a channel of a sample each) of x and y, and windows over two axes; of sequences the first is of size 1.
+// The planes of x and y (a plane is one channel of a sample) and windows over two axes. For sequences, the first axis
+// has size 1.
 struct PoolShape {
   int64_t planes, h, w, y_h, y_w;
   int64_t kernel[2] = {1, 1}, stride[2] = {1, 1}, padding[2] = {0, 0}, dilation[2] = {1, 1};
 
-  // Adaptive windows have no settings.
+  // Adaptive windows have no attributes.
   PoolShape(KernelComputeContext* c, const char* x, const char* y, bool is_adaptive) {
     const auto xs = c->Tensor4ArgNameAndIndex(x, 0)->shape_view(), ys = c->Tensor4ArgNameAndIndex(y, 0)->shape_view();
     const int n = static_cast<int>(xs.NumAxes());
@@ -32,7 +33,7 @@ struct PoolShape {
     const auto& all = c->Attr<std::vector<int32_t>>("dilation");
     std::copy(all.begin(), all.end(), dilation + 2 - all.size());
   }
-  // Calls `run(plane)` for all planes, on several threads. A window's number takes a few times one of a plain loop.
+  // Calls `run(plane)` for all planes, on several threads. A number in a window costs several numbers of a plain loop.
   template<typename Function>
   void ForPlanes(const Function& run) const {
     ForRows(planes, std::max(h * w, y_h * y_w * kernel[0] * kernel[1]), kHeavyGrain, [&](int64_t plane, int64_t end) {
@@ -41,8 +42,9 @@ struct PoolShape {
   }
 };
 
-// The largest of each window of a plane, the first of equal ones, a NaN before all; and where it lies there.
-// `s` is a copy, which no store can change: the loops keep it in registers.
+// Sets `y` to the largest number in each window of a plane, or to NaN if there is one, and `index` to its position in
+// the plane. Of equal numbers, the first one counts. `s` is a copy that no store can change, so loops keep it in
+// registers.
 inline void MaxOfWindows(const PoolShape s, const float* x, float* y, int64_t* index) {
   for (int64_t i = 0; i < s.y_h; ++i)
     for (int64_t j = 0; j < s.y_w; ++j) {
@@ -91,7 +93,7 @@ inline void RunMaxPoolGrad(KernelComputeContext* c) {
   });
 }
 
-// Which inputs each output of an axis is the mean of, and how many numbers that counts as.
+// For each output along an axis: the range of inputs that it averages, and the length of its window with padding.
 struct MeanAxis {
   std::vector<int64_t> first, end, length;
 
@@ -113,12 +115,12 @@ struct MeanAxis {
   }
 };
 
-// Calls `run(offset of a window's row in x, its length, offset in y, divisor)`, of all rows of all windows.
+// Calls `run(offset of a window's row in x, its length, offset in y, divisor)` for all rows of all windows.
 template<typename Function>
 void ForWindows(const PoolShape& shape, const MeanAxis& rows, const MeanAxis& columns, bool counts_padding, int64_t divisor,
                 const Function& run_window) {
   shape.ForPlanes([&](int64_t plane) {
-    const PoolShape s = shape;  // copies, which no store can change: the loops keep them in registers
+    const PoolShape s = shape;  // copies that no store can change, so loops keep them in registers
     const Function run = run_window;
     for (int64_t i = 0; i < s.y_h; ++i)
       for (int64_t j = 0; j < s.y_w; ++j) {

@@ -1,5 +1,5 @@
-// Matrix products on several threads that give the same bits as one. The rows of the result are cut where OpenBLAS's
-// own blocks end, every part is a product by one thread of OpenBLAS, and parts go to whoever is free.
+// Matrix products on several threads with the same bits as on one thread. The rows of the result are split where
+// OpenBLAS's own blocks end. A single-threaded call of OpenBLAS computes each part, on the next free thread.
 #include "parallel.h"
 
 namespace {
@@ -8,8 +8,8 @@ using Sgemm = void (*)(int order, int trans_a, int trans_b, int m, int n, int k,
                        const float* b, int ldb, float beta, float* c, int ldc);
 
 constexpr int kRowMajor = 101, kNoTrans = 111;
-constexpr int kRows = 48;                 // a multiple of the rows that each of OpenBLAS's kernels computes together
-constexpr int64_t kPartWork = 2'000'000;  // some 30 us; OpenBLAS has other kernels below 1,000,000
+constexpr int kRows = 48;                 // a multiple of the number of rows that any OpenBLAS kernel computes together
+constexpr int64_t kPartWork = 2'000'000;  // about 30 us; below 1,000,000 OpenBLAS uses other kernels
 
 Sgemm g_sgemm;
 libai::Sharing g_sharing;
@@ -25,7 +25,7 @@ struct Product {
   float* c;
   int ldc, rows, num_parts;
 
-  // Into as many parts as `num_threads` threads want; false where it is too small.
+  // Splits the product into at most `num_threads` parts. Returns false if it is too small to be split.
   bool Cut(int num_threads) {
     const int64_t most = int64_t(m) * n * k / kPartWork;
     num_parts = static_cast<int>(std::min<int64_t>({m / kRows, most, num_threads}));
@@ -44,7 +44,7 @@ struct Product {
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// `sgemm`: OpenBLAS's, which must use one thread. Once per process, before the first product.
+// Call this once per process, before the first product. `sgemm` is OpenBLAS's function, which must use one thread.
 EXPORTED void libai_products_start(void* sgemm) { g_sgemm = reinterpret_cast<Sgemm>(sgemm); }
 EXPORTED void libai_products_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
                                    const float* a, int lda, const float* b, int ldb, float beta, float* c, int ldc) {
@@ -56,7 +56,8 @@ EXPORTED void libai_products_sgemm(int order, int trans_a, int trans_b, int m, i
   const libai::Part part = [](void* loop, int64_t i) { static_cast<Product*>(loop)->Multiply(i); };
   libai::RunParts(product.num_parts, double(m) * n * k, g_sharing, part, &product);
 }
-// For tests: the parts of a product one after another, cut as for `num_threads` threads. False for one that is not cut.
+// For tests: computes a product in the parts for `num_threads` threads, one after another. Returns false and computes
+// nothing if the product is too small to be split.
 EXPORTED bool libai_products_in_parts(void* sgemm, int num_threads, int trans_a, int trans_b, int m, int n, int k,
                                       const float* a, const float* b, float beta, float* c) {
   g_sgemm = reinterpret_cast<Sgemm>(sgemm);

@@ -1,4 +1,4 @@
-// How a kernel gets into OneFlow 0.9.0, for eager operations and compiled graphs alike.
+// Registers kernels with OneFlow 0.9.0, for eager operations and compiled graphs.
 #pragma once
 #include <atomic>
 #include <cstring>
@@ -20,24 +20,25 @@ using oneflow::user_op::KernelComputeContext;
 using oneflow::user_op::KernelRegContext;
 using oneflow::user_op::OpKernelRegistryResult;
 
-// OneFlow takes the matching kernel of highest priority: 10 have its optimised ones, and from 100 on a switch is needed.
+// OneFlow uses the matching kernel with the highest priority. Its optimized kernels have priority 10. Priorities of 100
+// or more are for experimental kernels, which need a switch.
 constexpr int kPriority = 50;
 
-inline const Maths* g_maths = nullptr;         // of the instruction set in use
-inline std::atomic<bool> g_is_enabled{true};   // false: OneFlow's own kernels, for comparisons in one process
+inline const Maths* g_maths = nullptr;         // loops for the instruction set in use
+inline std::atomic<bool> g_is_enabled{true};   // false selects OneFlow's own kernels, for comparisons in one process
 
-// What computes an operation.
+// A function that computes an operation.
 using Run = void (*)(KernelComputeContext*);
-// A condition beside device and types. It must not look at shapes or attributes: an eager operation goes on with the
-// first kernel it has used that fits, and would leave ours for good after one call that needs another.
+// A condition besides the device and the data type. It must not depend on shapes or attributes: an eager operation
+// first tries the kernels that it has used before, so after one call with OneFlow's kernel it may never use ours again.
 using Condition = bool (*)(const KernelRegContext&);
 
-// An operation that is ours, and how often it has been computed.
+// One of our kernels, with the number of its calls.
 struct Entry {
   std::string op, tensor;
   Run run;
   Condition fits;
-  bool is_update;  // changes inputs, and has no outputs
+  bool is_update;  // the kernel changes its inputs and has no outputs
   std::atomic<int64_t> calls{0};
   Sharing sharing;
 };
@@ -62,7 +63,7 @@ class Kernel final : public oneflow::user_op::OpKernel {
   Entry* entry_;
 };
 
-// The registry's table is private, but an explicit instantiation may name it. See `Register` for why.
+// The registry's table is private, but an explicit template instantiation may name it. `Register` needs the table.
 using Table = oneflow::HashMap<std::string, std::vector<OpKernelRegistryResult>>;
 Table& TableOf(oneflow::user_op::UserOpRegistryMgr& registry);
 template<Table oneflow::user_op::UserOpRegistryMgr::*member>
@@ -71,11 +72,11 @@ struct Opener {
 };
 template struct Opener<&oneflow::user_op::UserOpRegistryMgr::op_kernel_reg_result_>;
 
-// Lets `run` compute operation `op` on CPU where its argument `tensor` is float32 and `fits` says so.
+// Makes `run` compute operation `op` on CPU if its argument `tensor` is float32 and `fits`, if given, returns true.
 inline void Register(const char* op, const char* tensor, Run run, Condition fits = nullptr, bool is_update = false) {
   auto& list = TableOf(oneflow::user_op::UserOpRegistryMgr::Get())[op];
   for (const auto& entry : list) {
-    if (entry.priority == kPriority) return;  // by another copy of this library
+    if (entry.priority == kPriority) return;  // registered by another copy of this library
   }
   auto* entry = new Entry{op, tensor, run, fits, is_update};
   Entries().push_back(entry);
@@ -87,7 +88,7 @@ inline void Register(const char* op, const char* tensor, Run run, Condition fits
     const auto* t = c.TensorDesc4ArgNameAndIndex(entry->tensor, 0);
     return t != nullptr && t->data_type() == DataType::kFloat && (entry->fits == nullptr || entry->fits(c));
   }) == true);
-  // Operations that have run hold pointers into the vector, which grows here: the old one is kept for ever.
+  // Operations that have run hold pointers into the old vector, so it is never freed. The table gets a larger copy.
   auto* kept = new std::vector<OpKernelRegistryResult>(std::move(list));
   list = *kept;
   list.push_back(CHECK_JUST(registry.Finish()).GetResult());
@@ -97,7 +98,7 @@ inline bool Has(KernelComputeContext* c, const char* name) { return c->has_input
 inline const float* In(KernelComputeContext* c, const char* name, int index = 0) {
   return c->Tensor4ArgNameAndIndex(name, index)->dptr<float>();
 }
-// null for an argument that was not given
+// Returns null for an argument that was not given.
 inline const float* MaybeIn(KernelComputeContext* c, const char* name) { return Has(c, name) ? In(c, name) : nullptr; }
 inline float* Out(KernelComputeContext* c, const char* name) {
   return c->Tensor4ArgNameAndIndex(name, 0)->mut_dptr<float>();
@@ -105,12 +106,12 @@ inline float* Out(KernelComputeContext* c, const char* name) {
 inline int64_t Size(KernelComputeContext* c, const char* name) {
   return c->Tensor4ArgNameAndIndex(name, 0)->shape_view().elem_cnt();
 }
-// The length of the last axis; 1 without axes.
+// The length of the last axis, or 1 for a tensor without axes.
 inline int64_t LastAxis(KernelComputeContext* c, const char* name) {
   const auto shape = c->Tensor4ArgNameAndIndex(name, 0)->shape_view();
   return shape.NumAxes() == 0 ? 1 : shape.At(shape.NumAxes() - 1);
 }
 
-constexpr int kMaxAxes = 32;  // OneFlow has 20
+constexpr int kMaxAxes = 32;  // OneFlow allows 20
 
 }  // namespace libai

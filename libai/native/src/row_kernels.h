@@ -4,7 +4,7 @@
 
 namespace libai {
 
-// A place in memory that may not be given.
+// Returns `pointer + index`, or null if `pointer` is null.
 template<typename Number>
 Number* At(Number* pointer, int64_t index) { return pointer == nullptr ? nullptr : pointer + index; }
 
@@ -31,7 +31,7 @@ inline void RunLayerNormGrad(KernelComputeContext* c) {
     g_maths->LayerNormGrad(dy + i, x + i, mean + r, inv + r, gamma, At(add, i), dx + i, end - r, d);
   });
 }
-// In blocks of rows, whose sums are added up in their order.
+// Computes sums of blocks of rows, and adds them up in order.
 inline void RunLayerNormParamGrad(KernelComputeContext* c) {
   float* dgamma = c->has_output("gamma_diff", 0) ? Out(c, "gamma_diff") : nullptr;
   float* dbeta = c->has_output("beta_diff", 0) ? Out(c, "beta_diff") : nullptr;
@@ -39,7 +39,7 @@ inline void RunLayerNormParamGrad(KernelComputeContext* c) {
   if (dgamma != nullptr) std::memset(dgamma, 0, d * sizeof(float));
   if (dbeta != nullptr) std::memset(dbeta, 0, d * sizeof(float));
   const int64_t rows = Size(c, "mean");
-  if (rows == 0 || d == 0) return;  // its inputs may have no memory
+  if (rows == 0 || d == 0) return;  // the inputs may have no memory
   const float *dy = In(c, "dy"), *x = In(c, "x"), *mean = In(c, "mean"), *inv = In(c, "inv_variance");
   AddBlocks(rows, d, 2 * d, [=](int64_t r, int64_t count, float* sums) {
     g_maths->LayerNormParamGrad(dy + r * d, x + r * d, mean + r, inv + r, sums, sums + d, count, d);

@@ -26,7 +26,7 @@ void LayerNorm(const float* x, const float* gamma, const float* beta, float* y, 
   }
 }
 
-// dx may be the memory of `add` (null: nothing to add) or dy; gamma may be null.
+// dx may have the memory of dy or of `add`, which is null if there is nothing to add. gamma may be null.
 void LayerNormGrad(const float* dy, const float* x, const float* mean, const float* inv, const float* gamma,
                    const float* add, float* dx, int64_t rows, int64_t d) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -64,7 +64,7 @@ void LayerNormGrad(const float* dy, const float* x, const float* mean, const flo
   }
 }
 
-// Adds to dgamma and dbeta, either of which may be null; four rows at a time.
+// Adds to dgamma and dbeta, four rows at a time. Either may be null.
 void LayerNormParamGrad(const float* dy, const float* x, const float* mean, const float* inv, float* dgamma,
                         float* dbeta, int64_t rows, int64_t d) {
   int64_t r = 0;
@@ -101,7 +101,7 @@ INLINE float Largest(const float* x, int64_t n) {
   return top;
 }
 
-// Rows that are short are computed sixteen at a time, a number of each beside those of the others.
+// Short rows are transposed and computed sixteen at a time, with one number of each row in a vector.
 constexpr int64_t kShort = 32, kTogether = 16;
 
 template<bool is_log>
@@ -121,7 +121,7 @@ INLINE void SoftmaxOfShortRows(const float* x, float* y, int64_t rows, int64_t d
       SIMD for (int64_t i = 0; i < kTogether; ++i) {
         const float z = in[i] - top[i];
         float e = Exp(z);
-        e = z < -87.0f ? 0.0f : e;  // masked scores are exactly 0
+        e = z < -87.0f ? 0.0f : e;  // masked scores give exactly 0
         sum[i] += e;
         in[i] = is_log ? z : e;
       }
@@ -146,7 +146,7 @@ void Softmax(const float* x, float* y, int64_t rows, int64_t d) {
     for (int64_t i = 0; i < d; ++i) {
       const float z = in[i] - top;
       float e = Exp(z);
-      e = z < -87.0f ? 0.0f : e;  // masked scores are exactly 0
+      e = z < -87.0f ? 0.0f : e;  // masked scores give exactly 0
       out[i] = e;
       s += e;
     }

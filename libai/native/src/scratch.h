@@ -8,11 +8,11 @@
 
 namespace libai {
 
-// Kept from call to call, unless it is much.
+// A buffer that is kept from call to call. A large one (over `kKept` numbers) is freed at the next small request.
 class Scratch {
  public:
   ~Scratch() { std::free(memory_); }
-  // For `count` numbers, not set; valid until the next call.
+  // Returns uninitialized memory for `count` numbers. It is valid until the next call.
   float* Get(int64_t count) {
     if (count > size_ || (size_ > kKept && count <= kKept)) {
       std::free(memory_);
@@ -28,7 +28,7 @@ class Scratch {
   float* memory_ = nullptr;
   int64_t size_ = 0;
 };
-// Each `use` (0, 1 or 2) of a thread has memory of its own.
+// Returns memory from this thread's buffer number `use` (0, 1 or 2).
 inline float* ScratchFor(int use, int64_t count) {
   thread_local Scratch scratch[3];
   return scratch[use].Get(count);

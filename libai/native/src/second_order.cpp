@@ -1,14 +1,15 @@
-// Gradients of the gradients of layer norm. OneFlow 0.9.0 has them for the norm that its Python writes out only. They
-// are made of operations that have gradients themselves, so that third ones exist too.
+// Second-order gradients of layer norm. OneFlow 0.9.0 has them only for the norm that its Python code composes from
+// simpler operations. Because these gradients consist of differentiable operations, third-order gradients work too.
 //
-// OneFlow looks them up in a table that a header holds as an inline static: it must be liboneflow's, so not hidden.
+// OneFlow looks them up in a table that is an inline static variable in a header. The variable must be liboneflow's, so
+// it must not be hidden.
 #pragma GCC visibility push(default)
 #include "oneflow/core/common/scalar.h"
 #include "oneflow/core/framework/op_expr.h"
 #include "oneflow/core/framework/op_expr_grad_function.h"
 #include "oneflow/core/framework/op_interpreter.h"
 
-// Of functional_api.yaml.h, which includes headers that the wheel lacks.
+// Declarations from functional_api.yaml.h, which includes headers that the wheel lacks.
 namespace oneflow {
 namespace one {
 namespace functional {
@@ -40,17 +41,17 @@ using F::T;
 struct State : public AutoGradCaptureState {
   TensorTuple inputs;
   std::vector<bool> requires_grad;
-  int64_t axis = 0;  // where rows begin
+  int64_t axis = 0;  // the first axis of a row
 };
 
 Maybe<Tensor> Plus(const T& a, const T& b) { return F::Add(a, b, Scalar(1), false); }
 Maybe<Tensor> Minus(const T& a, const T& b) { return F::Sub(a, b, Scalar(1), false); }
 
-// h = (x - mean(x)) k with k = 1 / sqrt(variance + epsilon), and the operator P(v) = k (v - mean(v) - h mean(v h)), by
-// which the gradient of h goes back to x; symmetric.
+// h = (x - mean(x)) k with k = 1 / sqrt(variance + epsilon). The gradient of x is P(gradient of h), with the symmetric
+// operator P(v) = k (v - mean(v) - h mean(v h)).
 class Norm {
  public:
-  // `inv`: k as the forward pass has kept it, which tells epsilon.
+  // `inv`: k as stored by the forward pass. Epsilon is computed from it.
   static Maybe<Norm> Make(const T& x, const T& inv, int64_t axis) {
     auto norm = std::make_shared<Norm>();
     for (int64_t i = axis; i < x->shape()->NumAxes(); ++i) norm->axes_.push_back(i);
@@ -77,7 +78,7 @@ class Norm {
   std::vector<int32_t> axes_;
 };
 
-// What both gradients share: they keep their inputs dy, x, mean, inv_variance (and gamma).
+// The common part of both gradients. It keeps the inputs: dy, x, mean, inv_variance and, if given, gamma.
 class Gradient : public OpExprGradFunctionIf {
  public:
   explicit Gradient(const char* axis) : axis_(axis) {}
@@ -93,7 +94,7 @@ class Gradient : public OpExprGradFunctionIf {
   }
 
  protected:
-  // As many as inputs, with zeros for mean and inv_variance: what depends on them goes through x.
+  // Makes room for one gradient per input. It is zero for mean and inv_variance, because x's gradient includes theirs.
   static Maybe<void> Begin(const State* s, TensorTuple* in_grads) {
     in_grads->resize(s->inputs.size());
     for (int i : {2, 3}) {
@@ -106,8 +107,8 @@ class Gradient : public OpExprGradFunctionIf {
   const char* axis_;
 };
 
-// dx = P(dy gamma). For the gradient G of dx: gamma P(G) of dy, sum(dy P(G)) of gamma, and of x
-// -k (h mean(G dx) + mean(dy gamma h) P(G) + mean(G h) dx).
+// dx = P(dy gamma). Given the gradient G of dx, the gradient of dy is gamma P(G), of gamma it is sum(dy P(G)), and of x
+// it is -k (h mean(G dx) + mean(dy gamma h) P(G) + mean(G h) dx).
 class LayerNormGradGrad final : public Gradient {
  public:
   LayerNormGradGrad() : Gradient("begin_norm_axis") {}
@@ -137,7 +138,8 @@ class LayerNormGradGrad final : public Gradient {
   }
 };
 
-// dgamma = sum(dy h), dbeta = sum(dy). For their gradients A and B: A h + B of dy, P(A dy) of x.
+// dgamma = sum(dy h) and dbeta = sum(dy). Given their gradients A and B, the gradient of dy is A h + B, and of x it is
+// P(A dy).
 class LayerNormParamGradGrad final : public Gradient {
  public:
   LayerNormParamGradGrad() : Gradient("begin_params_axis") {}

@@ -1,4 +1,4 @@
-// Broadcast arithmetic, sums over axes, strided copies: what walks over shapes.
+// Broadcast arithmetic, sums over axes and strided copies.
 #pragma once
 #include "blocks.h"
 #include "pointwise_kernels.h"
@@ -7,7 +7,7 @@ namespace libai {
 
 // ---- strided copies -----------------------------------------------------------------------------------------------
 
-// y, which is contiguous, = x over merged axes
+// Copies x, which has these merged axes, to y, which is contiguous.
 inline void CopyMerged(const float* x, float* y, const int64_t* size, const int64_t* step, int n, int64_t count) {
   if (n == 0) {
     *y = *x;
@@ -25,14 +25,14 @@ inline void CopyMerged(const float* x, float* y, const int64_t* size, const int6
   }
 }
 
-// y, which is contiguous and not empty, = x with these sizes and steps
+// Copies x, which has these sizes and steps, to y, which is contiguous and not empty.
 inline void CopyStrided(const float* x, float* y, const int64_t* size, const int64_t* step, int64_t num_axes) {
   int64_t merged_size[kMaxAxes], merged_step[kMaxAxes], count = 1;
   int n = 0;
   for (int64_t i = 0; i < num_axes; ++i) {
     count *= size[i];
     if (size[i] == 1) continue;
-    if (n > 0 && merged_step[n - 1] == step[i] * size[i]) {  // one lies behind the other
+    if (n > 0 && merged_step[n - 1] == step[i] * size[i]) {  // the two axes are contiguous
       merged_size[n - 1] *= size[i];
       merged_step[n - 1] = step[i];
     } else {
@@ -41,7 +41,7 @@ inline void CopyStrided(const float* x, float* y, const int64_t* size, const int
     }
   }
   if (n == 0) return CopyMerged(x, y, merged_size, merged_step, n, count);
-  // by its first axis
+  // split the copy along its first axis
   const int64_t inner = count / merged_size[0], step_of_first = merged_step[0];
   ForRows(merged_size[0], inner, kLightGrain, [&](int64_t i, int64_t end) {
     int64_t part_size[kMaxAxes];
@@ -53,7 +53,8 @@ inline void CopyStrided(const float* x, float* y, const int64_t* size, const int
 
 // ---- broadcasting ---------------------------------------------------------------------------------------------------
 
-// N shapes that are broadcast to one: from its last axis on, with neighbours of one kind merged.
+// N shapes that are broadcast to one shape, from its last axis on. Adjacent axes are merged if every input repeats
+// along both of them or along neither.
 template<int N>
 struct Broadcast {
   int n = 0;
@@ -83,7 +84,7 @@ struct Broadcast {
   }
 };
 
-// Number: float, or bool for a comparison
+// `Number` is float, or bool for a comparison.
 template<typename Number, typename Function, Function Maths::*line>
 void Walk(const Broadcast<2>& b, int n, const float* x, const float* y, Number* z, int64_t count) {
   if (n == 0) return (g_maths->*line)(x, 1, y, 1, z, 1);
@@ -151,7 +152,7 @@ inline void RunWhere(KernelComputeContext* c) {
   });
 }
 
-// y = x repeated along the axes that a sum over them has taken away
+// y = x, repeated along the axes that a sum has removed
 inline void RunBroadcastLike(KernelComputeContext* c) {
   const auto ys = c->Tensor4ArgNameAndIndex("y", 0)->shape_view();
   const auto xs = c->Tensor4ArgNameAndIndex("x", 0)->shape_view();
@@ -173,7 +174,7 @@ inline void RunBroadcastLike(KernelComputeContext* c) {
   CopyStrided(In(c, "x"), Out(c, "y"), size, step, n);
 }
 
-// The sum of tensors of one shape, one after the other; the result may lie where the first one does.
+// The sum of tensors with the same shape, added in order. The result may have the memory of the first tensor.
 inline void RunAddN(KernelComputeContext* c) {
   std::vector<const float*> terms;
   for (int i = 0; i < static_cast<int>(c->inputs().size()); ++i) terms.push_back(In(c, "in", i));
@@ -188,7 +189,7 @@ inline void RunAddN(KernelComputeContext* c) {
 
 // ---- sums ---------------------------------------------------------------------------------------------------------
 
-// A sum over axes as blocks [size] that are either kept or reduced in turn, from the first axis on.
+// A sum over axes, as blocks of merged axes that are kept and reduced alternately, from the first axis on.
 struct Reduction {
   int n = 0;
   int64_t size[kMaxAxes];
@@ -217,7 +218,8 @@ inline void AddRowsInBlocks(const float* x, float* y, int64_t rows, int64_t d) {
             [=](const float* sums) { g_maths->AddRows(sums, y, 1, d); });
 }
 
-// y, which holds zeros, += x summed over the blocks from `b` on. `x_count` and `y_count` numbers lie below them.
+// Adds x, summed over the blocks from `b` on, to y, which starts with zeros. Within these blocks, x has `x_count`
+// numbers and y has `y_count`.
 inline void AddUp(const Reduction& r, int b, const float* x, int64_t x_count, float* y, int64_t y_count) {
   if (b == r.n) {
     *y += *x;
@@ -268,14 +270,15 @@ inline void RunCopy(KernelComputeContext* c) {
   }
   if (shape.elem_cnt() != 0) CopyStrided(In(c, "in"), Out(c, "out"), size, step, shape.NumAxes());
 }
-// In graphs; eager tensors keep their memory. So do results of a compiled step whose memory is shared.
+// Only for graphs, because an eager result uses the memory of its input. In a compiled step, the memory plan may have
+// put both at the same place, and then there is nothing to copy.
 inline void RunSameElements(KernelComputeContext* c) {
   const float* x = In(c, "in");
   float* y = Out(c, "out");
   if (x == y) return;
   ForRanges(Size(c, "in"), kLightGrain, [=](int64_t i, int64_t end) { std::memcpy(y + i, x + i, (end - i) * sizeof(float)); });
 }
-// In graphs; eager tensors are transposed by their strides.
+// Only for graphs. Eager tensors are transposed by changing their strides.
 inline void RunTranspose(KernelComputeContext* c) {
   const auto xs = c->Tensor4ArgNameAndIndex("input", 0)->shape_view();
   const auto& order = c->Attr<std::vector<int32_t>>("perm");

@@ -1,16 +1,16 @@
-// Whether loops pay to be shared out among threads: they do on idle cores, and seldom on those that others keep busy.
-// One choice for all operations, for a stretch of time: where some are shared out and others not, their numbers go to
-// and fro between the caches of two cores, and whichever way is rarer looks slow.
+// Decides whether to split loops among threads. Splitting pays on idle cores, but seldom on cores that other programs
+// keep busy. The choice holds for all operations, and for a stretch of time. If some loops were split and others not,
+// their numbers would move to and fro between the caches of two cores, and the rarer way would look slow.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 
 namespace libai {
 
-// How long an operation takes, shared out or not.
+// The time that an operation takes if its loops are split and if they are not.
 class Sharing {
  public:
-  // In seconds; 0 where nothing is known.
+  // Returns the usual seconds for this work, or 0 if nothing is known.
   double Usual(bool is_shared, double work) const {
     return work_[is_shared] > 0.0 ? seconds_[is_shared] / work_[is_shared] * work : 0.0;
   }
@@ -20,12 +20,12 @@ class Sharing {
   }
 
  private:
-  static constexpr double kKept = 31.0 / 32.0;  // what counts are the last 32 or so
+  static constexpr double kKept = 31.0 / 32.0;  // averages over about the last 32 calls
 
   double seconds_[2] = {}, work_[2] = {};
 };
 
-// The faster way is taken, and the other is tried for a while now and then.
+// Chooses the faster way, and from time to time tries the other way for a while.
 class Choice {
  public:
   bool IsShared() const { return prefers_sharing_ != is_trial_; }
@@ -46,10 +46,10 @@ class Choice {
   }
 
  private:
-  static constexpr double kTrial = 0.02;
-  static constexpr int kLoops = 16;                   // at least, of a trial
-  static constexpr double kOften = 4.0, kSeldom = 128.0;  // how many times as long as a trial until the next one
-  static constexpr double kClearly = 0.9;  // a second core has costs outside of the operation too
+  static constexpr double kTrial = 0.02;  // the minimum seconds of a trial
+  static constexpr int kLoops = 16;       // the minimum loops in a trial, and between trials
+  static constexpr double kOften = 4.0, kSeldom = 128.0;  // the least and most time between trials, in trial lengths
+  static constexpr double kClearly = 0.9;  // splitting must save 10 %: a second core has costs outside operations too
 
   void Judge() {
     const bool was_preferred = prefers_sharing_;

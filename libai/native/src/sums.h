@@ -15,7 +15,7 @@ void AddRows(const float* x, float* y, int64_t rows, int64_t d) {
 
 double SumAll(const float* x, int64_t n) {
   double total = 0.0;
-  for (int64_t begin = 0; begin < n; begin += 4096) {  // float32 in between: 4096 numbers in 4 to 16 lanes
+  for (int64_t begin = 0; begin < n; begin += 4096) {  // 4096 numbers at a time in float32, in 4 to 16 lanes
     const int64_t end = begin + 4096 < n ? begin + 4096 : n;
     float s = 0.0f;
 #pragma omp simd reduction(+ : s)
@@ -37,7 +37,8 @@ double SumAbs(const float* x, int64_t n) {
   return total;
 }
 
-// NaN for any NaN: as integers the bits of absolute values have the same order, with NaN above infinity.
+// Returns NaN if any number is NaN. Read as integers, the bits of absolute values have the same order as the values,
+// and NaN is above infinity.
 float MaxAbs(const float* x, int64_t n) {
   int32_t top = 0;
 #pragma omp simd reduction(max : top)

@@ -1,4 +1,4 @@
-// The threads that loops are shared out among.
+// The threads that compute loops together.
 #include <pthread.h>
 #include <signal.h>
 #include <time.h>
@@ -17,25 +17,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// To be woken takes as long as a part of a loop does, so that a thread first looks out for the next one.
+// Waking a thread takes as long as a part of a loop, so an idle thread polls for the next loop before it sleeps.
 constexpr auto kLookOut = std::chrono::microseconds(200);
 constexpr int kMostThreads = 32;
 constexpr timespec kNap{0, 20'000};
 
 std::atomic<bool> g_is_enabled{true}, g_is_forced{false};
 
-// One loop at a time is shared out; whoever comes meanwhile computes alone.
+// Splits one loop at a time among the threads. A thread that has another loop meanwhile computes it by itself.
 class Team {
  public:
   explicit Team(int num_threads) : num_threads_(std::min(num_threads, kMostThreads)) {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's own threads handle signals
     for (int i = 1; i < num_threads_; ++i) std::thread(&Team::Help, this, i).detach();
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  // False: a loop is being shared out, by somebody else or around this one.
+  // Runs a loop, split or whole, and returns true. Returns false during another thread's loop or inside a loop.
   bool TryRun(int64_t num_parts, double work, Sharing& sharing, Part part, void* loop) {
     if (is_inside_ || !owner_.try_lock()) return false;
     std::lock_guard<std::mutex> owned(owner_, std::adopt_lock);
@@ -65,19 +65,20 @@ class Team {
     rounding_ = _mm_getcsr();
     num_slots_ = static_cast<int>(std::min<int64_t>(num_threads_, num_parts));
     for (int i = 0; i < num_slots_; ++i) slots_[i].next = num_parts * i / num_slots_;
-    ++number_;  // open
+    ++number_;  // open the loop
     if (num_asleep_ != 0) {
       std::lock_guard<std::mutex> lock(mutex_);
       for (int i = 1; i < num_slots_; ++i) opened_.notify_one();
     }
     RunRest(0);
-    ++number_;  // closed: who has not come is not waited for
+    ++number_;  // close the loop: threads that have not joined yet are not waited for
     for (const auto end = Clock::now() + kLookOut; num_inside_ != 0;) {
       if (Clock::now() < end) _mm_pause(); else nanosleep(&kNap, nullptr);
     }
   }
 
-  // Each thread has parts of its own, the same ones in every loop, whose numbers are in its cache; then it takes others'.
+  // Each thread first takes its own parts, which are the same in every loop, because their numbers are in its cache.
+  // Then it takes parts of other threads.
   void RunRest(int own) {
     for (int i = 0; i < num_slots_; ++i) {
       const int slot = (own + i) % num_slots_;
@@ -99,7 +100,7 @@ class Team {
       if (number % 2 == 1 && number != seen) {
         seen = number;
         ++num_inside_;
-        if (number_ == number) {  // else it has been closed meanwhile, and the next may be on its way
+        if (number_ == number) {  // otherwise the loop has been closed meanwhile, and the next one may be opening
           _mm_setcsr(rounding_);
           RunRest(own);
         }
@@ -116,30 +117,30 @@ class Team {
     }
   }
 
-  static thread_local bool is_inside_;  // a loop
+  static thread_local bool is_inside_;  // this thread is inside a loop
   const int num_threads_;
-  Choice choice_;  // its owner's
+  Choice choice_;  // guarded by `owner_`
   std::mutex owner_, mutex_;
   std::condition_variable opened_;
-  // of the open loop; they change when nobody is inside
+  // the open loop; these members change only while no other thread is inside
   Part part_ = nullptr;
   void* loop_ = nullptr;
   int64_t num_parts_ = 0;
-  unsigned rounding_ = 0;  // and what is done about denormal numbers
+  unsigned rounding_ = 0;  // the MXCSR register: rounding and the treatment of denormal numbers
   int num_slots_ = 0;
   struct alignas(64) Slot {
     std::atomic<int64_t> next{0};
   };
   Slot slots_[kMostThreads];
-  std::atomic<uint64_t> number_{0};  // odd: a loop is open
+  std::atomic<uint64_t> number_{0};  // odd while a loop is open
   std::atomic<int> num_inside_{0}, num_asleep_{0};
 };
 
 thread_local bool Team::is_inside_ = false;
 
-std::atomic<Team*> g_team{nullptr};  // stays to the end of the process, whose threads wait in it
+std::atomic<Team*> g_team{nullptr};  // never freed: its threads wait in it until the process ends
 
-Sharing g_others;  // of loops outside of any operation
+Sharing g_others;  // for loops outside of any operation
 thread_local Sharing* g_sharing = nullptr;
 
 }  // namespace
@@ -161,17 +162,18 @@ void RunParts(int64_t num_parts, double work, Sharing& sharing, Part part, void*
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// Once per process, before the first loop.
+// Call this once per process, before the first loop.
 EXPORTED void libai_team_start(int num_threads) {
   libai::g_team = new libai::Team(num_threads);
-  pthread_atfork(nullptr, nullptr, [] { libai::g_team = nullptr; });  // a forked child has none of its threads
+  pthread_atfork(nullptr, nullptr, [] { libai::g_team = nullptr; });  // a forked child has none of these threads
 }
-// For comparisons in one process. Not enabled: every loop by the thread that comes with it. Forced: shared out always.
+// For comparisons in one process: if not enabled, each thread computes its loops by itself; if forced, it splits them.
 EXPORTED void libai_team_enable(bool is_enabled, bool is_forced) {
   libai::g_is_enabled = is_enabled;
   libai::g_is_forced = is_forced;
 }
-// Loops that were large enough: how many were shared out, how many not. Without threads there are none.
+// The number of loops that were split. libai_team_alone is the number of loops that were large enough, but not split.
+// Both are 0 without threads.
 EXPORTED int64_t libai_team_shared() {
   const libai::Team* team = libai::g_team;
   return team == nullptr ? 0 : team->num_shared.load();
@@ -180,7 +182,8 @@ EXPORTED int64_t libai_team_alone() {
   const libai::Team* team = libai::g_team;
   return team == nullptr ? 0 : team->num_alone.load();
 }
-// For tests: which of `count` loops of equal work are shared out when they take so many seconds.
+// For tests: computes which of `count` loops of equal work are split. `shared` and `alone` are the seconds that each
+// loop takes if it is split and if it is not.
 EXPORTED void libai_team_simulate(const double* shared, const double* alone, int count, bool* is_shared) {
   libai::Choice choice;
   libai::Sharing sharing;

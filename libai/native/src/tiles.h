@@ -1,4 +1,4 @@
-// Vector registers by name: products, convolutions and transposed copies. Included by level.cpp only.
+// Loops written for vector registers: matrix products, convolutions and transposed copies. Included by level.cpp only.
 
 #if defined(__AVX512F__)
 using Vector = __m512;
@@ -25,14 +25,14 @@ INLINE Vector AddProduct(Vector a, Vector b, Vector c) { return _mm_add_ps(_mm_m
 
 #define UNROLL _Pragma("GCC unroll 8")
 
-// A tile of a product: R rows and V vectors of columns, in registers. The last vector ends where the columns do, and so
-// may repeat columns of the one before, which get the same sums.
+// A tile of a matrix product: R rows and V vectors of columns, in registers. The last vector ends at the last column,
+// so it may repeat columns of the vector before it. They get the same sums.
 template<int R, int V>
 INLINE void ProductTile(const ProductRun& r, int64_t row, int64_t column, int64_t width) {
   const float *a[R], *b[V];
   float* c[R];
   UNROLL for (int m = 0; m < R; ++m) {
-    const int64_t i = row + m < r.rows ? row + m : r.rows - 1;  // the last one again gives the same
+    const int64_t i = row + m < r.rows ? row + m : r.rows - 1;  // repeating the last row gives the same numbers
     a[m] = r.a + i * r.a_row;
     c[m] = r.c + i * r.c_row + column;
   }
@@ -79,7 +79,7 @@ void Multiply(const ProductRun* run) {
   }
 }
 
-// y = start (or y itself where that is null) + sums over taps and channels, for kTileRows pixels and V vectors of channels
+// y = start + sums over taps and channels, for kTileRows pixels and V vectors of channels. If start is null, adds to y.
 template<int V>
 INLINE void ConvTile(const ConvRun& r, const int64_t* x_at, const int64_t* y_at, int64_t column) {
   Vector sum[kTileRows][V];
@@ -110,7 +110,7 @@ void ConvPixels(const ConvRun* run, const int64_t* x_at, const int64_t* y_at, in
   for (int64_t i = 0; i < pixels; i += kTileRows) {
     int64_t x[kTileRows], y[kTileRows];
     for (int m = 0; m < kTileRows; ++m) {
-      const int64_t pixel = i + m < pixels ? i + m : pixels - 1;  // the last one again gives the same
+      const int64_t pixel = i + m < pixels ? i + m : pixels - 1;  // repeating the last pixel gives the same numbers
       x[m] = x_at[pixel];
       y[m] = y_at[pixel];
     }
@@ -120,7 +120,7 @@ void ConvPixels(const ConvRun* run, const int64_t* x_at, const int64_t* y_at, in
   }
 }
 
-// dw (rows of `width`) += products of a pixel's dy and x, for R channels of dy and V vectors of x
+// dw += the sum over pixels of dy times x, for R channels of dy and V vectors of x
 template<int V, int R>
 INLINE void FilterTile(const FilterRun& r, const float* dy, const float* x, float* dw) {
   Vector sum[R][V];
@@ -158,7 +158,7 @@ void ConvFilter(const FilterRun* run) {
   if (row < r.rows) FilterRows<1>(r, row);
 }
 
-// y[i][j] = alpha times the product of row i of x, of N, and row j of w
+// y[i][j] = alpha times the dot product of row i of x (N rows) and row j of w
 template<int N>
 INLINE void DotRowsOf(const float* x, const float* w, int64_t num_w, int64_t d, float alpha, float* y, int64_t y_step) {
   const int64_t in_pairs = d - d % (2 * kLanes);
@@ -176,7 +176,7 @@ INLINE void DotRowsOf(const float* x, const float* w, int64_t num_w, int64_t d, 
       float lanes[2 * kLanes];
       Store(lanes, sum[i][0]);
       Store(lanes + kLanes, sum[i][1]);
-      for (int half = kLanes; half > 0; half /= 2)  // one after the other they would take longer than the products
+      for (int half = kLanes; half > 0; half /= 2)  // adding lanes one by one would take longer than the products
         SIMD for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
       float total = lanes[0];
       for (int64_t c = in_pairs; c < d; ++c) total += x[i * d + c] * w[c];
@@ -189,7 +189,7 @@ void DotRows(const float* x, int64_t num_x, const float* w, int64_t num_w, int64
   for (; num_x > 0; --num_x, x += d, y += y_step) DotRowsOf<1>(x, w, num_w, d, alpha, y, y_step);
 }
 
-// y = the sum of `count` rows of v, of `d` numbers, each times its weight in p
+// y = the sum of `count` rows of v, each multiplied by its weight in p; a row has `d` numbers
 void WeighRows(const float* p, const float* v, int64_t count, int64_t d, float* y) {
   int64_t c = 0;
   for (; c + kLanes <= d; c += kLanes) {
@@ -203,14 +203,14 @@ void WeighRows(const float* p, const float* v, int64_t count, int64_t d, float* 
   }
 }
 
-// y = rows of `d` numbers that lie `x_step` apart
+// Copies rows of `d` numbers that lie `x_step` apart in x to y, which is contiguous.
 void CopyRows(const float* x, int64_t x_step, float* y, int64_t rows, int64_t d) {
   const int64_t lanes = d < kLanes ? 4 : kLanes;
   if (d < lanes || d > 16 * lanes) {
     for (; rows > 0; --rows, x += x_step, y += d) __builtin_memcpy(y, x, d * sizeof(float));
     return;
   }
-  const int64_t last = d - lanes;  // ends where the row does
+  const int64_t last = d - lanes;  // the last vector ends at the end of the row
   for (; rows > 0; --rows, x += x_step, y += d) {
     if (lanes == 4) {
       for (int64_t i = 0; i < last; i += 4) _mm_storeu_ps(y + i, _mm_loadu_ps(x + i));

@@ -1,4 +1,4 @@
-// The optimizers' updates, of one parameter or of many, and the norms of gradients.
+// Optimizer updates of one or several parameters, and norms of gradients.
 #pragma once
 #include <cmath>
 
@@ -7,11 +7,11 @@
 
 namespace libai {
 
-// An input of one number, or the attribute that stands for it.
+// Returns the value of a one-element input, or the attribute if the input is not given.
 inline float Given(KernelComputeContext* c, const char* input, const char* attribute) {
   return Has(c, input) ? *In(c, input) : c->Attr<float>(attribute);
 }
-// A gradient scaler in a graph says by an input that this update is left out.
+// In a graph, a gradient scaler sets the input `skip_if` to skip an update.
 inline bool IsSkipped(KernelComputeContext* c) {
   return Has(c, "skip_if") && *c->Tensor4ArgNameAndIndex("skip_if", 0)->dptr<int64_t>() != 0;
 }
@@ -24,13 +24,13 @@ inline bool HasFloatGradient(const KernelRegContext& c) {
          && !c.user_op_conf().has_input("model_copy", 0);
 }
 
-// How many parameters an operation updates.
+// The number of parameters that an operation updates.
 inline int NumModels(KernelComputeContext* c) {
   int count = 0;
   for (const auto& input : c->inputs()) count += input.first == "model";
   return count;
 }
-// The memory of the `index`-th tensor of an argument, to change it.
+// The writable memory of the `index`-th tensor of an argument.
 inline float* Changed(KernelComputeContext* c, const char* name, int index) {
   return c->Tensor4ArgNameAndIndex(name, index)->mut_dptr<float>();
 }
@@ -38,7 +38,7 @@ inline int64_t Count(KernelComputeContext* c, const char* name, int index) {
   return c->Tensor4ArgNameAndIndex(name, index)->shape_view().elem_cnt();
 }
 
-// `run(model, at, count)` for ranges of the models, as if they lay one behind the other.
+// Calls `run(model, at, count)` for ranges that cover all models. `model` is an index and `at` an offset in that model.
 template<typename Function>
 void ForModels(KernelComputeContext* c, const Function& run) {
   std::vector<int64_t> ends;
@@ -89,7 +89,7 @@ inline double SumOfSquares(const float* x, int64_t n) {
   return SumPieces(n, [=](int64_t at, int64_t count) { return g_maths->SumSquares(x + at, 0.0f, count); });
 }
 
-// The norms are exact to 1e-7, where OneFlow adds up squares one after the other in float32.
+// The norms have a relative error of about 1e-7. OneFlow adds the squares one by one in float32, which is less exact.
 inline void RunLamb(KernelComputeContext* c) {
   if (IsSkipped(c)) return;
   AdamArgs p = ReadAdamArgs(c);

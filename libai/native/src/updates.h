@@ -1,8 +1,9 @@
-// Updates of the optimizers, bit for bit those of OneFlow 0.9.0. Included by level.cpp only.
+// Optimizer updates. They give the same bits as OneFlow 0.9.0, except LAMB, whose norms are more exact
+// (update_kernels.h). Included by level.cpp only.
 
 INLINE float Sign(float x) { return (x >= 0.0f ? 1.0f : 0.0f) - (x <= 0.0f ? 1.0f : 0.0f); }
 
-// `top`: the largest second moments (amsgrad), may be null.
+// `top`: the largest second moments so far (amsgrad), or null.
 void Adam(const AdamArgs* args, const float* grad, float* w, float* m, float* v, float* top, int64_t n) {
   const AdamArgs p = *args;
   const float r1 = 1 - p.beta1, r2 = 1 - p.beta2, rate_decay = p.rate * p.decay;
@@ -31,7 +32,7 @@ void Adam(const AdamArgs* args, const float* grad, float* w, float* m, float* v,
   }
 }
 
-// LAMB: `d` = the direction of Adam, without decay; `step` and `root2` are the bias corrections
+// LAMB: sets `d` to the direction of Adam without weight decay. `step` of the arguments is the first bias correction.
 void LambDirection(const AdamArgs* args, const float* grad, const float* w, float* m, float* v, float* d, int64_t n) {
   const AdamArgs p = *args;
   const float r1 = 1 - p.beta1, r2 = 1 - p.beta2;

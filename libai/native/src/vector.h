@@ -23,7 +23,8 @@ INLINE float FromBits(int32_t bits) {
   return x;
 }
 
-// exp(x) = p 2^n: p in [0.7, 1.42] and n, for |x| below 2^21; relative error about 1e-7. n lies in the low bits of `shifted`.
+// Returns p in [0.7, 1.42] with exp(x) = p 2^n, and n in the low bits of `shifted`, for |x| below 2^21. The relative
+// error is about 1e-7.
 INLINE float ExpParts(float x, float* shifted) {
   *shifted = Fma(x, 1.44269504088896341f, 12582912.0f);  // adding 1.5 * 2^23 rounds to an integer
   const float n = *shifted - 12582912.0f;
@@ -39,7 +40,7 @@ INLINE float ExpParts(float x, float* shifted) {
   return Fma(p, r, 1.0f);
 }
 
-// exp(x) for x in [-87, 88], at the ends what lies beyond; NaN stays NaN.
+// exp(x), with x clamped to [-87, 88]. NaN stays NaN.
 INLINE float Exp(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
@@ -48,7 +49,7 @@ INLINE float Exp(float x) {
   return p * FromBits((BitsOf(shifted) + 127) << 23);
 }
 
-// exp(-a^2 / 2) for a in [0, 13.2], where it is a normal number: 2^n times a minimax fit of 2^r, r in [-0.5, 0.5].
+// exp(-a^2 / 2) for a in [0, 13.2], where the result is a normal number: 2^n times a minimax fit of 2^r, |r| <= 0.5.
 INLINE float Bell(float a) {
   constexpr float kScale = -0.72134752044448170f;  // -1 / (2 log 2)
   const float square = a * a, shifted = Fma(square, kScale, 12582912.0f);  // see ExpParts
@@ -63,7 +64,8 @@ INLINE float Bell(float a) {
   return p * FromBits((BitsOf(shifted) + 127) << 23);
 }
 
-// Phi(-a) exp(a^2 / 2) for a >= 0, Phi the normal distribution: 1.5e-7 relative to a = 14, a minimax fit in 1 / (1 + 0.3 a).
+// Phi(-a) exp(a^2 / 2) for a >= 0, with the normal distribution function Phi: a minimax fit in 1 / (1 + 0.3 a) with a
+// relative error of 1.5e-7 up to a = 14.
 INLINE float ScaledTail(float a) {
   const float t = 1.0f / Fma(0.3f, a, 1.0f);
   float p = 0.035674760040369805f;
@@ -77,26 +79,26 @@ INLINE float ScaledTail(float a) {
   return p * t;
 }
 
-// exp(x) for every x: 0 and inf where float32 ends, with the numbers below the normal ones.
+// exp(x) for every x, with subnormal results, and with 0 and inf beyond the range of float32.
 INLINE float ExpFull(float x) {
   x = x < -104.0f ? -104.0f : x;
   x = x > 89.0f ? 89.0f : x;
   float shifted;
   const float p = ExpParts(x, &shifted);
-  const int32_t n = BitsOf(shifted) - 0x4B400000, half = n >> 1;  // 2^n is no normal number at the ends
+  const int32_t n = BitsOf(shifted) - 0x4B400000, half = n >> 1;  // 2^n is not a normal number at the ends
   return p * FromBits((half + 127) << 23) * FromBits((n - half + 127) << 23);
 }
 
 INLINE float Sigmoid(float x) { return 1.0f / (1.0f + ExpFull(-x)); }
 
-// The derivative of x sigmoid(z(x)) where `dz` is the derivative of z: sigmoid(z) + x sigmoid(z) (1 - sigmoid(z)) dz
+// The derivative of x sigmoid(z(x)): sigmoid(z) + x sigmoid(z) (1 - sigmoid(z)) dz, with the derivative `dz` of z
 INLINE float GateDerivative(float x, float z, float dz) {
-  const float e = ExpFull(-Abs(z)), larger = 1.0f / (1.0f + e);  // 1 - sigmoid(z) without losing its digits
+  const float e = ExpFull(-Abs(z)), larger = 1.0f / (1.0f + e);  // 1 - sigmoid(z) without cancellation
   const float gate = z > 0.0f ? larger : e * larger;
   return Fma(x * dz, e * larger * larger, gate);
 }
 
-// Minimax fits in x^2 near 0, 1e-7 relative; else by the exponential.
+// Tanh and Erf use a minimax fit in x^2 near 0, with a relative error of 1e-7, and the exponential elsewhere.
 INLINE float Tanh(float x) {
   const float z = x * x, a = Abs(x);
   float p = -0.005468261567854f;

@@ -1,4 +1,4 @@
-// In the place of glog, which liboneflow holds but does not export: the macros that OneFlow's headers use, to stderr.
+// Replaces glog, which liboneflow contains but does not export. The macros that OneFlow's headers use write to stderr.
 #pragma once
 #include <cstdlib>
 #include <iostream>

@@ -1,4 +1,4 @@
-// In the place of a header that the wheel lacks, and that one of its headers includes. Only the name is needed.
+// Replaces a header that the wheel lacks, although one of its headers includes it. Only the name is needed.
 #pragma once
 #include <memory>
 

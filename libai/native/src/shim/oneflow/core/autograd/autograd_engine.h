@@ -1,4 +1,4 @@
-// As autograd_captured_tensor.h beside it: only the names are needed.
+// Replaces a header that the wheel lacks. Only the names are needed.
 #pragma once
 #include <memory>
 

@@ -1,4 +1,4 @@
-// As autograd/autograd_captured_tensor.h: only the names are needed.
+// Replaces a header that the wheel lacks. Only the name is needed.
 #pragma once
 
 namespace oneflow {

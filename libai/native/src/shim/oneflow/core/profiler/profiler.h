@@ -1,4 +1,4 @@
-// As autograd/autograd_captured_tensor.h. The macros mark ranges for a profiler, in builds for it only.
+// Replaces a header that the wheel lacks. In builds with a profiler, these macros mark ranges for it.
 #pragma once
 #define OF_PROFILER_RANGE_PUSH(name)
 #define OF_PROFILER_RANGE_POP()

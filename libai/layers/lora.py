@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al. 2021) for the linear layers of any module.
 
-An adapted layer computes `layer(x) + scale * lora_B(lora_A(dropout(x)))`. The layer keeps its class, its parameters and
-their names. So parallel plans, checkpoints and optimizers work as before. The adapter parameters have the same names as
-in PEFT.
+An adapted layer computes `layer(x) + scale * lora_B(lora_A(dropout(x)))`. Its new class is a subclass of the old class.
+The layer keeps its parameters and their names, so parallel plans, checkpoints and optimizers work as before. The
+adapter parameters have the same names as in PEFT.
 """
 
 from __future__ import annotations

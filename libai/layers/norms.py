@@ -21,9 +21,8 @@ from libai.utils.errors import UserError
 class RMSNorm(nn.Module):
     """Root-mean-square normalization (Zhang & Sennrich 2019).
 
-    Computes `x / sqrt(mean(x^2) + eps) * weight` over the trailing axes `normalized_shape`.
-
-    Without `elementwise_affine` there is no `weight`.
+    Computes `x / sqrt(mean(x^2) + eps) * weight`, with the mean over the trailing axes `normalized_shape`. There is no
+    `weight` without `elementwise_affine`.
     """
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-6, elementwise_affine: bool = True):
@@ -49,7 +48,7 @@ class SyncBatchNorm(_BatchNorm):
     Arguments, names and values are the same as in `oneflow.nn.BatchNorm1d`, `2d` and `3d`. Each channel becomes
     `(x - mean) / sqrt(variance + eps) * weight + bias`. Mean and biased variance are taken over all samples of one
     forward pass on all data-parallel ranks. The running variance is the unbiased one. Trainers run a model with this
-    layer on global tensors. With local tensors, the statistics are those of one rank's batch.
+    layer on global tensors. With local tensors, the statistics cover only one rank's batch.
     """
 
     running_mean: Any

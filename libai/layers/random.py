@@ -130,7 +130,7 @@ def _opened(context: _Context) -> Iterator[None]:
 def current_random_scope() -> Callable[[], AbstractContextManager[None]]:
     """Return a function that reopens the current context later, to repeat a pass with the same masks.
 
-    Outside of any context it opens a new one, as each layer does in plain eager use.
+    Outside of any context, the function opens a new context, as each layer does in plain eager use.
     """
     return partial(_opened, _contexts[-1] if _contexts else _next_plain_context())
 
@@ -139,15 +139,15 @@ def random_int32(like: flow.Tensor, shape: Sequence[int], layer_id: int) -> flow
     """Return uniform int32 bits of `shape` on the device of `like`, or with its placement and layout.
 
     Each axis of `shape` is either 1 or as long as in `like`. Axis 0 counts the samples. The high bits have the best
-    quality. Raises `UserError` in a graph outside of `random_context`, where a key could only be a constant.
+    quality. Raises `UserError` in a graph outside of `random_context`, because the key could only be a constant.
     """
     return _current_context().draw(like, tuple(shape), layer_id)
 
 
 def dropout_mask(like: flow.Tensor, layer_id: int, threshold: float, kept: float) -> flow.Tensor:
-    """Return a dropout mask, computed by one operation of libai/native. For local float32 tensors on CPU.
+    """Return a dropout mask, computed by one operation of libai/native. Supports local float32 tensors on CPU.
 
-    It is 0 where the bits of `random_int32(like, like.shape, layer_id)` are at most `threshold`, else `kept`.
+    An element is 0 if its bits in `random_int32(like, like.shape, layer_id)` are at most `threshold`, else `kept`.
     """
     first, words = _current_context().words(like, tuple(like.shape))
     numbers = f"{' '.join(map(str, _column_factors(layer_id)))} {threshold!r} {kept!r}"
@@ -200,7 +200,7 @@ class _Context:
             return self._words[shape, like.device]
 
     def _make_rows(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
-        """Return odd row words, repeated over the columns where OneFlow is slow at broadcasting a column."""
+        """Return odd row words, repeated over the columns on CPU, where OneFlow broadcasts a column slowly."""
         words, width = self._row_words(like, shape), 1 if len(shape) == 1 else shape[-1]
         if is_on_cpu(like) and width > 1:
             words = _widened(words, width)

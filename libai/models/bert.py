@@ -30,8 +30,8 @@ from libai.utils.sizes import check_sizes
 class BERTEncoder(nn.Module):
     """The embeddings and blocks shared by all BERT models.
 
-    The blocks are pre-norm by default, because these train without a sensitive warm-up. `is_post_norm` selects the
-    paper's post-norm blocks.
+    The blocks are pre-norm by default, because pre-norm blocks need no carefully tuned warm-up. `is_post_norm` selects
+    the paper's post-norm blocks.
 
     Args:
         vocab_size: number of token ids, including the mask token.
@@ -176,7 +176,7 @@ class BERT(BERTEncoder):
         """Run the model with `labels` (batch, length) int64 and `next_sentence_labels` (batch,) int64.
 
         The other arguments are the inputs of `features`. With labels, returns the loss `mlm` in nats per counted label.
-        With next-sentence labels, also the loss `nsp` per sample. Without labels, returns
+        With next-sentence labels, also returns the loss `nsp` per sample. Without labels, returns
         `{"logits": (batch, length, vocab_size)}` and, with that head, `next_sentence_logits` (batch, 2).
         """
         features = self.features(input_ids, attention_mask, token_type_ids)

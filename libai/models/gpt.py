@@ -89,8 +89,8 @@ class GPT(LanguageModel):
     ) -> flow.Tensor:
         """Return the normalized output of the last block, (batch, length, hidden_size).
 
-        For generation: `positions` (batch, length) int64 of the tokens, and `mask` and one of `caches` per block as in
-        `libai.models.blocks.transformer.Attention`.
+        Generation also passes the `positions` (batch, length) int64 of the tokens, a `mask`, and one cache per block,
+        as described in `libai.models.blocks.transformer.Attention`.
         """
         x = embed_tokens(input_ids, self.token_embedding, self.position_embedding, positions)
         x = self.embedding_dropout(x)

@@ -124,7 +124,7 @@ class Llama(LanguageModel):
     ) -> flow.Tensor:
         """Return the normalized output of the last block, (batch, length, hidden_size).
 
-        For generation see `GPT.features`.
+        See `GPT.features` for the arguments that generation passes.
         """
         length = input_ids.shape[1]
         check_length(length, self.max_seq_length)

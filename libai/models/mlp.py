@@ -25,7 +25,7 @@ class MLP(nn.Module):
         dropout: dropout probability after each hidden layer.
     """
 
-    #: see `libai.models.GPT.plan`; no split, which would have to alternate axes between pairs of layers
+    #: see `libai.models.GPT.plan`; weights are not split, because the axes would have to alternate between layers
     plan: dict[str, Any] = {"split": {}, "blocks": "layers"}
 
     def __init__(

@@ -59,7 +59,7 @@ class WeightAverage:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Replace the model's weights by the averages inside the block, and restore them bit for bit afterwards."""
+        """Replace the model's weights with the averages inside the block, and restore them bit for bit afterwards."""
         if self._is_swapped_in:
             yield
             return

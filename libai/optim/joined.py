@@ -61,7 +61,7 @@ class JoinedUpdates:
         for part in self._parts:
             if getattr(part.step, "__qualname__", "") != _OWN_STEP:
                 return False
-        for group in self._optimizer.param_groups:  # a hook may change them
+        for group in self._optimizer.param_groups:  # a hook may change these options
             if group._options.get("amsgrad") or group._options.get("fused"):
                 return False
         return True

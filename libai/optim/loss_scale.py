@@ -70,7 +70,7 @@ class LossScaler:
         return is_finite
 
     def _adapt(self, is_finite: bool) -> None:
-        """Adapt the scale in the same way as OneFlow's compiled step, where it never falls below 1."""
+        """Adapt the scale in the same way as OneFlow's compiled step, which never lets the scale fall below 1."""
         state, scaling = self._optimizer._state, self._scaling
         scale, good_steps = self.scale, int(state.get("loss_scale_good_steps", 0)) + 1
         if not is_finite:

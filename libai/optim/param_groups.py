@@ -112,7 +112,7 @@ def get_param_groups(
     if not groups:
         raise UserError(
             f"get_param_groups leaves no parameter for this optimizer: only={only!r}, and earlier optimizers have "
-            "the other parameters. Remove it, or narrow their patterns."
+            "the other parameters. Remove this optimizer, or narrow the other optimizers' patterns."
         )
     return list(groups.values())
 
@@ -131,7 +131,7 @@ def _collect(model: flow.nn.Module) -> list[_Parameter]:
             found[id(tensor)] = known._replace(in_norm=known.in_norm or is_norm)
     if not found:
         raise UserError(
-            f"get_param_groups: {type(model).__name__} has no trainable parameter, so there is nothing to optimise. "
+            f"get_param_groups: {type(model).__name__} has no trainable parameter, so there is nothing to optimize. "
             "Set requires_grad=True on some of them."
         )
     return list(found.values())

@@ -106,7 +106,7 @@ def import_state(
     copied one at a time, so a lazy mapping is read once and is never in memory as a whole. Collective for global
     parameters: every rank must call it.
 
-    Raises `UserError` that lists the differences if entries are missing, unexpected or of the wrong shape. The
+    Raises a `UserError` that lists the differences if entries are missing, unexpected or of the wrong shape. The
     optimizer is then unchanged.
     """
     for _, parameter, key, value in _fitted_state(optimizer, named_parameters, tensors, scalars):

@@ -26,7 +26,7 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def share_batch_statistics(layers: Sequence[nn.Module]) -> None:
-    """Replace the running means and variances of `layers` by their mean over the ranks that hold them. Collective.
+    """Replace the running means and variances of `layers` with their mean over the ranks that hold them. Collective.
 
     Only the ranks of a pipeline stage hold its statistics. Tensor-parallel peers hold equal statistics.
     """

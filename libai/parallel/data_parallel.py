@@ -55,7 +55,7 @@ class GradientReduction:
         return all(id(parameter) in known for parameter in parameters if parameter.numel())
 
     def reduce(self) -> None:
-        """Replace the gradients by their mean over ranks, after the last backward pass of an iteration. Collective.
+        """Replace the gradients with their mean over ranks, after the last backward pass of an iteration. Collective.
 
         A gradient that no rank has is None afterwards.
         """
@@ -268,7 +268,7 @@ def functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
 
 
 def renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
-    """Replace every parameter by an equal copy, in the model and the optimizer. Tied parameters stay tied."""
+    """Replace every parameter with an equal copy, in the model and the optimizer. Tied parameters stay tied."""
     renewed: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():

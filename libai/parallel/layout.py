@@ -61,7 +61,7 @@ class LocalLayout:
 
     def constant(self, value: float, size: int, stage: int) -> flow.Tensor:
         """Return a float32 tensor of shape `(size,)` on `stage` filled with `value`. Does not communicate."""
-        # from_numpy runs no operation, so a step does not have to wait for one
+        # from_numpy runs no operation that a step would have to wait for
         tensor = flow.from_numpy(np.array([value] * size, np.float32))
         return tensor if self.mesh.device == "cpu" else tensor.to(self.mesh.device)
 

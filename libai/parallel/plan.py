@@ -183,7 +183,7 @@ class ParallelPlan:
                         axes[adapter] = axis
         if mesh.tensor > 1 and not axes:
             raise UserError(
-                f"train.dist.tensor_parallel_size={mesh.tensor}, but no plan says which parameters to split, so every "
+                f"train.dist.tensor_parallel_size={mesh.tensor}, but no plan names parameters to split, so every "
                 "rank would do the same work. Add an attribute plan = {'split': {pattern: axis}} to the model class, "
                 "or set train.dist.plan in the config."
             )
@@ -193,7 +193,7 @@ class ParallelPlan:
         modules = dict(model.named_modules())
         for pattern in self.divisible:
             owner, _, attribute = pattern.rpartition(".")
-            for name in _matching(owner, modules, f"wants a divisible {attribute} of"):
+            for name in _matching(owner, modules, f"needs a divisible {attribute} of"):
                 value = getattr(modules[name], attribute, None)
                 if not isinstance(value, int):
                     raise UserError(f"the plan's `divisible` names {pattern}, which is {value!r}, not a whole number.")

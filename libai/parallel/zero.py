@@ -5,8 +5,9 @@ split in the same way. In either mode, this is all that stages 1 to 3 need. In a
 pass compute with full copies. By default OneFlow 0.9.0 would gather the activations instead and split the layer's
 outputs, and a batch norm would then normalize over the samples of all ranks.
 
-Copies are made per unit. Each block of the plan is a unit, and the rest of the model is another. A weight that one
-module borrows from another, such as a tied head, is therefore full as well. Copies are released after the unit has run.
+Copies are made per unit. Each block of the plan is a unit, and the rest of the model is another. While a unit runs, all
+its code reads the full copies, even of a weight that one module borrows from another, such as a tied head. Copies are
+released after the unit has run.
 In eager mode, copies that the backward pass needs are kept at stages 1 and 2, and gathered again at stage 3. In graph
 mode the compiler decides.
 """

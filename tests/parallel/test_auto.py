@@ -1,4 +1,4 @@
-"""`train.dist.auto`: OneFlow's auto-parallel in the graph's configuration, and the same losses with it."""
+"""`train.dist.auto` enables auto-parallel in the graph's configuration and does not change the losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: every error with its text, and the plans of the models that come with libai."""
+"""Plans raise errors with clear messages, and the plans of libai's models fit the models."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_axis_that_does_not_divide_lists_what_does():
 
 
 def test_tensor_ranks_without_a_split_are_refused():
-    assert "no plan says which parameters to split, so every rank would do the same work" in error_of({}, TENSOR)
+    assert "no plan names parameters to split, so every rank would do the same work" in error_of({}, TENSOR)
 
 
 @pytest.mark.parametrize(

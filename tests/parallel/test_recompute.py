@@ -1,4 +1,4 @@
-"""Activation checkpointing computes the same, to the last bit, with less memory."""
+"""Activation checkpointing gives bit-equal results with less memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print("grown", status("VmHWM") - before)
 
 
 class Block(nn.Module):
-    """Dropout and batch statistics, a mask that may be None, and a keyword."""
+    """A block with dropout, batch statistics, a mask that may be None, and a keyword argument."""
 
     def __init__(self, counts=True):
         super().__init__()
@@ -69,14 +69,14 @@ class Stacked(toy.Classifier):
 
 
 class Quiet(Stacked):
-    """For a graph, which refuses a forward that counts in Python."""
+    """A model for graphs, which refuse a forward that counts in Python."""
 
     def __init__(self):
         Stacked.__init__(self, counts=False)
 
 
 def train(mode="eager", model=Stacked, **options):
-    """Losses, and the tensors of the module after three iterations of two micro-batches."""
+    """Return losses, tensors and the model after three iterations of two micro-batches."""
     flow.manual_seed(0)
     made = model()
     batches = [part for batch in toy.batches(3) for part in toy.split(batch, 2)]

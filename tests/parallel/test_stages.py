@@ -9,7 +9,7 @@ from libai.parallel import Mesh, ParallelPlan
 
 
 class Model(nn.Module):
-    """A model of parts with the given numbers of parameters."""
+    """A model with the given numbers of parameters before, in and after its blocks."""
 
     def __init__(self, before, blocks, behind):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The planned layouts of ZeRO; tests/dist/test_zero.py runs them."""
+"""ZeRO splits the expected axes of parameters. tests/dist/test_zero.py runs these layouts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_buffers_and_single_data_ranks_share_nothing():
 
 
 def test_one_rank_trains_as_without_and_is_told(caplog, monkeypatch):
-    # libai's loggers do not hand their lines to the root logger once a run has set them up
+    # after a run has set up libai's loggers, they do not pass their records to the root logger
     monkeypatch.setattr(logging.getLogger("libai"), "propagate", True)
     losses = []
     for stage in (0, 3):

@@ -320,7 +320,7 @@ def embed_tokens(
 
 
 def check_length(length: int, max_length: int) -> None:
-    """Raise `UserError` if a sequence is longer than the number of the model's positions."""
+    """Raise `UserError` if a sequence has more tokens than the model has positions."""
     if length > max_length:
         raise UserError(
             f"the batch contains sequences of {length} tokens, but the model has {max_length} positions "

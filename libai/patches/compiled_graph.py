@@ -24,7 +24,7 @@ from libai.utils.errors import UserError
 from libai.utils.rank_notes import without_harmless_lines
 from libai.utils.tensors import map_tensors, tensors_in
 
-#: a function without Python code of its own, because this runs in every step
+#: implemented in C instead of Python, because this runs in every step
 _copy = operator.methodcaller("to", copy=True)
 
 
@@ -46,7 +46,7 @@ def garbage_kept() -> Iterator[None]:
 
 
 class CompiledGraph(nn.Graph):
-    """An `nn.Graph` that compiles safely even if another graph is destroyed.
+    """An `nn.Graph` that compiles safely even if another graph is destroyed meanwhile.
 
     OneFlow 0.9 keeps the variables of the graph being built in one global table, and the destructor of *any* graph
     clears this table. Garbage collection during a build can therefore cause "must be a variable created in nn.Graph",
@@ -65,11 +65,11 @@ class CompiledGraph(nn.Graph):
             return super().build_graph(*args, **kwargs)
 
     def finish_complie_and_init_runtime(self, *args: Any) -> Any:
-        """Plan the job and start its threads, then return the memory that only this needed."""
+        """Plan the job and start its threads, then release the memory that was only needed for this."""
         try:
             result = super().finish_complie_and_init_runtime(*args)
         except Exception:
-            # OneFlow 0.9 keeps the job that failed in a global, and the next compilation would end the process
+            # OneFlow 0.9 keeps the failed job in a global variable, so the next compilation would end the process
             with contextlib.suppress(Unavailable, AttributeError):
                 getattr(open_oneflow(), _DELETE_GLOBAL_JOB)()
             raise
@@ -142,7 +142,7 @@ def refuse_written_parameters(proxy: Any, known: Sequence[str]) -> None:
         for name, parameter in owner.__dict__["_parameters"].items():
             traced = parameter.lazy_origin  # None if forward has not read it
             full_name = f"{path}.{name}".lstrip(".")
-            # a write makes it a leaf
+            # a write turns the traced parameter into a leaf
             if traced is not None and traced.requires_grad and traced.is_leaf and full_name not in known:
                 raise UserError(
                     f"forward writes to the trainable parameter {full_name}, and a graph would lose the write. Freeze "

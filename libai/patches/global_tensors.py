@@ -1,7 +1,7 @@
-"""Replace operations on global tensors that OneFlow 0.9.0 refuses or computes wrongly by combinations of correct ones.
+"""Correct replacements for operations on global tensors that OneFlow 0.9.0 refuses or computes wrongly.
 
-The file contains first the operations that are generally wrong, then indexing with tensors, then operations on tensors
-of two pipeline stages. Results for local tensors do not change.
+The first part replaces operations that are wrong in general. The second part is about indexing with tensors, and the
+third part about operations on tensors of two pipeline stages. Results for local tensors do not change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def repair_global_operations() -> None:
         for owner in (flow, flow._C, functional):
             if hasattr(owner, name):
                 setattr(owner, name, _for_global_tensors(getattr(owner, name), replacement))
-    # all other methods call the functions
+    # the tensor methods of the other operations call these functions
     flow.Tensor.median = _for_global_tensors(flow.Tensor.median, _median)
     flow.Tensor.new_tensor = _for_global_tensors(flow.Tensor.new_tensor, _new_tensor)
 
@@ -77,7 +77,7 @@ def _stack(_: Any, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
 
 
 def _with_full_tensors(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call the operation with full tensors. With partial indices, a rank would miss the writes of other ranks."""
+    """Call the operation with full tensors. With a part of the indices, a rank would miss the writes of other ranks."""
     return operation(*map(in_full, args), **{name: in_full(value) for name, value in kwargs.items()})
 
 
@@ -126,7 +126,7 @@ def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args: Any, **kwarg
 def _new_tensor(operation: Callable[..., Any], self: flow.Tensor, data: Any, *args: Any, **kwargs: Any) -> flow.Tensor:
     """Create the constant with sbp broadcast by default.
 
-    With the layout of an activation it would be sent between ranks, which crashes the process in a graph on CPU.
+    With the layout of `self`, the constant would be sent between ranks, which crashes the process in a graph on CPU.
     """
     kwargs.setdefault("sbp", [flow.sbp.broadcast] * len(self.sbp))
     return operation(self, data, *args, **kwargs)
@@ -149,8 +149,8 @@ def give_initial_states(model: nn.Module) -> None:
     """Make every recurrent layer of `model` create its initial state if none is given. In place, once per layer.
 
     OneFlow 0.9.0 (`nn/modules/rnn.py`) creates the initial zeros of `nn.RNN`, `nn.LSTM` and `nn.GRU` with the layout of
-    the input, which is split on axis 0 if the samples are on axis 0. However, axis 0 of the state is the layers. Here
-    every rank of a stage holds all of the zeros, which fits any layout of the input.
+    the input, which is split on axis 0 if the samples are on axis 0. However, axis 0 of the state counts the layers.
+    Here every rank of a stage holds all of the zeros, which fits any layout of the input.
     """
     for module in model.modules():
         if isinstance(module, RNNBase) and not hasattr(type(module), "_gives_initial_state"):

@@ -1,4 +1,4 @@
-"""Wrappers around private OneFlow 0.9.0 APIs, and the GIL that OneFlow's threads share with Python."""
+"""Wrappers around private OneFlow 0.9.0 APIs, and faster switches between Python's and OneFlow's threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wait_for_device() -> None:
 def release_memory() -> None:
     """Return freed memory to the operating system or the GPU.
 
-    OneFlow's allocator of eager operations keeps what was freed, and compiled graphs allocate from elsewhere. On CPU
+    OneFlow's allocator for eager operations keeps freed memory, but compiled graphs use a different allocator. On CPU
     the C library also keeps small blocks.
     """
     flow._oneflow_internal.EmptyCache()

@@ -35,7 +35,7 @@ _DEQUEUE_CODE = re.compile(
     rb"\x85\xc0\x0f\x85.{4}"  # test eax, eax; jne throw
     rb"\x48\x8b\x4b\x28\x48\x8b\x43\x18"  # mov rcx, [rbx+0x28]: start.last; mov rax, [rbx+0x18]: start.cur
     rb"\x48\x8d\x51\xf0\x48\x8b\x78\x08"  # lea rdx, [rcx-16]; mov rdi, [rax+8]: the entry, without a check
-    rb"\x48\x39\xd0\x74",  # cmp rax, rdx; je: the last one of its block
+    rb"\x48\x39\xd0\x74",  # cmp rax, rdx; je: the last entry of its block
     re.DOTALL,
 )
 _WAIT_CODE = re.compile(

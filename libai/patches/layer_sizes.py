@@ -58,7 +58,7 @@ def _check(layer: str, given: Mapping[str, Any]) -> None:
             continue
         items = value if isinstance(value, (list, tuple)) else [value]
         if not all(is_size(item) or (item is None and len(items) > 1) for item in items):
-            raise ValueError(f"{layer} needs whole numbers >= 1, and its {name} is {value!r}")
+            raise ValueError(f"{layer} needs whole numbers >= 1, but its {name} is {value!r}")
         if _WEIGHTS.search(name) and is_size(value):
             num_weights *= int(value)
     _check_memory(layer, num_weights)
@@ -83,4 +83,4 @@ def _check_memory(what: str, num_elements: int) -> None:
     """Raise `ValueError` if `num_elements` of 4 bytes take 1 GiB or more, and more than is free."""
     available = available_bytes() if num_elements >= 2**28 else None
     if available is not None and 4 * num_elements > available:
-        raise ValueError(f"{what} takes {format_bytes(4 * num_elements)}, and {format_bytes(available)} are free")
+        raise ValueError(f"{what} takes {format_bytes(4 * num_elements)}, but only {format_bytes(available)} are free")

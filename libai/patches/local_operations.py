@@ -1,4 +1,4 @@
-"""Replace functions that OneFlow 0.9.0 computes wrongly for any tensor, even local ones, by correct combinations."""
+"""Correct replacements for functions that OneFlow 0.9.0 computes wrongly, even for local tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from libai.utils.errors import UserError
 def repair_operations() -> None:
     """Fix these functions from now on, for the whole process.
 
-    `flow.empty` without a device uses the rank's device, as all other functions do, instead of the device of rank 0.
+    `flow.empty` without a device uses the CPU of this rank, as all other functions do, instead of the CPU of rank 0.
     The gradient of `flow.diagonal` has the shape of its input, even if the two axes are not the first ones.
-    `flow.einsum` raises `UserError` for an index that appears twice in a term (`bii->bi`), because its gradient has the
-    same error.
+    `flow.einsum` raises `UserError` for an index that appears twice in a term (`bii->bi`), because the gradient would
+    have the same error.
     """
     import oneflow as flow
 

@@ -1,8 +1,8 @@
 """Make OneFlow compute matmuls with a current OpenBLAS, and split them among threads.
 
 The oneflow 0.9.0 wheel contains OpenBLAS 0.3.3 from 2018. liboneflow calls it through its dynamic symbol table
-(`cblas_sgemm@PLT`). `use_current` replaces the entry by the same function of the package `scipy-openblas32`.
-`use_threads` replaces it by a function that calls OpenBLAS for parts of a matmul. The reasons and measurements are in
+(`cblas_sgemm@PLT`). `use_current` replaces the entry with the same function of the package `scipy-openblas32`.
+`use_threads` replaces it with a function that calls OpenBLAS for parts of a matmul. The reasons and measurements are in
 docs/dev/decisions/0008-current-openblas.md and 0016-threads-in-products.md.
 """
 

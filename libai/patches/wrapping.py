@@ -1,7 +1,7 @@
 """Replace functions and OneFlow operations temporarily, and wrap the forward of modules.
 
-To wrap a module, its class is replaced by a subclass with a different `forward`, because `nn.Graph` ignores an
-attribute `forward` of the object (docs/dev/oneflow.md#forward-in-a-graph). In a graph, `self` is then OneFlow's proxy
+A module is wrapped by replacing its class with a subclass that has a different `forward`, because `nn.Graph` ignores a
+`forward` that is set on the object (docs/dev/oneflow.md#forward-in-a-graph). In a graph, `self` is then OneFlow's proxy
 of the module.
 """
 
@@ -60,7 +60,7 @@ def replaced_operations(
     """Replace OneFlow's operations inside the block: functions of `oneflow._C`, and tensor methods and operators.
 
     `replace(operation, name)` returns the replacement of an operation, or None to keep it. An operation is replaced in
-    all Python modules of this process and in `holders`.
+    all Python modules of this process and in the objects `holders`.
     """
     functions: dict[int, tuple[Any, Any]] = {}
     for name, operation in vars(flow._C).items():

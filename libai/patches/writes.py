@@ -3,8 +3,8 @@
 
 Comparing all of them before every compiled step would take longer than a step of a small model, but reading a counter
 is almost free. A changed counter only means that something may have changed; `libai.engine.compiled.guards` then
-compares. Not counted are writes that bypass `__setattr__` (`module.__dict__["x"] = 1`), writes to class attributes, and
-changes inside lists and dicts.
+compares. Writes that bypass `__setattr__` (`module.__dict__["x"] = 1`), writes to class attributes, and changes inside
+lists and dicts are not counted.
 """
 
 from __future__ import annotations

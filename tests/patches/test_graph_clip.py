@@ -1,4 +1,4 @@
-"""The clip norm of a compiled graph equals the eager one, which OneFlow's own does not."""
+"""The clip norm of a compiled graph equals the eager norm, unlike the norm that OneFlow computes."""
 
 import numpy as np
 import oneflow as flow
@@ -12,7 +12,7 @@ _RNG = np.random.RandomState(0)
 
 
 class Linear(nn.Module):
-    """Its gradients are the given arrays."""
+    """A model with zero weights whose gradients are the given arrays."""
 
     def __init__(self, gradients):
         super().__init__()
@@ -48,7 +48,7 @@ class ClippingGraph(nn.Graph):
 
 
 def clipped_by_graph(gradients, is_exact):
-    """(the gradients that the update used, gradients rewritten)"""
+    """Return (gradients that the update used, number of gradients with rewritten norms)."""
     model = Linear(gradients)
     graph = ClippingGraph(model, is_exact)
     graph()
@@ -86,5 +86,5 @@ def test_our_kernels_need_no_other_operations(gradients, library):
 def test_many_and_large_gradients_are_summed_exactly(kernels_off):
     gradients = large_gradients()
     assert relative_error(gradients)[0] < 1e-6
-    # negative control, and the reason for the rewriting: OneFlow's own sum
+    # negative control, and the reason for rewriting the norm: OneFlow's own sum is inexact
     assert relative_error(gradients, is_exact=False)[0] > 1e-5

@@ -1,4 +1,4 @@
-"""Compute threads of a compiled CPU step."""
+"""A compiled CPU step uses one or two compute threads, depending on the cores."""
 
 import oneflow as flow
 import pytest

@@ -1,4 +1,4 @@
-"""All passes over a compiled job together do work in proportion to its operations, and an index stays true."""
+"""The work of all passes over a compiled job is proportional to the number of its operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGE = str(Path(libai.__file__).parent)
 
 
 class Deep(nn.Module):
-    """Layers with idle operations and, for each, a term of the loss whose gradient is a constant."""
+    """Layers with operations that change nothing. Each layer adds a loss term with a constant gradient."""
 
     def __init__(self, num_layers: int):
         super().__init__()
@@ -46,7 +46,7 @@ def compiled(num_layers, **options):
 
 
 def steps_of_passes(num_layers, monkeypatch, **options):
-    """Count the bytecode instructions of libai between OneFlow's completion of a job and its plan."""
+    """Count the bytecode instructions that libai runs between OneFlow's completion and planning of a job."""
     count = 0
 
     def trace(frame, event, _):
@@ -74,7 +74,7 @@ def steps_of_passes(num_layers, monkeypatch, **options):
 
 
 def growth(monkeypatch, **options):
-    """1 if the work grows by a constant per layer, 2 if it grows with the square of the layers."""
+    """Return 1 if the work grows by a constant per layer, or 2 if it grows with the square of the number of layers."""
     few, some, many = (steps_of_passes(n, monkeypatch, **options) for n in (2, 4, 8))
     return (many - some) / (some - few) / 2
 
@@ -85,7 +85,7 @@ def test_the_work_of_all_passes_is_linear_in_the_layers(options, monkeypatch):
 
 
 def test_a_pass_that_looks_through_all_operations_for_each_would_be_noticed(monkeypatch):
-    """Negative control."""
+    """Negative control: a planted pass does quadratic work."""
     monkeypatch.setattr(passes, "remove_step_count", _in_squares)
     assert growth(monkeypatch) > 1.5
 

@@ -1,4 +1,4 @@
-"""A graph whose job ends before OneFlow has put it into its queue neither crashes nor hangs, without privileges."""
+"""A graph neither crashes nor hangs if its job ends before OneFlow has put the job into its queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 STRESS = jobs.ROOT / "tests" / "stress" / "graph_launches.py"
 
-#: The job always wins the race: 5 ms pass before it is entered. With `open` the patch is left out.
+#: The job always wins the race, because it enters the queue 5 ms late. The argument `open` disables the patch.
 PROGRAM = """
 import os, sys
 import oneflow as flow
@@ -65,7 +65,7 @@ os._exit(0)
 
 
 def launch_late(race: str, seconds: float) -> str:
-    """Return what a process prints whose jobs are all over before it is entered; the race is `open` or `closed`."""
+    """Return the output of a process with jobs that end before they enter the queue. `race` is `open` or `closed`."""
     command = [sys.executable, "-c", PROGRAM, race]
     try:
         done = subprocess.run(command, cwd=jobs.ROOT, capture_output=True, text=True, timeout=seconds)
@@ -79,20 +79,20 @@ def test_a_job_that_is_over_before_it_is_entered_waits_for_its_entry():
 
 
 def test_without_the_repair_the_same_launches_crash_or_hang():
-    """Negative control: a process of OneFlow 0.9.0 as it is."""
+    """Negative control: OneFlow 0.9.0 without the patch."""
     outcome = launch_late("open", 15)
     assert outcome == "hangs" or outcome.startswith("ended with -"), outcome
 
 
 def test_tiny_graphs_are_launched_on_a_busy_machine():
-    """`tests/stress/graph_launches.py --minutes 30` is the long version."""
+    """The long version of this test is `tests/stress/graph_launches.py --minutes 30`."""
     command = [sys.executable, str(STRESS), "--launches", "600", "--busy", "3"]
     done = jobs.run(command, timeout=240)
     assert done.returncode == 0, done
     assert json.loads(done.stdout)["launches"] == 600
 
 
-# ---------------------------------------------------------------------- where it is left alone
+# ------------------------------------------------------------------- where the patch is not applied
 
 
 @pytest.fixture

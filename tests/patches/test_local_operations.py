@@ -1,4 +1,4 @@
-"""Operations that OneFlow gets wrong have the values and gradients of NumPy."""
+"""Repaired operations have the same values and gradients as in NumPy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_values_and_gradients_are_numpys(name):
 
 
 def test_oneflows_own_gradient_has_another_shape():
-    """A negative control, and the reason for the repair."""
+    """Negative control, and the reason for the repair."""
     repair_operations()
     tensor = flow.zeros(3, 4, 4, requires_grad=True)
     flow._C.diagonal(tensor * 1.0, 0, 1, 2).sum().backward()

@@ -1,4 +1,4 @@
-"""Results of a compiled step share memory and equal, bit for bit, results with separate memory."""
+"""Results of a compiled step share memory, and are bit-equal to results with separate memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WIDTH, SAMPLES = 24, 16
 
 @contextlib.contextmanager
 def own_functions(*names):
-    """Use these functions of OneFlow for compiled steps, and not ours."""
-    drop_descriptions()  # the first graph of a process would do it inside the block
+    """Use these functions of OneFlow instead of ours for compiled steps inside the block."""
+    drop_descriptions()  # otherwise the first graph of a process would do this inside the block
     oneflow = open_oneflow()
     slots = [find_slot(oneflow, name) for name in names]
     before = [slot.value for slot in slots]
@@ -44,7 +44,7 @@ class MallInfo(ctypes.Structure):
 
 
 class RandomModel(nn.Module):
-    """Random operations by seed, each on results of earlier ones."""
+    """A model of random operations, chosen by the seed. Each operation uses results of earlier operations."""
 
     def __init__(self, seed):
         super().__init__()
@@ -113,7 +113,7 @@ def test_random_graphs_train_the_same_bits(seed, library, monkeypatch):
     with own_functions(OWN_MEMORY_PLANNER, OWN_KERNEL_MAKER, OWN_TASK_ADDER), monkeypatch.context() as patch:
         patch.setattr(passes, "join_additions", lambda job: None)
         expected_metrics, expected_weights = train(seed, accumulation)
-    if seed % 2:  # on two threads
+    if seed % 2:  # compute on two threads
         monkeypatch.setattr(passes, "threads_in_use", lambda: 1)
         monkeypatch.setattr(passes, "usable_cores", lambda: 2)
         monkeypatch.setattr(schedule, "_SHORT", 0.0)
@@ -142,7 +142,7 @@ def test_a_compiled_step_keeps_no_descriptions_of_its_operations(library):
         trainer.prepare()
         return mallinfo2().uordblks - before, trainer
 
-    kept = [added_bytes()]  # loads what all graphs share
+    kept = [added_bytes()]  # the first graph also loads what all graphs share
     with own_functions(OWN_KERNEL_MAKER, OWN_TASK_ADDER):
         kept.append(added_bytes())
     kept.append(added_bytes())

@@ -1,4 +1,4 @@
-"""OneFlow's matrix products come from the OpenBLAS of scipy-openblas32, and from its own where asked."""
+"""OneFlow computes matmuls with the OpenBLAS of scipy-openblas32, or with its own OpenBLAS on request."""
 
 import ctypes
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_products_are_right(transposed, sizes):
     left = a.T.copy() if transposed[0] else a
     right = b.T.copy() if transposed[1] else b
     found = flow._C.matmul(flow.from_numpy(left), flow.from_numpy(right), *transposed).numpy()
-    tolerance = k * np.finfo(np.float32).eps * np.abs(a).max() * np.abs(b).max()  # the bound of Higham, chapter 3
+    tolerance = k * np.finfo(np.float32).eps * np.abs(a).max() * np.abs(b).max()  # Higham's error bound (chapter 3)
     np.testing.assert_allclose(found, a.astype(np.float64) @ b, rtol=0, atol=tolerance)
 
 

@@ -1,4 +1,4 @@
-"""OneFlow's threads that wait for a graph sleep between polls after finding nothing to do for a while."""
+"""OneFlow threads that wait for a graph sleep between polls once they have been idle for a while."""
 
 from __future__ import annotations
 

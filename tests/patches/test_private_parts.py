@@ -1,4 +1,4 @@
-"""Every private part of OneFlow that libai uses is in the table, and another OneFlow is refused in one line."""
+"""The table lists every private part of OneFlow that libai uses, and other OneFlow versions are refused in one line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from libai.cli.commands.doctor import check_oneflow
 from libai.patches.table import PARTS, explain_other_version, missing_parts
 
-#: imported from a module inside OneFlow, and documented or a module whose members are looked up
+#: names imported from modules inside OneFlow that are documented, or that are modules with members in the table
 PUBLIC = ("nn.parallel.DistributedDataParallel", "nn.functional", "optim.Optimizer")
 MODULES = ("core.common.data_type_pb2", "nn.modules.normalization", "_oneflow_internal.nn.graph")
 
 
 def private_names(source: str) -> Iterator[str]:
-    """Yield `_C.matmul` for `flow._C.matmul`, and `nn.graph.proxy.ProxyModule` for what is imported from there."""
+    """Yield names such as `_C.matmul` for `flow._C.matmul`, and `nn.graph.proxy.ProxyModule` if it is imported."""
     yield from re.findall(r"\bflow\.(_C\.\w+|_oneflow_internal\.[\w.]+)", source)
     yield from (f"nn.Graph.{name}" for name in re.findall(r"\b_Graph__\w+", source))
     for module, names in re.findall(r"^ *from oneflow\.([\w.]+) import ([\w, ]+)", source, re.MULTILINE):
@@ -41,7 +41,7 @@ def test_this_oneflow_has_all_parts_and_is_not_refused():
 
 @pytest.fixture
 def other_version(monkeypatch):
-    """A OneFlow with other parameters, a part that is gone, and another number."""
+    """Make OneFlow look like another version, with changed parameters and a missing part. Return these parts."""
 
     def rebuild(self, out2name=None, debug=False):
         pass

@@ -1,4 +1,4 @@
-"""Replaced operations are seen wherever a module holds them, and OneFlow is as before afterwards."""
+"""Operations are replaced in every module that refers to them, and OneFlow is unchanged afterwards."""
 
 from __future__ import annotations
 

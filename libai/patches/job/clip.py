@@ -49,7 +49,7 @@ def join_clip_norms(job: JobEdit) -> None:
 
 
 def _chain(job: JobEdit, op: Any) -> list[Any]:
-    """Return the operations from a clip coefficient back to the sum (or maximum) over gradients it is computed from."""
+    """Return the operations that compute a clip coefficient, from the last one to the sum or maximum of gradients."""
     chain = [op]
     while job.kind(chain[-1]) not in (_SUM_OP, "multi_reduce_max_abs"):
         (source,) = [value for values in chain[-1].user_conf.input.values() for value in values.s]
@@ -60,7 +60,7 @@ def _chain(job: JobEdit, op: Any) -> list[Any]:
 def make_clip_norm_exact(job: JobEdit) -> None:
     """Rewrite the clip norm in a completed `job`, before OneFlow compiles it.
 
-    Nothing changes without clipping, if our kernels compute the norm, and for norms other than p = 2, which libai never
+    Nothing changes without clipping, if our kernels compute the norm, or for norms other than p = 2, which libai never
     uses.
     """
     if are_kernels_on() and job.is_on_cpu:

@@ -1,4 +1,4 @@
-"""Bucket the gradients of a data-parallel job, so ranks reduce them in fewer messages.
+"""Bucket the gradients of a data-parallel job, so that ranks reduce them in fewer messages.
 
 OneFlow reduces each gradient in a separate message, between the operation that computes it and the clip and update
 operations. On CPU even a small message costs half a millisecond (docs/dev/decisions/0014).
@@ -36,7 +36,7 @@ def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> None:
     `job` must be on a data-parallel mesh on CPU and not compiled yet. Each sum adds the same values as before.
     """
     edges = edges_of_gradients(job)
-    # ordered as the backward pass computes them. OneFlow 0.9 cannot reshape a partial sum without dimensions
+    # ordered as in the backward pass, without scalars: OneFlow 0.9 cannot reshape a partial sum without dimensions
     outputs = [entry.s for op in job.ops.values() for entry in op.user_conf.output.values()]
     gradients = [value for values in outputs for value in values if value in edges and job.dims(value)]
     most = max_bytes // _NUM_BYTES
@@ -49,7 +49,7 @@ def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> None:
 
 
 def edges_of_gradients(job: JobEdit) -> dict[str, list[_Edge]]:
-    """Return each value that ranks reduce for clipping and updates, with the places that read its sum."""
+    """Return each value that ranks reduce for clipping and updates, with the inputs that read its sum."""
     edges: dict[str, list[_Edge]] = {}
     seen: set[str] = set()
     for op in filter(is_update, job.ops.values()):

@@ -48,7 +48,7 @@ class JobEdit:
             self._take_out()
 
     def kind(self, op: Any) -> str:
-        """Return the type of a model's operation, or `variable_conf`, `input_conf`, ... for any other operation."""
+        """Return the type of a model operation, or `variable_conf`, `input_conf`, ... for any other operation."""
         kind: str = op.WhichOneof("op_type")
         return op.user_conf.op_type_name if kind == "user_conf" else kind
 

@@ -55,5 +55,5 @@ def simplify_job(job: JobEdit, facts: JobFacts) -> None:
     if job.is_on_cpu and is_on("graph-threads"):
         if threads_in_use() > 1:
             compute_on_one_thread(job)
-        elif world_size() == 1 and usable_cores() > 1:  # ranks have not been measured
+        elif world_size() == 1 and usable_cores() > 1:  # not measured with several ranks
             compute_on_two_threads(job)

@@ -29,7 +29,7 @@ def compute_on_one_thread(job: JobEdit) -> None:
 
 
 def compute_on_two_threads(job: JobEdit) -> None:
-    """Assign the operations of a completed CPU job to two threads so that the job is expected to end early.
+    """Assign the operations of a completed CPU job to two threads to shorten the estimated time of the job.
 
     This is list scheduling: a thread that is free starts the operation with the longest path to the end of the job. A
     short operation stays on the thread of its last input, because a message to the other thread takes longer.
@@ -46,7 +46,7 @@ def compute_on_two_threads(job: JobEdit) -> None:
 
     missing = Counter(reader.name for name in order for reader in job.readers(name))
     ready = [name for name in order if not missing[name]]
-    last_input = dict.fromkeys(order, (0.0, 0))  # its end and its thread
+    last_input = dict.fromkeys(order, (0.0, 0))  # end time and thread of each operation's last input
     free = [0.0, 0.0]
     while ready:
         starts = []
@@ -66,7 +66,8 @@ def compute_on_two_threads(job: JobEdit) -> None:
             if not missing[reader.name]:
                 ready.append(reader.name)
     for name, op in job.ops.items():
-        if not op.HasField("user_conf"):  # a parameter or an input belongs to its first reader, which sends it messages
+        # a parameter or an input shares the thread of its first reader, because the reader sends it messages
+        if not op.HasField("user_conf"):
             op.stream_name_hint = next((reader.stream_name_hint for reader in job.readers(name)), "compute-0")
 
 

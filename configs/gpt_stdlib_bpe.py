@@ -1,6 +1,6 @@
 """The GPT of `gpt_stdlib.py` on byte-pair tokens, learned from the training files at the first run.
 
-A token stands for about three bytes, so a loss per token is not comparable with a loss per byte.
+A token covers about three bytes, so a loss per token is not comparable with a loss per byte.
 """
 
 from .gpt_stdlib import dataloader, model, train

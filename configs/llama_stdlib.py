@@ -1,6 +1,6 @@
 """A Llama of 0.33 million weights on the source text of the Python standard library, byte by byte.
 
-No download; about a minute on two CPU cores. `configs/gpt_stdlib.py` says what the losses mean.
+Needs no download and takes about a minute on two CPU cores. `configs/gpt_stdlib.py` explains the losses.
 """
 
 from .common.models.llama import model as model

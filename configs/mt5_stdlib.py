@@ -1,6 +1,6 @@
 """An mT5 of 0.5 million weights that restores missing spans of the Python standard library's source text, byte by byte.
 
-T5 with gated units, and with a head of its own.
+It is T5 with gated units and with an output layer that is not tied to the embedding.
 """
 
 from .t5_stdlib import dataloader as dataloader

@@ -1,6 +1,6 @@
-"""A RoBERTa of 0.38 million weights: BERT without next sentences, with masks that are new in every epoch.
+"""A RoBERTa of 0.38 million weights: BERT without next-sentence prediction, with new masks in every epoch.
 
-On bytes of the Python standard library's source text, in which the byte 0 does not occur: it stands for padding.
+The data is the source text of the Python standard library, in bytes. The byte 0 does not occur and serves as padding.
 """
 
 from .bert_stdlib import dataloader as dataloader

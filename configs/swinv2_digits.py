@@ -1,4 +1,4 @@
-"""A Swin V2 on handwritten digits of 8 x 8 pixels, of the size of `swin_digits.py`."""
+"""A Swin V2 on handwritten digits of 8 x 8 pixels, with the sizes of the model in `swin_digits.py`."""
 
 from libai.config import LazyCall
 

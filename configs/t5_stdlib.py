@@ -1,6 +1,7 @@
 """A T5 of 0.5 million weights that restores missing spans of the Python standard library's source text, byte by byte.
 
-Of 128 bytes 19 are missing in 6 spans: 116 tokens in, 26 out. A guess costs 5.66 nats per token.
+Of 128 bytes, 19 are missing in 6 spans: the input has 116 tokens and the output 26. A uniform guess has a loss of 5.66
+nats per token.
 """
 
 from libai.config import LazyCall

@@ -1,4 +1,4 @@
-"""Renew the tables of all settings in docs/config.md from the schema: `python tools/docs_settings.py`."""
+"""Regenerate the tables of all settings in docs/config.md from the schema: `python tools/docs_settings.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
 
 
 def type_name(kind: Any) -> str:
-    """Return `kind` as it is written in the reference, such as `int | null`."""
+    """Return the type `kind` as docs/config.md shows it, such as `int | null`."""
     names: list[str] = []
     for member in members_of(kind):
         origin = get_origin(member) or member
@@ -39,7 +39,7 @@ def kind_in_limits(key: schema.Key) -> str:
 
 
 def tables() -> str:
-    """One Markdown table per typed section: key, type, default, meaning."""
+    """Return one Markdown table per typed section, with key, type, default and meaning."""
     lines: list[str] = []
     for name, section in schema.TYPED_SECTIONS.items():
         lines += [f"### `{name}`", "", section.__doc__ or "", ""]
@@ -53,7 +53,7 @@ def tables() -> str:
 
 
 def renew(text: str) -> str:
-    """`text` with the tables between the two marks replaced by today's."""
+    """Return `text` with newly generated tables between the marks `BEGIN` and `END`."""
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     return f"{before}{BEGIN}\n{tables()}\n{END}{after}"

@@ -1,6 +1,7 @@
-"""What mkdocs.yml needs beside docs/: pages made of files elsewhere in the repository, and of docstrings.
+"""Add pages to the documentation site that are not files in docs/: other files of the repository, and docstrings.
 
-Hooks of mkdocs and an extension of griffe, which both call by name. Needs requirements/docs.in to run, not to import.
+The file contains hooks of mkdocs and an extension of griffe, which mkdocs and griffe find by their names. Running it
+needs the packages of requirements/docs.in; importing it does not.
 """
 
 import ast
@@ -27,13 +28,13 @@ SHOWN = {
     "notebook.md": "docs/notebook.ipynb",
     "projects/autoencoder_digits.md": "projects/autoencoder_digits/README.md",
 }
-#: packages whose public names are the reference
+#: packages whose public names make up the API reference
 API = ("engine", "config", "data", "evaluation", "optim", "scheduler", "layers", "models", "parallel", "checkpoint")
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]+)?\)")
 
 
 def site_markdown(text: str, page: str) -> str:
-    """`text` of a page with links that hold on the site; a link to a file without a page becomes its text."""
+    """Return the `text` of a page with links for the site. A link to a file without a page is replaced by its label."""
     source = SHOWN.get(page, f"docs/{page}")
     shown = {file: name for name, file in SHOWN.items()}
 
@@ -49,7 +50,7 @@ def site_markdown(text: str, page: str) -> str:
 
 
 def public_names(package: str) -> list[str]:
-    """What `libai/<package>/__init__.py` exports: in `__all__`, or by imports from libai."""
+    """Return the names that `libai/<package>/__init__.py` exports: `__all__` or, without it, its imports from libai."""
     source = (ROOT / "libai" / package / "__init__.py").read_text()
     listed = source.partition("__all__ = [")[2].partition("]")[0]
     imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
@@ -58,12 +59,12 @@ def public_names(package: str) -> list[str]:
 
 
 def fence_doctests(text: str) -> str:
-    """`text` of a docstring with its doctests as code blocks."""
+    """Return the `text` of a docstring with its doctests as code blocks."""
     return re.sub(r"^>>> .*(?:\n(?!\n).+)*", lambda match: f"```pycon\n{match[0]}\n```", text, flags=re.M)
 
 
 def notebook_markdown(text: str) -> str:
-    """The cells of a notebook with their outputs: text and pictures."""
+    """Return the cells of a notebook as Markdown, with the text and pictures that they output."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -79,7 +80,7 @@ def notebook_markdown(text: str) -> str:
 
 
 class Doctests(Extension):
-    """Shows the doctests of docstrings as code."""
+    """Show the doctests of docstrings as code."""
 
     def on_instance(self, *, obj, **_):
         if obj.docstring:
@@ -95,7 +96,7 @@ def on_config(config):
 
 
 def pages(nav):
-    """The files that a navigation names."""
+    """Return the files listed in a navigation of mkdocs.yml."""
     if isinstance(nav, str):
         return [nav]
     return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in pages(part)]

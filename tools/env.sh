@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Print the Python interpreter to use; make the project's own environment (.venv) first when there is none that fits.
+# Print the Python interpreter to use. If no environment has the packages, create the project's own (.venv) first.
 #
 #   bash tools/env.sh                          an active environment that can import oneflow, else .venv
-#   bash tools/env.sh --dev                    the same, with what tests and documentation need
-#   PYTHON=/path/to/python3.10 bash tools/env.sh    make .venv from that interpreter
-#   VENV=/big/disk/venv bash tools/env.sh           put the environment elsewhere
-#   NO_VENV=1 [PYTHON=…] bash tools/env.sh          use the current (or that) interpreter as it is
-#   NO_UV=1 bash tools/env.sh                       install with pip even when uv is there
+#   bash tools/env.sh --dev                    the same, with the packages for tests and documentation
+#   PYTHON=/path/to/python3.10 bash tools/env.sh    create .venv from that interpreter
+#   VENV=/big/disk/venv bash tools/env.sh           create the environment in that folder
+#   NO_VENV=1 [PYTHON=…] bash tools/env.sh          use the current interpreter, or PYTHON, as it is
+#   NO_UV=1 bash tools/env.sh                       install with pip even if uv is available
 set -euo pipefail
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 venv=${VENV:-$root/.venv}
@@ -19,21 +19,21 @@ if [ "${1:-}" = --dev ]; then modules+=" pytest pytest_timeout xdist hypothesis 
 say() { printf 'env: %s\n' "$*" >&2; }
 die() { say "$1"; shift; for line in "$@"; do printf '     %s\n' "$line" >&2; done; exit 1; }
 
-# ---------------------------------------------------------------- an environment that is already there
+# ---------------------------------------------------------------- an existing environment
 
 if [ "${NO_VENV:-0}" = 1 ]; then
   for name in "${PYTHON:-}" python3 python; do [ -n "$name" ] && command -v "$name" && exit 0; done
   die "NO_VENV=1, but there is no python3 on PATH. Set PYTHON=/path/to/python3.10."
 fi
 
-# .ready holds the hash of each lock that is completely installed
+# .ready holds the hash of each lock file whose packages are all installed
 digest() { sha256sum < "$1" | cut -d' ' -f1; }
 has() { [ -x "$venv/bin/python" ] && grep -qsx "$(digest "$1")" "$venv/.ready"; }
 is_ready() { has "$core" && { [ -z "$extra" ] || has "$dev"; }; }
 finish() { printf '%s\n' "$venv/bin/python"; exit 0; }
 
-# Prints the interpreter and exits when it has everything that is needed. Looks for the modules first (30 ms) and
-# imports oneflow only when all are there (1 s).
+# Prints the interpreter and exits if it has all the packages. Looks for the modules first (30 ms) and imports oneflow
+# (1 s) only if all modules are found.
 use_if_complete() {
   local answer status=0
   command -v "$1" >/dev/null 2>&1 || return 0
@@ -46,7 +46,7 @@ if missing:
     print(f"env: {sys.executable} has oneflow but not {', '.join(missing)}; "
           f"`{sys.executable} -m pip install -e '.{os.environ['EXTRA']}'` in this repository adds them")
     sys.exit(3)
-for name in ("RANK", "WORLD_SIZE"):  # else the import would try to meet other ranks
+for name in ("RANK", "WORLD_SIZE"):  # otherwise the import would wait for other ranks
     os.environ.pop(name, None)
 import oneflow
 if oneflow.__version__.split("+")[0] != "0.9.0":
@@ -61,9 +61,9 @@ PY
 }
 
 active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}
-asked=${PYTHON:-}${VENV:-}            # who names an interpreter or a place wants an environment of this project
+asked=${PYTHON:-}${VENV:-}            # with PYTHON or VENV, the user wants an environment of this project
 if [ -z "$asked" ] && [ -n "$active" ] && [ ! "$active" -ef "$venv" ]; then use_if_complete "$active/bin/python"; fi
-if is_ready; then finish; fi          # the usual case: a few milliseconds, no lock
+if is_ready; then finish; fi          # the usual case; it takes a few milliseconds and no lock
 if [ -z "$asked" ] && ! has "$core"; then for name in python3 python; do use_if_complete "$name"; done; fi
 
 # ---------------------------------------------------------------- one set-up at a time
@@ -82,7 +82,7 @@ fi
 
 # ---------------------------------------------------------------- Python 3.10
 
-# Prints the real path behind a name when it is a 64-bit CPython 3.10; a pyenv shim may be there and answer nothing.
+# Prints the path of the interpreter that a name starts if it is a 64-bit CPython 3.10. A pyenv shim may print nothing.
 real_python() {
   "$1" -c 'import sys; sys.exit(1) if sys.implementation.name != "cpython" or sys.version_info[:2] != (3, 10) or sys.maxsize < 2**32 else print(sys.executable)' 2>/dev/null
 }
@@ -129,7 +129,7 @@ require_disk() {
   [ "$(free_mb)" -ge "$need_mb" ] || die "the environment needs about $(((need_mb + 999) / 1000)) GB free in $parent; only $(free_mb) MB are. Put it on another disk: VENV=/big/disk/venv"
 }
 
-# Runs a command that takes long in the background, so that signals are heard, and shows that it is alive.
+# Runs a long command in the background, so that this script can handle signals, and prints its progress.
 run_long() {
   "$@" >> "$log" 2>&1 &
   installer=$!
@@ -145,7 +145,7 @@ run_long() {
   installer=
   return $status
 }
-# uv is faster, but does not read pip's settings: where pip is given an index, pip is used.
+# uv is faster, but does not read pip's settings: if pip's settings name an index, pip is used.
 uv_fits() {
   command -v uv >/dev/null && [ "${NO_UV:-0}" != 1 ] || return 1
   [ -n "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] || ! "$venv/bin/python" -m pip config list 2>/dev/null | grep -qE "(^|[.])'?(index-url|no-index)"
@@ -171,14 +171,14 @@ install() {
 
 if ! has "$core"; then
   choose_python
-  require_disk 6500   # 5.7 GB seen while installing: the downloads lie beside the unpacked packages until pip is done
+  require_disk 6500   # 5.7 GB were used while installing: downloads and unpacked packages until pip is done
   rm -rf "$downloads" "$venv" && mkdir -p "$downloads" "$venv" && : > "$venv/.made-by-libai"
   say "making $venv with $("$base" --version) and oneflow 0.9.0"
   "$base" -m venv "$venv" >> "$log" 2>&1 || die "'$base -m venv' failed: $(tail -1 "$log") (On Debian and Ubuntu install python3.10-venv.)"
   install "$core" "1.8 GB to download, 4.0 GB on disk"
   ( unset RANK WORLD_SIZE; "$venv/bin/python" -c 'import oneflow' ) > "$log" 2>&1 || { tail -n 5 "$log" >&2; die "installed, but 'import oneflow' fails (above)."; }
   digest "$core" > "$venv/.ready"
-  # 10 s; where it fails, runs use oneflow's own CPU kernels and say so
+  # takes 10 s; if it fails, runs use oneflow's own CPU kernels and print a warning
   PYTHONPATH=$root run_long "$venv/bin/python" -m libai.native.build || say "$(tail -n 1 "$log")"
 fi
 if ! is_ready; then

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # usage: bash tools/infer.sh SOURCE PROCS [PROMPT ...] [flags of `libai generate`]
 # example: bash tools/infer.sh out/gpt_stdlib 1 "def main(" --max-new-tokens 50
-# SOURCE = a run's output folder or a Hugging Face folder; PROCS = processes of this machine that share the model
+# SOURCE = a run's output folder or a Hugging Face folder; PROCS = processes on this machine that share the model
 #
-# Makes the project's Python environment when there is none (tools/env.sh), then continues the prompts (libai generate).
+# Creates the project's Python environment if there is none (tools/env.sh), then continues the prompts (libai generate).
 set -euo pipefail
 tools=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
 
-# a mistyped command must not wait for the set-up
+# report a mistyped command before the environment is created
 case "${1:-}" in -h|--help) sed -n '2,4s/^# //p' "$tools/infer.sh"; exit 0;; esac
 if [ $# -lt 2 ] || ! [[ $2 =~ ^[1-9][0-9]*$ ]]; then
   echo "error: SOURCE and PROCS, a number of processes, are needed, found: $*" >&2; sed -n '2,4s/^# //p' "$tools/infer.sh" >&2; exit 2

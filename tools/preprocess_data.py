@@ -1,4 +1,4 @@
-"""Text to token files: `python tools/preprocess_data.py corpus.jsonl --output tokens`, or `libai preprocess`."""
+"""Turn text into token files: `python tools/preprocess_data.py corpus.jsonl --output tokens`, or `libai preprocess`."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Print how large the library and its tests are, in syntax nodes: `python tools/size.py`.
+"""Print the sizes of the library and of its tests in syntax nodes: `python tools/size.py`.
 
-A syntax node is what `ast.walk` visits, so neither long lines nor missing blank lines make code smaller.
+Syntax nodes are what `ast.walk` visits, so long lines and missing blank lines do not make code smaller.
 """
 
 from __future__ import annotations

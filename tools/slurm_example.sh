@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# usage: sbatch [--nodes=N ...] tools/slurm_example.sh CONFIG [key=value ...]      from the repository's folder; copy and adapt
+# usage: sbatch [--nodes=N ...] tools/slurm_example.sh CONFIG [key=value ...]      in the repository's folder; copy and adapt
 #
-# Slurm starts one launcher on each machine; that starts PROCS processes there (default: the GPUs of the machine, else its
-# CPUs for the task). Before the time limit Slurm sends SIGTERM: the job saves and ends with 75, and is then queued again.
+# Slurm starts one launcher on each machine, and the launcher starts PROCS processes there (default: the number of GPUs of
+# the machine, else of the CPUs for the task). Before the time limit Slurm sends SIGTERM: the job saves, ends with exit code
+# 75 and is queued again.
 #SBATCH --job-name=libai
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -13,7 +14,7 @@
 #SBATCH --open-mode=append
 set -uo pipefail
 if [ $# -lt 1 ]; then sed -n '2s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; fi
-if [ -z "${SLURM_JOB_ID:-}" ]; then echo "error: SLURM_JOB_ID is not set, so this is no Slurm job. Start it with sbatch." >&2; exit 2; fi
+if [ -z "${SLURM_JOB_ID:-}" ]; then echo "error: SLURM_JOB_ID is not set, so this is not a Slurm job. Start it with sbatch." >&2; exit 2; fi
 cd "${SLURM_SUBMIT_DIR:?}" || exit 2   # Slurm runs a copy of this file from another folder
 
 NODE=$SLURM_JOB_NUM_NODES
@@ -23,10 +24,10 @@ PORT=$((20000 + SLURM_JOB_ID % 10000))   # two jobs that share a machine rarely 
 PROCS=${PROCS:-${SLURM_GPUS_ON_NODE:-${SLURM_CPUS_PER_TASK:-1}}}
 export NODE ADDR PORT PROCS
 config=$1; shift
-# queued again after a stop: a checkpoint holds the run
+# the job was stopped and queued again: continue from its checkpoint
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then set -- "$@" --resume; fi
 
-# the number of the machine is known only inside of srun
+# SLURM_NODEID is set only inside srun
 srun --kill-on-bad-exit=0 bash -c 'NODE_RANK=$SLURM_NODEID exec bash tools/train.sh tools/train_net.py "$0" "$PROCS" "$@"' "$config" "$@"
 code=$?
 if [ $code -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi

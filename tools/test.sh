@@ -2,7 +2,7 @@
 # usage: bash tools/test.sh                    lint, format check, types, then the quick tests (not e2e, slow or dist)
 #        bash tools/test.sh --all              the same, with the tests marked e2e
 #        bash tools/test.sh tests/config -k …  only pytest, with these arguments
-# Makes the project's Python environment when there is none (tools/env.sh --dev).
+# Creates the project's Python environment if there is none (tools/env.sh --dev).
 set -euo pipefail
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 case "${1:-}" in -h|--help) sed -n '2,5s/^# //p' "$root/tools/test.sh"; exit 0;; esac
@@ -17,13 +17,13 @@ elif [ $# -gt 0 ]; then
 fi
 
 cd "$root"
-# all checks run, also after one that fails
+# run all checks, even after a failed one
 status=0 failed=()
 check() { "$@" || { status=$?; failed+=("${*:2}"); }; }
 check "$python" -m ruff check .
 check "$python" -m ruff format --check .
 check "$python" -m mypy
-# two at a time: most tests use one core, and a whole file stays in one process
+# in two processes, because most tests use one core; all tests of a file run in the same process
 check "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$tests"
 for name in ${failed[@]+"${failed[@]}"}; do printf 'test.sh: failed: python %s\n' "$name" >&2; done
 exit $status

@@ -1,6 +1,6 @@
 """Train, evaluate or check a config: `bash tools/train.sh tools/train_net.py CONFIG PROCS [overrides] [flags]`.
 
-The training step is `update` in libai/engine/eager.py and graph.py, the loop libai/engine/loop.py.
+The training step is `update` in libai/engine/eager.py and graph.py; the loop is in libai/engine/loop.py.
 """
 
 import sys

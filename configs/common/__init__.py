@@ -1,1 +1,1 @@
-"""Settings and parts that experiments start from: `from .common.train import train`."""
+"""Settings and parts that experiment configs import: `from .common.train import train`."""

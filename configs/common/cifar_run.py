@@ -1,4 +1,4 @@
-"""What the image classifiers on CIFAR-10 share: 30 epochs of SGD with momentum, for a GPU."""
+"""Settings shared by the image classifiers on CIFAR-10: 30 epochs of SGD with momentum, for a GPU."""
 
 from libai.config import LazyCall
 

@@ -1,5 +1,6 @@
-"""What the image classifiers on ImageNet share: 300 epochs of AdamW for batches of 1,024, with a warm-up of 20 epochs,
-for eight GPUs. Fewer ranks accumulate.
+"""Settings shared by the image classifiers on ImageNet, for eight GPUs: 300 epochs of AdamW with batches of 1,024.
+
+The warm-up takes 20 epochs. With fewer ranks, gradients are accumulated.
 """
 
 from libai.config import LazyCall

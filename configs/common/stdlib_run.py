@@ -1,4 +1,4 @@
-"""What the small language models on the standard library's source text share: a minute of AdamW, judged by the loss."""
+"""Settings shared by the small language models on the standard library: a minute of AdamW; the loss picks the best."""
 
 from libai.config import LazyCall
 

@@ -1,4 +1,4 @@
-"""Every `train` setting with its default; `libai/config/settings` says what each one means."""
+"""Every `train` setting with its default. `libai/config/settings` describes them."""
 
 from libai.config import defaults
 

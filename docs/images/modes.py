@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 matplotlib.use("svg")
 matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
-matplotlib.rcParams["svg.hashsalt"] = "libai"  # the same runs give the same file
+matplotlib.rcParams["svg.hashsalt"] = "libai"  # identical runs give an identical file
 
 ITERATIONS = 200
 SWITCH = 100

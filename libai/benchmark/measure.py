@@ -19,10 +19,10 @@ from libai.utils.errors import UserError
 class Settings:
     """Lengths of a measurement, and the tolerance for comparing losses."""
 
-    rounds: int = field(default=10, metadata={"help": "blocks of each variant"})
-    block_seconds: float = field(default=1.0, metadata={"help": "approximate length of a block"})
+    rounds: int = field(default=10, metadata={"help": "number of blocks of each variant"})
+    block_seconds: float = field(default=1.0, metadata={"help": "approximate length of a block in seconds"})
     check_iterations: int = field(default=8, metadata={"help": "iterations whose losses are compared first"})
-    loss_tolerance: float = field(default=1e-4, metadata={"help": "relative difference of losses that is allowed"})
+    loss_tolerance: float = field(default=1e-4, metadata={"help": "largest relative difference of losses allowed"})
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -62,7 +62,7 @@ class Variant:
         return found
 
     def build_matmul(self, size: int) -> Callable[[], object] | None:
-        """Return a function that multiplies two float32 matrices of shape (size, size) and waits for the result."""
+        """Return a function that multiplies two float32 (size, size) matrices and waits for the result, or None."""
         return None
 
     def begin(self) -> None:

@@ -1,11 +1,12 @@
-"""Export what a config trains, for programs without OneFlow. The benchmark's variants of other libraries read it.
+"""Export a config's model, batches and optimizer settings for programs that do not use OneFlow.
 
 * `model/` holds the model with its initial weights as a Hugging Face folder.
-* `groups/` is the same folder, but each weight holds the number of its parameter group from 1, or 0 if it is frozen.
+* `groups/` is the same folder, but each element of a weight is the number of the weight's parameter group, counted
+  from 1, or 0 if the weight is frozen.
 * `batches.npz` holds the first micro-batches: one array per argument of forward, (micro-batches, samples, …).
 * `case.json` holds the optimizer's settings, gradient clipping and accumulation.
 
-The programs in libai/benchmark/others train from these files.
+The benchmark's programs for other libraries (libai/benchmark/others) train from these files.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def export_or_refuse(folder: Path, config: str, overrides: Sequence[str]) -> Non
 
 
 def export(folder: Path, config: str, overrides: Sequence[str], iterations: int = 64) -> None:
-    """Write the case into `folder`, with the initial weights and the first batches of a `Run` of the config."""
+    """Write the case into `folder`: the initial weights of the config's run and the batches of the first `iterations`.
+
+    Raises `UserError` if other libraries cannot train the config in the same way.
+    """
     run: Any = load_measured(config, overrides)
     if run.train.ema.enabled:
         raise UserError(
@@ -113,7 +117,7 @@ def _export_model(folder: Path, section: Any, tensors: Mapping[str, np.ndarray])
 
 
 def _numbers_of_groups(model: Any, optimizer: Any, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return arrays shaped like the weights, filled with the number of the parameter's group from 1, or with 0."""
+    """Return arrays shaped like the weights, each filled with the weight's group number from 1, or 0 if frozen."""
     number_of: dict[int, int] = {}
     for number, group in enumerate(optimizer.param_groups, 1):
         number_of.update((id(parameter), number) for parameter in group.parameters)

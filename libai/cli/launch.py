@@ -6,7 +6,7 @@ libai/launch/request.py reads the request, libai/launch/job.py starts the ranks,
 them. Uses only the standard library and never imports oneflow. The config, which may import it, is checked in a
 separate process.
 
-Environment: NODE is the number of machines and NODE_RANK the number of this machine, from 0. ADDR and PORT belong to
+Environment: NODE is the number of machines and NODE_RANK the index of this machine, from 0. ADDR and PORT belong to
 the first machine. MAX_RESTARTS is the number of restarts. LIBAI_START_TIMEOUT and LIBAI_STEP_TIMEOUT are the seconds
 without progress after which a job is ended, before and after its first iteration.
 Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable, 128 + signal if a signal ended ranks that could
@@ -51,21 +51,21 @@ FILE = a program of yours; every process gets --config-file CONFIG and the other
 PROCS = processes on this machine\
 """
 
-# Addresses that grpc must not reach through a proxy. It compares the ends of names, so digits match every IP address.
+# Addresses that grpc must not reach through a proxy. grpc compares the ends of names, so digits match all IP addresses.
 NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
 # Flags with which the training program writes nothing to the output folder.
 WRITES_NOTHING = {"--print-config", "--dry-run", "--eval-only", "--find-lr"}
-# Parts of lines in the stack of a check that hung or crashed, which are not about the user's files.
+# If the check hangs or crashes, its stack is shown without the lines that contain these parts (not the user's code).
 NOT_SHOWN = (*guard.NOT_USERS, "Extension modules: ")
 
 
 def check_config(job: Job, tells: bool = True) -> Path:
     """Check config and overrides as the training program does, and return its output folder.
 
-    The check runs in a forked child. Configs import oneflow, and the launcher must avoid its threads and slow exit
-    handlers. The child's output is held back because every rank will print it again. A mistake ends this process with
-    its exit code, and is printed if `tells` is true. `--help` also ends it. A check that hangs is ended after
-    LIBAI_START_TIMEOUT. The stack of a check that hangs or crashes is shown.
+    The check runs in a forked child. Configs import oneflow, and the launcher must avoid oneflow's threads and slow
+    exit handlers. The child's output is held back because every rank will print it again. If the check finds a mistake,
+    this process exits with the check's exit code, and prints the message if `tells` is true. `--help` also ends this
+    process. A check that hangs is ended after LIBAI_START_TIMEOUT. The stack of a check that hangs or crashes is shown.
     """
     limit = read_limit(START_LIMIT, DEFAULT_START_SECONDS)
     read_end, write_end = os.pipe()
@@ -122,7 +122,7 @@ def choose_environment(job: Job, environment: Mapping[str, str]) -> dict[str, st
         # grpc would send all calls between ranks to a web proxy, which cannot reach the ranks
         extra["no_grpc_proxy"] = ",".join(filter(None, [environment.get("no_grpc_proxy"), NO_GRPC_PROXY, job.address]))
     if job.num_processes > 1 and "OMP_NUM_THREADS" not in environment:
-        # Threads for matmuls. If it is unset, oneflow's launcher sets it to 1 and prints a banner about it.
+        # Threads for matmuls. If the variable is unset, oneflow's launcher sets it to 1 and prints a banner about it.
         extra["OMP_NUM_THREADS"] = str(max(1, openblas.usable_cores() // job.num_processes))
     return extra
 
@@ -186,7 +186,7 @@ def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
 
 
 def _rank_variables(place: Place) -> dict[str, str]:
-    """Return the variables from which `import oneflow` and libai learn about a rank."""
+    """Return the environment variables from which `import oneflow` and libai read the rank and the job's address."""
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),

@@ -1,7 +1,8 @@
 """The command `libai SUBCOMMAND …`, or `python -m libai`, and its table of subcommands.
 
-To add a subcommand, write a file of its name in libai/cli/commands with `run(arguments) -> exit code`, and add a line
-to `GROUPS`. A module is imported only when its subcommand runs, which keeps `libai --help` as fast as Python's start.
+To add a subcommand, write a file named after it in libai/cli/commands with `run(arguments) -> exit code`, and add a
+line to `GROUPS`. A module is imported only when its subcommand runs, which keeps `libai --help` as fast as Python's
+start.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def dispatch(words: Sequence[str]) -> int:
     name, *arguments = words
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(COMMANDS)}."
+        hint = f"Did you mean {near[0]}?" if near else f"The commands are {', '.join(COMMANDS)}."
         raise UserError(f"{name}: unknown command. {hint}")
     sys.argv = [f"libai {name}", *arguments]  # for usage messages and for the command that a run records
     if name != "train":  # `train` handles the flag itself and lists it in its help

@@ -44,7 +44,7 @@ def resume(arguments: Sequence[str]) -> int:
 def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
     """Start the run in `folder` again from its newest checkpoint."""
     config = config_of_run(folder)
-    # an evaluation of given weights continues nothing
+    # an evaluation of given weights does not need the run's checkpoint
     has_weights = "--eval-only" in words and any(word.startswith("train.load_weight") for word in words)
     words = [f"train.output_dir={folder}", *([] if has_weights else ["--resume"]), *words]
     return start(str(config), processes, words, default_processes=_processes_of(folder))

@@ -18,7 +18,7 @@ OPTIONAL_VALUES: dict[str, bool | str] = {"--resume": True, "--find-lr": "1e-7,1
 FLAGS: dict[str, str] = {
     "--resume": "continue from the newest checkpoint in train.output_dir, or from a PATH that follows the flag",
     "--find-lr": "try learning rates, undo the updates and suggest a rate; LOWEST,HIGHEST,UPDATES may follow "
-    "(1e-7,10,100)",
+    "(default 1e-7,10,100)",
     "--eval-only": "evaluate once and stop",
     "--dry-run": "build everything and try an update, a checkpoint and an evaluation batch, without keeping anything",
     "--fast-dev-run": "run a few iterations, evaluations and a checkpoint to check that everything works",
@@ -89,10 +89,10 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
 
 
 def _with_optional_values(argv: Sequence[str]) -> list[str]:
-    """Rewrite `--resume PATH` as `--resume=PATH`, and `--resume` without a value as `--resume=`. `--find-lr` likewise.
+    """Rewrite `--resume PATH` as `--resume=PATH`, and `--resume` without a value as `--resume=`; also `--find-lr`.
 
-    The next argument is the value, unless it is a setting, a flag or the config. A plain argument is the config if no
-    config comes before it.
+    The next argument is the value, unless it is a setting, a flag or the config. The first plain argument is the config
+    if `--config-file` is not given.
     """
     words: list[str] = []
     has_config = any(word.partition("=")[0] == "--config-file" for word in argv)

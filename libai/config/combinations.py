@@ -22,7 +22,7 @@ from libai.utils.errors import UserError
 
 #: reason why mixed precision does nothing on CPU, by mode
 NO_AMP = {"graph": "OneFlow 0.9 compiles AMP for CUDA only", "eager": "OneFlow 0.9 has no autocast on CPU"}
-#: condition under which settings have no effect or meaning, their paths, and the message that follows their values
+#: (condition under which settings have no effect or meaning, paths of the settings, message text after their values)
 Rule = tuple[Any, Iterable[str], str]
 
 
@@ -46,7 +46,7 @@ def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
 
 
 def refused(run: Any) -> list[str]:
-    """Return a message for each combination of given settings in `run`, a checked config, that no run can honour."""
+    """Return a message for each combination of settings in the checked config `run` that no run can honour."""
     train, evaluation = run.train, run.train.evaluation
     metric = evaluation.eval_metric
     datasets = _datasets(run)
@@ -262,7 +262,7 @@ def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> lis
             train_iter and round(train_iter * train.warmup_ratio) == 0,
             ["train.warmup_ratio"],
             f" does nothing: that fraction of {train_iter} iterations is less than half an iteration. Choose a "
-            "larger one, or set it to 0.",
+            "larger fraction, or set it to 0.",
         ),
         (
             not start_iter <= start < train_iter,

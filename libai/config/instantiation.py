@@ -53,7 +53,7 @@ _BY_DEFAULT: dict[type, Any] = {
     tuple: list | None,
 }
 
-#: package and name of a base class -> description of its subclasses; names avoid an import
+#: package and name of a base class -> description of its subclasses; classes are named so that none is imported
 _BASES = {
     ("oneflow", "Module"): "a module",
     ("oneflow", "Optimizer"): "an optimizer",
@@ -305,7 +305,7 @@ def path_of(target: Any) -> str | None:
 
 
 def describe(target: Any) -> str:
-    """Return a name for `target`, a path or a callable, for messages."""
+    """Return the name by which messages refer to `target`, a dotted path or a callable."""
     return str(path_of(target) or getattr(target, "__qualname__", target))
 
 

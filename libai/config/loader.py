@@ -268,7 +268,7 @@ def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
 
 
 def _hint(error: Any) -> str:
-    """Suggest the nearest name for a misspelt variable or attribute, or the page for a name of LiBai."""
+    """Suggest the nearest name for a misspelt variable or attribute, or the migration page for an import from LiBai."""
     name = str(getattr(error, "name", ""))
     if isinstance(error, ImportError) and name.partition(".")[0] == "libai":
         return " If it is LiBai's, docs/migrate/from_libai.md has its replacement."

@@ -32,7 +32,7 @@ OPTIONS: dict[str, tuple[Bounds, str]] = {
 def wrong_number(name: str, value: Any) -> str:
     """Return a message such as `expected a finite number >= 0, such as 1e-3.` for an invalid value, and "" otherwise.
 
-    Objects are not checked, and null is only checked for the learning rate. The optimizer handles the others.
+    Objects are not checked, and null is an invalid value only for the learning rate. The optimizer checks the rest.
     """
     bounds, example = OPTIONS.get(name, (Bounds(), ""))
     is_list = isinstance(value, (list, tuple, ListConfig))

@@ -1,7 +1,7 @@
 """Turn a config into a frozen, typed `RunConfig`, or raise one error that lists all its problems.
 
-Device and mode are not checked here. The engine refuses settings that a mode cannot honour, by `check_supported` in
-libai/config/combinations.py.
+Device and mode are not checked here. The engine calls `check_supported` in libai/config/combinations.py, which refuses
+settings that a mode cannot honour.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
     for name, section in evaluators.items():
         if isinstance(section, Mapping) and TARGET not in section and str(name) not in datasets:
             problems.append(
-                f"train.evaluation.evaluators.{name!s} names no {TARGET} and no dataset of dataloader.test "
+                f"train.evaluation.evaluators.{name!s} has no {TARGET} and is not a dataset of dataloader.test "
                 f"({', '.join(datasets)}). Write LazyCall(Target)(argument=value), or a dataset's name."
             )
     names = [writer for writer in train.writers if isinstance(writer, str)]
@@ -225,7 +225,7 @@ def _check_calls(node: Any, path: str, kind: str, depth: int, problems: list[str
             _check_calls(_read_item(node, key, where, problems), where, kind, depth - 1, problems)
     elif not is_call and isinstance(node, (str, int, float, list, Mapping, ListConfig)):
         problems.append(
-            f"{path} names no {TARGET}: expected a section, LazyCall(Target)(argument=value), "
+            f"{path} has no {TARGET}: expected a section, LazyCall(Target)(argument=value), "
             f"found {format_override('', node)[1:]}."
         )
     else:

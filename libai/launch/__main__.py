@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 
-if __name__ == "__main__":  # replaces this file's folder or, after `python -m`, the working directory with its json.py
+# Python puts this file's folder or, with -m, the working directory first on sys.path. Files there, such as a json.py,
+# would hide modules of the standard library.
+if __name__ == "__main__":
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports would print a traceback

@@ -119,7 +119,7 @@ def machine_variables(place: Place, environment: Environment) -> dict[str, str]:
     for name in ("NODE", "NODE_RANK"):
         if environment.get(name, wanted[name]) != wanted[name]:
             raise UserError(
-                f"{name}={environment[name]}, and {place.describe()} says {wanted[name]}: they contradict each other. "
+                f"{name}={environment[name]} contradicts {place.describe()}, which gives {wanted[name]}. "
                 f"Unset {name}."
             )
     return wanted
@@ -130,8 +130,8 @@ def _read(launcher: _Launcher, environment: Environment) -> Place:
         text = environment.get(name, "")
         if not (text.isascii() and text.isdecimal()):
             raise UserError(
-                f"{launcher.name} has started this process, and {name} is {text!r}, so its rank is unknown. Start it "
-                "again, or unset the variables of that launcher."
+                f"{launcher.name} has started this process, and {name} is {text!r}, so its rank is unknown. Start the "
+                "job again, or unset the variables of that launcher."
             )
         return int(text)
 

@@ -39,12 +39,12 @@ from libai.utils.screen import say, say_error
 
 #: `timeout -s INT` and some schedulers deliver one signal twice; a person takes longer to press Ctrl-C again
 SAME_SIGNAL_SECONDS = 0.5
-#: messages at the terminal after Ctrl-C; several ranks agree about once a second, so "this" may be one a little later
+#: messages on the terminal after Ctrl-C; ranks agree only about once a second, so "this iteration" may be a later one
 STOPPING = "Stopping after this iteration; press Ctrl-C again to quit without saving."
 NOT_BEGUN = "Stopping before the first iteration; there is nothing to save."
 #: flag that shows all frames of a traceback; without it, only frames in the user's files are shown
 TRACEBACK_FLAG = "--traceback"
-#: variable that has the same effect; a rank of the user's own program gets it in place of the flag
+#: variable with the same effect as the flag; ranks of the user's own program get it instead of the flag
 TRACEBACK_VARIABLE = "LIBAI_TRACEBACK"
 #: path fragments of code that is not the user's, least interesting first
 NOT_USERS = (
@@ -81,8 +81,8 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
     The exit code is the value that `main` returns or passes to `sys.exit` (None is 0). It is 2 for a `UserError`, which
     is printed once per job, and 130 for Ctrl-C. It is 1 for anything else, with rank and traceback on stderr.
     `sys.exit(0)` during a run or its preparation is a failure too, because the run was not over. The process runs the
-    user's own exit functions and then calls `os._exit`, because those of oneflow 0.9.0 wait endlessly for ranks that
-    are still training.
+    user's own exit functions and then calls `os._exit`, because oneflow 0.9.0's exit functions wait endlessly for ranks
+    that are still training.
     """
     hide_harmless_lines()
     code = run_guarded(main)
@@ -109,8 +109,8 @@ def _run_exit_functions() -> None:
 def _leave_together(code: int) -> None:
     """Record that this rank's work is done, and wait for the other ranks of this machine.
 
-    Every 7 to 13 seconds, the heartbeat of oneflow 0.9.0 aborts a rank if another rank is gone. The aborted rank may
-    still be working.
+    Without this wait, the heartbeat of oneflow 0.9.0, which runs every 7 to 13 seconds, would abort ranks that are
+    still working because another rank is gone.
     """
     note_leaving(code)
     folder, first = str(own_folder()), int(os.environ["RANK"]) - int(os.environ["LOCAL_RANK"])
@@ -121,7 +121,7 @@ def _leave_together(code: int) -> None:
 
 
 def note_leaving(code: int) -> None:
-    """Record for the launcher that this rank's work is over. A rank that ends without this record has failed."""
+    """Record for the launcher that this rank's work is over. A rank that ends without this record counts as failed."""
     state = own_state()
     state.code, state.has_left = code, 1
 
@@ -169,7 +169,7 @@ def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType |
 
 
 def describe_quit(state: RankState) -> str:
-    """Return the message after a second Ctrl-C, with the number of iterations since the last checkpoint of a rank."""
+    """Return the message after a second Ctrl-C, with the number of iterations since the rank's last checkpoint."""
     lost = max(state.iteration - state.saved, 0)
     return f"Quit without saving. Iterations lost: {lost}." if state.iteration else "Quit without saving."
 
@@ -222,7 +222,7 @@ def _report_exit(stop: SystemExit) -> int:
 def _report(error: BaseException) -> int:
     """Report an error in one block of text and return the exit code.
 
-    Under the launcher, the launcher prints the error of the rank that failed first.
+    If a launcher started this rank, the launcher prints the error of the rank that failed first.
     """
     rank = _rank()
     is_mistake = isinstance(error, UserError)
@@ -305,7 +305,7 @@ def _record_failure(error: BaseException, said: str) -> bool:
 
 
 def _place(error: BaseException) -> str:
-    """Return file and line of the innermost useful frame, which skips `sys.exit` inside argparse and oneflow."""
+    """Return file and line of the innermost frame, without the frames of argparse and oneflow that call `sys.exit`."""
     silent = ("argparse.py", "oneflow/__init__.py")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.endswith(silent)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -62,7 +62,7 @@ class Job:
 
     @property
     def is_training(self) -> bool:
-        """True if the job runs libai's own training program, about which the launcher knows more than about others."""
+        """True if the job runs libai's own training program, whose config, flags and phases the launcher supports."""
         return self.file in (TRAINING, str(TRAIN_NET))
 
     def announce(self, text: str) -> None:
@@ -84,9 +84,9 @@ class Job:
 def prepare_ranks(job: Job, notes: str) -> Supervisor:
     """Return a supervisor that runs `oneflow.distributed.launch`, which starts each rank through libai/launch/rank.py.
 
-    Rank 0 writes to the terminal. The stderr of the other ranks is appended to rank_<number>.stderr in the output
-    folder. If the job has no output folder, that file is temporary, and only stderr goes there: other programs may
-    print on every rank. Otherwise stdout is appended to it too.
+    Rank 0 writes to the terminal. The output of each other rank is appended to rank_<number>.stderr in the output
+    folder. If the job has no output folder, that file is temporary, and only stderr goes to it, because programs other
+    than libai's may print on every rank.
     """
     output_folder = _output_folder(job) or notes
     first = job.node_rank * job.num_processes

@@ -1,4 +1,4 @@
-"""Run one rank as two processes: the program, and a parent that waits for it. `oneflow.distributed.launch` starts it.
+"""Run one rank as two processes: the program and its parent, which `oneflow.distributed.launch` starts.
 
     python libai/launch/rank.py OUTPUT_FOLDER IS_TRAINING FILE [arguments of FILE …]
 
@@ -30,7 +30,7 @@ from libai.utils.screen import CLEAR
 
 #: asks a rank for its stacks; a real-time signal, because users and schedulers may use SIGUSR1 and SIGUSR2
 STACK_SIGNAL = signal.SIGRTMIN + 3
-#: maximum wait for the stacks of a program
+#: maximum time in seconds to wait for the stacks of a program
 STACK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 #: signals that the parent blocks and leaves to the program
@@ -38,7 +38,7 @@ _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def end_with_parent(parent: int) -> None:
-    """Make Linux kill this process when its parent ends, or now if it has ended. No rank outlives its launcher."""
+    """Make Linux kill this process when `parent` ends, or now if it has ended. No rank outlives its launcher."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -50,7 +50,7 @@ def output_file(folder: str, rank: int) -> Path:
 
 
 def main(output_folder: str, is_training: str, file: str, *arguments: str) -> NoReturn:
-    """Start the program in a child, and record its end."""
+    """Run the program in a child process, and record how it ends."""
     end_with_parent(os.getpgid(0))  # the leader of the process group is OneFlow's launcher
     folder, rank = os.environ[rank_notes.NOTES_VARIABLE], int(os.environ["RANK"])
     state = rank_notes.open_state(folder, rank)

@@ -77,7 +77,7 @@ def find_file(name: str, path: str) -> str:
             raise UserError(f"{name} is {path or 'empty'}, which is a folder or a pipe. Give a regular file.")
         if os.path.isdir(os.path.dirname(place)):
             known += [str(Path(path).with_name(file.name)) for file in Path(place).parent.glob("*.py")]
-    # such as LiBai's common/models/graph.py, which is common/graph.py here
+    # find a file that has moved, such as LiBai's common/models/graph.py, which is common/graph.py here
     moved = [str(file) for file in Path(shipped_configs()).rglob("*.py") if file.name == Path(path).name]
     near = moved or difflib.get_close_matches(path, known, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Looked in {' and '.join(folders)}."
@@ -121,7 +121,7 @@ def _check_address(address: str, num_nodes: int, node_rank: int) -> None:
         ) from None
     if num_nodes > 1 and resolved.startswith("127."):
         raise UserError(
-            f"NODE={num_nodes} with ADDR={address}: this address means the local machine on each of them. Set ADDR "
+            f"NODE={num_nodes} with ADDR={address}: on every machine this address means that machine itself. Set ADDR "
             "to an address of the machine of NODE_RANK=0 that the others can reach. (Two nodes on one machine do not "
             "work, because oneflow 0.9.0 distinguishes processes of one address by LOCAL_RANK. Use NODE=1 and more "
             "PROCS.)"
@@ -135,7 +135,7 @@ def _check_address(address: str, num_nodes: int, node_rank: int) -> None:
 
 
 def choose_port(text: str, num_nodes: int, node_rank: int) -> int:
-    """Return the port given by the variable PORT, or a free or default one if it is empty.
+    """Return the port in `text`, the value of the variable PORT, or a free or default port if `text` is empty.
 
     Raises `UserError` if the port is invalid or in use.
     """
@@ -158,7 +158,7 @@ def read_port(text: str) -> int | None:
 
 
 def find_free_port() -> int:
-    """Return a free port. It is chosen at random, so two jobs that start together rarely collide."""
+    """Return a free port, chosen at random so that two jobs that start together rarely collide."""
     draw = random.SystemRandom()
     for _ in range(100):
         port = draw.choice(FREE_PORTS)

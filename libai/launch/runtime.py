@@ -117,8 +117,8 @@ class _OneFlowFinder(importlib.abc.MetaPathFinder):
 class _OneFlowLoader(importlib.abc.Loader):
     """Wait for rank 0 before executing oneflow, and explain an import that fails.
 
-    Under a launcher, `import oneflow` is the rendezvous. If a rank contacts rank 0 before it listens, oneflow sleeps
-    for ten seconds. Ranks above 0 therefore wait for the port here first.
+    Under a launcher, `import oneflow` is the rendezvous. If a rank contacts rank 0 before rank 0 listens, oneflow
+    sleeps for ten seconds. Ranks above 0 therefore first wait here until the port is open.
     """
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
@@ -166,7 +166,7 @@ def compile_kernels() -> None:
 
 
 def _take_back_ctrl_c() -> None:
-    """Reinstall Python's SIGINT handler. After the import, native code would end the process with exit code 255."""
+    """Reinstall Python's SIGINT handler, which oneflow's import replaces: Ctrl-C would end with exit code 255."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(signal.SIGINT, handler)

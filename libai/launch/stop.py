@@ -34,7 +34,7 @@ _MAX_POLLS_BETWEEN = 10_000
 class StoppedFromOutside(SystemExit):
     """Raised when a signal or a time limit stops the run. If it is not caught, the process ends with `code`.
 
-    `code` is `EXIT_RESUMABLE` if a checkpoint holds the run, and 128 + signal number otherwise.
+    `code` is `EXIT_RESUMABLE` if the run can be resumed from a checkpoint, and 128 + signal number otherwise.
     """
 
 
@@ -42,7 +42,7 @@ class Agreement:
     """Questions that all ranks must answer alike at the same point of the loop. A "yes" from any rank counts.
 
     Every rank must ask the same questions and poll at the same points. Polls are counted, and only about one per second
-    is collective. With one process there is nothing to agree on: `StopRequest` calls `decide` as soon as it knows.
+    is collective. With one process there is nothing to agree on: `StopRequest` calls `decide` at once.
     """
 
     def __init__(self, seconds: float = AGREE_SECONDS):
@@ -55,7 +55,7 @@ class Agreement:
         self._questions[name] = question
 
     def decide(self, name: str, answer: int) -> None:
-        """Set an answer that every rank already knows, such as one that depends only on the iteration."""
+        """Set an answer that is the same on every rank, for example because it depends only on the iteration."""
         self.answers[name] = answer
 
     def answer(self, name: str) -> int:
@@ -74,7 +74,7 @@ class Agreement:
         return _PacedPoll(self.agree, self._seconds) if get_world_size() > 1 else lambda: None
 
     def agree(self, wanted: int = 1) -> int:
-        """Agree on all answers now. Return the number of polls until the next agreement, the smallest of all ranks."""
+        """Agree on all answers now. Return the polls until the next agreement: the smallest `wanted` of all ranks."""
         if not self._questions:
             return _MAX_POLLS_BETWEEN
         found = all_reduce(np.array([*(question() for question in self._questions.values()), -wanted]), "max")
@@ -97,7 +97,7 @@ class _PacedPoll:
         wanted = 1
         if self._agreed_at is not None:
             seconds_per_poll = max((time.monotonic() - self._agreed_at) / self._polls, 1e-9)
-            # At most double it: after a few fast iterations, slow ones must not delay the next agreement for long.
+            # At most double the polls: after fast iterations, slow ones must not delay the next agreement for long.
             wanted = max(1, min(int(self._seconds / seconds_per_poll), 2 * self._polls, _MAX_POLLS_BETWEEN))
         self._polls = self._left = self._agree(wanted)
         self._agreed_at = time.monotonic()

@@ -1,8 +1,8 @@
 """Watch the ranks of this machine, which `oneflow.distributed.launch` has started.
 
 Forwards signals, ends a rank that hangs, ends all ranks when one fails, removes OneFlow's harmless lines from stderr,
-and reports which rank failed first and why. Time counts only while this process runs, not while Ctrl-Z or a suspended
-machine stops all. Uses only the standard library. libai/launch/job.py starts the ranks.
+and reports which rank failed first and why. Time limits count only while this process runs, not while the job is paused
+by Ctrl-Z or the machine is suspended. Uses only the standard library. libai/launch/job.py starts the ranks.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from libai.utils.rank_notes import OUTPUT_DIR, RankState
 from libai.utils.screen import is_terminal, say, say_error
 
 POLL_SECONDS = 0.05
-#: time between two checks counts as time without progress up to this limit; a suspended launcher may check late
+#: maximum seconds between two checks that count as time without progress; a suspended launcher may check late
 WATCH_SECONDS = 1.0
 # Time for the other ranks to report their errors after a failure.
 REPORT_SECONDS = 1.5
 # oneflow aborts a rank that has lost another, at once or within this time.
 CONSEQUENCE_SECONDS = 1.0
-#: without a terminal, what a start is waiting for is printed only if the start takes longer
+#: seconds after which a start prints what it is waiting for; on a terminal, the start of the ranks prints it at once
 SLOW_SECONDS = 2.0
 #: phase before the first iteration -> what the start is waiting for
 WAITS = {
@@ -82,7 +82,7 @@ class Rank:
 
     @property
     def has_ended(self) -> bool:
-        """True if its program is no longer running."""
+        """True if the rank's program is no longer running."""
         return bool(self.state.ended_at) or self.is_lost
 
     @property
@@ -104,14 +104,14 @@ class Rank:
 
     @property
     def has_failed(self) -> bool:
-        """True if it has ended, but neither successfully nor stopped with everything saved."""
+        """True if the rank has ended, except if it succeeded or was stopped with everything saved."""
         return self.code not in (None, 0, EXIT_RESUMABLE)
 
     @property
     def note(self) -> dict[str, Any]:
-        """Its note about the failure (`libai.launch.guard`).
+        """The rank's note about its failure (`libai.launch.guard`).
 
-        Empty if there is none, or if the process was killed while writing it.
+        Empty if there is no note, or if the process was killed while writing it.
         """
         with contextlib.suppress(ValueError, OSError):
             return json.loads(Path(self.folder, f"note_{self.number}.json").read_text(encoding="utf-8"))
@@ -119,12 +119,12 @@ class Rank:
 
     @property
     def failed_at(self) -> float:
-        """Time of its failure, in seconds since the epoch."""
+        """Time of the rank's failure, in seconds since the epoch; infinity if it is unknown."""
         return self.note.get("time") or self.state.ended_at or float("inf")
 
     @property
     def phase(self) -> str:
-        """Phase that it is in or failed in."""
+        """Phase in which the rank failed, or its current phase."""
         return self.note.get("phase") or self.state.phase.decode()
 
     def read_output(self) -> str:
@@ -139,7 +139,7 @@ class Rank:
         return ""
 
     def end_if_hung(self, seconds: float) -> None:
-        """Kill its program after `state.limit` seconds without progress. `seconds`: time since the last call."""
+        """Kill the rank's program after `state.limit` seconds without progress. `seconds`: time since the last call."""
         state, progress = self.state, (self.state.beats, self.state.limit)
         self._still_seconds = self._still_seconds + seconds if progress == self._progress else 0.0
         self._progress = progress
@@ -154,20 +154,20 @@ class Rank:
 
     @property
     def waited_in_vain(self) -> bool:
-        """True if it was ended because it made no progress or because the other ranks did not appear."""
+        """True if the rank was ended because it made no progress or because the other ranks did not appear."""
         return bool(self.state.hung_seconds) or (self.phase == "meet" and self.has_failed)
 
     @property
     def is_in_libraries(self) -> bool:
-        """True if its innermost Python frame is in oneflow or libai, as it is while waiting for other ranks."""
+        """True if the rank's innermost Python frame is in oneflow or libai, as while it waits for other ranks."""
         return any(part in frame for frame in self.read_stack()[:1] for part in ("/oneflow/", "/libai/"))
 
     def read_stack(self, name: str = "stack") -> list[str]:
-        """Return the frames of its main thread at the request for its stack or, for "crash", when a signal ended it."""
+        """Return the frames of the main thread when the stack was requested or, for "crash", when a signal ended it."""
         return read_stack(Path(self.folder, f"{name}_{self.number}"))
 
     def where(self) -> str:
-        """Return its progress as text: `after iteration 3, in the phase 'save', at File …`."""
+        """Return the rank's progress as text: `after iteration 3, in the phase 'save', at File …`."""
         done = f"after iteration {self.state.iteration}" if self.state.iteration else "before the first iteration"
         phase = f", in the phase {self.phase!r}" if self.phase not in ("", "import", "train") else ""
         # A rank that oneflow aborted because it lost another rank was not asked for its stack.
@@ -189,7 +189,7 @@ class Supervisor:
     """Watches the ranks that OneFlow's launcher starts.
 
     `start` starts that launcher. `announce(text)` prints what the user is waiting for before the first training
-    iteration. It is None for other programs.
+    iteration. `announce` is None for programs other than libai's training program.
     """
 
     start: Callable[[], subprocess.Popen[bytes]]
@@ -258,7 +258,7 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------ waiting
 
     def _wait(self) -> None:
-        """Wait until no rank is running, or until the deadline of those that still run."""
+        """Wait until no rank is running, or until the deadline for the ranks that still run."""
         ended: list[Rank] = []
         looked_at = time.monotonic()
         while len(ended) < len(self.ranks) and time.monotonic() < self._kill_at:
@@ -380,7 +380,7 @@ class Supervisor:
         return first
 
     def failure(self) -> tuple[str, int] | None:
-        """Return the kind of error and the iteration of a failure that a restart would repeat, or None for others."""
+        """Return the kind of error and the iteration if a restart would repeat the failure, and None otherwise."""
         notes = [rank.note for rank in self.ranks if rank.has_failed]
         return next(((note["kind"], note["iteration"]) for note in notes if note.get("iteration") is not None), None)
 

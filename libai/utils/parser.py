@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         word = words.split()[0] if words.split() else ""
         if is_unknown and word.startswith("-"):
             near = difflib.get_close_matches(word.partition("=")[0], self.flags, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(self.flags)}."
+            hint = f"Did you mean {near[0]}?" if near else f"The flags are {', '.join(self.flags)}."
             message = f"{word}: unknown flag. {hint}"
         message = message.replace("ignored explicit argument", "takes no value, found")
         stop = "" if message.endswith((".", "?")) else "."

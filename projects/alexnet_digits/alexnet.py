@@ -17,16 +17,16 @@ class AlexNet(nn.Module):
     """An image classifier of five convolutions and three dense layers.
 
     Args:
-        image_size: pixels on a side, a multiple of 8 (three poolings halve it).
+        image_size: height and width in pixels, a multiple of 8 because three poolings halve it.
         num_channels: channels of the images.
         num_classes: number of labels.
-        width: channels of the first convolution (64 in the paper's form); the others follow in its proportions.
+        width: channels of the first convolution (64 in the paper); the other convolutions scale with it.
         hidden_size: units of the two dense layers (4096 in the paper).
-        dropout: rate before each dense layer.
+        dropout: dropout probability before each dense layer.
     """
 
-    #: For tensor and pipeline ranks. The dense layers hold most weights: the first is split by its outputs, the second
-    #: by its inputs.
+    #: Sharding plan. The dense layers hold most of the weights: the first is split along its outputs, the second along
+    #: its inputs.
     plan = {
         "split": {"classifier.1.weight": 0, "classifier.1.bias": 0, "classifier.4.weight": 1},
         "blocks": "features",
@@ -67,7 +67,7 @@ class AlexNet(nn.Module):
         init_weights(self, he_std)
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """`images` (batch, channels, image_size, image_size) float32, `labels` (batch,) int64."""
+        """Classify `images`, (batch, channels, image_size, image_size) float32. `labels`: (batch,) int64."""
         x = images
         for layer in self.features:
             x = layer(x)

@@ -1,6 +1,6 @@
-"""AlexNet on CIFAR-10 for 30 epochs. For a GPU.
+"""AlexNet on CIFAR-10 for 30 epochs, for a GPU.
 
-The files are not downloaded: `dataloader.train.dataset.path=FOLDER` names the unpacked binary version.
+The files are not downloaded: set `dataloader.train.dataset.path=FOLDER` to the unpacked binary version.
 """
 
 from alexnet import AlexNet

@@ -1,4 +1,4 @@
-"""AlexNet with narrow layers on handwritten digits of 8 x 8 pixels: seconds on two CPU cores."""
+"""AlexNet with narrow layers on handwritten digits of 8 x 8 pixels. Takes seconds on two CPU cores."""
 
 from alexnet import AlexNet
 

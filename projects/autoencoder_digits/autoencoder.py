@@ -1,4 +1,4 @@
-"""An autoencoder of small images and the metric that judges it; plain OneFlow and NumPy, no config object anywhere."""
+"""An autoencoder for small images and its evaluator, in plain OneFlow and NumPy without config objects."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from libai.evaluation import Evaluator
 
 
 class Autoencoder(nn.Module):
-    """Squeezes an image through `code_size` numbers and draws it again.
+    """Compress an image to `code_size` numbers and reconstruct it.
 
     Args:
         input_size: pixels per image.
-        hidden_size: width of the layer on either side of the code.
-        code_size: numbers in the code.
-        sparsity: weight of the mean absolute code among the losses; 0 leaves the codes free.
+        hidden_size: width of the layers before and after the code.
+        code_size: number of values in the code.
+        sparsity: weight of the loss on the mean absolute code; 0 adds no such loss.
     """
 
     def __init__(self, input_size: int = 64, hidden_size: int = 64, code_size: int = 8, sparsity: float = 0.0):
@@ -30,10 +30,11 @@ class Autoencoder(nn.Module):
         self.decoder = nn.Sequential(nn.Linear(code_size, hidden_size), nn.ReLU(), nn.Linear(hidden_size, input_size))
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """`images` (batch, …) float32 in [0, 1]; `labels` come with the dataset and are not used.
+        """Reconstruct `images`, (batch, …) float32 in [0, 1]. `labels` come with the dataset and are not used.
 
-        Training: losses `reconstruction` (mean squared error of a pixel) and `sparsity`, metric `magnitude` (mean
-        absolute code). Evaluation: the same losses, `reconstructions` (batch, input_size) and `codes`.
+        In training, returns the losses `reconstruction` (mean squared error per pixel) and `sparsity`, and the metric
+        `magnitude` (mean absolute code). In evaluation, returns the same losses, `reconstructions` (batch, input_size)
+        and `codes` (batch, code_size).
         """
         pixels = images.flatten(1)
         codes = self.encoder(pixels)
@@ -48,15 +49,15 @@ class Autoencoder(nn.Module):
 
 
 class PSNREvaluator(Evaluator):
-    """`psnr`, the peak signal-to-noise ratio in decibels over all pixels of a data set, and `worst_digit`.
+    """Compute `psnr`, the peak signal-to-noise ratio in decibels over all pixels of a dataset, and `worst_digit`.
 
-    `worst_digit` is the class whose images are drawn worst. Pixels are in [0, 1].
+    `worst_digit` is the class with the largest mean error. Pixels are in [0, 1].
     """
 
     num_classes = 10
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Squared errors and pixels of each class, both `(num_classes,)`: sums, so that batches and ranks add up."""
+        """Return the sum of squared errors and the number of pixels of each class, both `(num_classes,)`."""
         labels = batch["labels"].numpy()
         images = batch["images"].numpy().reshape(len(labels), -1).astype(np.float64)
         errors = ((outputs["reconstructions"].numpy() - images) ** 2).sum(axis=1)
@@ -66,7 +67,7 @@ class PSNREvaluator(Evaluator):
         }
 
     def compute(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """The two metrics."""
+        """Return the two metrics, computed from the sums over all batches and ranks."""
         error = sums["errors"].sum() / sums["pixels"].sum()
         per_class = sums["errors"] / np.maximum(sums["pixels"], 1.0)
         return {"psnr": -10.0 * math.log10(error) if error else math.inf, "worst_digit": float(per_class.argmax())}

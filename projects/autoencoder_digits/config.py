@@ -1,4 +1,4 @@
-"""The autoencoder on the handwritten digits: a few seconds on one CPU core."""
+"""Train the autoencoder on the handwritten digits, which takes a few seconds on one CPU core."""
 
 from autoencoder import Autoencoder, PSNREvaluator
 

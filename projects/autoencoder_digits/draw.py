@@ -1,6 +1,6 @@
 """Draw digits and their reconstructions as text: `python projects/autoencoder_digits/draw.py CHECKPOINT [COUNT]`.
 
-How to use a trained model in a program of one's own: build the module, copy the weights into it, call it.
+The file shows how to use a trained model in your own program: build the module, copy the weights into it, and call it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SHADES = " .:-=+*#%@"
 
 
 def draw(image: np.ndarray) -> list[str]:
-    """The rows of an `(8, 8)` image in [0, 1] as text, two characters per pixel."""
+    """Return the rows of an `(8, 8)` image in [0, 1] as text, with two characters per pixel."""
     levels = (np.clip(image, 0.0, 1.0) * (len(SHADES) - 1)).round().astype(int)
     return ["".join(SHADES[level] * 2 for level in row) for row in levels]
 
 
 def main(path: str, count: int = 3) -> None:
-    """Print the first `count` validation images, each beside what the model in checkpoint `path` makes of it."""
+    """Print the first `count` validation images, each next to its reconstruction by the model in checkpoint `path`."""
     import oneflow as flow
 
     config = LazyConfig.load(str(Path(__file__).with_name("config.py")))

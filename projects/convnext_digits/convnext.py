@@ -1,4 +1,4 @@
-"""ConvNeXt: depthwise convolutions of 7 x 7 and networks of single positions (Liu et al. 2022)."""
+"""ConvNeXt: depthwise 7 x 7 convolutions and an MLP at each position (Liu et al. 2022)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from libai.utils.errors import UserError
 
 
 class ConvNeXtBlock(nn.Module):
-    """A depthwise convolution and a network of each position, with a shortcut around both."""
+    """A depthwise convolution followed by an MLP at each position, with a shortcut around both."""
 
     def __init__(self, width: int, layer_scale: float, drop_path: float):
         super().__init__()
@@ -28,13 +28,13 @@ class ConvNeXtBlock(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """(batch, height, width, channels) to the same shape."""
+        """Return a tensor of the shape of `x`, (batch, height, width, channels)."""
         branch = self.convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return x + self.drop_path(self.scale(self.mlp(self.norm(branch))))
 
 
 class Downsampling(nn.Module):
-    """Four neighbours as one position: a strided convolution as one matrix product."""
+    """Merge each 2 x 2 block of positions into one, as a 2 x 2 convolution with stride 2, by a single matmul."""
 
     def __init__(self, num_in: int, num_out: int):
         super().__init__()
@@ -42,7 +42,7 @@ class Downsampling(nn.Module):
         self.projection = nn.Linear(4 * num_in, num_out)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """(batch, height, width, num_in) to (batch, height / 2, width / 2, num_out)."""
+        """Map (batch, height, width, num_in) to (batch, height / 2, width / 2, num_out)."""
         batch, height, width, channels = x.shape
         x = self.norm(x).reshape(batch, height // 2, 2, width // 2, 2, channels)
         return self.projection(x.permute(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, 4 * channels))
@@ -52,15 +52,15 @@ class ConvNeXt(ImageClassifier):
     """A classifier of square images.
 
     Args:
-        image_size, patch_size: pixels on a side; patches tile the image, and every stage halves the map exactly.
+        image_size, patch_size: height and width in pixels; patches tile the image, and each later stage halves the map.
         num_channels: channels of the images.
         num_classes: number of labels.
         widths, blocks_per_stage: channels and number of blocks of each stage.
         layer_scale: initial value of the learned factors of the branches.
-        drop_path: rate of skipping the branch of the last block; it rises linearly from 0 in the first.
+        drop_path: probability of skipping the branch of the last block; it rises linearly from 0 in the first block.
     """
 
-    #: For tensor and pipeline ranks: which weights are split on which axis, and where stages can begin.
+    #: Sharding plan: the axis on which each weight is split, and the blocks at which pipeline stages can begin.
     plan = {
         "split": {f"blocks.*.{name}": axis for name, axis in MLP_SPLIT.items()},
         "blocks": "blocks",
@@ -103,10 +103,10 @@ class ConvNeXt(ImageClassifier):
         init_weights(self, fan_in_std(sum(blocks_per_stage), RESIDUAL_PROJECTIONS))
         for module in self.modules():
             if isinstance(module, LayerScale):
-                module.weight.data.fill_(module.start)  # after `init_weights`, which takes them for scales of norms
+                module.weight.data.fill_(module.start)  # after `init_weights`, which treats them as scales of norms
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
-        """The average over the last map, (batch, channels of the last stage)."""
+        """Return the mean over the last feature map, (batch, channels of the last stage)."""
         check_image(images, self.image_size, "ConvNeXt")
         side = self.image_size // self.patch_size
         x = self.embedding_norm(self.patch_embedding(patches_of(images, self.patch_size)))

@@ -1,8 +1,8 @@
-"""Accuracy with and without pre-training for several numbers of labels, each the mean over seeds.
+"""Print the accuracy with and without pre-training for several numbers of labels, as the mean over seeds.
 
     python projects/mae_digits/compare.py [CHECKPOINT]
 
-`frozen` and `pixels` are logistic regressions, over what the pre-trained encoder gives and over the images.
+`frozen` and `pixels` are logistic regressions, on the features of the pre-trained encoder and on the pixels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUM_PER_CLASS, SEEDS = (1, 2, 5, 10), range(3)
 
 
 def trained(weights: str, num_per_class: int, seed: int, *more: str) -> tuple[float, ViT]:
-    """The validation accuracy in percent after a run of `config.py`, and its model. `weights`: "" for none."""
+    """Run `config.py` from `weights` ("" for none). Return the validation accuracy, from 0 to 1, and the model."""
     with tempfile.TemporaryDirectory() as folder:
         words = [
             *(f"train.output_dir={folder}", f"train.seed={seed}", f"train.load_weight.path={weights}"),

@@ -1,4 +1,4 @@
-"""A ViT that learns digits from a few labels and the encoder of `mae_digits.py`."""
+"""A ViT that learns digits from a few labels, starting from the encoder of `mae_digits.py`."""
 
 from few_labels import few_labels
 
@@ -9,7 +9,7 @@ from configs.vit_digits import model as model
 from libai.config import LazyCall
 
 dataloader.train.dataset = LazyCall(few_labels)(num_per_class=2, seed=0)
-dataloader.test.val.dataset.update(validation_fraction=0.2, seed=0)  # the cut that pre-training has
+dataloader.test.val.dataset.update(validation_fraction=0.2, seed=0)  # the same split as in pre-training
 
 optim.lr = 1e-3
 

@@ -1,4 +1,4 @@
-"""MAE: a ViT that sees a quarter of the patches, and a decoder that fills in the others (He et al. 2022)."""
+"""MAE: a ViT encoder that sees a quarter of the patches, and a decoder that predicts the others (He et al. 2022)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _DECODER = plan_of_blocks("decoder_blocks")
 
 
 class PatchNoise(SeededLayer):
-    """Numbers by which patches are sorted: drawn like the masks of `libai.layers.Dropout` in training, and in eval mode
-    the same for all samples."""
+    """Numbers by which the patches of a sample are sorted. The patches with the smallest numbers are visible.
+
+    In training the numbers are random in the same way as the masks of `libai.layers.Dropout`. In eval mode they are the
+    same for all samples.
+    """
 
     def __init__(self, num_patches: int):
         super().__init__()
@@ -33,26 +36,27 @@ class PatchNoise(SeededLayer):
         self.register_buffer("fixed", flow.tensor(fixed), persistent=False)
 
     def forward(self, like: flow.Tensor) -> flow.Tensor:
-        """Of the shape of `like`, (batch, patches)."""
+        """Return int32 numbers of the shape of `like`, (batch, patches)."""
         return random_int32(like, like.shape, self.layer_id) if self.training else flow.zeros_like(like) + self.fixed
 
 
 class MAE(nn.Module):
-    """Learns from images without labels. The encoder's tensors have the names of `ViT` with a class token, so that
-    `ViT` is trained from its weights.
+    """A model that learns from images without labels.
+
+    The encoder's tensors have the names of a `ViT` with a class token, so a `ViT` can start from its weights.
 
     Args:
-        image_size, patch_size: pixels on a side; patches tile the image exactly.
+        image_size, patch_size: height and width in pixels; patches tile the image exactly.
         num_channels: channels of the images.
         hidden_size, num_layers, num_heads, mlp_ratio: the size of the encoder.
         decoder_hidden_size, decoder_num_layers, decoder_num_heads, decoder_mlp_ratio: the size of the decoder.
-        mask_ratio: share of the patches that the encoder does not see. They are drawn for each sample in training; in
-            evaluation they are the same for all.
-        normalizes_patches: the decoder predicts each patch with mean 0 and variance 1.
+        mask_ratio: fraction of the patches that the encoder does not see. In training they are random for each sample;
+            in evaluation they are the same for all samples.
+        normalizes_patches: if True, the decoder predicts each patch normalized to mean 0 and variance 1.
         activation, norm_eps: activation and epsilon of the blocks.
     """
 
-    #: For tensor and pipeline ranks; the decoder, which needs the images again, is on the first stage.
+    #: Sharding plan. The decoder needs the images again and is therefore on the first pipeline stage.
     plan = {
         "split": {**_ENCODER["split"], **_DECODER["split"]},
         "blocks": "blocks",
@@ -108,12 +112,12 @@ class MAE(nn.Module):
     def forward(
         self, images: flow.Tensor, noise: flow.Tensor | None = None, labels: flow.Tensor | None = None
     ) -> dict[str, Any]:
-        """The mean squared error over the patches that were hidden, as the loss `reconstruction`.
+        """Return the loss `reconstruction`, the mean squared error over the hidden patches.
 
         Args:
             images: (batch, channels, image_size, image_size) float32.
-            noise: (batch, patches), those with the smallest numbers are seen; default: drawn.
-            labels: not used; datasets of images have them.
+            noise: (batch, patches); the patches with the smallest numbers are visible (default: `PatchNoise`).
+            labels: not used; image datasets contain them.
         """
         check_image(images, self.image_size, "MAE")
         patches = patches_of(images, self.patch_size)
@@ -134,7 +138,7 @@ class MAE(nn.Module):
         return self.norm(x)
 
     def _decode(self, encoded: flow.Tensor, place: flow.Tensor) -> flow.Tensor:
-        """(batch, patches, pixels of a patch)."""
+        """Return the predicted patches, (batch, patches, pixels of a patch)."""
         x = self.decoder_embedding(encoded)
         hidden = self.mask_token.expand(x.shape[0], place.shape[1] - self.num_kept, -1)
         patches = _taken(flow.cat([x[:, 1:], hidden], dim=1), place)
@@ -144,7 +148,7 @@ class MAE(nn.Module):
         return self.head(self.decoder_norm(x))[:, 1:]
 
     def _targets(self, patches: flow.Tensor, num_channels: int) -> flow.Tensor:
-        """Pixels of each patch with the channels last, as published weights predict them."""
+        """Return the pixels of each patch with the channels last, the order that published weights predict."""
         x = patches.reshape(*patches.shape[:2], num_channels, -1).transpose(2, 3).reshape(*patches.shape)
         if not self.normalizes_patches:
             return x
@@ -153,12 +157,12 @@ class MAE(nn.Module):
 
 
 def _taken(x: flow.Tensor, indices: flow.Tensor) -> flow.Tensor:
-    """Positions of `x` (batch, length, width), other ones for each sample."""
+    """Return the positions `indices` (batch, count) of `x` (batch, length, width), as (batch, count, width)."""
     return flow.gather(x, 1, indices.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 def sine_positions(side: int, width: int) -> flow.Tensor:
-    """Fixed embeddings of a class token, zeros, and of the places of a square map: (1 + side^2, width)."""
+    """Return fixed position embeddings, (1 + side^2, width): zeros for the class token, then those of a square map."""
     if width % 4:
         raise UserError(f"a width of {width} cannot hold sines and cosines of two coordinates: use a multiple of 4.")
     frequencies = 10000.0 ** -(np.arange(width // 4) / (width // 4))

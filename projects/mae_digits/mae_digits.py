@@ -1,9 +1,9 @@
-"""An MAE on handwritten digits of 8 x 8 pixels: it learns to fill in 8 of 16 patches, without labels.
+"""An MAE on handwritten digits of 8 x 8 pixels: it learns to predict 8 of 16 patches, without labels.
 
-The mean image alone gives a loss of 0.073, at which training stays for the first 300 iterations.
+Predicting the mean image gives a loss of 0.073, where training stays for the first 300 iterations.
 
-`configs/vit_digits.py` learns the labels from its weights: `train.load_weight.strict=false` and, as
-`train.load_weight.path`, the folder of a checkpoint in `out/mae_digits/checkpoints`.
+To train `configs/vit_digits.py` from these weights, set `train.load_weight.strict=false` and set
+`train.load_weight.path` to the folder of a checkpoint in `out/mae_digits/checkpoints`.
 """
 
 from mae import MAE

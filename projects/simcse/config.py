@@ -1,4 +1,4 @@
-"""SimCSE on the docstrings of the standard library: half a minute on two CPU cores."""
+"""SimCSE on the docstrings of the standard library. Takes half a minute on two CPU cores."""
 
 from omegaconf import OmegaConf
 from sentences import build_dataset

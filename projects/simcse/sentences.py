@@ -1,4 +1,4 @@
-"""Docstrings of the standard library as pairs of views: a text twice, or its two halves."""
+"""Docstrings of the standard library as pairs of views: the same text twice, or its two halves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MIN_WORDS = 8
 
 @functools.cache
 def docstrings() -> dict[str, list[list[str]]]:
-    """ "train" and "validation" -> the words of each docstring. A file is in one of the splits."""
+    """Return split ("train" or "validation") -> the words of each docstring. Each file is in only one split."""
     library = Path(sysconfig.get_paths()["stdlib"])
     found: dict[str, list[list[str]]] = {"train": [], "validation": []}
     for path in sorted(library.rglob("*.py")):
@@ -32,10 +32,10 @@ def docstrings() -> dict[str, list[list[str]]]:
 
 
 def build_dataset(split: str, views: str, length: int = 32, vocab_size: int = 8192) -> dict[str, np.ndarray]:
-    """`input_ids` and `attention_mask` (texts, 2, length) int64.
+    """Return `input_ids` and `attention_mask`, both (texts, 2, length) int64.
 
-    `views`: "same" gives each text twice, so that dropout alone tells them apart; "halves" its words before and after
-    the middle. A word's id is a hash, 0 is padding.
+    With `views="same"`, the two views are the same text and differ only by dropout. With `"halves"`, they are the words
+    before and after the middle. The id of a word is a hash; 0 is padding.
     """
     ids, seen = [], set()
     for words in docstrings()[split]:
@@ -54,10 +54,10 @@ def build_dataset(split: str, views: str, length: int = 32, vocab_size: int = 81
 
 def _docstrings_of(path: Path) -> Iterator[list[str]]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in old code
+        warnings.simplefilter("ignore")  # about invalid escape sequences in old code
         try:
             tree = ast.parse(path.read_text(encoding="utf-8", errors="ignore"))
-        except SyntaxError:  # templates and examples of errors
+        except SyntaxError:  # a template, or an example of a syntax error
             return
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):

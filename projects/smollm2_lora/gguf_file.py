@@ -1,7 +1,7 @@
-"""Read SmolLM2's GGUF file (weights in blocks of 4 or 8 bits) as a Hugging Face folder in float32.
+"""Convert SmolLM2's GGUF file (weights in blocks of 4 or 8 bits) to a Hugging Face folder in float32.
 
-The format: gguf.md of github.com/ggml-org/ggml. Nothing in a file is executed. Only the tensor types of that one file
-are read.
+gguf.md of github.com/ggml-org/ggml describes the format. Nothing in a file is executed. Only the tensor types that
+occur in SmolLM2's file are supported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALIGNMENT = 32
 _STRING = 8
 _ARRAY = 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-#: type of a tensor -> (elements of a block, layout of its bytes)
+#: number of a tensor type -> (elements per block, layout of a block's bytes)
 _BLOCKS: dict[int, tuple[int, np.dtype]] = {
     0: (1, np.dtype([("x", "<f4")])),
     3: (32, np.dtype([("scale", "<f2"), ("least", "<f2"), ("nibbles", "u1", 16)])),
@@ -47,7 +47,7 @@ _OUTSIDE = {
 
 
 class GGUF:
-    """An open file: `metadata`, and `tensors` as name -> (shape, type, offset)."""
+    """A GGUF file: its `metadata`, and `tensors` as name -> (shape, type, offset in bytes)."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -61,7 +61,7 @@ class GGUF:
         self.tensors = {name: (shape, kind, start + offset) for name, shape, kind, offset in placed}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """A tensor in float32."""
+        """Return a tensor as a float32 array."""
         shape, kind, offset = self.tensors[name]
         size, layout = _BLOCKS[kind]
         blocks = np.fromfile(self.path, layout, math.prod(shape) // size, offset=offset)
@@ -69,7 +69,7 @@ class GGUF:
 
 
 def convert_gguf(path: Path, out: Path) -> None:
-    """Write a GGUF file of architecture `llama` as the Hugging Face folder `out`, with its tokenizer."""
+    """Convert a GGUF file of the architecture `llama`, with its tokenizer, to the Hugging Face folder `out`."""
     file = GGUF(path)
     meta = file.metadata
     arguments = {
@@ -100,7 +100,7 @@ def convert_gguf(path: Path, out: Path) -> None:
 
 
 def _halves_together(array: np.ndarray, num_heads: int) -> np.ndarray:
-    """Reorder the rows of queries or keys: GGUF keeps the pairs that rotate next to each other, Llama in halves."""
+    """Reorder the rows of a query or key weight. GGUF stores the two rows of a rotated pair together, Llama apart."""
     return array.reshape(num_heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 

@@ -1,4 +1,4 @@
-"""A GPT that reads the bytes before each position directly, with squared ReLUs."""
+"""A GPT whose input includes the bytes before each position, with squared ReLUs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from libai.utils.errors import UserError
 
 
 class SquaredReLU(nn.Module):
-    """max(x, 0)^2 (So et al. 2021)."""
+    """The activation max(x, 0)^2 (So et al. 2021)."""
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """Element by element, of the same shape."""
+        """Apply the activation to each element of `x`."""
         y = flow.relu(x)
         return y * y
 
 
 class SpeedrunGPT(GPT):
-    """`GPT` whose input is the sum of embeddings of a byte and of the `num_previous` bytes before it.
+    """A `GPT` whose input is the sum of the embeddings of a byte and of the `num_previous` bytes before it.
 
-    Without them the first blocks must learn to attend to the previous positions before anything else. The bytes before
-    the beginning are taken to be equal to the first one. Each block begins as the identity. Other arguments: see `GPT`.
+    Without the previous bytes, the first blocks must first learn to attend to the previous positions. Positions before
+    the beginning of a window count as copies of its first byte. Initially, each block is the identity. For the other
+    arguments see `GPT`.
     """
 
     def __init__(self, vocab_size: int, max_seq_length: int, num_previous: int = 2, **sizes: Any):
@@ -46,9 +47,12 @@ class SpeedrunGPT(GPT):
         mask: flow.Tensor | None = None,
         caches: Sequence[Any] | None = None,
     ) -> flow.Tensor:
-        """The normalised output of the last block, (batch, length, hidden_size); not for cached generation."""
+        """Return the normalised output of the last block, (batch, length, hidden_size).
+
+        Raises `UserError` in cached generation.
+        """
         if positions is not None or caches is not None:
-            raise UserError("SpeedrunGPT has no cache: the bytes before a new one are not kept. Generate without it.")
+            raise UserError("SpeedrunGPT has no cache for the bytes before a new one. Generate without a cache.")
         x = self.token_embedding(input_ids) + self.position_embedding[: input_ids.shape[1]]
         shifted = input_ids
         for table in self.previous:

@@ -1,4 +1,4 @@
-"""Ends a run as soon as an evaluation reaches a target, and tells how long that took."""
+"""End a run as soon as an evaluation reaches a target, and report how long that took."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from libai.engine import HookBase, StopTraining
 
 
 class StopAtTarget(HookBase):
-    """Stops training at the first evaluation whose `metric` is at most `target`.
+    """Stop training at the first evaluation whose `metric` is at most `target`.
 
-    The time is that of the training loop: building, data preparation and the interpreter's start do not count,
-    evaluations and the first iteration do.
+    The reported time is the time of the training loop. It includes evaluations and the first iteration, but not the
+    start of the interpreter, building and data preparation.
     """
 
     priority = 75  # after the evaluation
@@ -21,11 +21,11 @@ class StopAtTarget(HookBase):
         self._start = 0.0
 
     def before_train(self) -> None:
-        """Starts the clock."""
+        """Start the clock."""
         self._start = time.perf_counter()
 
     def after_step(self) -> None:
-        """Looks at the newest evaluation; every rank sees the same one."""
+        """Check the newest evaluation, which is the same on every rank."""
         found = self.trainer.storage.get(self._metric)
         if found is not None and found[0] <= self._target:
             seconds = time.perf_counter() - self._start

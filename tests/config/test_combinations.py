@@ -250,7 +250,7 @@ def test_an_outcome_that_cannot_come_is_refused(overrides, options, text):
 
 
 def test_what_can_be_honoured_is_not_refused():
-    """Negative control of the refusals."""
+    """Negative control: valid settings are not refused."""
     validate(
         make(
             "train.evaluation.early_stop_patience=2",

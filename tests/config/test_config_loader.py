@@ -10,7 +10,7 @@ from libai.utils.errors import UserError
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder of config files. Changes of `sys` by loading are undone."""
+    """Yield a folder for config files. The changes to `sys` that loading makes are undone afterwards."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(loader, "_import_folders", [])
     modules = set(sys.modules)
@@ -215,7 +215,7 @@ def test_sections_can_be_asked_for(folder):
 
 
 def test_plain_dicts_of_imported_config_files_have_attributes(folder):
-    """As in detectron2 and LiBai."""
+    """detectron2 and LiBai do the same."""
     write(folder, "common/train.py", "train = dict(train_iter=10, amp=dict(enabled=False))")
     write(folder, "common/table.py", "TABLE = {(1, 2): 3}")
     path = write(

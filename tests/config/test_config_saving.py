@@ -93,7 +93,7 @@ def test_a_saved_config_finds_modules_beside_the_original(tmp_path, monkeypatch)
 
 
 class OfScript:
-    """A class defined in a script or a notebook."""
+    """A class that is defined in a script or a notebook."""
 
 
 def test_a_class_of_a_script_or_notebook_is_saved_by_its_name_there(monkeypatch):

@@ -35,7 +35,7 @@ def applied(*overrides):
 
 
 def judged(*overrides):
-    """Return the config that would run."""
+    """Apply overrides and validate the result. Return the config that a run would use."""
     return validate(applied(*overrides), required=("model",)).to_config()
 
 
@@ -148,7 +148,7 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
             "optim.weight_decy: test_overrides.AdamW takes no such argument. Did you mean optim.weight_decay?",
         ),
         ("optim.amsgrad=flase", "optim.amsgrad='flase': expected true, false or null."),
-        ("optim=3", "optim names no _target_: expected a section, LazyCall(Target)(argument=value), found 3."),
+        ("optim=3", "optim has no _target_: expected a section, LazyCall(Target)(argument=value), found 3."),
         (
             "model.scale=big",
             "model.scale='big': expected a whole number, a number or null.",

@@ -98,7 +98,7 @@ def test_interpolations_are_resolved():
         ),
         (
             {"train": {"extra_hooks": [{"period": 3}]}},
-            "train.extra_hooks[0] names no _target_: expected a section, LazyCall(Target)(argument=value), found "
+            "train.extra_hooks[0] has no _target_: expected a section, LazyCall(Target)(argument=value), found "
             "{period: 3}.",
         ),
         (
@@ -161,7 +161,7 @@ def test_the_mesh_must_fill_the_processes():
 def test_sections_can_be_optional():
     cfg = OmegaConf.create({"train": {"train_epoch": 1, "global_batch_size": 4}})
     assert validate(cfg, required=()).model is None
-    assert len(problems(cfg)) == 1  # all three are missing: it is no config
+    assert len(problems(cfg)) == 1  # all three sections are missing, so one error says that the file is not a config
 
 
 def test_the_run_as_a_config_validates_to_the_same_run():

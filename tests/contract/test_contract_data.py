@@ -31,7 +31,7 @@ def test_evaluators_of_one_data_set(mode, tmp_path):
         dataset: {name.split("/")[2] for name in metrics if f"/{dataset}/" in name} for dataset in ("val", "other")
     }
     assert names == {"val": {"loss", "accuracy", "score"}, "other": {"loss", "accuracy"}}
-    with pytest.raises(ConfigError, match="evaluators.vall names no _target_ and no dataset of"):
+    with pytest.raises(ConfigError, match="evaluators.vall has no _target_ and is not a dataset of"):
         contract_runs.make_run(tmp_path, mode, SCORES.replace("{val:", "{vall:"))
 
 

@@ -114,7 +114,7 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
             {"optim": {"a": LazyCall(flow.optim.SGD)(params=LazyCall(get_param_groups)(only="^c"), lr=0.1)}},
             "'.c', which matches none of the 4 trainable parameters",
         ),
-        ({"optim": {"a": 3}}, r"optim\.a names no _target_"),
+        ({"optim": {"a": 3}}, r"optim\.a has no _target_"),
         ({"optim": {"a": LazyCall(flow.optim.SGD)(rl=0.1)}}, r"optim\.a\.rl: .* takes no such argument"),
         (
             {"lr_scheduler": {"heat": LazyCall(WarmupCosineLR)()}},

@@ -89,7 +89,7 @@ def test_a_writer_of_the_user_knows_its_run(mode, tmp_path):
     [
         ("[wandbb]", r"train.writers=\['wandbb'\]: expected each of console, .*, wandb, trackio at most once"),
         ("[jsonl,jsonl]", r"train.writers=\['jsonl', 'jsonl'\]: expected each of .* at most once"),
-        ("[3]", r"train.writers\[0\] names no _target_"),
+        ("[3]", r"train.writers\[0\] has no _target_"),
         ("[{_target_: fractions.Fraction}]", r"train.writers\[0\] is a Fraction, not a writer"),
         ("jsonl", "train.writers='jsonl': expected a list"),
     ],

@@ -15,7 +15,7 @@ from libai.cli.main import COMMANDS, dispatch
 from libai.config import load_config
 
 WRITTEN = [page for page in PAGES if page.name != "CHANGELOG.md"]
-#: tool -> the words of `libai` that do the same; none for a tool without arguments
+#: tool -> the equivalent arguments of `libai`; empty for a tool without arguments
 TOOLS = {
     "tools/preprocess_data.py": ["preprocess"],
     "tools/benchmark.py": ["benchmark"],
@@ -26,7 +26,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:python tools/|bash tools/train\.sh |libai )[^`]+)`")
 #: a command without its arguments
 MENTION = re.compile(r"libai [a-z-]+(?: [a-z]+)?")
-#: placeholders in a usage
+#: placeholders in usage lines, which are not commands
 PLACEHOLDER = re.compile(r"…|\.\.\.|\[| \| |\b(?:PROCS|FILE|KEY|RUN|COMMAND|N|MY_\w+)\b|=value")
 
 
@@ -35,7 +35,7 @@ class Parsed(Exception):
 
 
 def commands(text: str) -> list[list[str]]:
-    """Return the words of every command in the blocks and code spans of a page, without comments and usages."""
+    """Return the arguments of every command in the blocks and code spans of a page, except comments and usage lines."""
     shell = [block for language, block in BLOCK.findall(text) if language in ("", "bash", "text")]
     lines = [line for block in shell for line in block.replace("\\\n", " ").splitlines()]
     lines = [re.sub(r"\s\[--.*?\]|\s{3,}(?! *--).*| # .*| > .*", "", line.removeprefix("$ ")) for line in lines]
@@ -67,7 +67,7 @@ def stop_after_parsing(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the words for the launcher, none for other commands. Raises an error if the command would be refused."""
+    """Return the launcher's arguments, or none for other commands. Raises an error if a command would be refused."""
     program, *arguments = words[1:] if words[0] == "python" else words
     entry = TOOLS[program] if program != "libai" else []
     if entry is None:
@@ -80,7 +80,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise an error if the command would be refused. Nothing runs."""
+    """Raise an error if the command would be refused, without running the command."""
     job = words[2:] if words[:2] == ["bash", "tools/train.sh"] else parse(words, monkeypatch)
     if job:
         _, config, processes, *rest = ["configs/mlp_digits.py" if word == "CONFIG" else word for word in job]
@@ -129,6 +129,6 @@ def test_the_commands_of_the_pages_are_found():
     ],
 )
 def test_a_command_that_would_be_refused_is_noticed(command, monkeypatch):
-    """Negative control."""
+    """Negative control: invalid commands are refused."""
     with pytest.raises((ValueError, pytest.fail.Exception)):
         accept(shlex.split(command), monkeypatch)

@@ -43,7 +43,7 @@ def missing_paths(text: str) -> list[str]:
 
 
 def broken_links(page: Path, text: str) -> list[str]:
-    """Return the relative links of a page to a missing or outside file, or to a missing heading."""
+    """Return the relative links of a page to files that are missing or outside the repository, or to missing headings."""
     broken = []
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
         file, _, heading = link.partition("#")
@@ -73,7 +73,7 @@ def check_command(words: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The files from docs/quickstart.md in a folder outside the repository."""
+    """Create the files of docs/quickstart.md in a folder outside the repository, and return the folder."""
     folder = tmp_path_factory.mktemp("own")
     for name in ("my_model.py", "my_config.py"):
         (folder / name).write_text(file_shown("docs/quickstart.md", f"`{name}`"))

@@ -47,11 +47,11 @@ BASE += [f"train.{name}=1" for name in ("log_period", "checkpointer.period", "ev
 BASE += ["train.evaluation.eval_iter=2", "train.checkpointer.max_to_keep=null", "train.warmup_ratio=0"]
 BASE += ["train.evaluation.eval_metric=null"]
 SETTING = re.compile(rf"['\"]?\+?(?:--|(?:{'|'.join(schema.SECTIONS)})[\w.]*=(?!=))")
-#: code and the case to which the words after it limit it
+#: pattern for a code span and the note after it, such as "(eager only)", which restricts it to a case
 SPAN = re.compile(r"`([^`]+)`(?: \((eager|graph|CUDA|several processes)\b)?")
 PAGES = [page for page in sorted(jobs.ROOT.glob("docs/migrate/*.md")) if page.name != "README.md"]
 TEXT = "".join(page.read_text() for page in PAGES)
-#: left and right cell
+#: pattern for a table row with a left and a right cell
 ROWS = [row for row in re.findall(r"^\| (.+?) \| (.+) \|$", TEXT, re.MULTILINE) if row[1] != "here"]
 SPANS = list(dict.fromkeys(span for _, here in ROWS for span in SPAN.findall(here)))
 
@@ -69,7 +69,7 @@ class Returns(toy.Classifier):
 
 
 class Session:
-    """The names that the tables assume, in one mode."""
+    """The names that the tables assume, for one mode."""
 
     def __init__(self, mode: str):
         self.mode = mode
@@ -113,7 +113,7 @@ class Session:
         self.trainer_class(model, [batch], flow.optim.SGD(model.parameters(), lr=0.1)).train(0, 1)
 
     def execute(self, code: str) -> None:
-        """Run `code`. Raises an error if it fails, is false, or names a point at which no hook was called."""
+        """Run `code`. Raises an error if it fails, evaluates to False, or names a point at which no hook was called."""
         try:
             compiled = compile(code, code, "eval")
         except SyntaxError:
@@ -139,7 +139,7 @@ def _is_python(code: str) -> bool:
 
 
 def _problems(session: Session, trains_models: bool) -> list[str]:
-    """Run the Python code of all rows, either the code that trains or the rest. Return the failures."""
+    """Run the Python code of all rows, either only the code that trains or only the rest. Return the failures."""
     problems = []
     for code, only in SPANS:
         if _is_python(code) and only in ("", session.mode) and trains_models == code.startswith("fit("):
@@ -214,7 +214,7 @@ def _train(words, monkeypatch, capfd):
 
 
 def _is_told(item: tuple[str, object]) -> bool:
-    """Return True for arguments of an object, and False for measurements and other objects."""
+    """Return True for values that describe a setting, and False for measurements and other objects."""
     return isinstance(item[1], (bool, int, str, Path, type(None)))
 
 
@@ -287,5 +287,5 @@ def test_a_setting_has_an_effect(train, mode, code, only):
 
 @pytest.mark.e2e
 def test_a_setting_that_says_what_is_so_anyway_has_no_effect(train):
-    """Negative control."""
+    """Negative control: a setting that is already in effect has no further effect."""
     assert train("train.seed=1234") == train("train.log_period=1")

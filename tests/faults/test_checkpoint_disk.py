@@ -1,4 +1,4 @@
-"""A full disk, a lost permission, two savers in one folder: a clear error or no harm, and never damage."""
+"""A full disk, a lost permission or two savers in one folder cause a clear error or no harm, and never damage."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ class _Usage:
 
 @pytest.fixture
 def root(tmp_path):
-    """One good checkpoint of iteration 1."""
+    """Create a folder with one valid checkpoint of iteration 1."""
     checkpoint.save(tmp_path, 1, TENSORS, {"n": 1})
     return tmp_path
 
@@ -65,8 +65,8 @@ def test_every_failing_call_gives_a_clear_error_and_no_damage(root, tmp_path_fac
             assert f"checkpoint iter_000000{iteration} (39.07 KiB) could not be written" in str(error.value)
             assert "Earlier checkpoints" in str(error.value)
             _assert_untouched(root)
-    assert total == {1: 12, 2: 11}[iteration]  # a replaced one is moved aside
-    checkpoint.save(root, iteration, TENSORS, {"n": 2})  # and when there is space again, it works
+    assert total == {1: 12, 2: 11}[iteration]  # a replaced checkpoint is first moved aside
+    checkpoint.save(root, iteration, TENSORS, {"n": 2})  # once there is free space again, saving works
     assert checkpoint.load(root / f"iter_000000{iteration}").state == {"n": 2}
 
 
@@ -85,7 +85,7 @@ def test_a_lost_permission_is_named(root):
         code = 1
         try:
             root.chmod(0o555)
-            if os.geteuid() == 0:  # root may write anywhere, so become nobody; parents must let nobody through
+            if os.geteuid() == 0:  # root may write anywhere, so become the user `nobody`, who needs access to the parent folders
                 for parent in root.parents[:3]:
                     if "pytest" in str(parent):
                         parent.chmod(0o755)

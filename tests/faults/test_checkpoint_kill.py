@@ -1,4 +1,4 @@
-"""kill -9 at every write point: what can be resumed is always whole."""
+"""After kill -9 at any write point, a checkpoint that can be resumed is always complete."""
 
 import shutil
 import signal
@@ -12,8 +12,8 @@ from libai import checkpoint
 
 REPO = Path(__file__).resolve().parents[2]
 
-# Reads jobs `root program argument`, runs each in a forked child and tells how it ended: an interpreter for each of the
-# more than hundred saver would take a minute.
+# Reads jobs `root program argument`, runs each in a forked child and prints how it ended. A new interpreter for each of
+# the more than one hundred savers would take a minute.
 _SERVER = """
 import os, shutil, signal, sys
 from contextlib import contextmanager
@@ -74,7 +74,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def saver():
-    """Run a program of the server in a process of its own; returns its exit code."""
+    """Let the server run a program in a separate process, and return its exit code."""
     command = [sys.executable, "-c", _SERVER]
     with subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
 
@@ -88,14 +88,14 @@ def saver():
 
 @pytest.fixture
 def pristine(tmp_path, saver):
-    """A folder with iterations 0 and 1."""
+    """Create a folder with checkpoints of the iterations 0 and 1."""
     for iteration in (0, 1):
         assert saver(tmp_path / "pristine", "one_save", iteration) == 0
     return tmp_path / "pristine"
 
 
 def _assert_whole(path: Path) -> None:
-    """Tensors and state of one checkpoint are of one and the same save."""
+    """Assert that the tensors and the state of a checkpoint come from the same save."""
     loaded = checkpoint.load(path)
     assert checkpoint.verify(path) == []
     for group in loaded.tensors.values():
@@ -104,7 +104,7 @@ def _assert_whole(path: Path) -> None:
 
 
 def _assert_all_whole(root: Path) -> None:
-    """Nothing damaged is visible: every folder with a checkpoint's name verifies."""
+    """Assert that every folder with the name of a checkpoint is valid."""
     for path in checkpoint.list_checkpoints(root):
         _assert_whole(path)
 
@@ -125,13 +125,13 @@ def test_a_kill_at_any_write_point_leaves_whole_checkpoints(pristine, saver):
         _assert_all_whole(root)
         newest.append(checkpoint.iteration_of(found.name))
         assert (root / "iter_0000001").is_dir() or newest[-1] == 2, f"point {point}"
-        # the next process saves as if nothing had happened, and a run clears what the dead one left
+        # the next process saves as usual, and a run removes the leftovers of the dead process
         assert saver(root, "one_save", 3) == 0
         assert checkpoint.find_latest(root)[0] == root / "iter_0000003"
         checkpoint.remove_leftovers(root)
         assert not [path.name for path in root.iterdir() if path.name.startswith(".")], f"point {point}"
         shutil.rmtree(root)
-    assert newest == sorted(newest) and set(newest) == {1, 2}  # control: kills fell before and after the first rename
+    assert newest == sorted(newest) and set(newest) == {1, 2}  # control: some kills came before the first rename and some after it
 
 
 def test_control_a_save_without_rename_would_be_caught(pristine, saver):

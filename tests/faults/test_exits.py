@@ -31,7 +31,7 @@ CALLED = (
 )
 def test_one_of_two_ranks_that_exits_with_0_in_mid_run_is_a_failure(folder, graph, statement, said):
     settings = (f"graph.enabled={graph}", f"train.output_dir=exits_{graph}_{statement[:3]}")
-    # the rank notes its progress twice a second
+    # the rank records its progress twice a second
     statement = f"import time; time.sleep(1); {statement}"
     done = jobs.train_sh("user_config.py", 2, *settings, jobs.does(statement), cwd=folder)
     assert done.returncode == 1, done

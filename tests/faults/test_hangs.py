@@ -10,7 +10,7 @@ import pytest
 from libai.launch.supervisor import Rank
 from libai.utils.rank_notes import RankState
 
-#: in native code, with the interpreter locked
+#: a hang in native code that holds the interpreter's lock
 DEADLOCK = (
     "import ctypes; c = ctypes.PyDLL(None); m = ctypes.create_string_buffer(64); "
     "c.pthread_mutex_lock(m); c.pthread_mutex_lock(m)"

@@ -1,4 +1,4 @@
-"""One curve across modes, numbers of processes and seed settings, and beyond the original end."""
+"""A resumed run stays on the same curve with another mode, number of processes, seed setting or a larger length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = [
     "train.global_batch_size=32",
     "model.dropout=0.2",
     "optim.lr=1e-3",
-    "lr_scheduler=null",  # so that a longer run has the same rates
+    "lr_scheduler=null",  # so that a longer run has the same learning rates
     "train.warmup_ratio=0",
 ]
 LAYOUTS = {
@@ -101,7 +101,7 @@ def test_ranks_draw_differently_where_asked_and_a_resume_continues_their_draws(t
     assert equal[0] == equal[1]
     different, found = draws("different", (4, "train.diff_rank_seed=true"))
     assert different[0] == equal[0] != different[1]
-    assert found == expected  # the model and the order of the data do not draw from them
+    assert found == expected  # the model and the order of the data do not use these generators
     legs = (2, "train.diff_rank_seed=true"), (4, "train.diff_rank_seed=true", "--resume")
     assert draws("resumed", *legs)[0] == different
 

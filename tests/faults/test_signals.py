@@ -1,4 +1,4 @@
-"""Signals to real jobs: saved between two iterations, exit code 75, and `--resume` continues the identical curve."""
+"""After a signal, a real job saves between two iterations and exits with 75; `--resume` continues the same curve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from libai import checkpoint
 pytestmark = pytest.mark.e2e
 
 CONFIG = "configs/mlp_digits.py"
-#: slow enough to be hit in the middle; the hook below makes one iteration last
+#: slow enough for a signal in the middle of a run; the hook below makes one iteration take long
 ITERATIONS = 40
 SETTINGS = [
     f"train.train_iter={ITERATIONS}",
@@ -30,7 +30,7 @@ SETTINGS = [
 
 
 def with_settings(*changes):
-    """`SETTINGS` with those of `changes` in place of the same ones: a command line names a key once."""
+    """Return `SETTINGS` with `changes` in place of settings of the same keys, because a key must be given only once."""
     keys = {change.partition("=")[0] for change in changes}
     return [*(setting for setting in SETTINGS if setting.partition("=")[0] not in keys), *changes]
 

@@ -60,10 +60,10 @@ OVERRIDES = {
     "dataloader.train=digits": (SECTION,),
     "dataloader.test=[1]": (SECTION,),
     # a dict where an object belongs
-    "train.evaluation.evaluators={a: 1}": ("train.evaluation.evaluators.a names no _target_",),
+    "train.evaluation.evaluators={a: 1}": ("train.evaluation.evaluators.a has no _target_",),
     "train.evaluation.evaluators=accuracy": ("a section such as",),
     "train.extra_hooks={a: 1}": ("a list such as",),
-    "dataloader.test={a: 1}": ("dataloader.test.a names no _target_",),
+    "dataloader.test={a: 1}": ("dataloader.test.a has no _target_",),
     # targets
     "optim._target_=nowhere.Adam": ("there is no module 'nowhere'", "Did you mean oneflow.optim.Adam?"),
     "optim._target_=oneflow.optm.Adam": ("oneflow has no 'optm'", "Did you mean optim?"),

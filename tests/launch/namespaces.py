@@ -1,4 +1,6 @@
-"""Two machines on one: network namespaces joined by a cable (veth). Needs user namespaces and iproute2, not root."""
+"""Simulate two machines on one by network namespaces that a virtual cable (veth) joins.
+
+Needs user namespaces and iproute2, but not root."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-#: the range for tests between networks (RFC 2544); each namespace sees only these and its own loopback
+#: from the range for tests between networks (RFC 2544); each namespace sees only these and its own loopback
 ADDRESSES = ("198.18.0.1", "198.18.0.2")
 
 
@@ -22,7 +24,7 @@ def two_machines() -> Iterator[tuple[int, int]]:
     holders: list[subprocess.Popen[str]] = []
     try:
         try:
-            # the second network belongs to the user namespace of the first, else no cable may join them
+            # the second network must belong to the user namespace of the first one, or no cable can join them
             holders.append(_hold(["unshare", "--user", "--map-root-user", "--net"]))
             holders.append(_hold([*on_machine(holders[0].pid), "unshare", "--net"]))
             first, second = machines = (holders[0].pid, holders[1].pid)
@@ -43,7 +45,7 @@ def two_machines() -> Iterator[tuple[int, int]]:
 
 
 def on_machine(machine: int, *command: str) -> list[str]:
-    """Return `command` as it is started on a machine."""
+    """Return the command that starts `command` on a machine."""
     return ["nsenter", "--target", str(machine), "--user", "--net", "--preserve-credentials", *command]
 
 

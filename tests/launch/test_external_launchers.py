@@ -1,4 +1,4 @@
-"""`libai train` as a process of another launcher: the rank that it detects, and real jobs."""
+"""`libai train` under another launcher: the detected ranks, and real jobs."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_contradictions_are_one_clear_error(environment, text):
 
 @pytest.fixture
 def dispatch(monkeypatch):
-    """Run a command line as a process with this environment; returns the command that would be launched."""
+    """Run a command line with this environment. Return the command that would be launched."""
 
     def run(environment: dict[str, str], *words: str) -> tuple[list[str], dict[str, str]]:
         started: list[list[str]] = []
@@ -161,7 +161,7 @@ def test_what_contradicts_the_launcher_is_an_error(dispatch, environment, words,
 
 
 def start(environments: list[dict[str, str]], *words: str, cwd: Path) -> list[jobs.Finished]:
-    """Processes that a launcher would start at once, with these environments."""
+    """Start one process per environment at the same time, as a launcher would."""
 
     def one(environment: dict[str, str]) -> jobs.Finished:
         return jobs.run([*MAIN, "train", "mlp_digits", *words], cwd=cwd, timeout=120, **environment)

@@ -1,4 +1,4 @@
-"""A loss that is not finite because of one rank's samples is blamed on that rank."""
+"""If a loss is not finite because of one rank's samples, the error names that rank."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_importing_libai_sets_the_openblas_core_unless_given_and_uses_the_standa
 def import_fake_oneflow(folder: Path, source: str, **environment: str) -> subprocess.CompletedProcess:
     """Import a fake oneflow with `source` as its `__init__.py`, under the guard."""
     (folder / "oneflow").mkdir()
-    needed = "class Tensor: pass\nclass _C: diagonal = len\nempty = diagonal = einsum = len\n"  # they are repaired
+    needed = "class Tensor: pass\nclass _C: diagonal = len\nempty = diagonal = einsum = len\n"  # libai patches these names
     (folder / "oneflow" / "__init__.py").write_text(needed + textwrap.dedent(source))
     code = """
         import sys
@@ -117,7 +117,7 @@ def test_an_import_that_lacks_a_library_or_memory_is_one_line(tmp_path, message,
 
 
 def test_too_few_open_files_are_one_line():
-    """OneFlow would abort the process."""
+    """Without the check, OneFlow would abort the process."""
     code = "import resource, libai; resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12)); import oneflow"
     assert "OneFlowImportError: `ulimit -n` allows 12 open files" in run_python(code).stderr
 

@@ -14,7 +14,7 @@ from libai.launch.guard import NOT_BEGUN
 pytestmark = pytest.mark.e2e
 
 CONFIG = "configs/mlp_digits.py"
-#: runs a tool as a script does, then names those of the given modules that it imported
+#: runs a tool as a script, then prints which of the given modules it imported
 _RUN_AND_LIST = """
 import atexit, runpy, sys
 watched, sys.argv = sys.argv[1].split(","), sys.argv[2:]
@@ -24,7 +24,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def imported_by(*arguments: str) -> list[str]:
-    """Which of the slow modules `train_net.py ARGUMENTS` imports."""
+    """Return the slow modules that `train_net.py ARGUMENTS` imports."""
     command = [sys.executable, "-c", _RUN_AND_LIST, "oneflow,hydra,libai.engine", jobs.TRAIN_NET, *arguments]
     result = jobs.run(command, timeout=60)
     assert result.returncode == 0, result
@@ -38,7 +38,7 @@ SLEEPING = "import time\nfrom libai.config import LazyCall\ntime.sleep(600)\n"
 
 @pytest.fixture
 def sleeping(tmp_path):
-    """A config that never ends."""
+    """Create a config whose execution never ends."""
     path = tmp_path / "sleeping.py"
     path.write_text(SLEEPING)
     return path

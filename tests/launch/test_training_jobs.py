@@ -1,4 +1,4 @@
-"""Real jobs of `tools/train.sh`: the number of processes and the mode change nothing but the clock."""
+"""Real jobs of `tools/train.sh`: the number of processes and the mode change only the time, not the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def start(folder, name, processes, mode, *options):
 
 @pytest.fixture(scope="module")
 def one_process(folder):
-    """`metrics.jsonl` of the eager run in one process, which all others must equal."""
+    """Return `metrics.jsonl` of the eager run in one process, which the other runs must match."""
     result = start(folder, "one", 1, "eager")
     assert not [line for line in result.errors if "error" in line.lower()], result
     return folder / "one"
@@ -36,7 +36,7 @@ def assert_same_curve(expected, found):
     for tag in ("train/loss", "train/lr", "train/grad_norm", "eval/val/loss"):
         a, b = (jobs.read_column(folder, tag) for folder in (expected, found))
         assert list(a) == list(b) and a, tag
-        # measured 1e-7: sums over ranks run in another order
+        # measured: 1e-7, because sums over ranks have another order
         np.testing.assert_allclose(list(b.values()), list(a.values()), rtol=1e-5, err_msg=tag)
     assert len(jobs.read_column(found)) == 20
 
@@ -61,7 +61,7 @@ def test_two_processes_equal_one(folder, one_process, mode):
 
 @pytest.fixture(scope="module")
 def chatty(folder):
-    """A job in which every rank prints a line."""
+    """Run a job in which every rank prints a line."""
     return start(
         folder, "files", 2, "eager", "train.train_iter=2", "train.extra_hooks=[{_target_: user_models.Chatty}]"
     )
@@ -101,7 +101,7 @@ def test_a_rank_that_raises_ends_the_job_in_seconds(folder, mode):
     )
     assert result.returncode == 1, result
     assert "planted on one rank" in result.stderr and "rank 1" in result.stderr, result
-    assert time.monotonic() - begin < 60  # seconds on an idle machine; a hang would last for ever
+    assert time.monotonic() - begin < 60  # takes seconds on an idle machine; a hang would never end
 
 
 @pytest.mark.e2e

@@ -1,4 +1,4 @@
-"""One job on two machines, by `NODE=2 NODE_RANK=… ADDR=… bash tools/train.sh`: two network namespaces."""
+"""One job on two machines (two network namespaces), started by `NODE=2 NODE_RANK=… ADDR=… bash tools/train.sh`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from namespaces import ADDRESSES, on_machine, two_machines
 
 pytestmark = [pytest.mark.launch, pytest.mark.e2e]
-#: nobody listens there: what is sent to it is lost
+#: an address where nothing listens, so messages to it are lost
 DEAD_PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
 

@@ -27,7 +27,7 @@ class Good(nn.Module):
 
 
 class FailsOnRank(HookBase):
-    """Raises in the third iteration of one rank only."""
+    """Raise an error in the third iteration on one rank only."""
 
     def __init__(self, rank):
         self.rank = rank
@@ -38,7 +38,7 @@ class FailsOnRank(HookBase):
 
 
 class Slow(HookBase):
-    """Slows iterations down, so a signal arrives in the middle of the run."""
+    """Slow iterations down so that a signal arrives in the middle of the run."""
 
     def __init__(self, seconds=0.1):
         self.seconds = seconds
@@ -55,7 +55,7 @@ def samples_that_hang(rank):
 
 
 class HangsWhenTraced(Good):
-    """A model whose forward never comes back on one rank; a compilation begins with it."""
+    """A model whose forward never returns on one rank. Compilation starts by tracing forward."""
 
     def forward(self, x, y):
         if x.is_lazy and get_rank() == 1:
@@ -73,7 +73,7 @@ class CannotCompileOnRank1(Good):
 
 
 class Does(HookBase):
-    """Runs a statement on one rank after iteration 3, once if a file is given that says whether it has."""
+    """Run a statement on one rank after iteration 3. With `file`, run it only once, because the file records it."""
 
     def __init__(self, rank, statement, once=""):
         self.rank, self.statement, self.once = rank, statement, once
@@ -88,7 +88,7 @@ class Does(HookBase):
 
 
 class FailsOnce(HookBase):
-    """Raises after iteration `after` unless a file says that it has done so; on every rank."""
+    """Raise an error on every rank after iteration `after`, unless a file records that this has already happened."""
 
     def __init__(self, file, after=6):
         self.file, self.after = f"{file}_{get_rank()}", after
@@ -100,14 +100,14 @@ class FailsOnce(HookBase):
 
 
 class NotFinite(Good):
-    """Its loss is NaN from the start."""
+    """A model whose loss is NaN from the start."""
 
     def forward(self, x, y):
         return {"losses": {"cls": super().forward(x, y)["losses"]["cls"] * float("nan")}}
 
 
 class Chatty(HookBase):
-    """Prints and logs on every rank, as a user's own code may."""
+    """Print and log on every rank, as a user's own code may do."""
 
     def before_train(self):
         print(f"rank {get_rank()} speaking", flush=True)

@@ -1,4 +1,4 @@
-"""Image data that libai ships: handwritten digits of 8 x 8 pixels, 10 classes, one channel."""
+"""Image data shipped with libai: handwritten digits of 8 x 8 pixels, in 10 classes, with one channel."""
 
 from omegaconf import OmegaConf
 
@@ -14,7 +14,7 @@ dataloader = OmegaConf.create(
             "val": LazyCall(build_eval_loader)(
                 dataset=LazyCall(DigitsDataset)(
                     split="validation",
-                    # The same cut as for training, or the two would overlap.
+                    # the same split as for training, because otherwise the two datasets would overlap
                     validation_fraction="${....train.dataset.validation_fraction}",
                     seed="${....train.dataset.seed}",
                 ),

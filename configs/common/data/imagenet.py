@@ -1,5 +1,7 @@
-"""ImageNet, or any images in one folder for each class, which you fetch yourself: `dataloader.train.dataset.path` and
-`dataloader.test.val.dataset.path` are the folders of the training and of the validation classes.
+"""ImageNet, which you download yourself, or any images with one folder for each class.
+
+`dataloader.train.dataset.path` and `dataloader.test.val.dataset.path` are the folders that contain the class folders
+for training and for validation.
 """
 
 from omegaconf import OmegaConf

@@ -1,4 +1,4 @@
-"""A small Llama over bytes: rotary positions, RMS norms, gated units, two heads of queries to one of keys."""
+"""A small Llama over bytes: rotary positions, RMS norms, gated units, and one key head for two query heads."""
 
 from libai.config import LazyCall
 

@@ -1,4 +1,4 @@
-"""Models of published sizes by name: the shapes of the weights that one can download."""
+"""Models of published sizes, by name. Their tensors have the shapes of the weights that can be downloaded."""
 
 from typing import Any
 

@@ -108,7 +108,7 @@ def _benchmark(arguments: Sequence[str]) -> int:
 
 
 def without_folders(word: str) -> str:
-    """Return a command-line argument as reports show it: absolute paths are shortened to their last part.
+    """Return a command-line argument with each absolute path shortened to its last part, for reports.
 
     >>> without_folders("train.dataset=/home/me/data.bin")
     'train.dataset=.../data.bin'
@@ -160,21 +160,21 @@ def _parser() -> Parser:
         metavar="CONFIG... key=value...",
         help="config files, then settings that apply to all of them",
     )
-    add("--modes", metavar="MODE,...", help=f"variants (default {_DEFAULT_MODES}, and with --python {others})")
-    add("--procs", default="1", metavar="N,...", help="ranks that share the global batch (default 1)")
+    add("--modes", metavar="MODE,...", help=f"modes to measure (default {_DEFAULT_MODES}; --python adds {others})")
+    add("--procs", default="1", metavar="N,...", help="numbers of ranks that share the global batch (default 1)")
     add("--python", metavar="PATH", help="interpreter of an environment with PyTorch or JAX")
     add(
         "--variant",
         action="append",
         default=[],
         metavar="NAME=COMMAND",
-        help="command that implements the line protocol",
+        help="variant of your own: a command that implements the protocol in libai/benchmark/protocol.py",
     )
     for field in fields(Settings):
         about = field.metadata["help"] + " (default %(default)s)"
         kind: Any = type(field.default)
         add(f"--{field.name.replace('_', '-')}", type=kind, default=field.default, metavar="N", help=about)
-    add("--output", "-o", type=Path, default=Path("bench"), metavar="FOLDER", help="folder of report (default bench)")
+    add("--output", "-o", type=Path, default=Path("bench"), metavar="FOLDER", help="report folder (default bench)")
     return parser
 
 

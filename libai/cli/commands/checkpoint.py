@@ -96,7 +96,7 @@ def _existing(path: str) -> Path:
 
 
 def _of_run(path: str) -> Path:
-    """Return the checkpoints folder inside `path` if it is the output folder of a run, and `path` itself otherwise."""
+    """Return the checkpoints folder in `path` if `path` is the output folder of a run, and `path` itself otherwise."""
     inside = Path(path) / "checkpoints"
     return inside if inside.is_dir() else Path(path)
 
@@ -121,6 +121,6 @@ def build_parser() -> Parser:
     compare.add_argument("b", help=one)
     conversion = command("convert", _convert)
     conversion.add_argument("source", help=one)
-    conversion.add_argument("target", metavar="FILE.safetensors", help="a new file")
+    conversion.add_argument("target", metavar="FILE.safetensors", help="output file, which must not exist yet")
     conversion.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="cast floating tensors")
     return parser

@@ -21,11 +21,11 @@ from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 from libai.utils.screen import format_table
 
-#: settings that name the run, and so differ between any two runs
+#: settings that name the run and therefore always differ
 _NAMES = ("train.output_dir",)
 #: parts of env.json that can explain a difference
 _FACTS = ("layout", "libai", "git", "oneflow", "packages", "python", "machine")
-#: sections without defaults that are shown for a single run
+#: sections that have no defaults but are shown for a single run
 _CHOSEN = ("model", "optim", "lr_scheduler")
 #: name of the column that a single run is compared with
 _DEFAULT = "default"
@@ -129,7 +129,7 @@ def differing(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
         (name, settings), *_ = columns.items()
         chosen = {key: settings[key] for key in settings if key.partition(".")[0] in (*TYPED_SECTIONS, *_CHOSEN)}
         defaults = flatten({name: asdict(cls()) for name, cls in TYPED_SECTIONS.items()})
-        # an empty section that the run has filled is not a setting of its own
+        # the default of a section, such as {}, is not compared if the run has filled the section
         columns = {_DEFAULT: {key: defaults[key] for key in defaults if key in chosen}, name: chosen}
     found: dict[str, dict[str, Any]] = {}
     keys = dict.fromkeys(key for settings in columns.values() for key in settings)

@@ -84,7 +84,7 @@ def examine() -> list[Finding]:
     findings = [check_oneflow(facts, failure)]
     if facts is not None:
         found = facts["oneflow"]
-        slower = "" if found["cpu_kernels"].startswith("libai's") else "CPU training is slower with oneflow's own."
+        slower = "" if found["cpu_kernels"].startswith("libai's") else "Training is slower with oneflow's own kernels."
         openblas = "" if found["openblas"][:1].isdigit() else "Matmuls are slower: `pip install scipy-openblas32`."
         findings.append(Finding("kernels", found["cpu_kernels"], slower))
         findings.append(Finding("openblas", found["openblas"], openblas))

@@ -24,10 +24,10 @@ from libai.utils.parser import Parser
 from libai.utils.screen import say
 
 _MODULE = "libai.cli.commands.generate"
-#: maximum number of new tokens per prompt if none is given
+#: maximum number of new tokens per prompt if --max-new-tokens is not given
 _MOST_TOKENS = 100
 _MOST_HELP = (
-    f"maximum number of new tokens per prompt (default: up to {_MOST_TOKENS}, limited by the model's positions)"
+    f"maximum number of new tokens per prompt (default: {_MOST_TOKENS}, or fewer if the model has too few positions)"
 )
 _OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")
 

@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     else:
         kept = {name: values for name, values in columns.items() if name not in args.drop}
         if not kept:
-            raise UserError(f"--drop leaves no column of {args.input}. Keep those that the model takes.")
+            raise UserError(f"--drop leaves no column of {args.input}. Keep the columns that the model takes.")
         parameters = inspect.signature(pipeline.model.forward).parameters
         batches = cut(as_arguments(kept, args.columns, parameters), args.batch_size)
     given = ({name: values for name, values in batch.items() if name not in args.drop} for batch in batches)

@@ -29,7 +29,7 @@ PHASES = {"straight": ("straight", 0), "first-half": ("resumed", EXIT_RESUMABLE)
 
 
 def build_parser() -> Parser:
-    """Return the parser for the user's command line and, with `--phase`, for a job's."""
+    """Return the parser of the command line. The jobs that this command starts use it too, with `--phase`."""
     parser = Parser(description=__doc__)
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides")
     parser.add_argument("--procs", type=int, default=1, help="processes of each job (default 1)")
@@ -101,7 +101,7 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
         for place, text in [*found.differences.items()][:8]:  # --json prints all
             print(f"differs: {place}: {text}")
         print(
-            f"{verdict}: {2 * args.iters} iterations straight against {args.iters}, restart, {args.iters} "
+            f"{verdict}: {2 * args.iters} iterations in one run against {args.iters}, a restart and {args.iters} more "
             f"(--procs {args.procs})"
         )
     return int(not found.is_exact)

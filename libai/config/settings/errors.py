@@ -1,4 +1,4 @@
-"""Define the error of this package, select names by patterns, and suggest names that the user may have misspelt."""
+"""Define the error of this package, select names by patterns, and suggest corrections for misspelt names."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def did_you_mean(word: str, choices: Iterable[str], at_least: float = 0.75) -> s
 
 
 def hint(key: str, choices: Iterable[str]) -> str:
-    """Return a sentence about the unknown setting `key`: its name in libai if another trainer has it, or a choice."""
+    """Return a sentence about the unknown setting `key`: its libai name if another trainer uses it, or near choices."""
     return meant(key) or did_you_mean(key, choices)
 
 

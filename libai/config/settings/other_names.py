@@ -328,7 +328,7 @@ def argument_meant(name: str, arguments: Collection[str]) -> str:
     if same[0] in arguments:
         return f" Did you mean {same[0]}?"
     member = f" In Python it is {_MEMBER_OF[name]} (docs/migrate/README.md)." if name in _MEMBER_OF else ""
-    return f" In a config it is {setting}; without one see docs/model_and_data.md.{member}" if setting else member
+    return f" In a config it is {setting}; without a config, see docs/model_and_data.md.{member}" if setting else member
 
 
 def member_meant(name: str) -> str:

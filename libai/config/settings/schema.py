@@ -45,7 +45,7 @@ class Train:
         None, "Samples of one iteration over all ranks; null derives it as micro x accumulation x ranks.", at_least=1
     )
     num_accumulation_steps: int | None = key(
-        None, "Micro-batches of one iteration; null derives it from the other two, with 1 as the default.", at_least=1
+        None, "Micro-batches of one iteration; null derives it from the two batch sizes (1 if one is null).", at_least=1
     )
     test_micro_batch_size: int | None = key(
         None, "Samples of one forward pass in evaluation; null uses the training value.", at_least=1
@@ -82,8 +82,8 @@ class Train:
     zero_grad_set_to_none: bool | None = key(
         None,
         "Clear gradients by setting them to None (true) or to zeros in place (false); null chooses what the gradient "
-        "reduction needs, preferably None. A parameter that a loss does not reach in an iteration is still decayed "
-        "and moved by momentum with zeros, but not with None.",
+        "reduction needs, preferably None. With zeros, a parameter that the loss does not reach in an iteration is "
+        "still decayed and moved by momentum; with None it is not.",
     )
     detect_anomalous_params: bool = key(False, "Log the parameters that get no gradient in the first iteration.")
     num_sanity_eval_batches: int = key(
@@ -147,10 +147,10 @@ LAZY_SECTIONS: dict[str, str] = {
     "model": "LazyCall of the model, a plain `oneflow.nn.Module`.",
     "optim": "LazyCall of the optimizer; `params` is a LazyCall that receives the model. Or name -> LazyCall, for "
     "several optimizers.",
-    "lr_scheduler": "LazyCall of the learning-rate schedule, or a list of them, one after another, or optimizer -> "
-    "schedule; null keeps the rate constant.",
-    "momentum_scheduler": "LazyCall of a schedule of libai.scheduler, or a list of them, whose factor multiplies the "
-    "optimizer's momentum; null keeps it constant. Eager mode only.",
+    "lr_scheduler": "LazyCall of the learning-rate schedule, or a list of schedules that follow each other, or "
+    "optimizer -> schedule; null keeps the rate constant.",
+    "momentum_scheduler": "LazyCall of a schedule of libai.scheduler, or a list of schedules. Its factor multiplies "
+    "the optimizer's momentum; null keeps the momentum constant. Eager mode only.",
     "dataloader": "`train`: LazyCall of the training loader; `test`: name -> LazyCall of an evaluation loader.",
 }
 SECTIONS = (*LAZY_SECTIONS, *TYPED_SECTIONS)

@@ -105,7 +105,9 @@ class ZeroOptimization(Switched):
     enabled: bool = key(
         False, "Enable sharding according to `stage`; `docs/parallelism.md` describes it for each mode."
     )
-    stage: int = key(1, "1 optimizer state, 2 and gradients, 3 and weights.", at_least=1, at_most=3)
+    stage: int = key(
+        1, "Parts that are sharded: 1 optimizer state, 2 also gradients, 3 also weights.", at_least=1, at_most=3
+    )
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Checkpointer(Switched):
 
     switch: ClassVar[str] = "enabled"
 
-    enabled: bool = key(True, "Save checkpoints at all.")
+    enabled: bool = key(True, "Save checkpoints; false saves none.")
     period: int | Literal["epoch"] = key(
         1000, "Iterations between checkpoints, or `epoch`. The end of a run is always saved.", at_least=1
     )
@@ -130,13 +132,14 @@ class Evaluation(Switched):
     switch: ClassVar[str] = "enabled"
     works_alone: ClassVar[tuple[str, ...]] = ("eval_iter", "evaluators")  # also used by an evaluation on request
 
-    enabled: bool = key(True, "Evaluate at all.")
+    enabled: bool = key(True, "Evaluate during training and at its end; false never evaluates.")
     eval_period: int | Literal["epoch"] = key(500, "Iterations between evaluations, or `epoch`.", at_least=1)
     eval_iter: int | None = key(None, "Maximum number of batches of each dataset; null uses all.", at_least=1)
-    evaluators: dict[str, Any] = lazy(dict, "Name -> LazyCall of an evaluator, or dataset -> such a section.")
+    evaluators: dict[str, Any] = lazy(dict, "Name -> LazyCall of an evaluator, or dataset -> a section of such names.")
     eval_metric: str | None = key(
         None,
-        'Metric of the best checkpoint, such as "val/loss"; "-val/cost": smaller is better, "+val/f1": larger.',
+        'Metric that selects the best checkpoint, such as "val/loss". A sign sets the better direction: smaller in '
+        '"-val/cost", larger in "+val/f1".',
     )
     eval_mode: Literal["min", "max"] | None = key(
         None, "Better direction of a metric without a sign; null uses the direction that its evaluator lists."

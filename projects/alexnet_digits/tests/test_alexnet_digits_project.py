@@ -1,4 +1,4 @@
-"""The project as its README promises it: both modes give one curve, and dropout acts in training only."""
+"""The README is correct: both modes give the same curve, and dropout is active only in training."""
 
 from __future__ import annotations
 

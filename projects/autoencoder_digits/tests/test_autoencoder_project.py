@@ -1,4 +1,4 @@
-"""The project as its README promises it: from outside of libai, in both modes, with its own model and evaluator."""
+"""The README is correct: the project's own model and evaluator work in both modes without changes to libai."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from libai.launch.runtime import RENDEZVOUS_VARIABLES  # noqa: E402
 
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    # `import oneflow` above has filled the variables of a launcher in
+    # remove the launcher's variables, which `import oneflow` above has set
     environment = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
     return subprocess.run(
         [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
@@ -31,7 +31,7 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def train(folder: Path, *overrides: str) -> Path:
-    """A short run in `folder`; returns its output folder."""
+    """Train a short run in `folder` and return its output folder."""
     length = [] if any(word.startswith("train.train_iter=") for word in overrides) else ["train.train_iter=60"]
     settings = ["train.output_dir=out", *length, "train.log_period=1", "train.evaluation.eval_period=30"]
     done = run(str(ROOT / "tools/train_net.py"), str(PROJECT / "config.py"), *settings, *overrides, cwd=folder)

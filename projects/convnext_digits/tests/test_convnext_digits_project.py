@@ -1,4 +1,4 @@
-"""The project as its README promises it: both modes give one curve, and the default is ConvNeXt-T."""
+"""The README is correct: both modes give the same curve, and the default model is ConvNeXt-T."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MAE: which patches it sees, what it predicts, and the ViT that continues with its weights."""
+"""MAE: the patches that it sees, its predictions, and the ViT that starts from its weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loss_of(model: MAE, **inputs: Any) -> float:
 
 
 def drawn(key: int, data_rank: int = 0, size: int = 6) -> np.ndarray:
-    """The patches that are seen, for each sample."""
+    """Return the visible patches of each sample."""
     model = build()
     with random_context(key, data_rank):
         noise = model.noise(flow.zeros(size, 16)).numpy()

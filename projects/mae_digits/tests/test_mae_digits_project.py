@@ -1,4 +1,4 @@
-"""The project as its README promises it: an encoder that is carried over, one curve in both modes, disjoint images."""
+"""The README is correct: the encoder is carried over, both modes give the same curve, and the images are disjoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from libai.launch.runtime import RENDEZVOUS_VARIABLES  # noqa: E402
 
 
 def train(config: Path, folder: Path, *overrides: str) -> dict[int, float]:
-    """The losses of a short run, by iteration."""
+    """Train a short run and return iteration -> loss."""
     environment = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
     command = [sys.executable, str(ROOT / "tools/train_net.py"), str(config), "train.train_iter=6"]
     command += ["train.log_period=1", f"train.output_dir={folder}", *overrides]

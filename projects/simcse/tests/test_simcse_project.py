@@ -1,4 +1,4 @@
-"""The project as its README promises it: one curve in both modes, and on two ranks that of one process."""
+"""The README is correct: both modes give the same curve, and two ranks give the curve of one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORT = ("train.train_iter=4", "train.global_batch_size=16", "train.log_period=1
 
 
 def train(folder: Path, processes: int, *overrides: str) -> dict[int, float]:
-    """The losses of a short run, by iteration."""
+    """Train a short run and return iteration -> loss."""
     environment = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
     command = [sys.executable, "-m", "libai.launch", str(ROOT / "tools/train_net.py")]
     command += [str(PROJECT / "config.py"), str(processes), *SHORT, f"train.output_dir={folder}", *overrides]
@@ -50,7 +50,7 @@ def test_the_curve_is_that_of_one_eager_process(
 
 def test_negatives_of_one_rank_would_be_seen(eager: dict[int, float], tmp_path: Path) -> None:
     found = train(tmp_path / "run", 2, "train.dist.batch_scope=rank")
-    assert abs(found[1] - eager[1]) > 0.1  # log 16 and log 8
+    assert abs(found[1] - eager[1]) > 0.1  # about log 16 and log 8
 
 
 def test_the_loss_is_the_cross_entropy_of_finding_the_pair() -> None:

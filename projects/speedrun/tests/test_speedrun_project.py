@@ -1,4 +1,4 @@
-"""The project as its README promises it: it stops at the target and nowhere else, and both modes give one curve."""
+"""The README is correct: the run stops at the target and not before, and both modes give the same curve."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def test_a_position_sees_the_bytes_before_it_and_none_behind():
             before, after = (model(flow.tensor(each))["logits"].numpy() for each in (ids, other))
         return (np.abs(after - before).max(axis=(0, 2)) > 0).tolist()
 
-    assert changed_by_another_byte() == [False] * 4 + [True] * 3 + [False]  # blocks that begin as the identity
+    assert changed_by_another_byte() == [False] * 4 + [True] * 3 + [False]  # initially, each block is the identity
     nn.init.normal_(model.blocks[0].attention.out.weight)
     assert changed_by_another_byte() == [False] * 4 + [True] * 4

@@ -1,4 +1,4 @@
-"""The project as its README promises it: a fair split, and one curve in both modes from the published weights."""
+"""The README is correct: the splits share no text, and both modes give the same curve from the published weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHORT = (
 
 
 def train(folder: Path, mode: str) -> list[float]:
-    """The losses of a short run, in this process: the texts are read once."""
+    """Train a short run in this process, so that the texts are read only once, and return its losses."""
     words = [*SHORT, f"train.output_dir={folder}", f"graph.enabled={mode}"]
     run = Run(default_setup(validate(LazyConfig.apply_overrides(LazyConfig.load(PROJECT / "config.py"), words))))
     found: list[float] = []
@@ -46,10 +46,10 @@ def train(folder: Path, mode: str) -> list[float]:
 @pytest.mark.pretrained
 @NEEDS_PACKAGES
 def test_both_modes_fine_tune_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)  # where the config has its weights
+    monkeypatch.chdir(ROOT)  # the config looks for its weights there
     eager, graph = (train(tmp_path / mode, mode) for mode in ("false", "true"))
     np.testing.assert_allclose(graph, eager, rtol=1e-5)
-    assert eager[0] == pytest.approx(np.log(len(LIBRARIES)), rel=1e-5)  # of a new head, which is zero
+    assert eager[0] == pytest.approx(np.log(len(LIBRARIES)), rel=1e-5)  # the loss of a new head, whose weights are zero
     assert eager[1] != eager[0]
 
 

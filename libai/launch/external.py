@@ -119,8 +119,7 @@ def machine_variables(place: Place, environment: Environment) -> dict[str, str]:
     for name in ("NODE", "NODE_RANK"):
         if environment.get(name, wanted[name]) != wanted[name]:
             raise UserError(
-                f"{name}={environment[name]} contradicts {place.describe()}, which gives {wanted[name]}. "
-                f"Unset {name}."
+                f"{name}={environment[name]} contradicts {place.describe()}, which gives {wanted[name]}. Unset {name}."
             )
     return wanted
 

@@ -1,5 +1,7 @@
-"""The Python blocks of docs/ run as written, with the names that their page assumes. Those of README.md, the
-hook and the switch of modes run in jobs, see test_readme.py."""
+"""The Python blocks of docs/ run as written, with the names that their pages assume.
+
+The blocks of README.md, the hook and the switch of modes run in jobs: see test_readme.py.
+"""
 
 from __future__ import annotations
 

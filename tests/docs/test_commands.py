@@ -31,7 +31,7 @@ PLACEHOLDER = re.compile(r"…|\.\.\.|\[| \| |\b(?:PROCS|FILE|KEY|RUN|COMMAND|N|
 
 
 class Parsed(Exception):
-    """Raised when the arguments were accepted."""
+    """Raised if the arguments are accepted."""
 
 
 def commands(text: str) -> list[list[str]]:
@@ -46,8 +46,10 @@ def commands(text: str) -> list[list[str]]:
 
 
 def stop_after_parsing(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Make every parser and the launcher raise `Parsed` instead of continuing. `folder` contains the run of the
-    pages."""
+    """Make every parser and the launcher raise `Parsed` instead of continuing.
+
+    `folder` contains the run that the pages refer to.
+    """
 
     def launch(words):
         raise Parsed(words)

@@ -1,5 +1,4 @@
-"""README and docs are correct: their model trains in both modes, and their switch, commands, settings and paths
-work."""
+"""README and docs are correct: their model trains and switches in both modes; their commands and paths work."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def missing_paths(text: str) -> list[str]:
 
 
 def broken_links(page: Path, text: str) -> list[str]:
-    """Return the relative links of a page to files that are missing or outside the repository, or to missing headings."""
+    """Return the relative links of a page to missing headings, missing files and files outside the repository."""
     broken = []
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
         file, _, heading = link.partition("#")

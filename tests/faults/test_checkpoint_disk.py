@@ -85,7 +85,7 @@ def test_a_lost_permission_is_named(root):
         code = 1
         try:
             root.chmod(0o555)
-            if os.geteuid() == 0:  # root may write anywhere, so become the user `nobody`, who needs access to the parent folders
+            if os.geteuid() == 0:  # root may write anywhere, so become `nobody`, who needs access to the parents
                 for parent in root.parents[:3]:
                     if "pytest" in str(parent):
                         parent.chmod(0o755)

@@ -131,7 +131,7 @@ def test_a_kill_at_any_write_point_leaves_whole_checkpoints(pristine, saver):
         checkpoint.remove_leftovers(root)
         assert not [path.name for path in root.iterdir() if path.name.startswith(".")], f"point {point}"
         shutil.rmtree(root)
-    assert newest == sorted(newest) and set(newest) == {1, 2}  # control: some kills came before the first rename and some after it
+    assert newest == sorted(newest) and set(newest) == {1, 2}  # control: kills before and after the first rename
 
 
 def test_control_a_save_without_rename_would_be_caught(pristine, saver):

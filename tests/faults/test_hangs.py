@@ -53,7 +53,7 @@ def test_a_rank_that_never_comes_to_the_collective_is_found(folder, mode, statem
 
 @pytest.mark.slow
 def test_a_job_that_goes_on_is_left_alone(folder):
-    """Negative control: 12 s of iterations of 0.6 s each. Iterations and not the job are what the limit is for."""
+    """Negative control: a job of 12 s with iterations of 0.6 s. The limit applies to an iteration, not to the job."""
     settings = ("train.output_dir=slow", "train.extra_hooks=[{_target_: user_models.Slow, seconds: 0.6}]")
     done = jobs.train_sh("user_config.py", 1, *settings, cwd=folder, LIBAI_STEP_TIMEOUT="10")
     assert done.returncode == 0 and "no progress" not in done.stderr, done
@@ -76,7 +76,7 @@ def test_a_rank_that_hangs_in_a_compilation_is_found(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(("late", "line"), [(0, "rank 0 was "), (1, "rank 1 failed first: no progress for 3 s ")])
 def test_a_rank_that_does_not_come_to_meet_the_others_is_named(folder, late, line):
-    """It sleeps in the user's program before oneflow is imported, so that the other one waits in vain."""
+    """The rank sleeps in the user's program before it imports oneflow, so the other rank waits in vain."""
     program = "import os, time\nif os.environ['RANK'] == '{}':\n    time.sleep(1000)\nimport libai, oneflow\n"
     (folder / "late.py").write_text(program.format(late))
     done = jobs.train_sh("user_config.py", 2, file="late.py", cwd=folder, LIBAI_START_TIMEOUT="3")
@@ -88,7 +88,7 @@ def test_a_rank_that_does_not_come_to_meet_the_others_is_named(folder, late, lin
 
 @pytest.mark.parametrize(("limit", "is_ended"), [(1.0, True), (0.0, False)])
 def test_only_a_program_with_a_limit_is_ended(monkeypatch, tmp_path, limit, is_ended):
-    """A user's program may do anything outside libai's phases, for any time."""
+    """Outside libai's phases, a user's program may take any time."""
     killed: list[int] = []
     monkeypatch.setattr("os.kill", lambda pid, signum: killed.append(signum))
     monkeypatch.setattr("libai.launch.rank.STACK_SECONDS", 0.0)

@@ -1,5 +1,4 @@
-"""`--max-restarts`: a failed job continues from its last checkpoint, unless it would fail again or was stopped on
-request."""
+"""`--max-restarts`: a failed job continues from its last checkpoint, unless it would fail again or was stopped."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def test_two_ranks_go_on_from_the_last_checkpoint_on_the_same_curve(folder):
 
 @pytest.mark.slow
 def test_without_a_checkpoint_of_its_own_a_job_begins_again(folder):
-    """A checkpoint that an earlier run has left in the folder is not taken for one of this run."""
+    """A checkpoint of an earlier run in the folder is not used for this run."""
     first = jobs.train_sh(CONFIG, 1, "train.output_dir=o", "train.train_iter=2", cwd=folder)
     assert first.returncode == 0 and (folder / "o" / "checkpoints" / "iter_0000002").is_dir(), first
     hook = f"train.extra_hooks=[{{_target_: user_models.FailsOnce, file: {folder / 'failed'}}}]"

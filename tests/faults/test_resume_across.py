@@ -48,7 +48,7 @@ def train(folder, layout, until, *extra):
     ],
 )
 def test_mode_and_number_of_processes_may_change_at_every_resume(tmp_path, way):
-    """Each leg also extends a finished run by a larger train_iter, and goes on with the next samples."""
+    """Each resume also extends a finished run by a larger train_iter and continues with the next samples."""
     train(tmp_path / "whole", "eager, 1 process", 12)
     for leg, layout in enumerate(way):
         train(tmp_path / "legs", layout, 4 * (leg + 1), *(["--resume"] if leg else []))
@@ -59,7 +59,7 @@ def test_mode_and_number_of_processes_may_change_at_every_resume(tmp_path, way):
 
 
 def test_a_seed_that_was_drawn_is_kept_by_the_resumed_run(tmp_path):
-    """With train.seed=null each start draws a seed; a resume with another seed would reshuffle the data."""
+    """With train.seed=null each start chooses a random seed; a resume with another seed would reshuffle the data."""
     train(tmp_path, "eager, 1 process", 3, "train.seed=null")
     first = json.loads((tmp_path / "summary.json").read_text())["seed"]
     train(tmp_path, "eager, 1 process", 5, "train.seed=null", "--resume")

@@ -48,7 +48,7 @@ def test_a_resumed_run_is_the_same_to_the_last_byte(graph, procs):
 
 
 def test_a_difference_is_reported(monkeypatch, capsys):
-    """tests/contract/test_resume_faults.py has the faults that make one."""
+    """tests/contract/test_resume_faults.py tests the faults that cause such a difference."""
     found = Comparison(numbers=3, tensors=2, differences={"model/w": "1 of 4 values differ"})
     monkeypatch.setattr("libai.engine.run.verify_resume.compare", lambda *_: found)
     monkeypatch.setattr(verify_resume, "start_job", lambda *_: 0)

@@ -42,12 +42,12 @@ from libai.engine import HookBase
 from libai.evaluation import Evaluator
 
 class Slow(HookBase):
-    """Makes iterations last, so that a signal hits the middle of the run."""
+    """Slow iterations down, so that a signal arrives in the middle of the run."""
     def after_step(self):
         time.sleep(0.15)
 
 class SignalAt(HookBase):
-    """Sends this process a signal in one iteration."""
+    """Send this process a signal in one iteration."""
     def __init__(self, iteration, signum=15):
         self.iteration, self.signum = iteration, signum
     def before_step(self):
@@ -55,7 +55,7 @@ class SignalAt(HookBase):
             os.kill(os.getpid(), self.signum)
 
 class SignalInSave(HookBase):
-    """Sends this process SIGTERM while its n-th checkpoint is being written, and notes what is on disk just then."""
+    """Send this process SIGTERM while its n-th checkpoint is being written, and record which files are on disk then."""
     def __init__(self, number):
         self.number = number
     def before_train(self):
@@ -74,13 +74,13 @@ class SignalInSave(HookBase):
         saving.finish_file = interrupt
 
 class Fails(HookBase):
-    """A hook with a mistake in one iteration."""
+    """A hook that raises an error in one iteration."""
     def after_step(self):
         if self.trainer.iter + 1 == 7:
             raise RuntimeError("planted")
 
 class SignalInEvaluation(Evaluator):
-    """Sends this process a signal at the given batch of all evaluations."""
+    """Send this process a signal at the batch with the given number, counted over all evaluations."""
     calls = 0
     def process(self, batch, outputs):
         self.calls += 1
@@ -205,7 +205,7 @@ def test_a_signal_during_a_save_is_heeded_and_the_curve_goes_on(tmp_path, hooks_
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", ["false", "true"])
 def test_a_signal_during_the_first_iteration_is_heeded(tmp_path, hooks_on_path, graph):
-    """In graph mode the step is compiled around that time, in C++, where no Python handler runs."""
+    """In graph mode the step is being compiled then, in C++, where Python's signal handlers do not run."""
     done = jobs.train_net(
         CONFIG,
         *SETTINGS,
@@ -294,7 +294,7 @@ def test_the_time_limit_stops_the_run_resumably(tmp_path, hooks_on_path):
 
 
 def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path, hooks_on_path):
-    """The first one asks; while a hook blocks the loop, the second must not be swallowed."""
+    """The first Ctrl-C requests a stop. While a hook blocks the loop, the second Ctrl-C must still work."""
     code = (
         "import os, signal, time\n"
         "from libai.launch.stop import StopRequest, own_state\n"

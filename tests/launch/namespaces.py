@@ -1,6 +1,7 @@
 """Simulate two machines on one by network namespaces that a virtual cable (veth) joins.
 
-Needs user namespaces and iproute2, but not root."""
+Needs user namespaces and iproute2, but not root.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ ADDRESSES = ("198.18.0.1", "198.18.0.2")
 
 @contextlib.contextmanager
 def two_machines() -> Iterator[tuple[int, int]]:
-    """The process ids that hold two namespaces with `ADDRESSES`.
+    """Yield the ids of two processes that keep two namespaces with `ADDRESSES` alive.
 
-    Where they cannot be made, skips the test with the reason; in continuous integration, fails.
+    If namespaces cannot be created, skip the test with the reason, or fail in continuous integration.
     """
     holders: list[subprocess.Popen[str]] = []
     try:
@@ -54,8 +55,8 @@ def _run(machine: int, *command: str) -> None:
 
 
 def _hold(command: list[str]) -> subprocess.Popen[str]:
-    """A process in new namespaces, which live as long as it does: to the end of this one at the latest."""
-    # each command replaces the one before it, so that the process id stays
+    """Start a process in new namespaces, which exist until the process ends, at the latest when this process ends."""
+    # each command replaces the previous one, so that the process id stays the same
     holder = subprocess.Popen(
         [*command, "sh", "-c", "echo ready; exec cat"],
         stdin=subprocess.PIPE,

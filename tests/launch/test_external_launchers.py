@@ -174,7 +174,7 @@ def start(environments: list[dict[str, str]], *words: str, cwd: Path) -> list[jo
 @pytest.mark.e2e
 @pytest.mark.parametrize("launcher", [srun, pytest.param(open_mpi, marks=pytest.mark.slow)])
 def test_two_processes_train_one_run(launcher, tmp_path):
-    """Each reads the clock by itself, and both write into the folder of the first one's time."""
+    """Each process has its own start time, but both write into the folder named after the first one's."""
     places = [launcher(rank, 2, LIBAI_START_TIME=str(1e9 + 60 * rank), TZ="UTC") for rank in range(2)]
     done = start(places, *SMALL, "train.output_dir=out/${now:%Y-%m-%d_%H-%M-%S}", cwd=tmp_path)
     assert [one.returncode for one in done] == [0, 0], done

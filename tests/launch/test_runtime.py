@@ -57,7 +57,7 @@ def test_importing_libai_sets_the_openblas_core_unless_given_and_uses_the_standa
 def import_fake_oneflow(folder: Path, source: str, **environment: str) -> subprocess.CompletedProcess:
     """Import a fake oneflow with `source` as its `__init__.py`, under the guard."""
     (folder / "oneflow").mkdir()
-    needed = "class Tensor: pass\nclass _C: diagonal = len\nempty = diagonal = einsum = len\n"  # libai patches these names
+    needed = "class Tensor: pass\nclass _C: diagonal = len\nempty = diagonal = einsum = len\n"  # libai patches these
     (folder / "oneflow" / "__init__.py").write_text(needed + textwrap.dedent(source))
     code = """
         import sys
@@ -73,7 +73,7 @@ def import_fake_oneflow(folder: Path, source: str, **environment: str) -> subpro
 
 @pytest.mark.e2e
 def test_ctrl_c_stays_pythons_when_oneflow_is_imported():
-    """The native handler of oneflow 0.9.0 would end the process with 255, and nobody could stop what it has started."""
+    """The native handler of oneflow 0.9.0 would end the process with 255 and leave its child processes running."""
     code = """
         import os, signal
         import libai, oneflow

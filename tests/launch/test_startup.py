@@ -98,7 +98,7 @@ train.train_iter = 40
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.dist)])
 def test_a_terminal_shows_few_lines_before_the_first_iteration(processes, tmp_path):
-    """The line about the start moves on by itself, and what the user prints is neither joined to it nor lost."""
+    """The line about the start updates by itself, and lines that the user prints are neither joined to it nor lost."""
     config = tmp_path / "config.py"
     config.write_text(TALKING)
     words = [str(config), str(processes), "graph.enabled=auto", f"train.output_dir={tmp_path / 'out'}"]

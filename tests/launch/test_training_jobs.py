@@ -51,7 +51,7 @@ def test_a_user_model_outside_of_the_repository_trains_in_graph_mode(folder, one
 @pytest.mark.e2e
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_two_processes_equal_one(folder, one_process, mode):
-    """Also under accumulation: 8 samples are 1 x 8, or 2 ranks x 2 micro-batches x 2."""
+    """The same with accumulation: the 8 samples are 1 x 8, or 2 ranks x 2 micro-batches x 2."""
     start(folder, f"two_{mode}", 2, mode, "train.num_accumulation_steps=2")
     assert_same_curve(one_process, folder / f"two_{mode}")
     summary = json.loads((folder / f"two_{mode}" / "summary.json").read_text())
@@ -69,7 +69,7 @@ def chatty(folder):
 
 @pytest.mark.e2e
 def test_one_process_speaks_and_each_keeps_its_own_files(folder, chatty):
-    """Also OneFlow's own lines about hardware that is not there: rank 0 drops them, the others keep them."""
+    """The same for OneFlow's lines about missing hardware: rank 0 drops them, the other ranks keep them."""
     assert all(line.startswith(jobs.NOTICE) for line in chatty.stderr.splitlines()), chatty
     assert {"log.txt", "log_rank1.txt", "rank_1.stderr"} <= {path.name for path in (folder / "files").iterdir()}
     assert "libibverbs" in (folder / "files" / "rank_1.stderr").read_text()

@@ -73,7 +73,7 @@ class CannotCompileOnRank1(Good):
 
 
 class Does(HookBase):
-    """Run a statement on one rank after iteration 3. With `file`, run it only once, because the file records it."""
+    """Run a statement on one rank after iteration 3. If `once` is a file, run it only while the file does not exist."""
 
     def __init__(self, rank, statement, once=""):
         self.rank, self.statement, self.once = rank, statement, once

@@ -37,7 +37,7 @@ FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "lr_section.py": (GOOD + "lr = dict(a=1)\n", ("lr: no such setting", "optim.lr")),
     "train_lr.py": (GOOD + "train.lr = 0.1\n", ("train.lr: no such setting", "optim.lr")),
     "wrong_type.py": (GOOD + 'train.train_iter = "many"\n', ("train.train_iter='many'", "a whole number >= 0")),
-    "hook_number.py": (GOOD + "train.extra_hooks = [3]\n", ("train.extra_hooks[0] names no _target_",)),
+    "hook_number.py": (GOOD + "train.extra_hooks = [3]\n", ("train.extra_hooks[0] has no _target_",)),
     "evaluator_list.py": (GOOD + "train.evaluation.evaluators = [3]\n", ("train.evaluation.evaluators=[3]",)),
     "no_name.py": ("from user_config import nothing\n", ("no_name.py:1", "'nothing'")),
     "of_libai.py": (

@@ -39,7 +39,7 @@ def export_or_refuse(folder: Path, config: str, overrides: Sequence[str]) -> Non
 
 
 def export(folder: Path, config: str, overrides: Sequence[str], iterations: int = 64) -> None:
-    """Write the case into `folder`: the initial weights of the config's run and the batches of the first `iterations`.
+    """Write the case into `folder`: the initial weights and the batches of the first `iterations` of the config's run.
 
     Raises `UserError` if other libraries cannot train the config in the same way.
     """

@@ -25,7 +25,7 @@ def read_job(script: Script, processes: str = "2", **environment: str):
         ({"processes": "0"}, "PROCS is '0'; it must be the number of processes on this machine"),
         ({"NODE": "two"}, "NODE is 'two'; it must be the number of machines"),
         ({"NODE": "2"}, "NODE=2 and NODE_RANK='': each machine needs its own number, 0 (the one at ADDR) to 1"),
-        ({"NODE": "2", "NODE_RANK": "0"}, "NODE=2 with ADDR=127.0.0.1: on every machine this address means that machine itself"),
+        ({"NODE": "2", "NODE_RANK": "0"}, "NODE=2 with ADDR=127.0.0.1: on every machine this address means"),
         ({"NODE": "2", "NODE_RANK": "0", "ADDR": "no.invalid"}, "ADDR=no.invalid cannot be resolved"),
         ({"NODE": "2", "NODE_RANK": "0", "ADDR": "192.0.2.1"}, "ADDR=192.0.2.1 is not an address of this machine"),
         ({"ADDR": "192.0.2.1"}, "ADDR=192.0.2.1 is not an address of this machine"),

@@ -132,7 +132,7 @@ class Evaluation(Switched):
     switch: ClassVar[str] = "enabled"
     works_alone: ClassVar[tuple[str, ...]] = ("eval_iter", "evaluators")  # also used by an evaluation on request
 
-    enabled: bool = key(True, "Evaluate during training and at its end; false never evaluates.")
+    enabled: bool = key(True, "Evaluate during training and at its end; false evaluates only on request.")
     eval_period: int | Literal["epoch"] = key(500, "Iterations between evaluations, or `epoch`.", at_least=1)
     eval_iter: int | None = key(None, "Maximum number of batches of each dataset; null uses all.", at_least=1)
     evaluators: dict[str, Any] = lazy(dict, "Name -> LazyCall of an evaluator, or dataset -> a section of such names.")

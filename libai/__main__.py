@@ -3,7 +3,9 @@
 import os
 import sys
 
-if __name__ == "__main__":  # replaces this file's folder or, after `python -m`, the working directory with its json.py
+# the first entry is this file's folder or, after `python -m`, the working directory. A json.py in it would hide
+# Python's module
+if __name__ == "__main__":
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 from libai.cli.main import main

@@ -29,8 +29,8 @@ class BatchReader:
 
     Threads are sufficient when most of the time is spent on reading files, decoding or NumPy, because these release the
     interpreter lock. `collate(samples) -> dict` builds the batch from a list of the values returned by `ds[i]`. A
-    collate function can also have a method `pad_to(samples, length)`. It is then called with the length of the longest
-    sample on any rank, which is looked up in the dataset's attribute `lengths`.
+    collate function can also have a method `pad_to(samples, length)`. If the dataset has an attribute `lengths`, that
+    method is called instead, with the length of the longest sample on any rank.
     """
 
     def __init__(self, dataset: Any, num_workers: int = 0, *, collate: Collate | None = None):
@@ -41,7 +41,7 @@ class BatchReader:
         self.collate = collate
         self._has_batches = collate is None and hasattr(self.dataset, "get_batch")
         if not self._has_batches and not hasattr(self.dataset, "__getitem__"):
-            raise DataError(f"collate needs single samples, and {type(self.dataset).__name__} has no ds[i]. Add it.")
+            raise DataError(f"collate needs single samples, but {type(self.dataset).__name__} has no ds[i]. Add it.")
         self._lengths = getattr(self.dataset, "lengths", None)
         if self._lengths is not None and len(self._lengths) != len(self.dataset):
             raise DataError(
@@ -72,7 +72,7 @@ class BatchReader:
                 batch = collate.pad_to(samples, int(longest))
             else:
                 batch = collate(samples)
-            batch = _checked_dict("what collate returned for samples", self.dataset, batch)
+            batch = _checked_dict("the result of collate for samples", self.dataset, batch)
         return as_batch(self.dataset, batch, len(indices))
 
 
@@ -164,7 +164,7 @@ class PadCollate:
 
     Args:
         padding: key -> value to fill with, such as `{"input_ids": 0, "labels": -100}`. Other keys must have one shape.
-        multiple_of: lengths are rounded up to a multiple of it. Graph mode compiles one graph per shape, so fewer
+        multiple_of: lengths are rounded up to a multiple of this. Graph mode compiles one graph per shape, so fewer
             shapes are better.
         max_length: samples longer than this are truncated.
         mask: name of an additional bool array that is true at real values and false at padding.

@@ -86,7 +86,7 @@ class BlendedDataset(BatchDataset):
 
     The length of the mixture is the sum of the lengths of all datasets. If a dataset's share exceeds its length, its
     samples repeat from the beginning. If the share is smaller, its last samples are never used. The order depends only
-    on the arguments. Datasets with `augment_batch` cannot be blended: apply them to the blend instead.
+    on the arguments. Datasets with `augment_batch` cannot be blended: wrap the blend in them instead.
 
     >>> blend = BlendedDataset([{"x": np.arange(4)}, {"x": np.arange(10, 14)}], weights=[3, 1])
     >>> blend.get_batch(np.arange(8))["x"].tolist()
@@ -127,6 +127,6 @@ class BlendedDataset(BatchDataset):
             return {name: np.concatenate([part[name] for part in parts])[places] for name in parts[0]}
         except (KeyError, ValueError) as error:
             raise DataError(
-                f"blended datasets have samples of different shapes or keys ({error}): make them equal, such as one "
-                "sequence_length."
+                f"blended datasets have samples of different shapes or keys ({error}): make them equal, for "
+                "example with one sequence_length."
             ) from None

@@ -39,7 +39,7 @@ def read_ahead(
 ) -> Generator[Result, None, None]:
     """Yield `read(request)` for every request in order, and compute up to `depth` results ahead.
 
-    Results are computed ahead in the thread of `pool`. It starts only when reading is slow enough to benefit from it.
+    Results are computed ahead in the thread of `pool`, which starts only if reading is slow enough to benefit from it.
     The results are the same either way. An exception in `read` is raised in place of its result and ends the iteration.
     At the end, results that were not begun are cancelled, without waiting for the current read, which may take long.
     """
@@ -196,8 +196,8 @@ def build_train_loader(
         dataset: an object with `len(ds)` and `ds[i] -> dict` or `get_batch(indices)`, or a dict of arrays with equal
             length.
         data_rank, num_data_ranks: select the part of every global batch that this process reads. By default every
-            process of the job reads its own part. Tensor-parallel and pipeline-parallel ranks share their data: pass
-            `mesh.data_rank` and `mesh.data` there.
+            process of the job reads its own part. Tensor-parallel and pipeline-parallel ranks must read the same data:
+            for them, pass `mesh.data_rank` and `mesh.data`.
         prefetch: number of micro-batches to read ahead in one background thread, which starts only if reading is slow.
         num_workers: number of threads that read one micro-batch together, for datasets with slow samples.
         collate: function that builds the batch from a list of samples, see `BatchReader`.
@@ -210,7 +210,7 @@ def build_train_loader(
 
 
 def _layout(micro_batch_size: int, data_rank: int | None, num_data_ranks: int | None) -> DataLayout:
-    """Return this process's share: the given one, else by its rank and the number of processes."""
+    """Return this process's share of the data: the given share, or one by its rank and the number of processes."""
     if (data_rank is None) != (num_data_ranks is None):
         raise DataError(
             f"data_rank={data_rank} and num_data_ranks={num_data_ranks}: set both, or neither to use this process's "

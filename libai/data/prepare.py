@@ -115,7 +115,7 @@ def _split_by_file(documents: list[Document], validation_fraction: float) -> dic
     num_validation = max(1, round(validation_fraction * len(documents))) if validation_fraction else 0
     if num_validation >= len(documents):
         raise DataError(
-            f"validation_fraction={validation_fraction} of {len(documents)} different, not empty file(s) leaves none "
+            f"validation_fraction={validation_fraction} of {len(documents)} different, non-empty file(s) leaves none "
             "for training, because files are not split. Use more files, or validation_fraction=0 for no validation "
             "split."
         )

@@ -67,7 +67,7 @@ def random_resized_crop(
 ) -> np.ndarray:
     """Crop a random part of each image and resize it to `size`.
 
-    `area` and `ratio` are the ranges of its fraction of the image and of its width / height. `images` `(B, C, H, W)`,
+    `area`: range of the part's fraction of the image. `ratio`: range of its width / height. `images` `(B, C, H, W)`,
     square; `uniform` `(B, 4)` numbers in [0, 1). A side longer than the image is clipped to the image.
     """
     shares = area[0] + uniform[:, 0] * (area[1] - area[0])
@@ -86,7 +86,7 @@ class ImagesInMemory:
     labels: np.ndarray
     num_classes: int
     augment: bool
-    #: augmentation: the largest shift in pixels, and whether half of the images are mirrored
+    #: settings of augmentation: the largest shift in pixels, and whether half of the images are mirrored
     _max_shift = 1
     _mirrors = False
 

@@ -28,8 +28,8 @@ class TokenWindows:
     document boundaries, which are marked by the end-of-document token. A tail shorter than a window is dropped.
 
     Args:
-        tokens: token ids, `(num_tokens,)`, memory-mapped or not. offsets: start of each document, followed by the end
-            of the last.
+        tokens: token ids, `(num_tokens,)`, memory-mapped or not.
+        offsets: start of each document, followed by the end of the last document.
         name: source of the tokens, for error messages.
 
     Raises `DataError` if there are too few tokens for a single window.
@@ -130,9 +130,9 @@ def read_megatron(path: Path) -> tuple[np.ndarray, np.ndarray]:
     magic, version, kind, num_sequences, num_documents = _MEGATRON_HEADER.unpack(head)
     if magic != b"MMIDIDX\0\0" or version != 1 or kind not in _MEGATRON_KINDS:
         raise DataError(
-            f"{index} begins with {magic!r}, version {version} and numbers of kind {kind}. Supported are files of "
-            "Megatron-LM's "
-            f"MMapIndexedDataset (MMIDIDX), version 1 with integers ({', '.join(map(str, _MEGATRON_KINDS))}) are read."
+            f"{index} begins with {magic!r}, version {version} and numbers of kind {kind}. Only files of Megatron-LM's "
+            "MMapIndexedDataset (MMIDIDX), version 1, with numbers of kind "
+            f"{', '.join(map(str, _MEGATRON_KINDS))} can be read."
         )
     dtype = np.dtype(_MEGATRON_KINDS[kind])
     places = len(content) - 12 * num_sequences - 8 * num_documents

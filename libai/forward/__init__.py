@@ -1,1 +1,1 @@
-"""Find the side effects of a model's forward, and handle or refuse them."""
+"""The contract of a model's forward, its side effects, and checks of the indices that it looks up."""

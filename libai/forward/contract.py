@@ -64,7 +64,7 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
         constant = [name for name, loss in losses.items() if not loss.requires_grad]
         if constant and len(constant) < len(losses):
             raise ModelContractError(
-                f"{_source(model)} returned the dict {list(losses)}, whose sum would be the loss, and "
+                f"{_source(model)} returned the dict {list(losses)}, whose sum would be the loss, but "
                 f"{constant} depend on no parameter. To only log a value, return it as a metric: "
                 'return {"losses": {...}, "metrics": {...}}.'
             )

@@ -1,4 +1,4 @@
-"""Count the floating-point operations of an update, from the shapes that its operations see.
+"""Count the floating-point operations of an update from the shapes of inputs and outputs.
 
 Only matmuls and convolutions are counted. A multiplication and an addition count as 2: the result is twice the
 multiply-adds (MACs) of `fvcore` and of published figures.
@@ -14,7 +14,7 @@ from typing import Any
 
 from libai.patches.wrapping import replaced_operations
 
-#: cost of forward and backward together, in forwards: the backward pass of a matmul takes two more
+#: cost of forward and backward together, in forward passes: the backward pass of a matmul costs two
 _FORWARDS_OF_AN_UPDATE = 3
 _PRODUCTS = ("matmul", "batch_matmul", "bmm", "mm", "fused_matmul_bias", "dot", "mv")
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")

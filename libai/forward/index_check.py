@@ -1,8 +1,8 @@
 """Find indices that are out of range before they are used: token ids of an embedding, labels of a cross entropy.
 
-OneFlow 0.9 returns zeros for an id that is too large, ends the process for a negative one, and for a bad label reads
-whatever follows the logits. So the integer inputs of every batch are checked on the host. An input that forward looks
-up unchanged is compared with the size of its table, and any other input with the values of earlier batches.
+OneFlow 0.9 returns zeros for an id that is too large, ends the process for a negative id, and reads memory beyond the
+logits for a bad label. So the integer inputs of every batch are checked on the host. An input that forward looks up
+unchanged is compared with the size of its table, and any other input with the values of earlier batches.
 
 A batch with a value that does not fit runs eagerly. In that run the lookup functions are replaced by functions that
 compare their indices with the table. The first batch always runs this way. In graph mode this eager run comes before
@@ -11,7 +11,7 @@ the compiled one and computes no gradients.
 A compiled step on several ranks cannot run one rank's batch separately. There, a value that does not fit the table of
 its input raises an error at once.
 
-Nothing waits for the device, except for the batches of a loader that returns tensors instead of arrays.
+The check waits for the device only if the loader returns tensors instead of arrays.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from libai.utils.tensors import part_here
 _NEVER = 2**63 - 1
 _smallest, _largest = np.minimum.reduce, np.maximum.reduce
 _INTEGERS = (flow.int64, flow.int32, flow.uint8, flow.int8)
-#: context of a forward if all its values fit
+#: context for a forward if all values of its inputs fit
 NOTHING: AbstractContextManager[None] = nullcontext()
 
 Batch = Mapping[str, Any]
@@ -62,12 +62,12 @@ class _Range:
         return values[((values < self.low) | (values > self.high)) & ~np.isin(values, self.ignored)]
 
     def widened(self, values: np.ndarray) -> _Range:
-        """Return a range that includes `values`, none of which a loss ignores, unless a table sets the limits."""
+        """Return a range that also includes `values` (without ignored labels). The range of a table does not change."""
         if self.what or not values.size:
             return self
         low = int(values.min())
         high = int(values.max())
-        if self.low <= self.high and (low > self.high or high < self.low):  # all are new: the input is a counter
+        if self.low <= self.high and (low > self.high or high < self.low):  # all are new: a counter
             low -= abs(low)
             high += abs(high)
         return _Range(min(low, self.low), max(high, self.high))
@@ -91,9 +91,9 @@ class IndexCheck:
     def watch(self, batches: Sequence[Batch], runs_alone: bool = True) -> AbstractContextManager[None]:
         """Return a context for an eager forward over `batches`. It raises `IndexOutOfRange` before a wrong lookup.
 
-        `runs_alone`: whether this rank may run a forward that other ranks do not run. Otherwise only the first forward,
-        which every rank runs, is watched, and later batches are only compared. Returns `NOTHING` if no forward needs to
-        run.
+        `runs_alone`: whether this rank may run a forward that other ranks do not run. Otherwise only the first forward
+        is watched, because every rank runs it, and later batches are only compared. Returns `NOTHING` if no forward
+        needs to run.
         """
         ranges = self._ranges.get(self._model.training)
         if ranges is None:
@@ -103,7 +103,7 @@ class IndexCheck:
             known = ranges[name]
             if _smallest(array, axis=None) < known.low or _largest(array, axis=None) > known.high:
                 values = self._without_ignored(array)
-                is_bad = known.bad_in(array if known.what else values).size > 0  # a table has no label to ignore
+                is_bad = known.bad_in(array if known.what else values).size > 0  # tables ignore no labels
                 if is_bad and runs_alone:
                     return self._watch(batches, ranges)
                 if is_bad and known.what:
@@ -128,7 +128,7 @@ class IndexCheck:
             for name, _, array in _integer_inputs(batches):
                 known = ranges[name]
                 is_smaller = not known.what or accepted.high < known.high
-                # if a column that is not looked up has other values, the table says nothing about the input
+                # a column that is not looked up may have other values; the table then does not limit the input
                 if is_smaller and _is_looked_up(array, values) and not accepted.bad_in(array).size:
                     ranges[name] = accepted
 
@@ -172,7 +172,7 @@ def _integer_inputs(batches: Sequence[Batch]) -> Iterator[tuple[str, int, np.nda
 def integers(value: Any) -> np.ndarray | None:
     """Return the integers of a batch entry or an index tensor as an array; None for anything else and in a trace.
 
-    A tensor gives its part on this rank, and reading it waits for the device.
+    The result for a tensor is its part on this rank, and reading it waits for the device.
     """
     if isinstance(value, flow.Tensor):
         part = None if value.is_lazy or value.dtype not in _INTEGERS else part_here(value)
@@ -219,9 +219,9 @@ _LOOKUPS: dict[str, Callable[..., tuple[Any, ...]]] = {
 
 
 def _lookups_replaced(model: nn.Module, look: Callable[..., None]) -> AbstractContextManager[None]:
-    """Make the lookup functions call `look` first, with the result of their function in `_LOOKUPS`.
+    """Make every lookup function first call `look` with the result of its function in `_LOOKUPS`.
 
-    They are replaced under every name that they have in a Python module or in a module of the model.
+    A lookup function is replaced under every name that it has in a Python module or in a module of the model.
     """
 
     def replace(operation: Callable[..., Any], name: str) -> Callable[..., Any] | None:

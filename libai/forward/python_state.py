@@ -50,9 +50,9 @@ PACKAGES = ("oneflow", "libai")
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 #: packages with objects that contain the user's settings
 _SETTINGS = ("types", "argparse", "omegaconf")
-#: guards inspect containers, arrays and tensors with up to this many entries
+#: maximum number of entries of a container, array or tensor that a guard inspects
 _MAX_ENTRIES = 256
-#: guards inspect up to this many containers, arrays and tensors
+#: maximum number of containers, arrays and tensors that a guard inspects
 _MAX_WATCHED = 50
 #: `(function that returns a copy, copy)` of the contents of a container, array or tensor
 Watched = list[tuple[Callable[[], Any], Any]]
@@ -136,7 +136,7 @@ def attributes_of(model: nn.Module) -> dict[str, Any]:
 def changed_since(before: dict[str, Any], model: nn.Module) -> list[str]:
     """Return the attributes (with their classes) that differ from `before`, and that a later call may read.
 
-    A counter that nothing reads does no harm, and neither does a tensor that every call creates again.
+    A counter that nothing reads is harmless, as is a tensor that every call creates again.
     """
     return [
         with_class(model, name)
@@ -148,9 +148,9 @@ def changed_since(before: dict[str, Any], model: nn.Module) -> list[str]:
 def _is_read_later(model: nn.Module, name: str) -> bool:
     """Return whether code of `model` reads the value that an earlier call gave to an attribute.
 
-    A statement that also changes the attribute does not count. Tensors that no statement computes from their own value
-    do not count either, because every call makes them again, nor do lists and dicts that `forward` or a hook empties
-    first.
+    Some reads do not count: a read in a statement that also changes the attribute; reads of a tensor that no statement
+    computes from its own value, because every call makes it again; and reads of a list or dict that `forward` or a hook
+    empties first.
     """
     path, _, attribute = name.rpartition(".")
     module = dict(model.named_modules())[path]
@@ -166,7 +166,8 @@ def _is_read_later(model: nn.Module, name: str) -> bool:
         lines = _lines_of(cls)  # type: ignore[arg-type]  # a class is hashable
         if is_own and re.search(empty, "\n".join(lines), re.MULTILINE):
             return False
-        # the `self` of an unrelated class is another module; strings are empty, and other keys may grow a dict
+        # `self` in an unrelated class is another module. A write with a constant key is not a read (strings are empty
+        # here); a write with any other key may grow a dict
         read = re.compile(rf"{'' if is_own else '(?<!self)'}\.{attribute}\b(?!(\[(''|\d+)\])?(: .*)? = )")
         for line in filter(read.search, lines):
             if change.match(line) is None:
@@ -178,7 +179,7 @@ def _is_read_later(model: nn.Module, name: str) -> bool:
 
 @functools.cache
 def _lines_of(cls: type) -> list[str]:
-    """Return the user's methods of a class except its constructors: each statement on one line, strings are empty.
+    """Return the lines of a class's user-defined methods except constructors: one line per statement, empty strings.
 
     A method without source, such as one that was typed into a shell, counts as reading its attributes.
     """

@@ -1,11 +1,11 @@
-"""Side effects of a model's forward, as the reference of a rehearsal finds them.
+"""Side effects of a model's forward, which the reference of a rehearsal finds.
 
 After every compiled step, graph mode writes the buffers that `Facts` names
 (docs/dev/decisions/0009-state-in-forward.md).
 
-A backward pass must not see in-place changes. OneFlow 0.9.0 does not count versions of tensors: if `h / self.scale` is
-followed by `self.scale.mul_(0.9)`, the eager backward pass silently divides by the changed value. A graph
-computes the correct gradient. `values_kept` makes eager mode do so too: each change of a buffer gets new memory.
+A backward pass must not read values that were changed in place. OneFlow 0.9.0 does not count versions of tensors: if
+`h / self.scale` is followed by `self.scale.mul_(0.9)`, the eager backward pass silently divides by the changed value. A
+graph computes the correct gradient. `values_kept` corrects eager mode: before each change, the buffer gets new memory.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def values_kept(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     """Make operations keep the values that they read from the buffers `names`, in a forward and its backward pass.
 
     `names`: names of buffers and frozen parameters. Afterwards each has its last value in its original memory. Inside
-    the block, `.data` and `.detach()` of such a tensor return the tensor itself: a change to one is a change to the
-    other.
+    the block, `.data` and `.detach()` of such a tensor return the tensor itself, so that changes through them are
+    changes of the tensor.
     """
     modules = dict(model.named_modules())
     places = []

@@ -46,7 +46,7 @@ def model_config(folder: str | Path, **arguments: Any) -> Any:
     if found.get("has_pooler") and has_weights(folder):
         found["has_pooler"] = any("pooler." in name for name in read_folder(folder))
     if found.get("tie_head") and has_weights(folder) and read_folder(folder).has_own("lm_head.weight"):
-        found["tie_head"] = False  # config.json may say otherwise, but transformers also follows the file
+        found["tie_head"] = False  # `transformers` follows the weights here, even against config.json
     return LazyCall(family.target)(**{**found, **arguments})
 
 
@@ -189,7 +189,7 @@ def _imported(source: Pretrained, model: nn.Module) -> tuple[_Tensors, WeightsRe
         name = source.name_in_file(found.theirs)
         stored = source.spec(name).dtype
         if ("float" in stored) != ("float" in found.spec.dtype):
-            raise CheckpointError(f"{source.folder}: `{name}` is {stored}, {found.spec.dtype} in the model.")
+            raise CheckpointError(f"{source.folder}: `{name}` is {stored} there, but {found.spec.dtype} in the model.")
         for index, ours in enumerate(found.ours):
             specs[ours] = TensorSpec(stored, wanted[ours].shape)
             places[ours] = (found, index)
@@ -255,7 +255,7 @@ def _config_of(weights: Path, architecture: str | None) -> dict[str, Any]:
         has = ", ".join(f"{name}={arguments.get(name)}" for name in names) or "its arguments"
         lacking = f"which {architecture} cannot compute" if architecture else "for which no architecture is known"
         raise UserError(
-            f"{weights} trains {target} with {has}, {lacking}. libai.hf supports {', '.join(kinds) or 'none'} for "
+            f"{weights} contains {target} with {has}, {lacking}. libai.hf supports {', '.join(kinds) or 'none'} for "
             "this class."
         )
     return FAMILIES[chosen].write_config(chosen, arguments)

@@ -91,7 +91,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         sides = config.get(name)
         if isinstance(sides, list):
             if len(set(sides)) != 1:
-                raise UserError(f"config.json has {name}={sides}, but the models here only support square images.")
+                raise UserError(f"config.json has {name}={sides}, but libai's models support only square images.")
             config[name] = sides[0]
     return config
 

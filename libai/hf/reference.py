@@ -7,7 +7,7 @@ import sys
 
 
 def compute(folder: str, inputs: dict) -> dict:
-    """Compute the outputs of `transformers` in float32, from and to NumPy arrays.
+    """Return the outputs of `transformers` for `inputs`, both as NumPy arrays, computed in float32.
 
     The outputs are logits, or the last hidden state of a bare model.
     """

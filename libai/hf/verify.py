@@ -18,7 +18,7 @@ _SCRIPT = Path(__file__).with_name("reference.py")
 
 
 def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, float]:
-    """Return the largest absolute difference of each output, for two random inputs in float32.
+    """Return the largest absolute difference of each output for a batch of two random inputs, in float32.
 
     `python`: interpreter of an environment with PyTorch and transformers. It does not need OneFlow.
     """

@@ -32,7 +32,7 @@ class KeyValues:
     def append(self, k: flow.Tensor, v: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
         """Append the keys and values of new tokens and return all of them.
 
-        The new ones stay in `new`, all in `full`.
+        Afterwards `new` holds the new keys and values, and `full` holds all of them.
         """
         self.new = k, v
         self.full = (k, v) if self.past is None else tuple(flow.cat(pair, dim=2) for pair in zip(self.past, (k, v)))
@@ -42,9 +42,9 @@ class KeyValues:
 class Decoder:
     """Computes the scores of the next token for rows of tokens, (batch, vocabulary) float32.
 
-    `start(tokens, is_token)`, each (batch, length), begins the rows. `append(tokens)`, (batch,), adds one token to
-    each. `select(rows)` replaces the rows by copies of others, as beam search does. Only new tokens are computed; the
-    keys and values of earlier tokens are cached.
+    `start(tokens, is_token, capacity)` begins the rows; both arrays are (batch, length). `append(tokens)`, (batch,),
+    adds one token to each row. `select(rows)` replaces the rows by copies of existing rows, for beam search. Only new
+    tokens are computed; the keys and values of earlier tokens are cached.
 
     A model with an encoder needs `encode(tokens, is_token)` first. The rows then attend to the encoded texts. `select`
     does not exchange these texts, so a row may only be replaced by a row with the same text.
@@ -162,7 +162,7 @@ class _Token(_Prompt):
     def build(
         self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, past: flow.Tensor, *context: flow.Tensor
     ) -> tuple[flow.Tensor, flow.Tensor]:
-        """Return the same outputs as `_Prompt`. `past` is laid out like those keys and values, filled from the left."""
+        """Return the same outputs as `_Prompt`. `past` has the layout of the second one and is filled from the left."""
         caches = [KeyValues((past[i], past[i + 1])) for i in range(0, past.shape[0], 2)]
         return _with_new(self.model, caches, tokens, positions, mask, *context)
 

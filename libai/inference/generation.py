@@ -65,7 +65,7 @@ class Generator:
     The model is put into eval mode.
 
     Args:
-        is_graph: compile the steps. A new shape (number of prompts, longest prompt, length) is compiled again.
+        is_graph: compile the steps. A new shape (number of prompts, longest prompt, length) needs another compilation.
         layout: result of `libai.parallel.parallelize`, if the model's weights are split across ranks (tensor
             parallelism). Every rank must then make the same calls and gets all tokens. By default the model is local.
     """
@@ -146,7 +146,7 @@ class Generator:
         if options.max_new_tokens >= self._max_target_length:
             raise UserError(
                 f"max_new_tokens={options.max_new_tokens} and a start token exceed the model's "
-                f"max_target_length={self._max_target_length}. Lower it."
+                f"max_target_length={self._max_target_length}. Lower max_new_tokens."
             )
         self._decoder.encode(tokens, is_token)
         first = np.full((len(prompts), 1), self._start_token)

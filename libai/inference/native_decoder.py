@@ -26,7 +26,7 @@ _LAYERS = ("attention_norm", "q", "k", "v", "out", "mlp_norm", "gate", "up", "do
 
 
 def can_decode(model: Any, layout: Layout) -> bool:
-    """Return whether the native step supports a model: all its modules, data types and devices, and no hooks."""
+    """Return whether the native step supports a model: its modules, data types and device. Hooks are not supported."""
     if layout.is_global or layout.mesh.device != "cpu" or not kernels.are_kernels_on():
         return False
     modules = list(model.modules())
@@ -49,9 +49,9 @@ def _sizes(block: Any) -> tuple[Any, ...]:
 
 
 class NativeDecoder(Decoder):
-    """A native `Decoder`.
+    """A `Decoder` that computes each token after the prompt with one native call.
 
-    Keys and values are stored in arrays of the full capacity, which each step extends in place.
+    Keys and values are stored in arrays of the full capacity, which each step fills further in place.
     """
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
@@ -69,7 +69,7 @@ class NativeDecoder(Decoder):
     def _read_weights(self) -> None:
         """Collect the addresses of the weights. Called for each generation, because training may replace tensors."""
         model = self.model
-        self._kept = [parameter.detach() for parameter in model.parameters()]  # the memory at these addresses
+        self._kept = [parameter.detach() for parameter in model.parameters()]  # keeps their memory alive
         rows = []
         for block in model.blocks:
             layers = {**block._modules, **block.attention._modules, **block.mlp._modules}

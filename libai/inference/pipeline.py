@@ -29,7 +29,7 @@ class Pipeline:
         source: the output folder of a run, or a Hugging Face folder.
         which, mode, overrides: options for a run, see `Predictor.of_run`. For other sources only `mode` is used
             (default "eager").
-        tokenizer: a tokenizer.json, or a folder with one (default: the one next to the weights or of the run's data).
+        tokenizer: a tokenizer.json, or its folder (default: the file next to the weights, or of the run's data).
 
     On several ranks the model uses tensor parallelism, and every rank must make the same calls.
 
@@ -79,12 +79,12 @@ class Pipeline:
         return TextCodec.of_data(dataset.tokenizer)
 
     def _dataset_with(self, attribute: str) -> Any:
-        """Return the dataset that a run was trained on, or the one that it wraps, if it has this attribute."""
+        """Return the training dataset of a run, or a dataset inside it, that has this attribute; None without one."""
         dataloader = self.predictor.config.dataloader if self.predictor.config else {}
         section = dataloader.get("train")
         dataset = instantiate(section.dataset) if section is not None and "dataset" in section else None
         while dataset is not None and not hasattr(dataset, attribute):
-            dataset = getattr(dataset, "dataset", None)  # a dataset wrapped by another one, such as a mask
+            dataset = getattr(dataset, "dataset", None)  # a dataset that another dataset wraps, such as `MaskedTokens`
         return dataset
 
     @cached_property
@@ -111,9 +111,7 @@ class Pipeline:
     def predict(self, batches: Iterable[Mapping[str, Any]], only: str | None = None) -> dict[str, np.ndarray]:
         """Return all outputs that have one row per sample, concatenated over all batches.
 
-        `only` selects a single output.
-
-        Raises `UserError` if forward returns no such output, or rows of different shapes.
+        `only` selects one output. Raises `UserError` if forward returns no such output, or rows of different shapes.
         """
         parts: list[dict[str, np.ndarray]] = []
         for batch in batches:
@@ -128,9 +126,9 @@ class Pipeline:
                         found[name] = array
             if not found:
                 raise UserError(
-                    f"{type(self.model).__name__}.forward gives {', '.join(sorted(named))} for "
-                    f"{', '.join(sorted(batch))}: no {only or 'output'} with a row for each sample. Return it if no "
-                    "labels are given, and omit the labels."
+                    f"{type(self.model).__name__}.forward returned {', '.join(sorted(named))} for "
+                    f"{', '.join(sorted(batch))}: no {only or 'output'} with a row for each sample. Return it when the "
+                    "batch has no labels, and omit the labels here."
                 )
             parts.append(found)
         for name in parts[0]:
@@ -156,7 +154,7 @@ class Pipeline:
         """Map class numbers to names: the attribute `classes` of the run's training dataset, if it can be read."""
         try:
             return dict(enumerate(getattr(self._dataset_with("classes"), "classes", ())))
-        except (UserError, OSError):  # the data no longer exist
+        except (UserError, OSError):  # the data no longer exists
             return {}
 
     def classify(self, inputs: Sequence[str] | np.ndarray, batch_size: int = 32) -> list[tuple[str | int, float]]:
@@ -178,7 +176,7 @@ class Pipeline:
         return [(names.get(number, number), float(p)) for number, p in zip(best.tolist(), probabilities)]
 
     def encode_batch(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        """Convert texts, padded on the right, or image files to the arguments of the model's forward."""
+        """Convert texts or image files to arguments of the model's forward. Texts are padded on the right."""
         if self._parameters[0] == "images":
             return {"images": np.stack([self._image_reader.read_image(file) for file in texts])}
         longest = getattr(self.model, "max_seq_length", None)

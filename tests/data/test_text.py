@@ -62,7 +62,7 @@ def test_changed_files_and_options_are_prepared_anew(corpus, cache):
         ({"tokenizer": "bpe"}, "add vocab_size"),
         ({"vocab_size": 1000}, "always has 257 tokens"),
         ({"validation_fraction": 1.0}, "not a fraction"),
-        ({"files": "0.txt"}, r"1 different, not empty file\(s\) leaves none for training"),
+        ({"files": "0.txt"}, r"1 different, non-empty file\(s\) leaves none for training"),
     ],
 )
 def test_impossible_preparations_are_explained(corpus, cache, monkeypatch, options, text):
@@ -77,5 +77,5 @@ def test_one_file_alone_trains_without_validation(corpus, cache):
     with pytest.raises(DataError, match=r"has \['train'\]"):
         build(corpus / "0.txt", cache, split="validation", validation_fraction=0)
     (corpus / "0.txt").write_text("")
-    with pytest.raises(DataError, match="0 different, not empty file"):
+    with pytest.raises(DataError, match="0 different, non-empty file"):
         build(corpus / "0.txt", cache, validation_fraction=0)

@@ -45,8 +45,8 @@ def changed(name, folder, **settings):
         ("bert_classifier", {"problem_type": "multi_label_classification"}, "3 label.*multi_label_classification loss"),
         ("vit", {"problem_type": "regression"}, "problem_type='regression' and 5 label"),
         ("roberta_classifier", {"id2label": {"0": "score"}}, "problem_type=None and 1 label.*a regression loss"),
-        ("vit", {"image_size": [16, 8]}, r"image_size=\[16, 8\], but the models here only support square"),
-        ("vit", {"patch_size": [4, 2]}, r"patch_size=\[4, 2\], but the models here only support square"),
+        ("vit", {"image_size": [16, 8]}, r"image_size=\[16, 8\], but libai's models support only square"),
+        ("vit", {"patch_size": [4, 2]}, r"patch_size=\[4, 2\], but libai's models support only square"),
     ],
 )
 def test_a_setting_that_cannot_be_computed_is_named(name, settings, message, tmp_path):

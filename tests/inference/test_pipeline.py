@@ -141,7 +141,7 @@ def test_texts_are_embedded_alone_as_beside_others(tmp_path, capsys):
     assert predict.run([*words, "--only", "embeddings"]) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["embeddings"], together)
     with pytest.raises(
-        UserError, match="forward gives embeddings, features, pooled for .*: no logits with a row for each sample"
+        UserError, match="forward returned embeddings, features, pooled for .*: no logits with a row for each sample"
     ):
         predict.run([*words, "--only", "logits"])
 

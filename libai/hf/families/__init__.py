@@ -23,7 +23,7 @@ def family_of(config: Config) -> tuple[str, Family]:
         known = (
             f"for model_type {kind!r} it supports {', '.join(related)}"
             if related
-            else f"it knows {', '.join(FAMILIES)}"
+            else f"it supports {', '.join(FAMILIES)}"
         )
         raise UserError(f"config.json is for {named[0]!r}, which libai.hf does not support; {known}.")
     return named[0], FAMILIES[named[0]]

@@ -129,7 +129,7 @@ ENCODER_ARGUMENTS: dict[str, tuple[str, Any]] = {
 
 
 def read_encoder(config: Config) -> dict[str, Any]:
-    """Return the settings with the same names in BERT and ViT."""
+    """Return the arguments that are computed from settings in the same way for BERT and ViT."""
     return {
         "mlp_ratio": ratio_of(config.get("intermediate_size", 3072), config.get("hidden_size", 768)),
         "activation": activation_of(config.get("hidden_act", "gelu")),

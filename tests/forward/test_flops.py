@@ -1,4 +1,4 @@
-"""FLOPs are counted by the operations of the first rehearsed update, whatever the module, and equal in both modes."""
+"""FLOPs are counted per operation of the first rehearsed update, for any module, and are equal in both modes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_products_of_matrices_and_convolutions(function, expected):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_trainer_knows_the_flops_of_a_sample(mode, accumulation):
+def test_a_trainer_counts_the_flops_of_a_sample(mode, accumulation):
     model = toy.Classifier(width=16, classes=4)
     optimizer = toy.optimizer_of("sgd", model)
     trainer = toy.trainer_of(mode, model, toy.batches(4), optimizer, num_accumulation_steps=accumulation)

@@ -33,7 +33,7 @@ class Language(nn.Module):
 
 
 class Lenient(nn.Module):
-    """It looks ids up that it has limited before, and never its `number`."""
+    """Limits ids before it looks them up, and never looks up its input `number`."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ def trainer(mode, model, loader, **options):
 
 
 def error_of(mode, model, batches, **options):
-    """Train over the batches once; the text of the error that names an index."""
+    """Train over the batches once and return the text of the error that names an index."""
     with pytest.raises(IndexOutOfRange) as caught:
         trainer(mode, model, batches, **options).train(0, len(batches))
     assert isinstance(caught.value, UserError)
@@ -107,7 +107,7 @@ def test_values_that_forward_limits_or_never_looks_up_are_fine(mode):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("steps", [1, 2])
-def test_accumulation_and_tensors_of_the_loader(mode, steps):
+def test_ids_are_checked_with_accumulation_and_in_tensors_of_the_loader(mode, steps):
     batches = toy.batches(6)
     batches[5]["y"][0] = 4
     loader = [{name: flow.tensor(array) for name, array in batch.items()} for batch in batches]
@@ -127,10 +127,10 @@ def test_evaluation_names_its_batch(mode, has_trained, number):
     with pytest.raises(IndexOutOfRange, match=f"^batch {number} of the evaluation dataset 'val': y.1. is 4"):
         subject.evaluate(batches, {"loss": MeanLossEvaluator()})
     batches[number - 1]["y"][1] = 3
-    subject.evaluate(batches, {"loss": MeanLossEvaluator()})  # it can go on
+    subject.evaluate(batches, {"loss": MeanLossEvaluator()})  # the trainer is still usable
 
 
-def test_the_search_for_parameters_without_gradient_is_checked_too(mode):
+def test_the_search_for_parameters_without_gradient_is_also_checked(mode):
     batches = language_batches(1)
     batches[0]["ids"][0, 0] = -1  # OneFlow's own check would end the process
     assert "ids[0, 0] is -1" in error_of(mode, Language(), batches, detect_anomalous_params=True)

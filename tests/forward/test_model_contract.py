@@ -46,7 +46,7 @@ def test_a_metric_among_losses_is_refused():
 
 
 class Returns(nn.Module):
-    """A model that returns its loss in one of the forms."""
+    """A model that returns its loss in one of the supported forms."""
 
     def __init__(self, form):
         super().__init__()
@@ -88,7 +88,7 @@ def test_all_forms_train_and_evaluate_alike(mode):
         ({"losses": {"cls": SCALAR}, "metrics": {"n": 3}}, r"'metrics': \{'n': a int\}\}"),
     ],
 )
-def test_what_is_no_loss_is_explained_with_the_right_code(outputs, found):
+def test_an_invalid_loss_is_explained_with_the_correct_code(outputs, found):
     with pytest.raises(ModelContractError, match=f"^Net.forward returned .*{found}, which .*return .*losses.*metrics"):
         read_losses(outputs, Net())
 
@@ -110,17 +110,17 @@ def test_a_key_that_forward_does_not_take_is_named():
 def test_an_argument_that_the_batch_lacks_is_named():
     class Strict(Net):
         def forward(self, x, y, *, mask):
-            """Needs all three."""
+            """Requires all three arguments."""
 
     with pytest.raises(ModelContractError, match=r"keys \['x', 'y'\], but Strict.forward takes .*: missing .*'mask'"):
         as_batch_dict({"x": 1, "y": 2}, Strict())
 
 
-def test_too_many_items_are_counted():
+def test_too_many_items_are_refused_with_their_number():
     with pytest.raises(ModelContractError, match=r"batch has length 3, but Net.forward takes \['x', 'y'\]: too many"):
         as_batch_dict((1, 2, 3), Net())
 
 
-def test_a_number_of_a_batch_has_no_dimension():
+def test_a_number_in_a_batch_becomes_a_0_dim_tensor():
     assert as_tensor(np.float32(2.0)).ndim == as_tensor(np.array(2.0)).ndim == 0
     assert as_tensor([1.5, 2.0]).dtype is flow.float32 and as_tensor(np.zeros(2)).dtype is flow.float64

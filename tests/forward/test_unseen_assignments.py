@@ -12,7 +12,7 @@ from libai.utils.errors import UserError
 
 
 class Assigns(nn.Module):
-    """Two features are overwritten through a list of indices: in every sample, or in the samples named one by one."""
+    """Overwrites two features through a list of indices, either in every sample or in listed samples."""
 
     def __init__(self, is_seen):
         super().__init__()
@@ -28,7 +28,7 @@ class Assigns(nn.Module):
         return {"losses": {"mse": h.pow(2).mean()}}
 
 
-def test_it_is_refused_with_the_line_to_write(mode):
+def test_an_unseen_assignment_is_refused_with_a_remedy(mode):
     model, batch = Assigns(is_seen=False), {"x": np.ones((2, 3), np.float32)}
     with pytest.raises(
         UserError, match=r"test_unseen_assignments.py:\d+ changes .*as if the line did not exist. Compute a new tensor"

@@ -1,4 +1,4 @@
-"""Faults in buffers: ways to change one, before and after it is read."""
+"""Faults in buffers: ways to change a buffer before and after it is read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OVERWRITES = {
     "function": lambda m, v: flow._C.leaky_relu(m.scale.sub_(1.1), 0.5, True),
     "there and back": lambda m, v: (m.scale.mul_(2.0), m.scale.mul_(0.5)),
 }
-#: through another tensor that shares the memory of the buffer, which PyTorch refuses too
+#: changes through another tensor that shares the buffer's memory, which PyTorch also refuses
 SHARED = {
     "view": lambda m, v: m.scale.view(WIDTH, 1).mul_(0.9),
 }
@@ -196,7 +196,7 @@ for _name in ("assign", "copy_"):
 
 
 class Counts(Net):
-    """One of two losses is an integer."""
+    """A model with two losses, one of them an integer."""
 
     def forward(self, x, y):
         losses = {"cls": F.cross_entropy(self.second(self.first(x)), y), "count": (y >= 0).sum()}

@@ -1,4 +1,4 @@
-"""Faults in changes in place, through views, and in what differs while a graph is traced."""
+"""Faults by changes in place and through views, and by code that behaves differently while a graph is traced."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def a_relu_in_place(self, h, x):
 
 @plant()
 def a_residual_in_place(self, h, x):
-    """The sum keeps its terms, of which its derivative needs the shapes only."""
+    """The sum keeps its terms, although its derivative needs only their shapes."""
     a = F.relu(h)
     b = a + h
     h *= 2.0
@@ -90,7 +90,7 @@ def a_tensor_filled_by_parts(self, h, x):
 
 
 class LeansOnTheMode(flow.autograd.Function):
-    """Another gradient while a graph is traced."""
+    """Returns a different gradient while a graph is traced."""
 
     @staticmethod
     def forward(ctx, x):
@@ -127,14 +127,14 @@ def a_buffer_that_counts_twice_in_graphs(self, h, x):
 
 # ------------------------------------------------------------------------------------------------- views
 
-#: names of changes that a view of the same memory sees in local tensors, and not in graphs or in global tensors
+#: names of changes that reach another view of the memory for local tensors, but not in graphs or for global tensors
 LOST: list[str] = []
 #: names of changes that have the same result everywhere
 KEPT: list[str] = []
 
 
 def view(names: list[str], graph: str):
-    """Add the function below, with an `h` whose memory is its own, to the list and its name to `names`."""
+    """Add the decorated function to the list of faults, with an `h` that owns its memory, and its name to `names`."""
 
     def add(change):
         def forward(self, h, x):

@@ -1,4 +1,4 @@
-"""Faults in what Python keeps or reads: attributes, globals, random numbers, clocks, and hooks."""
+"""Faults by values that Python stores or reads: attributes, globals, random numbers, clocks, and hooks."""
 
 from __future__ import annotations
 
@@ -429,7 +429,7 @@ def a_gradient_hook_of_an_activation_that_counts(self, h, x):
 
 @plant(accumulation=3)
 def a_gradient_that_is_only_rounding(self, h, x):
-    """Softmax ignores what is added to all its inputs."""
+    """Add one number to all inputs of the softmax, which ignores it."""
     return h + flow.softmax(h + 5000.0 * self.gain.mean(), -1)
 
 

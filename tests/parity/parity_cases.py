@@ -1,7 +1,7 @@
 """Parts of the parity tests: a training run as data, the plain loop that defines its result, and libai's trainers.
 
-A case is run by `plain_loop` (full batches, local tensors, one process: what a careful user would write by hand) and by
-`trained` in either mode with any accumulation and any number of ranks; `compare` measures how far they are apart.
+A case is run by `plain_loop` (full batches, local tensors, one process, as a careful user would write the loop by hand)
+and by `trained` in either mode with any accumulation and number of ranks. `compare` returns the difference of results.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ Batches = list[dict[str, np.ndarray]]
 
 
 def tagged_batches() -> Batches:
-    """Batches of `toy.Tagger` of which 40 % of the labels are ignored: parts of a batch have unequal token counts."""
+    """Return batches for `toy.Tagger` with 40 % ignored labels, so parts of a batch have unequal token counts."""
     return toy.batches(ITERATIONS, size=BATCH, ignored=0.4)
 
 
-#: Float32 rounding is all that may differ. Measured over all cases on 1 and 2 ranks: losses at most 2.3e-7 (about four
-#: units in the last place), weights 1.1e-6, gradient norms 2.5e-6. The contract between the modes is 1e-5.
+#: Results may differ only by float32 rounding. Measured over all cases on 1 and 2 ranks: losses at most 2.3e-7 (about
+#: four units in the last place), weights 1.1e-6, gradient norms 2.5e-6. The contract between the modes is 1e-5.
 LOSS_BOUND, WEIGHT_BOUND, NORM_BOUND = 1e-6, 2e-6, 1e-5
 #: Some weights of the model families (the bias of an attention key, of a layer before batch statistics) have gradients
-#: of zero plus rounding noise, of which Adam makes small steps: measured 1e-5, without effect on any loss.
+#: of zero plus rounding noise, which Adam turns into small steps: measured 1e-5, without effect on any loss.
 FAMILY_WEIGHT_BOUND = 5e-5
 
 
 @dataclass(frozen=True)
 class Case:
-    """One training run. `optimizer(model)` and `schedule(optimizer)` build a new object per run. `seed`: of dropout.
+    """One training run. `optimizer(model)` and `schedule(optimizer)` build a new object per run.
 
-    `parts_matter`: the model does not see a sum over samples in a batch, so that cutting it up gives other losses.
+    `seed`: seed of the dropout masks. `parts_matter`: the loss of a batch is not a sum over samples, so the losses
+    differ if the batch is cut into parts.
     """
 
     optimizer: Callable[[nn.Module], Any]
@@ -65,7 +66,7 @@ class Case:
         return model, optimizer, self.schedule(optimizer) if self.schedule else None
 
     def with_(self, **changes: Any) -> Case:
-        """A copy with other values."""
+        """Return a copy with other values."""
         return replace(self, **changes)
 
 
@@ -81,8 +82,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Difference:
-    """`loss`, `norm` (of gradients): largest relative difference over the iterations; `rate`: largest difference;
-    `weights`: largest difference in a tensor of the module, relative to its largest value."""
+    """The differences between two results.
+
+    `loss`, `norm` (of gradients): largest relative difference over the iterations. `rate`: largest difference.
+    `weights`: largest difference in a tensor of the module, relative to its largest value.
+    """
 
     loss: float
     weights: float
@@ -90,7 +94,7 @@ class Difference:
     norm: float
 
     def is_rounding(self, case: Case) -> bool:
-        """True when nothing but float32 rounding differs; rates are computed in double precision and do not."""
+        """Return whether only float32 rounding differs. Learning rates must be equal, because they are float64."""
         small = self.loss <= LOSS_BOUND and self.norm <= NORM_BOUND and self.weights <= case.weight_bound
         return small and self.rate == 0
 
@@ -104,11 +108,11 @@ def expected_of(case: Case) -> Result:
 
 
 def plain_loop(case: Case, micro_batches: int = 1, ranks: int = 1) -> Result:
-    """The definition: full batches in one process, with nothing of libai but the model and its dropout keys.
+    """Train on full batches in one process, using only the model and its dropout keys from libai: the definition.
 
-    `micro_batches` and `ranks` above 1 cut the batch, for models to which a part is another thing than the whole:
-    gradients add up over parts, each weighted with its share of the counted items; batch statistics follow one
-    micro-batch after the other, and are averaged over ranks.
+    `micro_batches` and `ranks` above 1 cut the batch, for models whose result depends on the parts. Gradients are added
+    over the parts, weighted by the share of counted items. Batch statistics are updated by one micro-batch after
+    another and averaged over ranks.
     """
     model, optimizer, schedule = case.build()
     assign_layer_ids(model)
@@ -154,7 +158,7 @@ def _count_items(batch: dict[str, np.ndarray]) -> int:
 
 
 def trained(case: Case, mode: str) -> Result:
-    """The same with our trainer; in a job of several ranks each one takes its part of every batch.
+    """Train `case` with libai's trainer. In a job of several ranks each rank takes its part of every batch.
 
     `mode`: "eager", "graph", or "ddp", which is eager mode with OneFlow's DDP.
     """
@@ -219,7 +223,7 @@ def _relative(values: list[float], right: list[float]) -> float:
 
 
 def two_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
-    """Weight decay on matrices only, half the rate for the rest."""
+    """Return two groups: matrices with weight decay, and all other parameters with half the learning rate."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     return [
@@ -229,7 +233,7 @@ def two_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
 
 
 def grouped(kind: str, lr: float, **options: Any) -> Callable[[nn.Module], Any]:
-    """A builder of `flow.optim.<kind>` over `two_groups`."""
+    """Return a builder of `flow.optim.<kind>` over `two_groups`."""
     return lambda model: getattr(flow.optim, kind)(two_groups(model, lr), lr=lr, **options)
 
 

@@ -21,7 +21,7 @@ from libai.parallel.data_parallel import FlatReduction, OneFlowDDP
 
 @dataclass(frozen=True)
 class Planned:
-    """A case for some modes. `fault`: a context in which the trainers (and not the plain loop) run, to be seen."""
+    """A case for some modes. `fault`: a context for the trainers, not the plain loop, that must be detected."""
 
     name: str
     case: Case
@@ -39,13 +39,13 @@ def planned() -> Iterator[Planned]:
         yield Planned(name, case)
     for name in ("dropout", "batch_norm"):
         yield Planned(name, VARIANTS[name].with_(accumulation=2))
-    # what OneFlow's DDP may get wrong: accumulation, unreached, frozen and shared parameters, buffers
+    # possible mistakes of OneFlow's DDP: accumulation, unreached, frozen and shared parameters, buffers
     for accumulation in (1, 4):
         yield Planned("ddp optimizer adamw", Case(ADAMW, accumulation=accumulation), ("ddp",))
     for name in ("unused_adamw", "frozen_in_a_group", "tied", "no_clip", "batch_norm"):
         yield Planned(f"ddp {name}", VARIANTS[name], ("ddp",))
     yield Planned("ddp dropout", VARIANTS["dropout"].with_(accumulation=2), ("ddp",))
-    # schedules run on the host and know nothing of ranks: one of ours and one that no graph could compile will do
+    # schedules run on the host and do not depend on ranks: one of ours and one that no graph could compile are enough
     for name in ("cosine", "stock_lambda"):
         yield Planned(f"schedule {name}", Case(MOMENTUM, schedule=SCHEDULES[name]))
     yield from controls()
@@ -83,7 +83,7 @@ def no_rehearsal() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _zeros_for_unreached() -> Iterator[None]:
-    """Return zeros for unreached gradients, as both reductions do before they remove gradients that no rank has."""
+    """Return zeros for unreached gradients, as both reductions do before they remove the gradients that no rank has."""
 
     def keep_zeros(reduction: FlatReduction) -> None:
         for parameter in reduction.forward.parameters():
@@ -112,4 +112,4 @@ def _same_masks() -> AbstractContextManager[Any]:
     return mock.patch.object(gradients, "random_context", lambda key, rank: opened(key, 0))
 
 
-assert batch_statistics.share_batch_statistics is trainer_module.share_batch_statistics  # what a control replaces
+assert batch_statistics.share_batch_statistics is trainer_module.share_batch_statistics  # a control replaces it

@@ -1,4 +1,4 @@
-"""Run parity cases on the ranks of one job and write the distance of each from the plain loop of one process.
+"""Run parity cases on the ranks of one job and write the difference of each from the plain loop of one process.
 
     python -m oneflow.distributed.launch --nproc_per_node 2 tests/parity/parity_ranks.py RESULT.json
 

@@ -1,4 +1,4 @@
-"""Cases other than optimizers: schedules, clipping, parameter groups, unusual models, the model families."""
+"""Cases that vary anything but the optimizer: schedules, clipping, groups, unusual models, model families."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Tied(nn.Module):
 
 
 class WithUnused(toy.Tagger):
-    """Has a layer that no loss reaches."""
+    """Has a layer on which no loss depends."""
 
     def __init__(self):
         super().__init__()
@@ -122,7 +122,7 @@ def frozen_in_a_group(model: nn.Module) -> Any:
 
 
 def groups_with(kind: str, first: dict[str, Any], second: dict[str, Any], **options: Any) -> Any:
-    """An optimizer builder: the options of the two layers differ."""
+    """Build an optimizer with different options for the two layers."""
     return lambda model: getattr(flow.optim, kind)(
         [{"params": list(model.a.parameters()), **first}, {"params": list(model.b.parameters()), **second}], **options
     )
@@ -143,7 +143,7 @@ def text_batches(ignored: float = 0.4, vocabulary: int = 64, length: int = 12) -
 
 
 def two_label_batches() -> list[dict[str, np.ndarray]]:
-    """Labels of tokens, of which the first samples have one that counts, and a label for each sample."""
+    """Return labels of tokens, only one of them counted in the first samples, and a label for each sample."""
     made = text_batches()()
     for batch in made:
         batch["labels"][:4, 1:] = -100
@@ -159,7 +159,7 @@ def image_batches(classes: int = 10, seed: int = 2) -> list[dict[str, np.ndarray
     ]
 
 
-# eps: with 1e-8 Adam makes whole steps of the rounding noise in gradients that are zero, as those of a key's bias are
+# with eps=1e-8 Adam turns the rounding noise of zero gradients, such as for the bias of a key, into whole steps
 _FAMILY = grouped("AdamW", 0.01, eps=1e-3)
 _TEXT: dict[str, Any] = {"optimizer": _FAMILY, "batches": text_batches(), "weight_bound": FAMILY_WEIGHT_BOUND}
 _IMAGES: dict[str, Any] = {"optimizer": _FAMILY, "batches": image_batches, "weight_bound": FAMILY_WEIGHT_BOUND}
@@ -186,14 +186,14 @@ VARIANTS: dict[str, Case] = {
     "batch_norm": Case(_FAMILY, Normalized, lambda: toy.batches(ITERATIONS, size=BATCH), parts_matter=True),
     "gpt": Case(model=lambda: GPT(64, 12, 16, 1, 2), **_TEXT),
     "vit": Case(model=lambda: ViT(8, 4, 1, 10, 16, 1, 2), **_IMAGES),
-    # norms behind the branches amplify rounding: with the rate of the others the losses come 1e-6 apart
+    # norms after the branches amplify rounding: with the learning rate of the other cases the losses differ by 1e-6
     "swinv2": Case(
         model=lambda: SwinV2(8, 2, 1, 10, 16, (2, 1), (2, 2), window_size=2),
         **{**_IMAGES, "optimizer": grouped("AdamW", 0.001, eps=1e-3)},
     ),
     "resmlp": Case(model=lambda: ResMLP(8, 2, 1, 10, 16, 2, layer_scale=0.1), **_IMAGES),
-    # With the images of the others a ReLU is so near to zero that the last bit of a weight decides its side: the plain
-    # loop itself, from weights nudged by one bit, ends 1.7e-3 apart (and 2e-6 with these).
+    # With the images of the other cases the input of a ReLU is so close to zero that the last bit of a weight decides
+    # its sign. The plain loop itself differs by 1.7e-3 if a weight changes by one bit (by 2e-6 with these images).
     "resnet": Case(
         model=lambda: ResNet(1, 10, width=4, blocks_per_stage=(1, 1), stem="cifar"),
         parts_matter=True,

@@ -1,10 +1,10 @@
 """How a planted fault is described and built, and the plain loop that it is compared with.
 
-Faults are small models that train as a plain loop does, or are refused, in each mode; `faults.py` lists all of them.
+Faults are small models that must train like a plain loop, or be refused, in each mode; `faults.py` lists all of them.
 
-An entry says what must come out: *right* (losses, weights and buffers of four updates equal the plain loop to 1e-5),
-*refused* (a `UserError` before the first update) or *trains* (it never repeats itself, so nothing can be compared).
-How the library finds a fault is no part of the list.
+An entry gives the verdict: *right* (losses, weights and buffers of four updates equal the plain loop to 1e-5),
+*refused* (a `UserError` before the first update) or *trains* (the model is not repeatable, so nothing can be compared).
+The list does not depend on how the library finds a fault.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WIDTH = 8
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault and its verdict in each mode. `named`: text that a refusal must contain."""
+    """A planted fault and its verdict in each mode. `named`: text that the error of a refusal must contain."""
 
     build: Callable[[], nn.Module]
     eager: str = "right"
@@ -106,7 +106,7 @@ def batches(count: int, size: int = 12) -> list[dict[str, np.ndarray]]:
 
 
 def build(fault: Fault) -> tuple[nn.Module, flow.optim.Optimizer]:
-    """A model of a fault with the same weights each time, and its optimizer; Python starts from the same state."""
+    """Return a model with the fault and its optimizer, always from the same weights and the same Python state."""
     reset_python()
     model = fault.build()
     rng = np.random.default_rng(3)
@@ -118,7 +118,7 @@ def build(fault: Fault) -> tuple[nn.Module, flow.optim.Optimizer]:
 
 
 def reset_python() -> None:
-    """Put back the variables of this module and the random states."""
+    """Restore the variables of this module and the random states."""
     STEPS[0] = 0
     SCALES.clear()
     flow.manual_seed(0)
@@ -129,7 +129,8 @@ def reset_python() -> None:
 def plain_loop(fault: Fault, parts: int = 1) -> tuple[list[float], dict[str, np.ndarray]]:
     """Return the losses and the final state of a loop without libai; each batch is cut into `parts`.
 
-    What the backward pass keeps is copied: PyTorch raises where it is changed, and OneFlow 0.9 takes the new value.
+    The values that the backward pass needs are copied. If they are changed in place, PyTorch raises an error, but
+    OneFlow 0.9 uses the new values.
     """
     model, optimizer = build(fault)
     losses = []
@@ -160,7 +161,7 @@ def distance(found: list[float], expected: list[float]) -> float:
 
 
 def distance_of_states(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    """Return the largest difference of two tensors of one name, relative to the largest element."""
+    """Return the largest difference of two tensors with the same name, relative to the largest element."""
     assert found.keys() == expected.keys()
     largest = 0.0
     for name, value in found.items():

@@ -35,7 +35,7 @@ def check_fault(name: str) -> ParityReport:
 
 
 @pytest.mark.promise
-def test_a_sound_model_is_the_same_training():
+def test_a_sound_model_trains_identically_in_both_modes():
     report = check(toy.Classifier, lambda model: toy.optimizer_of("adamw", model), batches=toy.batches(3))
     assert (report.ok, report.module) == (True, None), report
     assert report.losses["eager"][0] == pytest.approx(report.losses["graph"][0], rel=1e-6)
@@ -80,20 +80,20 @@ def test_the_module_in_which_a_fault_begins_is_named(name, stage):
         ("a counter that branches", "middle.calls"),
     ],
 )
-def test_a_forward_that_cannot_be_compiled_is_a_verdict(name, text):
+def test_a_forward_that_cannot_be_compiled_gives_a_verdict(name, text):
     report = check_fault(name)
     assert (report.verdict, report.stage) == ("broken", "build"), report
     assert text in report.reason
 
 
 @pytest.mark.e2e
-def test_a_clock_is_no_difference_of_the_modes():
+def test_a_clock_is_not_reported_as_a_difference_of_the_modes():
     report = check_fault("a clock in the loss")
     assert not report.ok and "not reproducible" in report.reason
 
 
 @pytest.mark.e2e
-def test_code_of_the_model_itself_is_told_from_its_modules():
+def test_code_of_the_model_itself_is_distinguished_from_its_modules():
     class Own(toy.Classifier):
         def forward(self, x, y):
             hidden = flow.relu(self.a(x)) * (2.0 if is_tracing() else 1.0)
@@ -123,7 +123,7 @@ def test_a_module_that_only_one_mode_runs_is_found():
 
 @pytest.mark.e2e
 def test_a_graph_that_never_learns_is_found(monkeypatch):
-    """The trainer removes gradients before it compiles; here it leaves zeros, which count as gradients."""
+    """The trainer normally removes gradients before it compiles. Here it leaves zeros, which count as gradients."""
 
     def leave_zeros(model):
         for parameter in model.parameters():
@@ -155,7 +155,7 @@ def test_a_builder_must_build():
         check(lambda: 3)
 
 
-def test_a_forward_that_raises_later_is_a_verdict():
+def test_a_forward_that_raises_later_gives_a_verdict():
     class Stopping(toy.Classifier):
         calls = iter(range(9))
 
@@ -219,7 +219,7 @@ def loader():
     "words, code, verdict",
     [([], 0, "same"), (["+model.jitter=true"], 1, "broken"), (["model.jiter=true"], 2, None)],
 )
-def test_the_tool_prints_json_and_tells_by_its_exit_code(tmp_path, words, code, verdict):
+def test_the_tool_prints_json_and_returns_an_exit_code(tmp_path, words, code, verdict):
     (tmp_path / "config.py").write_text(CONFIG)
     (tmp_path / "my_parts.py").write_text(PARTS)
     done = jobs.run(

@@ -1,6 +1,6 @@
-"""eager = graph = a plain loop over full batches, on one process: optimizers, schedules, clipping, groups, models.
+"""Eager mode, graph mode and a plain loop over full batches give the same result in one process.
 
-tests/dist/test_parity_two_ranks.py does the same on two ranks; test_equivalence_controls.py breaks it on purpose.
+tests/dist/test_parity_two_ranks.py tests the same on two ranks. test_equivalence_controls.py plants differences.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ CASES: dict[str, Case] = {
     **{f"optimizer {name}": Case(build, accumulation=4) for name, build in OPTIMIZERS.items()},
     **{f"schedule {name}": Case(MOMENTUM, schedule=build) for name, build in SCHEDULES.items()},
     **{name: case.with_(accumulation=2) for name, case in VARIANTS.items()},
-    # such models do not see a sum over samples: cut into parts, a batch is another one
+    # the loss of such a model is not a sum over samples, so it changes if a batch is cut into parts
     "dropout, whole batches": VARIANTS["dropout"],
     "batch_norm, whole batches": VARIANTS["batch_norm"],
     # their groups need different update kernels
     "amsgrad in one group": Case(groups_with("AdamW", {"amsgrad": True}, {"amsgrad": False}, lr=0.01)),
     "centered in one group": Case(groups_with("RMSprop", {"centered": True}, {"centered": False}, lr=0.01)),
 }
-#: one of each kind; the others are in the tier e2e
+#: one case of each kind; the other cases run with the marker e2e
 QUICK = {"optimizer adamw", "schedule hand_made", "tied", "batch_norm"}
 MARKED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.e2e) for name in CASES]
 
@@ -41,7 +41,7 @@ def test_both_modes_equal_a_plain_loop_over_full_batches(mode, name):
     right = expected(name)
     difference = compare(trained(CASES[name], mode), right)
     assert difference.is_rounding(CASES[name]), difference
-    assert right.losses[0] != right.losses[-1]  # it has learned something, so that there was something to compare
+    assert right.losses[0] != right.losses[-1]  # training had an effect that can be compared
 
 
 @pytest.mark.promise

@@ -1,4 +1,4 @@
-"""Each known way to make the modes differ is planted, and the comparison of test_equivalence must detect it."""
+"""Each known cause of different results is planted, and the comparison of test_equivalence must detect it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_mean_of_micro_batch_means(mode):
 
 @pytest.mark.e2e
 def test_clipping_each_group_by_its_own_norm(mode, monkeypatch):
-    """OneFlow's `optimizer.clip_grad()` does this."""
+    """OneFlow's `optimizer.clip_grad()` clips each group by its own norm."""
     case = Case(MOMENTUM, max_norm=0.05)
     result = trained(case, mode)
 

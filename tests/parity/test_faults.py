@@ -1,4 +1,4 @@
-"""Every planted fault trains as the plain loop does or is refused before the first update, in both modes."""
+"""Every planted fault trains like the plain loop or is refused before the first update, in both modes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from libai.utils.errors import UserError
 
 
 def outcome(fault: faults.Fault, mode: str, **options) -> str:
-    """Return `right`, or `wrong: …` or `refused: …` with what was found."""
+    """Return `right`, or `wrong: …` or `refused: …` with the difference or the error."""
     model, optimizer = faults.build(fault)
     before = faults.state_of(model)
     data = faults.batches(faults.UPDATES * fault.accumulation)
@@ -51,7 +51,7 @@ def test_a_planted_fault_has_its_verdict(name, mode):
 
 
 @pytest.mark.promise
-def test_a_fault_that_nobody_looks_for_is_seen_as_wrong():
-    """The control: without a rehearsal the gradient is another one."""
+def test_a_fault_gives_a_wrong_result_without_a_rehearsal():
+    """Negative control: without a rehearsal the gradient is wrong."""
     fault = faults.FAULTS["gradient of the mode, momentum"]
     assert outcome(fault, "graph", rehearse=0).startswith("wrong")

@@ -1,4 +1,4 @@
-"""Schedules that follow a metric: the same rates in both modes, and never a silent constant rate."""
+"""Schedules that follow a metric give the same learning rates in both modes, and an error without a metric."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from libai.engine.hooks import EvalHook, LRHook
 from libai.utils.errors import UserError
 
 PERIOD = 2
-METRICS = [1.0, 0.9, 0.95, 0.95, 0.8, 0.85, 0.9, 0.95]  # stands still twice
+METRICS = [1.0, 0.9, 0.95, 0.95, 0.8, 0.85, 0.9, 0.95]  # stagnates twice
 
 
 def plateau(optimizer):

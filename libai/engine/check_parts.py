@@ -82,7 +82,7 @@ def check_part(part: str, value: Any, place: str) -> None:
 def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None:
     """Raise `UserError` if the samples that a rank holds for one update do not fit into the machine's memory.
 
-    `train`: the config section. Only large batches are checked: the check reads one sample to measure its size.
+    `train`: the config section. Only large batches are checked, because the check reads a sample to measure its size.
     """
     sizes = batch_sizes_of(train, data_parallel_size)
     layout = getattr(loader, "layout", None)
@@ -96,7 +96,7 @@ def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None
         raise UserError(
             f"an update of {num_samples} samples on a rank (train.train_micro_batch_size or "
             f"dataloader.train.micro_batch_size, times train.num_accumulation_steps={sizes.accumulation}) does not "
-            f"fit into the {format_bytes(available)} of free memory: at most {most} samples do. Lower "
+            f"fit into the {format_bytes(available)} of free memory: at most {most} samples fit. Lower "
             "train.train_micro_batch_size, train.global_batch_size or train.num_accumulation_steps."
         )
 
@@ -105,7 +105,7 @@ def check_arguments(trainer: str, model: Any, data_loader: Any, optimizer: Any, 
     """Raise `UserError` if an argument of the class named `trainer` is of the wrong type."""
     place = f"the argument {{}} of {trainer}(model, data_loader, optimizer)".format
     check_part("model", model, place("model"))
-    if data_loader is not None:  # a trainer without a loader can evaluate and predict; `train` raises an error
+    if data_loader is not None:  # a trainer without a loader can still evaluate and predict; `train` raises an error
         check_part("loader", data_loader, place("data_loader"))
     check_part("optimizer", optimizer, place("optimizer"))
     if lr_scheduler is not None:
@@ -117,8 +117,8 @@ def check_iterations(**iterations: Any) -> None:
     for name, value in iterations.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
             raise UserError(
-                f"train(start_iter, max_iter) with {name}={value!r}: it must be a whole number >= 0. train(0, 100) "
-                "runs 100 iterations, and train(100, 150) 50 more."
+                f"train(start_iter, max_iter) got {name}={value!r}, which must be a whole number >= 0. train(0, 100) "
+                "runs 100 iterations, and train(100, 150) runs 50 more."
             )
 
 

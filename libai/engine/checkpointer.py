@@ -1,4 +1,4 @@
-"""Save and resume a trainer with the checkpoint library: which state is saved, and how it is restored."""
+"""Save the state of a trainer with the checkpoint library, and restore it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TrainerCheckpointer:
     """Saves and resumes one `ModelTrainer` in `root` (`root/iter_0000200/`, format in docs/checkpoints.md).
 
     A checkpoint holds the model, optimizer, schedule, iteration, data position, states and tensors of hooks, the mode
-    in which it was written, and versions.
+    in which it was written, the libai version, and facts about the run.
 
     Args:
         trainer: the trainer to save; checkpoints are named after its `completed_iters`.
@@ -49,9 +49,9 @@ class TrainerCheckpointer:
         async_save: write in a background thread. Rank 0 then keeps one copy of all tensors in host memory.
         weights_only: save only the weights and the facts. No run can be resumed from such a checkpoint.
         facts: JSON-serializable facts of the run to store with the state (run id, seed, layout, ...).
-        among: predicate that selects the checkpoints in `root` that retention counts, such as this run's; default: all.
-        before_save: called on rank 0 before each save. An error that it raises ends the save on every rank.
-        links: folder for the links `last` and `best` to those checkpoints, for people and other programs.
+        among: predicate that selects the checkpoints that `max_to_keep` counts, such as this run's; default: all.
+        before_save: function called on rank 0 before each save. If it raises an error, no rank saves.
+        links: folder for the symbolic links `last` and `best`, with which users and other programs find checkpoints.
 
     Attributes:
         last_saved: the newest checkpoint that this object has written, is writing, or has resumed from.
@@ -85,7 +85,7 @@ class TrainerCheckpointer:
         self._last_saved_iter = -1
         self._is_async, self._weights_only = async_save, weights_only
         self.background: checkpoint.AsyncCheckpointer | None = None
-        #: checkpoint being written → the best metric to mark it with, once it is written
+        #: checkpoint being written → metric with which to mark it as the best once it is written, or None
         self._choices: dict[Path, Best | None] = {}
 
     # ------------------------------------------------------------------ saving
@@ -94,16 +94,20 @@ class TrainerCheckpointer:
     def save(self, name: str | None = None, best: Best | None = None) -> Path:
         """Save the state after `trainer.completed_iters` updates and return the checkpoint's folder.
 
-        Repeated calls in one iteration save it once. With a `name` the folder is `root/<name>`, and an existing
+        Repeated calls in one iteration save the state once. With a `name` the folder is `root/<name>`, and an existing
         checkpoint of that name is replaced. A named checkpoint is never pruned, and a run resumes from it only if its
-        path is given. `best=(metric, value)` marks an unnamed checkpoint as the best; it is kept until another one is
-        marked. With `async_save` the checkpoint is still being written when this returns. Collective.
+        path is given. `best=(metric, value)` marks an unnamed checkpoint as the best. The best checkpoint is kept until
+        another checkpoint is marked. With `async_save` this method returns before the checkpoint is fully written.
+        Collective.
 
         Raises `NonFiniteLoss` instead of saving corrupted weights, and `CheckpointError` if this checkpoint or the
         previous one cannot be written.
         """
         if name is not None and best is not None:
-            raise UserError(f"save(name={name!r}, best={best}): the best checkpoint has no other name.")
+            raise UserError(
+                f"save(name={name!r}, best={best}): a checkpoint with a name cannot be marked as the best. Leave out "
+                "name or best."
+            )
         trainer = self.trainer
         trainer.check_finite()
         with trainer.loop.not_training():
@@ -165,10 +169,11 @@ class TrainerCheckpointer:
         self._best = self.root / checkpoint.checkpoint_name(iteration)
 
     def check_can_save(self, with_hooks: bool = True) -> None:
-        """Raise now any error that would make the first save fail.
+        """Raise the error that would make the first save fail, if there is one.
 
-        Such errors are a schedule without state, state that JSON cannot represent, and tensors of a dtype that cannot
-        be stored. `with_hooks`: also check the state of the hooks, which may need `before_train` first. Collective.
+        Possible causes are a schedule without state, state that JSON cannot represent, and tensors of a dtype that
+        cannot be stored. `with_hooks`: also check the state of the hooks, which may need `before_train` first.
+        Collective.
         """
         trainer = self.trainer
         cut_shards({"model": trainer.model.state_dict()}, DEFAULT_SHARD_BYTES)

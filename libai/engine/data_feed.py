@@ -21,12 +21,12 @@ class DataFeed:
     """Returns the micro-batches of one iteration after another and restarts a finite loader when it ends.
 
     Args:
-        source: an iterable of micro-batches of this rank, or a function that returns one. It is opened at the first
-            read.
+        source: an iterable of micro-batches of this rank, or a function that returns such an iterable. It is opened at
+            the first read.
         num_micro_batches: micro-batches per iteration.
 
     Attributes:
-        seconds: time that all calls of `take` spent waiting.
+        seconds: total time in seconds that calls of `take` have spent reading.
         items_per_iter: tokens per iteration over all ranks, known from the first iteration on. None if the model counts
             only samples.
         batches: the micro-batches of the latest `take`, as returned by the loader.
@@ -90,7 +90,7 @@ class DataFeed:
         return self.read_ahead(1)[0]
 
     def read_ahead(self, num_iters: int) -> list[list[Any]]:
-        """Return the micro-batches of the next `num_iters` iterations without consuming them. See `look_ahead`."""
+        """Return what `look_ahead` yields, as a list: the micro-batches of each of the next `num_iters` iterations."""
         return [*self.look_ahead(num_iters)]
 
     def look_ahead(self, num_iters: int) -> Iterator[list[Any]]:

@@ -69,7 +69,10 @@ class EagerTrainer(ModelTrainer):
             self.gradients.forward = self._reduction.forward
         may_be_none = self._reduction is None or self._reduction.set_to_none
         if zero_grad_set_to_none and not may_be_none:
-            raise UserError("zero_grad_set_to_none=True: gradient_reduction=ddp keeps gradients. Use null, or flat.")
+            raise UserError(
+                "zero_grad_set_to_none=True is not possible with gradient_reduction=ddp, which keeps the gradient "
+                "tensors. Use zero_grad_set_to_none=null, or gradient_reduction=flat."
+            )
         set_to_none = may_be_none if zero_grad_set_to_none is None else zero_grad_set_to_none
         self.gradients.clear = partial(self.optimizer.zero_grad, set_to_none=set_to_none)
         # gradients left over from the user's own code must not enter the first update
@@ -116,8 +119,8 @@ class EagerTrainer(ModelTrainer):
     # ------------------------------------------------------------------ one update
 
     def update(self, micro_batches: list[Any]) -> StepResult:
-        """See `TrainerBase.update`. The same update is made by `libai.engine.rehearsal.op_by_op` for the reference, and
-        compiled by `libai.engine.compiled.graphs.TrainGraph`; change the three together.
+        """See `TrainerBase.update`. `libai.engine.rehearsal.op_by_op` makes the same update for the reference, and
+        `libai.engine.compiled.graphs.TrainGraph` compiles it; change all three together.
         """
         if not self.model.training:
             raise UserError(
@@ -191,7 +194,7 @@ class EagerTrainer(ModelTrainer):
             return self.gradients.forward(**batch)
 
     def _build_step(self, micro_batches: list[Any]) -> None:
-        """See `ModelTrainer._build_step`. An eager update only needs the number of batches whose inputs are kept."""
+        """See `ModelTrainer._build_step`. Nothing is built; this sets the number of batches whose inputs are kept."""
         is_on_cpu = self.gradients.device == "cpu"
         self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if is_on_cpu else 0
 

@@ -1,8 +1,8 @@
-"""Eager forward and backward passes over the micro-batches of an update, and what both modes need for every update:
-named inputs on the device, weights of micro-batches, and random keys.
+"""Eager forward and backward passes over the micro-batches of an update, and the inputs that both modes need.
 
-Graph mode makes eager passes for the rehearsal, evaluations and batches of other shapes than the compiled one. Its
-compiled passes are in `libai.engine.compiled.graphs`.
+These inputs are named tensors on the device, weights of micro-batches, and random keys. Graph mode makes eager passes
+for the rehearsal, for evaluations, and for batches whose shape differs from the compiled shape. Its compiled passes are
+in `libai.engine.compiled.graphs`.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ class HookBase:
     only_on: ClassVar[str] = "all"
     #: hooks with smaller numbers run first; the shipped hooks use 1 ... 99
     priority: int = 50
-    #: `before_step` and `after_step` are called every `step_period` iterations, in the first and in the last one of a
-    #: `train`; 0: only in these two. A hook may change it at any time
+    #: `before_step` and `after_step` are called every `step_period` iterations, and always in the first and the last
+    #: iteration of a call of `train` (0: only in these). A hook may change its period at any time
     step_period: int = 1
 
     def before_train(self) -> None:

@@ -31,7 +31,7 @@ from libai.utils.sizes import check_sizes
 
 logger = logging.getLogger("libai.engine")
 
-#: key of the question that all ranks answer together: does a hook on the main rank want to stop?
+#: key of the question that all ranks answer together: has a hook on the main rank requested a stop?
 _STOP_OF_MAIN = "stop of the main rank"
 #: seconds that a thread waits for the interpreter's lock before it requests a switch
 SWITCH_SECONDS = 1e-4
@@ -52,10 +52,10 @@ class LoopState:
         epoch: `epoch.ends(completed_iters)` returns whether a pass over the data has ended; None if this is unknown.
         failure: the error that `train` raised; None if it did not fail.
         is_mode_final: false while the mode may still change. Hooks are then registered without checking their mode.
-        is_pausing: true if the loop is to be left after this iteration, see `pause`.
+        is_pausing: true if the loop ends after this iteration, see `pause`.
         events: state of the `EventStorage` from a checkpoint, until training begins.
         unfinished_hooks: keys of the hooks whose `after_step` was interrupted or did not start.
-        stop_of_main: the reason why a hook that exists only on the main rank wants to stop.
+        stop_of_main: the `StopTraining` that a hook which exists only on the main rank has raised.
         flops_per_sample: floating-point operations of an update per sample, known after the rehearsal.
         generation: number of times that the state was replaced by anything other than an update. A copy from an older
             generation cannot be restored.
@@ -337,7 +337,7 @@ class TrainerBase:
     def _run_after_step(self, everything: bool, first: int = 0) -> None:
         """Call `after_step` of the hooks from number `first` on. Raises `StopTraining` after the last of them.
 
-        `everything`: also call the hooks with a `step_period` in which this iteration is not due.
+        `everything`: also call the hooks whose `step_period` does not include this iteration.
         """
         stop: StopTraining | None = None
         calls = self.loop.calls_at["after_step"]
@@ -375,7 +375,7 @@ class TrainerBase:
             raise Interrupted
 
     def _finish(self) -> None:
-        """Call `after_train`. After a failure, errors of hooks are only logged, because they must not hide it."""
+        """Call `after_train`. After a failure, errors of hooks are only logged, so they do not hide the failure."""
         self.storage.iter = self.iter
         with phase("finish"):
             if self.status != "failed":
@@ -386,7 +386,7 @@ class TrainerBase:
                     try:
                         call()
                     except Exception as error:
-                        if not is_full_disk(error) and not is_full_disk(error.__cause__):  # same for all files
+                        if not is_full_disk(error) and not is_full_disk(error.__cause__):  # every file has this error
                             logger.exception("a hook failed in %s, after training itself had failed", point)
 
     def _log_every(self, period: int) -> None:

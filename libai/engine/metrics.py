@@ -30,8 +30,8 @@ class StepResult:
     """Results of one update, on the device.
 
     `shares`: the weight of each micro-batch in the mean over counted items of the global batch. The shares of all
-    micro-batches sum to 1; if ranks have different losses, the shares of all ranks together do. A dict contains the
-    shares of each loss; losses and metrics that are not in it use the first entry.
+    micro-batches sum to 1 (over all ranks together, if the ranks have different losses). A dict contains the shares of
+    each loss. Losses and metrics without an entry use the first entry.
     """
 
     losses: Values
@@ -131,7 +131,7 @@ class NonFiniteLoss(FloatingPointError):
         bad = [f"{tag}={value}" for tag, value in losses.items() if not math.isfinite(value)]
         found = f"iteration {iteration} is not finite: {diagnosis or ', '.join(bad)}."
         if num_undone:
-            effect = f"{num_undone} such updates were undone; the weights are the ones before them."
+            effect = f"{num_undone} such updates were undone; the weights are those from before these updates."
         else:
             effect = "The weights in memory are corrupted; no checkpoint contains them."
         if iteration == 1:  # computed with the initial weights

@@ -108,7 +108,7 @@ class GraphOptimizerState(OptimizerState):
         else:
             self._forget_copies()
         # these methods of the optimizer would not reach the state, so they are replaced on the object. A weak
-        # reference lets the graph be freed
+        # reference allows the graph to be freed
         owner = weakref.ref(self)
         optimizer = self.optimizer
 
@@ -138,7 +138,7 @@ class GraphOptimizerState(OptimizerState):
         return tensors, scalars | self.loss_scale()
 
     def _of_both(self, in_graph: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state in the form shared by both modes: that in the graph, and the rest in the optimizer."""
+        """Return the state from the graph and the rest from the optimizer, in the form shared by both modes."""
         # with loss scaling the graph counts the steps, because it may skip updates; otherwise the optimizer counts
         step = None if self._has_loss_scale else self.optimizer._state["step"]
         parameters = self._parameters()
@@ -249,7 +249,10 @@ class GraphOptimizerState(OptimizerState):
 
 
 def _is_zero(variable: flow.Tensor) -> bool:
-    """Return True for a variable without values, as before the first update. Only checks host memory of one process."""
+    """Return True if all elements are 0, as before the first update.
+
+    Returns False without a check for a variable with one element, on a GPU, or in a job of several processes.
+    """
     if get_world_size() > 1 or not is_on_cpu(variable) or variable.nelement() == 1:
         return False
     return not local_part(variable).numpy().any()

@@ -60,9 +60,9 @@ class TrainOptions:
             None: no average.
         rehearse: number of updates to make in a dry run before training, both eagerly and in the trainer's own way, to
             compare the results (`libai.engine.rehearsal`); None: 3 in graph mode and on several ranks, 1 otherwise.
-        deterministic: make the first update twice from the same state and raise an error if the results differ.
-        batch_scope: samples that operations across a batch see with several data-parallel ranks: "global" for the
-            batches of all ranks, as in one process, or "rank" (`libai.engine.rehearsal.one_process`).
+        deterministic: make the first updates twice from the same state and raise an error if the results differ.
+        batch_scope: samples that an operation across the batch sees on several data-parallel ranks: "global" for those
+            of all ranks, as in one process, or "rank" for those of its own rank (`libai.engine.rehearsal.one_process`).
     """
 
     num_accumulation_steps: int = 1

@@ -15,8 +15,8 @@ class Snapshot:
     """A copy, on the device, of everything that an update of `trainer` changes. Making it is collective in graph mode.
 
     It contains weights, buffers, optimizer, schedule, and the state of hooks with tensors, because these follow the
-    weights. It does not contain the data position and other hooks. `weights`: arrays with the values of parameters, by
-    name, which are kept instead of copies.
+    weights. It does not contain the data position or other hooks. `weights`: arrays with the values of parameters by
+    name. The arrays are kept instead of copies of these parameters.
     """
 
     def __init__(self, trainer: Any, weights: Any = ()):

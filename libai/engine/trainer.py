@@ -217,8 +217,8 @@ class ModelTrainer(TrainerBase):
         if reference is not None:
             self._use_facts(reference.facts)
             compare_on_mesh(self, iterations, reference)
-            release_memory()  # a graph allocates its own
-        if self._switched_from is None:  # a switch is completed first
+            release_memory()  # a graph allocates its own memory
+        if self._switched_from is None:  # a switch must be completed before the run may stop
             self.loop.agreement.agree()
             self._raise_if_stopping()
         self._build_step(micro_batches)
@@ -332,7 +332,7 @@ class ModelTrainer(TrainerBase):
         if differing:
             raise UserError(
                 f"after iteration {self.completed_iters} {differing[0]} differs between the ranks "
-                f"({len(differing)} of {len(mine)} compared values do), so each rank would train another model. A "
+                f"({len(differing)} of {len(mine)} compared values do), so each rank would train a different model. A "
                 "custom update must call self.reduce_gradients() before the optimizer's step, and a hook must make "
                 "the same changes on all ranks."
             )
@@ -340,7 +340,7 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ learning rate
 
     def _current_lrs(self) -> dict[str, float]:
-        """Return the highest learning rate as `train/lr`; with several optimizers each one's as `train/lr/<name>`."""
+        """Return the highest learning rate as `train/lr`, and of each of several optimizers as `train/lr/<name>`."""
         groups = self.optimizer.param_groups
         rates = {"train/lr": float(max(map(_lr_of, groups)))}
         if isinstance(self.optimizer, Optimizers):
@@ -496,8 +496,8 @@ class ModelTrainer(TrainerBase):
         """Continue training in `mode` from the current state, between two iterations. Collective.
 
         Model, optimizer, schedule, loader and hooks stay the same. In a job of several processes the parameters become
-        local or global tensors. OneFlow 0.9's DDP leaves hooks on parameters that cannot be removed, so after it they
-        are replaced by new `Parameter` objects. Do not keep references to single parameters.
+        local or global tensors. After DDP they are also replaced by new `Parameter` objects, because OneFlow 0.9's DDP
+        leaves hooks on parameters that cannot be removed. Do not keep references to single parameters.
 
         `settings`: arguments of the trainer of `mode`. `amp` and `gradient_reduction` are reset to their defaults.
 
@@ -522,8 +522,8 @@ class ModelTrainer(TrainerBase):
         fixed = settings.keys() - may_differ
         if fixed:
             raise UserError(
-                f"switch_to({mode!r}) cannot set {', '.join(sorted(fixed))}: another mode may have other values of "
-                f"{', '.join(sorted(may_differ))}. Build a trainer with the rest."
+                f"switch_to({mode!r}) cannot set {', '.join(sorted(fixed))}, because a switch may change only "
+                f"{', '.join(sorted(may_differ))}. Build a new trainer to change anything else."
             )
         shared = {name: settings.pop(name) for name in OPTIONS_OF_A_MODE if name in settings}
         options = replace(self.options, **{"amp": None, "gradient_reduction": "auto", **shared})
@@ -540,8 +540,8 @@ class ModelTrainer(TrainerBase):
     def _change_to(self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any]) -> None:
         """Change the class to `target` and the options. Optimizer and hook state and the facts of forward are kept.
 
-        After a `UserError` the trainer is as before. Other errors may occur on one rank only, and then nothing can be
-        undone, because that is collective.
+        After a `UserError` the trainer is as before. Other errors may occur on one rank only. They are not undone,
+        because undoing is collective.
         """
         before = (type(self), self.options, self._settings)
         layout, facts = self.layout, self.gradients.facts

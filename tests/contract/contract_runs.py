@@ -17,7 +17,7 @@ from libai.evaluation import ClassificationEvaluator
 
 
 def dataset(count: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Return `count` samples with classes given by a linear map."""
+    """Return `count` samples whose classes follow from a linear map."""
     rng = np.random.RandomState(seed)
     x = rng.randn(count, 8).astype(np.float32)
     teacher = np.random.RandomState(99).randn(8, 4)
@@ -55,7 +55,7 @@ def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
 
 
 def make_run_with(sections: dict[str, Any], output_dir: Any, mode: str, *overrides: str, resume: Any = False) -> Any:
-    """Like `make_run`, with other sections in the config."""
+    """Return a run like `make_run`, with other sections in the config."""
     config = make_config(output_dir, mode)
     config.update(sections)
     return Run(default_setup(validate(LazyConfig.apply_overrides(config, list(overrides)))), resume=resume)
@@ -80,6 +80,6 @@ def weights(run) -> dict[str, np.ndarray]:
 
 
 def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Return every file below `folder` with its time and content."""
+    """Return every file below `folder` with its modification time and content."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}

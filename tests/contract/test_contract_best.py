@@ -31,8 +31,8 @@ def same(first, second):
 @pytest.mark.parametrize(
     ("metric", "choose"), [("-val/loss", min), ("val/loss", min), ("+val/loss", max), ("+val/accuracy", max)]
 )
-def test_a_sign_says_which_way_the_metric_is_better(metric, choose, tmp_path):
-    """fastNLP's `-loss`. What is best does not depend on the mode; the next test has both."""
+def test_a_sign_gives_the_better_direction_of_the_metric(metric, choose, tmp_path):
+    """fastNLP writes `-loss`. One mode is enough here: the direction does not depend on it."""
     result = contract_runs.make_run(tmp_path, "eager", *WILD, f"train.evaluation.eval_metric={metric}").train()
     values = jobs.read_column(tmp_path, f"eval/{metric.lstrip('+-')}")
     best = choose(values, key=values.get)
@@ -43,7 +43,7 @@ def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
     result = contract_runs.make_run(tmp_path, mode, *WILD).train()
     values = jobs.read_column(tmp_path, "eval/val/loss")
     best = min(values, key=values.get)
-    assert 0 < best < 8  # otherwise the best one is the last one, and the test is meaningless
+    assert 0 < best < 8  # if the best were the last, the test would be meaningless
     assert (result.status, result.iterations, result.best, result.best_iter) == ("finished", 8, values[best], best)
     assert result.seconds > 0 and result.best_metrics["val/loss"] == values[best]
     assert result.best_epoch == pytest.approx(jobs.read_column(tmp_path, "train/epoch")[best])

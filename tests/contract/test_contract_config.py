@@ -77,14 +77,14 @@ def test_trying_an_evaluation_without_data_is_a_mistake(mode, tmp_path):
         run.train()
 
 
-def test_an_evaluation_without_any_batch_says_so(mode, tmp_path):
+def test_an_evaluation_without_any_batch_is_an_error(mode, tmp_path):
     run = contract_runs.make_run(tmp_path, mode)
     with pytest.raises(UserError, match=r"evaluation dataset 'mine' \(list\) returned no batch"):
         run.trainer.evaluate([], run.evaluators, "mine")
 
 
 def test_auto_scale_lr_counts_accumulation_and_reaches_the_schedule(mode, tmp_path):
-    """mmengine forgets the accumulation (FEATURES B5). 8 x 2 samples against 4: four times the rate."""
+    """mmengine ignores accumulation (FEATURES B5). With 8 x 2 samples instead of 4, the rate is 4 times as high."""
     options = ("train.num_accumulation_steps=2", "train.train_iter=3")
     contract_runs.train(tmp_path / "plain", mode, *options)
     contract_runs.train(tmp_path / "scaled", mode, *options, "train.auto_scale_lr.base_batch_size=4")
@@ -159,7 +159,7 @@ def test_a_refusal_comes_before_anything_is_built(mode, tmp_path):
 
 
 def test_a_misspelt_metric_ends_the_run_before_the_first_update(mode, tmp_path):
-    """It would switch off best checkpoint and early stopping silently."""
+    """A misspelt metric would silently disable the best checkpoint and early stopping."""
     metric, nearest = {"eager": ("val/los", "val/loss"), "graph": ("val/acuracy", "val/accuracy")}[mode]
     setting = f"train.evaluation.eval_metric={metric}"
     with pytest.raises(UserError, match=f"eval_metric={metric} has no better direction.*Did you mean {nearest}"):

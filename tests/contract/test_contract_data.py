@@ -37,8 +37,8 @@ def test_evaluators_of_one_data_set(mode, tmp_path):
 
 def test_a_metric_without_direction_is_refused_before_data_is_read(mode, tmp_path):
     metric = "train.evaluation.eval_metric=val/score"
-    reads_data = "dataloader.train.dataset.count=-1"  # would fail, too
-    with pytest.raises(UserError, match=r"Write \+val/score where larger is better \(LiBai's default\), -val/score"):
+    reads_data = "dataloader.train.dataset.count=-1"  # this would fail too, but later
+    with pytest.raises(UserError, match=r"Write \+val/score if larger is better \(LiBai's default\), -val/score"):
         contract_runs.make_run(tmp_path, mode, SCORES, metric, reads_data)
     largest = contract_runs.make_run(tmp_path, mode, SCORES, metric, "train.evaluation.eval_mode=max")
     assert largest.better == "max"

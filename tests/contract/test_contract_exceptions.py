@@ -33,7 +33,7 @@ def test_a_run_that_returns_after_a_failure_saves_says_so_and_resumes(mode, tmp_
     assert jobs.read_column(tmp_path / "failing") == jobs.read_column(tmp_path / "plain")
 
 
-def test_by_default_and_for_a_users_mistake_the_error_rises(tmp_path):
+def test_by_default_and_for_a_user_error_the_error_is_raised(tmp_path):
     for error, policy in ((RuntimeError("planted"), "raise"), (UserError("a mistake"), "return")):
         run = contract_runs.make_run(tmp_path / policy, "eager", *SHORT, f"train.on_exception={policy}")
         run.trainer.register_hooks([raising(error)])

@@ -25,7 +25,7 @@ def state_of(trainer) -> dict[str, np.ndarray]:
 @pytest.mark.promise
 @pytest.mark.parametrize("rewinds", [True, pytest.param(False, marks=pytest.mark.e2e)])
 def test_everything_is_as_before(mode, rewinds, tmp_path):
-    """Also after updates, in the state, in the next losses, and with a loader that cannot be rewound."""
+    """The state and the next losses are unchanged, also after some updates and with a loader that cannot go back."""
     losses = []
     for finds in (False, True):
         run = cr.make_run(tmp_path / str(finds), mode, "train.checkpointer.enabled=false")
@@ -55,7 +55,7 @@ def test_it_stops_when_the_loss_diverges(mode):
         find_lr(trainer, 1e8, 1e12, 20)
 
 
-def test_what_cannot_be_is_refused(mode):
+def test_impossible_arguments_of_find_lr_are_refused(mode):
     model = toy.Classifier()
     trainer = toy.trainer_of(mode, model, toy.batches(2), toy.optimizer_of("sgd", model))
     for numbers in ((1.0, 0.1), (0.1, 1.0, 3)):

@@ -24,7 +24,7 @@ CONFIG = str(jobs.ROOT / "configs" / "mlp_digits.py")
 
 @pytest.fixture
 def command(mode, monkeypatch, capsys):
-    """`command(folder, *words)` runs the training command on a small config and returns the lines that it printed."""
+    """Return `command(folder, *words)`, which runs the training command on a small config and returns its output."""
 
     def run(folder: Path, *words: str) -> list[str]:
         settings = [f"train.output_dir={folder}", f"graph.enabled={str(mode == 'graph').lower()}"]
@@ -55,19 +55,19 @@ def test_dry_run_tries_everything_and_makes_no_file(tmp_path, command):
     assert tree(tmp_path) == {}
 
 
-def test_dry_run_finds_what_only_an_update_shows(tmp_path, command):
+def test_dry_run_finds_errors_that_only_an_update_shows(tmp_path, command):
     with pytest.raises(UserError, match="the batch has 64 numbers per sample .* Set input_size=64"):
         command(tmp_path / "out", "--dry-run", "model.input_size=63")
 
 
-def test_eval_only_judges_the_weights_of_the_run_and_leaves_its_files_alone(tmp_path, command):
+def test_eval_only_evaluates_the_weights_of_the_run_and_changes_no_file(tmp_path, command):
     trained = command(tmp_path, "train.train_iter=4", "train.evaluation.eval_period=4")
     before = tree(tmp_path)
     resumed = command(tmp_path, "--eval-only", "--resume")
     fresh = command(tmp_path, "--eval-only")
     assert tree(tmp_path) == before
     assert evaluated(resumed) == evaluated(trained)[-1:] != []
-    assert evaluated(fresh) != evaluated(trained)[-1:]  # those of the first weights: without --resume nothing is loaded
+    assert evaluated(fresh) != evaluated(trained)[-1:]  # initial weights: without --resume nothing is loaded
     assert not [line for line in resumed + fresh if line.startswith("iter ")]
 
 
@@ -80,7 +80,7 @@ def test_fast_dev_run_trains_evaluates_and_saves_a_little_of_any_config(tmp_path
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
 
 
-def test_quiet_shows_the_result_alone_and_the_log_has_everything(tmp_path, command):
+def test_quiet_shows_only_the_result_and_the_log_has_everything(tmp_path, command):
     settings = ["train.train_iter=4", "train.log_period=1", "train.evaluation.eval_period=4", "train.warmup_ratio=0"]
     shown = command(tmp_path, "--quiet", *settings)
     assert shown[0].startswith("done after 4 ") and len(shown) <= 3

@@ -54,9 +54,8 @@ def test_a_new_run_in_a_used_folder_is_not_mixed_with_the_old_one(mode, tmp_path
     (folder / "checkpoints" / "mine.txt").write_text("mine")
     before = tree(folder)
     second = run_until(folder, mode, 6, "train.seed=5", "train.checkpointer.max_to_keep=1")
-    assert names(folder) == [
-        "iter_0000006"
-    ]  # pruned only by its own run: a run with higher numbers would have deleted it
+    # retention counts only the checkpoints of this run: those of the earlier run have higher numbers
+    assert names(folder) == ["iter_0000006"]
     resumed = make_run(folder, mode, "train.seed=5", resume=True)
     assert (resumed.start_iter, resumed.folder.run_id) == (6, second.folder.run_id)
     resumed.train()
@@ -111,7 +110,7 @@ def test_a_run_that_fails_before_its_first_update_leaves_the_folder_as_it_was(mo
     assert tree(tmp_path) != before
 
 
-def test_a_folder_of_the_user_is_no_run(tmp_path):
+def test_a_folder_of_user_files_is_not_a_run(tmp_path):
     for name in ("config.yaml", "metrics.jsonl", "log.txt"):
         (tmp_path / name).write_text("mine\n")
     (tmp_path / "checkpoints").mkdir()
@@ -140,7 +139,7 @@ def test_a_second_job_is_refused_and_changes_nothing(tmp_path):
     with pytest.raises(UserError, match=expected):
         ready.train()  # it was built before the other job began
     run = default_setup(validate(make_config(tmp_path, "eager")), trains=False)
-    Run(run, resume=True).report_evaluation()  # a look is allowed
+    Run(run, resume=True).report_evaluation()  # evaluation is allowed, because it writes nothing
     assert tree(tmp_path) == before
     lock.release()
     ready.train()
@@ -156,7 +155,7 @@ def test_a_run_that_another_job_has_continued_meanwhile_is_not_resumed_from_befo
     assert names(tmp_path) == ["iter_0000004", "iter_0000006"]
 
 
-# ---------------------------------------------------------------------- looking without touching
+# ---------------------------------------------------------------------- checks before anything is written
 
 
 class CountedSchedule:
@@ -196,8 +195,8 @@ def test_a_hook_whose_state_cannot_be_saved_is_refused_before_the_first_iteratio
 # ---------------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize("period", [1, 1000])  # found by the metrics, or only by the save
-def test_a_folder_that_is_lost_in_mid_run_ends_the_run(tmp_path, period, capsys):
+@pytest.mark.parametrize("period", [1, 1000])  # found when metrics are written, or only at the save
+def test_a_folder_that_is_removed_during_a_run_ends_the_run(tmp_path, period, capsys):
     folder = tmp_path / "out"
     run = make_run(folder, "eager", f"train.log_period={period}", "train.evaluation.enabled=false")
 
@@ -214,7 +213,7 @@ def test_a_folder_that_is_lost_in_mid_run_ends_the_run(tmp_path, period, capsys)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left on device"), OSError(5, "I/O error")])
-def test_a_save_that_the_system_refuses_is_no_mistake_of_the_user(tmp_path, monkeypatch, capsys, error):
+def test_a_save_that_the_system_refuses_is_not_a_user_error(tmp_path, monkeypatch, capsys, error):
     from libai.checkpoint import saving
 
     def fail(*arguments):
@@ -244,7 +243,7 @@ def test_a_folder_is_named_after_the_time_of_the_job(tmp_path, mode, monkeypatch
 
 
 def banner_of(run) -> dict[str, str]:
-    """Return title -> text of the banner of `run`."""
+    """Return the lines of the banner of `run`: title -> text."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -276,7 +275,7 @@ def test_the_banner_says_what_will_happen(tmp_path, overrides, expected):
     assert "new run in eager mode" in banner[f"libai {__version__}"]
 
 
-def test_kernels_that_could_not_be_made_are_a_warning(tmp_path, monkeypatch, caplog):
+def test_kernels_that_could_not_be_built_cause_a_warning(tmp_path, monkeypatch, caplog):
     run = make_run(tmp_path, "eager")
     monkeypatch.setattr(report, "kernels_in_use", lambda: "oneflow's own, which are slower (no compiler)")
     start_banner(run)

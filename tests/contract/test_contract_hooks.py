@@ -78,7 +78,7 @@ def test_after_backward_sees_complete_unclipped_gradients_in_eager_mode():
     assert min(seen) > 1e-3  # before clipping to 1e-6
 
 
-def test_after_backward_is_refused_in_graph_mode_with_the_way_out():
+def test_after_backward_is_refused_in_graph_mode_with_a_remedy():
     trainer = make_trainer("graph")
     with pytest.raises(UserError, match="CallbackHook uses after_backward.*graph mode cannot call.*after_step"):
         trainer.register_hooks([CallbackHook(after_backward=print)])
@@ -94,7 +94,7 @@ def test_a_hook_of_another_mode_is_refused(mode):
         make_trainer(mode).register_hooks([Picky()])
 
 
-def test_none_hooks_are_dropped_and_strangers_are_named(mode):
+def test_none_hooks_are_ignored_and_other_objects_are_refused(mode):
     trainer = make_trainer(mode)
     trainer.register_hooks([None, Recorder([]), None])
     assert len(trainer.hooks) == 1
@@ -123,7 +123,7 @@ def test_a_hook_registered_by_a_hook_is_called_from_the_next_iteration_on(mode):
     assert calls == ["before_step 1", "after_step 1", "after_train"]
 
 
-def test_hooks_keep_no_trainer_alive(mode):
+def test_hooks_do_not_keep_a_trainer_alive(mode):
     trainer = make_trainer(mode)
     hook = Recorder([])
     trainer.register_hooks([hook])
@@ -157,11 +157,11 @@ def test_after_train_runs_for_every_hook_when_training_fails(mode, caplog):
     assert calls[-1] == "after_train"
     assert trainer.status == "failed"
     assert (trainer.iter, trainer.max_iter) == (1, 4)
-    assert trainer.completed_iters == 2  # the update of the failing iteration had been made
+    assert trainer.completed_iters == 2  # the update of the failing iteration counts
     assert "a hook failed in after_train" in caplog.text
 
 
-def test_state_of_a_hook_that_is_gone_is_a_warning(mode, caplog):
+def test_state_of_a_missing_hook_is_a_warning(mode, caplog):
     trainer = make_trainer(mode)
     trainer.register_hooks([Counter()])
     trainer.train(0, 1)

@@ -1,4 +1,4 @@
-"""Starting points of a run: weights of another model, the model's initial weights, parts of a checkpoint."""
+"""A run can start from weights of another model, from the model's initial weights, or from parts of a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FEW = (
 
 
 class Prefixed(flow.nn.Module):
-    """The same network one level down, as another framework wraps it."""
+    """The same network inside another module, as another framework would wrap it."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class OwnInitialWeights(toy.Classifier):
 
 @pytest.fixture
 def trained(mode, tmp_path):
-    """Return the weights of a short run, and its checkpoint."""
+    """Return the weights of a short run and the path of its checkpoint."""
     run = contract_runs.train(tmp_path / "first", mode, *FEW)
     return weights(run), tmp_path / "first" / "checkpoints" / "last"
 
@@ -72,7 +72,7 @@ def test_another_prefix_and_a_part_of_a_model(trained, mode, tmp_path):
     run.train()
 
 
-def test_weights_of_which_nothing_fits_are_refused(trained, mode, tmp_path):
+def test_weights_without_a_matching_tensor_are_refused(trained, mode, tmp_path):
     with pytest.raises(CheckpointError, match="Nothing fits.*revise_keys"):
         contract_runs.make_run(
             tmp_path / "second",
@@ -82,14 +82,14 @@ def test_weights_of_which_nothing_fits_are_refused(trained, mode, tmp_path):
         )
 
 
-def test_a_model_gives_itself_its_initial_weights(mode, tmp_path):
+def test_a_model_can_set_its_own_initial_weights(mode, tmp_path):
     model = "model._target_=test_contract_loading.OwnInitialWeights"
     run = contract_runs.make_run(tmp_path / "first", mode, model, *FEW)
     assert all((value == 0.5).all() for value in weights(run).values())
     run.train()
     loading = f"train.load_weight={tmp_path}/first/checkpoints/last"
     again = contract_runs.make_run(tmp_path / "second", mode, model, loading)
-    assert np.array_equal(weights(again)["a.weight"], weights(run)["a.weight"]), "loaded weights stay"
+    assert np.array_equal(weights(again)["a.weight"], weights(run)["a.weight"]), "loaded weights stay as they are"
     assert not (weights(again)["a.weight"] == 0.5).all(), "the control: training has changed them"
 
 
@@ -102,7 +102,7 @@ def losses(output_dir):
 
 @pytest.fixture
 def first(mode, tmp_path):
-    """A finished run of 8 iterations with checkpoints after 4 and 8."""
+    """Return a finished run of 8 iterations with checkpoints after iterations 4 and 8."""
     return contract_runs.train(tmp_path / "first", mode)
 
 
@@ -126,15 +126,15 @@ def test_resume_from_another_run_is_a_new_run_with_its_state(first, mode, tmp_pa
     run.train()
     found, expected = losses(tmp_path / "second"), losses(tmp_path / "first")
     assert found == {i: expected[i] for i in found} and len(found) == 8 - run.start_iter
-    assert checkpoint.list_checkpoints(tmp_path / "first" / "checkpoints")[-1].name == "iter_0000008", "left alone"
+    assert checkpoint.list_checkpoints(tmp_path / "first" / "checkpoints")[-1].name == "iter_0000008", "it is unchanged"
 
 
-def test_a_path_in_train_resume_is_taken(first, mode, tmp_path):
+def test_a_path_in_train_resume_is_used(first, mode, tmp_path):
     run = contract_runs.make_run(tmp_path / "second", mode, f"train.resume={tmp_path}/first", resume=None)
     assert run.start_iter == 8
 
 
-def test_a_path_that_holds_no_run_is_one_error(first, mode, tmp_path):
+def test_a_path_without_a_run_is_one_error(first, mode, tmp_path):
     with pytest.raises(UserError, match="nowhere does not exist"):
         contract_runs.make_run(tmp_path / "second", mode, resume=str(tmp_path / "nowhere"))
     (tmp_path / "export").mkdir()
@@ -163,7 +163,7 @@ def test_reset_needs_a_resume_and_known_parts(mode, tmp_path):
         contract_runs.make_run(tmp_path, mode, resume=True, reset=["model"])
 
 
-def test_saves_of_weights_alone(mode, tmp_path):
+def test_saves_with_only_the_weights(mode, tmp_path):
     run = contract_runs.train(tmp_path / "first", mode, *FEW, "train.checkpointer.weights_only=true")
     saved = checkpoint.load(run.checkpointer.last_saved)
     assert (

@@ -66,7 +66,7 @@ def test_with_nothing_to_do_train_returns_at_once(mode, start):
     assert all(np.array_equal(before[name], p.numpy()) for name, p in trainer.model.named_parameters())
 
 
-def test_zero_grad_before_forward_leaves_gradients_to_look_at():
+def test_zero_grad_before_forward_keeps_gradients_for_hooks():
     trainer, seen = make_trainer("eager", zero_grad_before_forward=True), []
     plain = make_trainer("eager")
     trainer.register_hooks(
@@ -122,7 +122,7 @@ def curve(trainer, iterations):
     return losses
 
 
-def test_a_finite_loader_is_started_again(mode):
+def test_a_finite_loader_is_restarted(mode):
     looped, long = (make_trainer(mode, loader) for loader in (toy.batches(2), toy.batches(2) * 3))
     assert curve(looped, 6) == curve(long, 6)
 
@@ -143,7 +143,7 @@ def test_reset_data_loader_takes_effect_at_the_next_iteration(mode):
         (lambda: lambda: 5, "data loader .dataloader.train. is 5 .int"),
     ],
 )
-def test_a_loader_that_cannot_be_read_says_what_it_may_be(mode, make_loader, text):
+def test_the_error_for_an_unreadable_loader_lists_possible_causes(mode, make_loader, text):
     with pytest.raises(UserError, match=text):
         make_trainer(mode, make_loader()).train(0, 3)
 
@@ -153,7 +153,7 @@ def test_tuples_go_to_forward_by_position(mode):
     assert curve(make_trainer(mode, tuples), 3) == curve(make_trainer(mode), 3)
 
 
-def test_predict_gives_the_eval_outputs_and_leaves_the_mode(mode):
+def test_predict_returns_the_eval_outputs_and_keeps_the_mode(mode):
     trainer = make_trainer(mode)
     trainer.train(0, 2)
     batch = toy.batches(1, seed=7)[0]
@@ -165,7 +165,7 @@ def test_predict_gives_the_eval_outputs_and_leaves_the_mode(mode):
     trainer.predict(batch)
     assert not trainer.model.training
     trainer.model.train()
-    trainer.train(2, 4)  # a prediction in between disturbs nothing
+    trainer.train(2, 4)  # the prediction has changed nothing
 
 
 class TwoHeads(toy.Classifier):
@@ -187,7 +187,7 @@ def test_parameters_without_gradient_are_named_in_the_first_iteration(mode, capl
     assert "2 trainable parameter(s)" in lines[0] and "spare.weight, spare.bias" in lines[0]
     caplog.clear()
     make_trainer(mode, model=TwoHeads()).train(0, 1)
-    assert "no gradient" not in caplog.text  # negative control: the setting does it
+    assert "no gradient" not in caplog.text  # negative control: the warning needs the setting
 
 
 def test_prepare_makes_no_update_and_leaves_the_batches_unread(mode):

@@ -29,7 +29,7 @@ def test_only_adapters_and_chosen_parameters_are_trained(mode, tmp_path):
     assert {name.partition("/")[0] for name in run.trainer.optimizer_state.export()[0]} == trained
 
 
-def test_both_modes_give_one_curve_of_adapters(tmp_path):
+def test_adapters_train_identically_in_both_modes(tmp_path):
     for mode in ("eager", "graph"):
         contract_runs.train(tmp_path / mode, mode, *LORA, *SHORT)
     eager, graph = (list(jobs.read_column(tmp_path / mode).values()) for mode in ("eager", "graph"))
@@ -37,7 +37,7 @@ def test_both_modes_give_one_curve_of_adapters(tmp_path):
     assert len(eager) == 8 and eager[-1] != eager[0]
 
 
-def test_a_merged_model_predicts_what_the_run_does(mode, tmp_path):
+def test_a_merged_model_predicts_like_the_run(mode, tmp_path):
     run = contract_runs.train(tmp_path, mode, *LORA, *SHORT)
     batch = contract_runs.dataset(8)
     expected = run.predict(batch)["logits"].numpy()
@@ -47,13 +47,13 @@ def test_a_merged_model_predicts_what_the_run_does(mode, tmp_path):
     np.testing.assert_allclose(merged.predict(batch)["logits"].numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_patterns_that_fit_nothing_are_refused(mode, tmp_path):
+def test_patterns_that_match_nothing_are_refused(mode, tmp_path):
     with pytest.raises(UserError, match=r"train\.lora\.patterns has 'q_proj', which matches none of the 2 linear"):
         contract_runs.make_run(tmp_path, mode, "train.lora.patterns=['q_proj']")
 
 
 class Direct(toy.Classifier):
-    """Reads the weight of `b` instead of calling it."""
+    """Reads the weight of the layer `b` instead of calling the layer."""
 
     def forward(self, x, y):
         logits = flow.matmul(flow.relu(self.a(x)), self.b.weight.T)

@@ -34,7 +34,7 @@ class TwoLosses(nn.Module):
 
 
 class Recording(Writer):
-    """Keeps the records."""
+    """A writer that stores the records."""
 
     def __init__(self, fails_at=None):
         self.records, self.fails_at = [], fails_at
@@ -53,7 +53,7 @@ def make_trainer(mode, loader=None, model=None, optimizer="adamw", **options):
 
 
 def poison(batch):
-    """A batch whose loss is NaN."""
+    """Return a batch whose loss is NaN."""
     return {**batch, "x": np.full_like(batch["x"], np.nan)}
 
 
@@ -101,16 +101,16 @@ def test_metrics_are_fetched_only_at_log_points(mode, monkeypatch):
     monkeypatch.setattr(trainer, "collect", lambda results: fetched.append(len(results)) or collect(results))
     writer = Recording()
     trainer.register_hooks([WriterHook([writer], period=4)])
-    trainer.prepare()  # which also checks losses
+    trainer.prepare()  # this also fetches metrics, to check losses
     fetched.clear()
     trainer.train(0, 10)
-    assert fetched == [4, 4, 2]  # and the last iteration is always written
+    assert fetched == [4, 4, 2]  # the last iteration is always written
     assert [record.iter for record in writer.records] == [4, 8, 10]
 
 
-def test_a_trainer_without_writers_prints_by_one_argument(mode, capsys, monkeypatch, request):
+def test_log_period_makes_a_trainer_without_writers_print(mode, capsys, monkeypatch, request):
     trainer = make_trainer(mode)
-    monkeypatch.setattr(logging.getLogger("libai"), "handlers", [])  # without those of pytest
+    monkeypatch.setattr(logging.getLogger("libai"), "handlers", [])  # without the handlers of pytest
     request.addfinalizer(reset_logging)
     trainer.train(0, 2)
     assert capsys.readouterr().out == ""

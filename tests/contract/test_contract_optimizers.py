@@ -1,4 +1,4 @@
-"""Several optimizers, each with its parameters and its schedule, as one update in both modes."""
+"""Several optimizers, each with its own parameters and schedule, make one update together in both modes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_run(output_dir, mode, *overrides, resume=False, **sections):
 
 
 def make_parts():
-    """A model with fixed weights, and its two optimizers."""
+    """Return a model with fixed weights, and its two optimizers."""
     flow.manual_seed(5)
     model = toy.Classifier()
     optimizers = {
@@ -118,7 +118,7 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
         ({"optim": {"a": LazyCall(flow.optim.SGD)(rl=0.1)}}, r"optim\.a\.rl: .* takes no such argument"),
         (
             {"lr_scheduler": {"heat": LazyCall(WarmupCosineLR)()}},
-            r"lr_scheduler\.heat is for an optimizer of that name, and optim has body, head\. Did you mean head",
+            r"lr_scheduler\.heat is for an optimizer of that name, but optim has body, head\. Did you mean head",
         ),
         (
             {"lr_scheduler": {"head": LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)}},
@@ -126,7 +126,7 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
         ),
     ],
 )
-def test_optimizers_that_cannot_be_are_refused(sections, text, tmp_path):
+def test_impossible_optimizers_are_refused(sections, text, tmp_path):
     with pytest.raises(UserError, match=text):
         make_run(tmp_path, "eager", **sections)
 

@@ -1,4 +1,4 @@
-"""The points of hooks around evaluation, saving and failure; conditions of `CallbackHook` (FEATURES A1 1, 8, 11)."""
+"""Hook points for evaluation, saving and failure, and the options of `CallbackHook` (FEATURES A1 1, 8, 11)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def recorder(calls):
     return CallbackHook(**{point: at(point) for point in POINTS})
 
 
-def test_evaluation_and_saving_have_points(mode, tmp_path):
+def test_evaluation_and_saving_have_hook_points(mode, tmp_path):
     run, calls, seen = contract_runs.make_run(tmp_path, mode), [], []
     look = CallbackHook(after_eval=lambda trainer: seen.append(trainer.storage.get("eval/val/loss")[1]))
     run.trainer.register_hooks([recorder(calls), look])
@@ -32,7 +32,7 @@ def test_evaluation_and_saving_have_points(mode, tmp_path):
     assert seen == [3, 7]  # the metrics of this evaluation, by 0-based iteration
 
 
-def test_a_failure_has_a_point_before_the_end(mode, tmp_path, caplog):
+def test_a_failure_has_a_hook_point_before_the_end(mode, tmp_path, caplog):
     run, calls, seen = contract_runs.make_run(tmp_path, mode), [], []
 
     def fail(trainer):
@@ -60,11 +60,11 @@ def test_a_callback_is_called_every_few_iterations(mode, tmp_path):
 
 
 def test_a_callback_at_an_unknown_point_is_a_mistake():
-    with pytest.raises(TypeError, match="has no point after_steps; there are before_train"):
+    with pytest.raises(TypeError, match="has no point after_steps; choose from before_train"):
         CallbackHook(after_steps=print)
 
 
-def test_a_hook_knows_when_an_epoch_ends(mode, tmp_path):
+def test_a_hook_can_check_if_an_epoch_has_ended(mode, tmp_path):
     """16 samples in iterations of 6: passes end in iterations 2, 5 and 7."""
     run, ended = contract_runs.make_run(tmp_path, mode), []
     run.trainer.loop.epoch = EveryEpoch(samples_per_epoch=16, samples_per_iter=6)
@@ -94,7 +94,7 @@ def test_hooks_see_batch_samples_and_result(mode, tmp_path):
     assert len(set(seen)) == 3
 
 
-def test_a_loader_that_cannot_name_its_samples_says_so(mode, tmp_path):
+def test_a_loader_without_sample_indices_is_an_error(mode, tmp_path):
     run = contract_runs.make_run(tmp_path, mode)
     run.trainer.reset_data_loader([next(iter(run.train_loader))])
     with pytest.raises(UserError, match="list does not provide the indices of its samples"):

@@ -21,7 +21,7 @@ def other(mode):
 
 
 def test_the_final_evaluation_is_written(mode, tmp_path):
-    """LiBai evaluates after its writers have closed (defect 11). 8 is a period; 7 is not."""
+    """LiBai evaluates after its writers have closed (defect 11). This run ends between two evaluations."""
     contract_runs.train(tmp_path, mode, "train.train_iter=7", "train.log_period=5")
     last = jobs.read_metrics(tmp_path)[-1]
     assert last["iter"] == 7
@@ -62,7 +62,7 @@ def test_training_stops_early_when_the_metric_stalls(mode, tmp_path):
 
 
 def test_training_continues_after_interrupts_in_the_same_process(mode, tmp_path, monkeypatch):
-    """As in a notebook. An interrupt of the continued training is again a first one, which does not end the process."""
+    """As in a notebook: an interrupt of the continued training counts as the first one and does not end the process."""
     monkeypatch.setattr(guard, "SAME_SIGNAL_SECONDS", 1e-9)
     monkeypatch.setattr(stop.os, "kill", lambda *arguments: pytest.fail("the process would have ended"))
     run = contract_runs.make_run(tmp_path, mode)
@@ -81,7 +81,7 @@ def test_training_continues_after_interrupts_in_the_same_process(mode, tmp_path,
 @pytest.mark.promise
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.e2e), 2])
 def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumulation):
-    """LiBai starts again at sample 0 (defect 1). 8 samples of 44: epochs end in the middle of micro-batches."""
+    """LiBai restarts at sample 0 (defect 1). With batches of 8 from 44 samples, epochs end inside micro-batches."""
     steps = f"train.num_accumulation_steps={accumulation}"
     whole = contract_runs.train(tmp_path / "whole", mode, steps)
     half = contract_runs.make_run(tmp_path / "half", mode, steps)

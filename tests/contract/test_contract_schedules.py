@@ -1,5 +1,7 @@
-"""Lists of schedules and schedules of the momentum, by iteration and by epoch. 44 samples in batches of 8: an epoch has
-5.5 iterations."""
+"""Lists of schedules and schedules of the momentum, by iteration and by epoch.
+
+With 44 samples in batches of 8, an epoch has 5.5 iterations.
+"""
 
 from __future__ import annotations
 
@@ -105,6 +107,6 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
         ),
     ],
 )
-def test_schedules_that_cannot_be_are_refused(sections, text, tmp_path):
+def test_impossible_schedules_are_refused(sections, text, tmp_path):
     with pytest.raises(UserError, match=text):
         make_run(tmp_path, "eager", **sections)

@@ -1,5 +1,4 @@
-"""Settings of a run that take effect in both modes: amount and time of evaluation, profiler, hooks of one rank, time
-limit, preparation."""
+"""Settings of a run that take effect in both modes: evaluation, profiler, hooks of one rank, preparation."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TABLE = (HERE / "README.md").read_text()
-#: `run` -> the file; the text above the first table says so
+#: short name such as `run` -> path of the file, from the text above the first table
 FILES = {name: f"tests/contract/{file}" for name, file in re.findall(r"`(\w+)` = `(test_\w+\.py)`", TABLE)}
 
 
@@ -21,7 +21,7 @@ def functions_of(file: str) -> set[str]:
 
 
 def missing_tests(table: str) -> list[str]:
-    """Return `file: test` for each test that is named after its file in a row and is not there."""
+    """Return `file: test` for each test that a row names but the file does not contain."""
     missing = []
     for row in table.splitlines():
         if not row.startswith("|"):

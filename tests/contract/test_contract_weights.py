@@ -1,4 +1,4 @@
-"""Averages of weights, frozen parameters, and limits on gradients."""
+"""Averages of weights, frozen parameters, and clipping by value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train.writers`: where the numbers of a run go (FEATURES B 21)."""
+"""`train.writers` selects the writers of metrics (FEATURES B 21)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRACKERS = ("wandb", "trackio")
 
 
 def train_and_resume(folder, mode, writers):
-    """Run 8 iterations, then 5 to 12 from the checkpoint of iteration 4: iterations 5 to 8 run twice."""
+    """Run 8 iterations, then iterations 5 to 12 from the checkpoint of iteration 4, so 5 to 8 run twice."""
     setting = f"train.writers={writers}"
     contract_runs.train(folder, mode, setting)
     checkpoint = str(folder / "checkpoints" / "iter_0000004")
@@ -29,7 +29,7 @@ def train_and_resume(folder, mode, writers):
 
 @pytest.fixture(scope="module", params=["eager", "graph"])
 def resumed(request, tmp_path_factory):
-    """`(run, what each tracker was sent)` of a run that made iterations 5 to 8 twice."""
+    """Return `(run, data sent to each tracker)` of a run that made iterations 5 to 8 twice."""
     with pytest.MonkeyPatch.context() as patch:
         sent = {package: tracker_stand_ins.install(patch, package) for package in TRACKERS}
         folder = tmp_path_factory.mktemp("run") / request.param
@@ -72,7 +72,7 @@ class MyWriter(Writer):
         self.calls.append("close")
 
 
-def test_a_writer_of_the_user_knows_its_run(mode, tmp_path):
+def test_a_custom_writer_gets_facts_about_its_run(mode, tmp_path):
     is_async = "true" if mode == "graph" else "false"
     writers = "train.writers=[{_target_: test_contract_writers.MyWriter, word: yes}]"
     run = contract_runs.train(tmp_path, mode, writers, f"train.async_write_metrics={is_async}")
@@ -94,6 +94,6 @@ def test_a_writer_of_the_user_knows_its_run(mode, tmp_path):
         ("jsonl", "train.writers='jsonl': expected a list"),
     ],
 )
-def test_what_is_no_writer_is_refused(writers, told, tmp_path):
+def test_an_object_that_is_not_a_writer_is_refused(writers, told, tmp_path):
     with pytest.raises(UserError, match=told):
         contract_runs.make_run(tmp_path, "eager", f"train.writers={writers}")

@@ -27,7 +27,7 @@ NO_EVALUATION = "train.evaluation.enabled=false"
 
 
 class Averaging(toy.Classifier):
-    """Dropout, a buffer that forward changes and numbers that the data set draws."""
+    """Has dropout, a buffer that forward changes, and random numbers from the dataset."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Averaging(toy.Classifier):
 
 
 class Dropping(toy.Classifier):
-    """Dropout, and nothing else beside the losses; for tests on ranks."""
+    """A classifier with dropout, for tests on several ranks."""
 
     def __init__(self):
         super().__init__()
@@ -53,14 +53,14 @@ class Dropping(toy.Classifier):
 
 
 class ByRank(toy.Classifier):
-    """Computes something different on every rank; for tests on ranks."""
+    """Computes a different loss on every rank, for tests on several ranks."""
 
     def forward(self, x, y):
         return super().forward(x * (1.0 + get_rank()), y)
 
 
 def drawing(count=3):
-    """Batches from NumPy's global generator, by a loader that has no position."""
+    """Return a loader without a position, with batches from NumPy's global generator."""
 
     class Loader:
         def __iter__(self):
@@ -97,7 +97,7 @@ def test_a_rehearsed_run_has_the_same_curve(mode, loader, tmp_path):
         (["train.rehearse=0"], []),
     ],
 )
-def test_as_many_updates_are_rehearsed_as_asked(words, expected, tmp_path, monkeypatch):
+def test_the_requested_number_of_updates_is_rehearsed(words, expected, tmp_path, monkeypatch):
     made = []
     run = reference._make
     monkeypatch.setattr(reference, "_make", lambda *args: made.append(len(args[1])) or run(*args))
@@ -119,7 +119,7 @@ class Wrong(toy.Classifier):
         return {"losses": {"cls": nn.functional.cross_entropy(self.b(self.middle(flow.relu(self.a(x)))), y)}}
 
 
-def test_another_training_ends_before_its_first_update(tmp_path):
+def test_a_run_that_trains_differently_ends_before_its_first_update(tmp_path):
     with pytest.raises(
         NotTheSame, match="would train a different model than eager mode: in update 1 the loss"
     ) as raised:
@@ -128,14 +128,14 @@ def test_another_training_ends_before_its_first_update(tmp_path):
     assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_a_run_that_may_falls_back_to_eager_mode(tmp_path):
+def test_a_run_falls_back_to_eager_mode_if_allowed(tmp_path):
     run, losses = curve(tmp_path, "graph", "run", "graph.on_build_error=eager", model=Wrong)
     assert run.trainer.mode == "eager" and "the graph could not train the same model" in run.mode_reason
     assert len(losses) == 5
 
 
 def write_rates_once(monkeypatch):
-    """Learning rates stay what they were in the first compiled update."""
+    """Learning rates stay as they were in the first compiled update."""
     write = GraphTrainer._set_step_inputs
 
     def write_once(self):
@@ -148,7 +148,7 @@ def write_rates_once(monkeypatch):
 
 @pytest.mark.parametrize(("words", "when"), [((), 0), (("train.rehearse=1", "train.rehearse_every=3"), 2)])
 def test_a_wrong_update_of_the_optimizer_is_refused(words, when, tmp_path, monkeypatch):
-    """At the start, or during the run if nothing was compared before."""
+    """The error comes at the start, or during the run if nothing was compared before."""
     write_rates_once(monkeypatch)
     with pytest.raises(NotTheSame, match=r"in update \d the (loss|gradient|step) "):
         curve(tmp_path, "graph", "run", "train.log_period=1", *words)
@@ -158,7 +158,7 @@ def test_a_wrong_update_of_the_optimizer_is_refused(words, when, tmp_path, monke
 
 
 class TurnsWrong(toy.Classifier):
-    """Changes in place a value that the backward pass reads, once it is enabled."""
+    """Once enabled, changes a value in place before the backward pass reads it."""
 
     def __init__(self):
         super().__init__()
@@ -172,7 +172,7 @@ class TurnsWrong(toy.Classifier):
 
 
 @pytest.mark.parametrize("every", [3, 100])
-def test_a_wrong_gradient_in_mid_run_is_refused(every):
+def test_a_wrong_gradient_during_a_run_is_refused(every):
     model = TurnsWrong()
     trainer = toy.trainer_of("eager", model, toy.batches(6), toy.optimizer_of("adamw", model))
 
@@ -197,7 +197,7 @@ def test_another_precision_is_not_compared(monkeypatch):
         trainer.train(0, 1)
 
 
-def test_a_resumed_run_is_rehearsed_where_it_stands(mode, tmp_path):
+def test_a_resumed_run_is_rehearsed_at_its_iteration(mode, tmp_path):
     train(tmp_path / "whole", mode, "train.rehearse=0")
     make_run(tmp_path / "run", mode).train(until=4)
     train(tmp_path / "run", mode, "train.rehearse=2", resume=True)

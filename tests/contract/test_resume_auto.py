@@ -5,7 +5,7 @@ from __future__ import annotations
 from contract_runs import make_run
 
 
-def test_it_begins_where_nothing_is_and_continues_where_something_is(mode, tmp_path):
+def test_auto_begins_a_new_run_or_continues_an_existing_one(mode, tmp_path):
     first = make_run(tmp_path, mode, "train.resume=auto", resume=None)
     assert first.start_iter == 0
     first.train(until=3)
@@ -14,7 +14,7 @@ def test_it_begins_where_nothing_is_and_continues_where_something_is(mode, tmp_p
     assert (again.start_iter, again.folder.run_id) == (3, first.folder.run_id)
 
 
-def test_a_run_without_a_checkpoint_is_begun_again(tmp_path):
+def test_a_run_without_a_checkpoint_is_restarted(tmp_path):
     first = make_run(tmp_path, "eager", "train.resume=auto", "train.checkpointer.enabled=false", resume=None)
     first.train()
     again = make_run(tmp_path, "eager", "train.resume=auto", resume=None)

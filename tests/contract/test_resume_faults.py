@@ -24,7 +24,7 @@ ITERS = 3
 
 
 class Drawing(toy.Classifier):
-    """Draws masks by the seed and noise from NumPy's generator, so that every kind of randomness matters."""
+    """Has seeded dropout and noise from NumPy's generator, so that every kind of randomness matters."""
 
     def __init__(self):
         super().__init__()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Branching(toy.Classifier):
-    """Cannot be compiled: it branches on a value."""
+    """A model that cannot be compiled, because it branches on a value."""
 
     def forward(self, x, y):
         if x.sum() > -1e9:
@@ -63,13 +63,13 @@ class GraphOnly(CallbackHook):
 
 
 def eager_only():
-    """Return a hook that uses `after_backward`, and the list of its observations."""
+    """Return a hook that uses `after_backward`, and the list to which it appends."""
     seen = []
     return CallbackHook(after_backward=lambda trainer: seen.append(trainer.model.a.weight.grad is not None)), seen
 
 
-def test_auto_with_an_eager_only_hook_trains_eagerly_and_says_why(tmp_path):
-    """The documentation promises this. Earlier the run ended."""
+def test_auto_with_an_eager_only_hook_trains_eagerly_with_a_reason(tmp_path):
+    """The documentation promises this. In an earlier version the run ended with an error."""
     hook, seen = eager_only()
     losses, summary, _ = run(
         tmp_path / "auto", "graph.enabled=auto", before=lambda trainer: trainer.trainer.register_hooks([hook])
@@ -100,7 +100,7 @@ def test_a_build_error_stops_the_run_by_default(tmp_path):
         run(tmp_path / "run", "graph.enabled=true", model=Branching)
 
 
-def test_on_build_error_eager_goes_on_with_the_eager_curve(tmp_path):
+def test_on_build_error_eager_continues_with_the_eager_curve(tmp_path):
     losses, summary, state = run(tmp_path / "run", "graph.enabled=true", "graph.on_build_error=eager", model=Branching)
     expected, _, _ = run(tmp_path / "plain", model=Branching)
     assert losses == expected
@@ -108,13 +108,13 @@ def test_on_build_error_eager_goes_on_with_the_eager_curve(tmp_path):
     assert "could not be compiled" in summary["mode_reason"]
 
 
-def test_a_compiled_run_says_how_long_the_compilation_took(tmp_path):
+def test_a_compiled_run_reports_its_compilation_time(tmp_path):
     _, summary, _ = run(tmp_path / "run", "graph.enabled=true")
     assert summary["build_seconds"] > 0
 
 
 @pytest.mark.parametrize("first", ["eager", "graph"])
-def test_a_hook_can_switch_the_mode_in_mid_run(tmp_path, first):
+def test_a_hook_can_switch_the_mode_during_a_run(tmp_path, first):
     second = {"eager": "graph", "graph": "eager"}[first]
 
     def add_switch(run):
@@ -129,7 +129,7 @@ def test_a_hook_can_switch_the_mode_in_mid_run(tmp_path, first):
 
 
 class Clamping(flow.optim.SGD):
-    """Keeps the weights small."""
+    """An optimizer whose `step` also clamps the weights."""
 
     def step(self, closure=None):
         super().step(closure)

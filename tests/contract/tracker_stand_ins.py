@@ -26,7 +26,7 @@ class Run:
 
 
 def install(monkeypatch: Any, package: str) -> dict[str, dict[str, Any]]:
-    """Replace `package` with a fake. Return what was sent to each of its runs, by id or name."""
+    """Replace `package` with a fake. Return the data sent to each of its runs, by id or name."""
     sent: dict[str, dict[str, Any]] = {}
 
     def find(key: str) -> dict[str, Any]:

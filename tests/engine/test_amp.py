@@ -15,7 +15,7 @@ from libai.engine.run.build import amp_dtype
 from libai.optim import LossScaling
 from libai.utils.errors import UserError
 
-#: gradients of inputs of 1e4 overflow under it
+#: gradients of inputs of 1e4 overflow with this loss scale
 LARGE = LossScaling(init_scale=2.0**120, growth_interval=2)
 
 
@@ -36,7 +36,7 @@ def trained(iterations, **options):
 
 
 @pytest.mark.parametrize(("amp", "data_type"), [("fp16", 9), ("bf16", 11)])
-def test_the_compiled_job_is_told_to_mix_precision(amp, data_type):
+def test_the_compiled_job_uses_mixed_precision(amp, data_type):
     job = trained(1, amp=amp).graph._full_job_proto.job_conf
     assert job.enable_auto_mixed_precision and job.mixed_precision_data_type == data_type
     assert job.train_conf.HasField("dynamic_loss_scale_policy") == (amp == "fp16")
@@ -48,7 +48,7 @@ def test_without_amp_the_job_computes_in_float32():
 
 
 def scaled(mode, scaling, overflows=(), iterations=8, **options):
-    """`(trainer, loss and loss scale of every iteration)`; the batches `overflows` have large inputs."""
+    """Return `(trainer, loss and loss scale of every iteration)`; the batches `overflows` have large inputs."""
     flow.manual_seed(0)
     model, batches, seen = toy.Classifier(), toy.batches(12), []
     for index in overflows:
@@ -71,7 +71,7 @@ def test_both_modes_scale_the_loss_alike():
 
 
 @pytest.mark.e2e
-def test_an_overflow_leaves_weights_and_moments_as_they_were(mode):
+def test_an_overflow_leaves_weights_and_moments_unchanged(mode):
     before = scaled(mode, LARGE, iterations=2)[0]
     after = scaled(mode, LARGE, overflows=(2,), iterations=3)[0]
     for name, weight in before.model.named_parameters():
@@ -83,7 +83,7 @@ def test_an_overflow_leaves_weights_and_moments_as_they_were(mode):
 
 
 @pytest.mark.e2e
-def test_a_static_scale_leaves_the_curve_as_it_is_and_no_update_out(mode):
+def test_a_static_scale_changes_no_loss_and_skips_no_update(mode):
     trainer, losses = scaled(mode, LossScaling(1024.0, growth_interval=None))
     assert losses == [[pytest.approx(loss, rel=1e-5), None] for loss, _ in scaled(mode, LossScaling(), amp=None)[1]]
     if mode == "graph":
@@ -92,8 +92,8 @@ def test_a_static_scale_leaves_the_curve_as_it_is_and_no_update_out(mode):
 
 
 @pytest.mark.e2e
-def test_the_loss_scale_goes_from_mode_to_mode_and_back():
-    """Also to eager training in float32, which only keeps it."""
+def test_the_loss_scale_is_kept_when_modes_are_switched():
+    """Eager training in float32 does not use the loss scale, but keeps it."""
     _, expected = scaled("graph", LARGE, overflows=(2, 5), iterations=9)
     for amp in ("fp16", None):
         trainer, seen = scaled("graph", LARGE, overflows=(2, 5), iterations=3)
@@ -108,7 +108,7 @@ def test_the_loss_scale_goes_from_mode_to_mode_and_back():
             assert scales == [*[scale for _, scale in expected[:3]], None, None, None, 2.0**120, 2.0**121, 2.0**121]
 
 
-def test_on_cpu_auto_is_float32_and_says_so_once(mode, caplog):
+def test_on_cpu_auto_means_float32_and_is_logged_once(mode, caplog):
     """The refusal of `true` is in test_support.py."""
     run = make_run(mode, train__amp__enabled="auto")
     assert [amp_dtype(run, mode, "cpu") for _ in range(2)] == [None, None]
@@ -135,7 +135,7 @@ def test_eager_bf16_runs_the_forward_under_autocast(monkeypatch):
 
 
 @pytest.mark.parametrize("amp", ["fp16", "bf16"])
-def test_amp_on_a_cpu_is_refused_without_a_config_too(mode, amp, monkeypatch):
+def test_amp_on_a_cpu_is_also_refused_without_a_config(mode, amp, monkeypatch):
     monkeypatch.undo()
     model = toy.Classifier()
     with pytest.raises(UserError, match=f"amp='{amp}' does nothing on cpu.*Remove amp, or train with device='cuda'"):

@@ -23,7 +23,7 @@ def explained_forward(said):
         "Got input tensors with inconsistent attributes!",
     ],
 )
-def test_a_tensor_that_is_on_one_rank_only_is_named_with_what_to_write(said):
+def test_a_tensor_on_only_one_rank_is_named_with_a_remedy(said):
     error = RuntimeError(f"\x1b[1mError\x1b[0m: {said}")
     for explained in (explained_forward(error), str(explain_build_error(error, nn.ReLU()))):
         assert "Register it as a buffer, or create it from another tensor" in explained
@@ -34,7 +34,7 @@ def test_a_tensor_that_is_on_one_rank_only_is_named_with_what_to_write(said):
     assert "uses sbp or placement, and its tensors are local. Remove both" in explained_forward(raised.value)
 
 
-def test_a_layout_that_an_operation_has_no_rule_for_is_explained():
+def test_an_unsupported_layout_for_an_operation_is_explained():
     error = RuntimeError(
         "\x1b[1mError\x1b[0m: fill_8 has no maching sbp after flitering valid sbp list sbp_signature {"
     )

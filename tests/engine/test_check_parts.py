@@ -65,9 +65,9 @@ def test_accumulation_must_be_a_whole_number(parts, steps):
 @pytest.mark.parametrize("arguments", [(10,), (0, -1), (-1, 3), (0, 2.5), ("0", 3), (0, None)])
 def test_the_iterations_to_train_must_be_two_whole_numbers(parts, arguments):
     trainer = trainer_of("eager", *parts)
-    with pytest.raises(UserError, match=r"train\(start_iter, max_iter\) with \w+=.*train\(0, 100\) runs 100"):
+    with pytest.raises(UserError, match=r"train\(start_iter, max_iter\) got \w+=.*train\(0, 100\) runs 100"):
         trainer.train(*arguments)
-    trainer.train(0, 1)  # and nothing is changed
+    trainer.train(0, 1)  # the refused calls have changed nothing
     assert trainer.completed_iters == 1
 
 
@@ -92,7 +92,7 @@ def test_a_batch_of_float64_or_text(parts, x, text):
         (lambda net, x: nn.functional.smooth_l1_loss(x, x), "Bad.forward failed: smooth_l1_loss(): missing required "),
     ],
 )
-def test_a_wrong_name_or_call_in_forward_does_not_blame_the_batch(parts, call, said):
+def test_the_batch_is_not_blamed_for_a_wrong_name_or_call_in_forward(parts, call, said):
     class Bad(nn.Linear):
         def forward(self, x, y):
             return call(self, x)
@@ -105,7 +105,7 @@ def test_a_wrong_name_or_call_in_forward_does_not_blame_the_batch(parts, call, s
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_ids_that_are_floats_are_told_to_be_int64(mode, dtype):
+def test_the_error_for_float_ids_recommends_int64(mode, dtype):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

@@ -30,7 +30,7 @@ def names(root):
 
 @pytest.mark.parametrize("async_save", [False, True])
 @pytest.mark.parametrize("optimizer", ["adamw", "plain"])
-def test_what_is_saved_comes_back(mode, tmp_path, optimizer, async_save):
+def test_the_saved_state_is_restored(mode, tmp_path, optimizer, async_save):
     trainer = make(mode, optimizer)
     saver = TrainerCheckpointer(trainer, tmp_path, async_save=async_save)
     trainer.register_hooks([CheckpointHook(saver, period=0)])
@@ -43,7 +43,7 @@ def test_what_is_saved_comes_back(mode, tmp_path, optimizer, async_save):
 
 
 def test_a_background_save_holds_the_weights_of_its_iteration(tmp_path):
-    """On CPU a tensor shares its memory with numpy: a snapshot that did not copy would hold later weights."""
+    """On CPU a tensor shares its memory with NumPy, so a snapshot without a copy would contain later weights."""
     kept = {}
     trainer = make()
     saver = TrainerCheckpointer(trainer, tmp_path, async_save=True)
@@ -61,7 +61,7 @@ def test_a_background_save_holds_the_weights_of_its_iteration(tmp_path):
 
 
 @pytest.mark.parametrize("async_save", [False, True])
-def test_newest_and_best_stay(tmp_path, async_save):
+def test_the_newest_and_the_best_checkpoint_are_kept(tmp_path, async_save):
     trainer = make()
     saver = TrainerCheckpointer(trainer, tmp_path, max_to_keep=2, async_save=async_save)
     values = iter([5.0, 4.0, 1.0, float("nan"), 6.0, 7.0, 8.0, 9.0, 9.0, 9.0])
@@ -86,10 +86,10 @@ def test_a_failed_background_save_ends_the_run_with_its_reason(tmp_path, monkeyp
     trainer.register_hooks([CheckpointHook(TrainerCheckpointer(trainer, tmp_path, async_save=True), period=2)])
     with pytest.raises(checkpoint.CheckpointError, match="planted: no space left"):
         trainer.train(0, 50)
-    assert trainer.completed_iters < 50, "it was raised at the next save at the latest, not at the end"
+    assert trainer.completed_iters < 50, "the error was raised at the end, not by the next save at the latest"
 
 
-def test_a_failure_in_a_hook_saves_the_whole_state_and_in_an_update_nothing(mode, tmp_path):
+def test_a_failure_in_a_hook_saves_the_state_and_one_in_an_update_does_not(mode, tmp_path):
     def fail(trainer):
         if trainer.iter == 4:
             raise RuntimeError("planted")
@@ -110,7 +110,7 @@ def test_a_failure_in_a_hook_saves_the_whole_state_and_in_an_update_nothing(mode
 
 
 def draws_of(folder, legs, mode="eager"):
-    """Return the random numbers of a user's hook in each iteration, over sessions with different generator states."""
+    """Return the random numbers of a user's hook in each iteration, over sessions that start from different states."""
     drawn = []
     for number, (start, stop) in enumerate(legs):
         random.seed(number), np.random.seed(number), flow.manual_seed(number)
@@ -128,7 +128,7 @@ def draws_of(folder, legs, mode="eager"):
 
 
 @pytest.mark.e2e
-def test_global_generators_go_on_where_they_were(mode, tmp_path):
+def test_global_generators_continue_their_sequences(mode, tmp_path):
     whole = draws_of(tmp_path / "whole", [(0, 6)], mode)
     assert draws_of(tmp_path / "legs", [(0, 3), (3, 6)], mode) == whole
     assert len(set(whole)) == 6
@@ -168,7 +168,7 @@ def test_a_checkpoint_with_a_name_is_kept_and_resumed_by_its_path(tmp_path, asyn
         ({"name": "model_best", "best": ("loss", 1.0)}, "no other name"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused(tmp_path, arguments, text):
+def test_an_impossible_name_is_refused(tmp_path, arguments, text):
     with pytest.raises(UserError, match=text):
         TrainerCheckpointer(make(), tmp_path).save(**arguments)
 

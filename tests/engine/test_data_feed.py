@@ -26,7 +26,7 @@ class Counting:
         self.next = state["next"]
 
 
-def test_what_was_only_looked_at_is_unread_in_the_position():
+def test_the_position_counts_peeked_batches_as_unread():
     feed = DataFeed(Counting(), 2)
     feed.take()
     assert feed.peek() == [2, 3]
@@ -35,7 +35,7 @@ def test_what_was_only_looked_at_is_unread_in_the_position():
     assert feed.take() == [7, 8]
 
 
-def test_batches_that_were_looked_at_are_not_kept_if_they_can_be_read_again():
+def test_peeked_batches_are_not_kept_if_they_can_be_read_again():
     """A learning-rate finder of many updates would otherwise keep all of its batches in memory."""
     loader = Counting()
     feed = DataFeed(loader, 2)
@@ -47,7 +47,7 @@ def test_batches_that_were_looked_at_are_not_kept_if_they_can_be_read_again():
 
 
 @pytest.mark.parametrize(("broken_at", "is_ahead"), [(2, False), (3, True)])
-def test_an_iteration_that_was_read_in_part_is_ahead_of_the_weights(broken_at, is_ahead):
+def test_a_partly_read_iteration_is_ahead_of_the_weights(broken_at, is_ahead):
     feed = DataFeed(Counting(broken_at), 2)
     feed.take()
     assert feed.is_ahead

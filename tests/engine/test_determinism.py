@@ -35,7 +35,7 @@ class Noisy(toy.Classifier):
 
 
 def unseeded():
-    """Over fifteen decades, so that two draws are never as good as equal."""
+    """The numbers span fifteen decades, so that two samples are never almost equal."""
     return 10 ** random.SystemRandom().uniform(0, 15)
 
 
@@ -50,14 +50,14 @@ def train(mode, noise, deterministic=True):
     return losses
 
 
-def test_a_draw_that_no_seed_reaches_is_refused(mode):
+def test_a_random_number_without_a_seed_is_refused(mode):
     with pytest.raises(UserError, match=r"deterministic=true cannot be kept.* in update 1 the loss 'loss' is"):
         train(mode, Noise(unseeded))
 
 
 @pytest.mark.e2e
 def test_without_the_check_such_a_run_differs_from_the_next():
-    """Negative control; a graph refuses the draw without the check too."""
+    """Negative control. A graph refuses the random number even without the check."""
     runs = [train("eager", Noise(unseeded), deterministic=False) for _ in range(2)]
     assert runs[0] != runs[1]
     with pytest.raises(UserError, match="is not repeatable"):
@@ -67,18 +67,18 @@ def test_without_the_check_such_a_run_differs_from_the_next():
 @pytest.mark.parametrize(
     "draw", [lambda: random.random(), lambda: float(np.random.rand()), lambda: 0.5], ids=["python", "numpy", "none"]
 )
-def test_seeded_draws_pass(draw):
+def test_seeded_random_numbers_pass(draw):
     assert len(train("eager", Noise(draw))) == 3
 
 
 @pytest.mark.e2e
-def test_a_graph_refuses_draws_of_the_host_seeded_or_not():
+def test_a_graph_refuses_random_numbers_of_the_host_even_if_seeded():
     with pytest.raises(UserError, match="graph mode would train a different model"):
         train("graph", Noise(lambda: random.random()))
     assert len(train("graph", Noise(lambda: 0.5))) == 3
 
 
-def test_draws_from_oneflow_and_libai_dropout_pass():
+def test_oneflow_random_numbers_and_libai_dropout_pass():
     assert len(train("eager", Noise(lambda: flow.rand(1)))) == 3
     assert len(train("eager", Dropout(0.5))) == 3
 
@@ -88,7 +88,7 @@ def test_the_check_changes_nothing(mode):
     assert train(mode, Dropout(0.5)) == train(mode, Dropout(0.5), deterministic=False)
 
 
-def test_a_rehearsal_leaves_the_draws_of_the_run_as_they_are():
+def test_a_rehearsal_does_not_change_the_random_numbers_of_the_run():
     def losses(rehearse):
         flow.manual_seed(0)
         model = Noisy(Noise(lambda: flow.rand(1) + random.random() + float(np.random.rand())))

@@ -25,10 +25,10 @@ def test_putting_a_tensor_never_fetches_it(monkeypatch):
             storage.put_scalars(**{"train/aux": tensor, "time": 0.1})
     assert fetched == []
     assert storage.latest()["train/loss"] == storage.get("train/loss") == (0.5, 4)
-    assert fetched == [2]  # negative control: asking does fetch, once for all
+    assert fetched == [2]  # negative control: reading fetches, all scalars at once
 
 
-def test_a_kept_loss_lets_go_of_its_graph():
+def test_a_stored_loss_does_not_keep_its_graph_alive():
     storage, loss = EventStorage(), (flow.ones(1, requires_grad=True) * 2).sum()
     storage.put_scalar("loss", loss)
     assert not storage._latest["loss"][0].requires_grad
@@ -39,7 +39,7 @@ def test_a_tensor_of_several_elements_is_an_error_that_names_it():
         EventStorage().put_scalar("logits", flow.ones(3))
 
 
-def test_a_tensor_of_a_graph_under_construction_is_an_error_that_says_what_to_do():
+def test_a_tensor_of_a_graph_under_construction_is_an_error_with_a_remedy():
     class Graph(flow.nn.Graph):
         def build(self, x):
             EventStorage().put_scalar("aux", x.sum())
@@ -49,7 +49,7 @@ def test_a_tensor_of_a_graph_under_construction_is_an_error_that_says_what_to_do
         Graph()(flow.ones(2))
 
 
-def test_what_is_no_number_is_refused_at_once():
+def test_a_value_that_is_not_a_number_is_refused_immediately():
     with pytest.raises(TypeError, match="'a'.* takes a number or a one-element tensor, not str"):
         EventStorage().put_scalar("a", "0.5")
 
@@ -67,4 +67,4 @@ def test_state_survives_json():
     assert restored.latest() == {"loss": (0.25, 7), "time": (0.5, 7)}
     restored.put_scalars(time=1.0, loss=2.0)
     assert restored.latest() == {"time": (1.0, 7), "loss": (2.0, 7)}
-    assert [*restored.latest()] == ["time", "loss"], "in the order of putting"
+    assert [*restored.latest()] == ["time", "loss"], "the names are in the order in which they were put"

@@ -89,7 +89,7 @@ def build(cls, *arguments, **settings):
     return cls(model, toy.batches(2), toy.optimizer_of("sgd", model), *arguments, **settings)
 
 
-def test_a_setting_of_another_trainer_says_what_it_is_here():
+def test_the_error_for_a_setting_of_another_trainer_gives_its_name_here():
     with pytest.raises(ConfigError) as error:
         load_config(CONFIG, [*(f"train.{name}=1" for name, _ in CASES), "train.nonsense=1"])
     said = {text.partition(":")[0].removeprefix("train."): text for text in error.value.problems}
@@ -97,7 +97,7 @@ def test_a_setting_of_another_trainer_says_what_it_is_here():
     assert "docs/config.md lists them" in said["nonsense"] and len(CASES) > 140
 
 
-def test_what_the_table_names_exists(mode):
+def test_every_name_in_the_table_exists(mode):
     trainer = build({"eager": EagerTrainer, "graph": GraphTrainer}[mode])
     owners = {"trainer": trainer, "run": Run(load_config(CONFIG, ["train.train_iter=1"])), "Run": Run}
     named = re.findall(r"(?<![./])\btrain\.[a-z_.]+", " ".join([*other_names._SETTINGS, *other_names._SENTENCES]))
@@ -124,17 +124,17 @@ def test_what_the_table_names_exists(mode):
         ("nonsense", "It takes num_accumulation_steps, mesh"),
     ],
 )
-def test_an_unknown_argument_names_what_is_meant(cls, name, expected):
+def test_the_error_for_an_unknown_argument_names_the_intended_one(cls, name, expected):
     with pytest.raises(UserError, match=rf"{cls.__name__} takes no argument '{name}'.*{expected}"):
         build(cls, **{name: 1})
 
 
-def test_an_argument_of_the_other_mode_says_whose_it_is():
+def test_the_error_for_an_argument_of_the_other_mode_names_its_trainer():
     with pytest.raises(UserError, match="It is an argument of EagerTrainer"):
         build(GraphTrainer, zero_grad_before_forward=True)
 
 
-def test_a_fourth_positional_argument_gets_a_sentence():
+def test_a_fourth_positional_argument_is_explained():
     with pytest.raises(UserError, match="the fourth argument of EagerTrainer is `options`, a TrainOptions, but 20"):
         build(EagerTrainer, 20)
 
@@ -150,7 +150,7 @@ def test_a_fourth_positional_argument_gets_a_sentence():
         ("use_tqdm", "The progress bar"),
     ],
 )
-def test_an_attribute_of_another_trainer_says_what_does_it_here(mode, name, expected):
+def test_the_error_for_an_attribute_of_another_trainer_names_ours(mode, name, expected):
     trainer = build({"eager": EagerTrainer, "graph": GraphTrainer}[mode])
     for owner in (trainer, object.__new__(Run)):
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'. {expected}"):
@@ -161,7 +161,7 @@ def test_an_attribute_of_another_trainer_says_what_does_it_here(mode, name, expe
 
 
 @pytest.mark.parametrize("name", ["SimpleTrainer", "AMPTrainer", "GraphBase", "DistTrainer", "BaseStrategy", "Trainer"])
-def test_a_class_of_another_trainer_says_what_to_import(name):
+def test_the_error_for_a_class_of_another_trainer_names_the_import(name):
     with pytest.raises(ImportError, match=f"no {name}. Use .*(Trainer|Run)"):
         getattr(importlib.import_module("libai.engine"), name)
     with pytest.raises(AttributeError):

@@ -22,7 +22,7 @@ def run(mode, data, iterations, accumulation=1, **options):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_batch_of_another_shape_is_updated_on_with_the_eager_result(accumulation):
+def test_a_batch_of_another_shape_gives_the_eager_update(accumulation):
     data = toy.batches(4, 8, ignored=0.4) + toy.batches(2, 6, seed=1) + toy.batches(6, 8, ignored=0.4, seed=2)
     count = len(data) // accumulation
     expected, eager = run("eager", data, count, accumulation, max_grad_norm=0.5)

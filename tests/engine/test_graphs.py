@@ -27,7 +27,7 @@ def weights(trainer):
     return {name: p.numpy().copy() for name, p in trainer.model.named_parameters()}
 
 
-def test_the_returned_norm_is_that_of_a_hand_written_step(mode):
+def test_the_returned_norm_equals_the_norm_of_a_hand_written_step(mode):
     data = toy.batches(2)
     trainer = make_trainer(mode, data, two_groups, accumulation=2, max_grad_norm=0.01)
     flow.manual_seed(0)
@@ -39,7 +39,7 @@ def test_the_returned_norm_is_that_of_a_hand_written_step(mode):
     assert trainer.fetch_metrics()["train/grad_norm"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_one_norm_of_several_kinds_of_updates_is_refused_where_ranks_hold_parts():
+def test_clipping_several_kinds_of_updates_is_refused_if_ranks_hold_parts():
     def groups(model):
         return two_groups(model, amsgrad=True)
 
@@ -49,7 +49,7 @@ def test_one_norm_of_several_kinds_of_updates_is_refused_where_ranks_hold_parts(
         trainer.train(0, 1)
 
 
-def test_gradients_from_before_do_not_freeze_the_graph():
+def test_earlier_gradients_do_not_freeze_parameters_in_the_graph():
     """A gradient that is not None at compile time keeps its parameter out of the update in OneFlow 0.9.0."""
     trainer = make_trainer("graph", toy.batches(4))
     batch = {name: flow.from_numpy(value) for name, value in toy.batches(1)[0].items()}

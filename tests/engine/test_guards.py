@@ -20,7 +20,7 @@ FACTOR = 1.0
 
 
 class Activation:
-    """A function with a setting, and one that all of them share."""
+    """A function with a setting of its own, and a setting that all instances share."""
 
     shared = 1.0
 
@@ -146,7 +146,7 @@ CHANGES = {
     "the rate": (set_group("lr", lambda i: 0.1 / (i + 1)), 0),
 }
 
-#: the same for changes outside module attributes
+#: the same table for changes outside module attributes
 HIDDEN = {
     "an entry of a dict": between(lambda trainer, value: trainer.model.weights.update(a=value)),
     "an object in an object": between(lambda trainer, value: setattr(trainer.model.config.inner, "weight", value)),
@@ -211,7 +211,7 @@ def test_a_change_has_the_same_effect_in_both_modes(name, optimizer, caplog):
     eager = weights(train("eager", optimizer, change))
     with caplog.at_level(logging.INFO, "libai.engine"):
         graph = weights(train("graph", optimizer, change))
-    # the same operations on the same values: equal bits here, and 1e-6 where kernels differ
+    # the same operations on the same values: bitwise equal, or within 1e-6 if kernels differ
     np.testing.assert_allclose(graph, eager, rtol=1e-6, atol=1e-7)
     assert caplog.text.count("compiling the graph again") == most_compilations
 
@@ -228,13 +228,13 @@ def test_a_change_that_is_ignored_would_be_noticed(monkeypatch):
     assert np.abs(weights(train("graph", "sgd", change)) - weights(train("eager", "sgd", change))).max() > 1e-3
 
 
-def test_accumulation_and_a_change():
+def test_a_change_has_the_same_effect_with_accumulation():
     change, _ = CHANGES["loss switched"]
     both = [weights(train(mode, "sgd", change, num_accumulation_steps=2)) for mode in TRAINERS]
     np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-7)
 
 
-def test_what_is_trained_later_is_clipped_too():
+def test_parameters_that_are_trained_later_are_also_clipped():
     found = []
     for cls in TRAINERS.values():
         flow.manual_seed(0)
@@ -255,7 +255,7 @@ def test_one_line_names_the_change(caplog):
 
 
 @pytest.mark.e2e
-def test_what_changes_often_runs_op_by_op_and_one_line_says_why(monkeypatch, caplog):
+def test_a_value_that_changes_often_makes_updates_eager_and_is_logged(monkeypatch, caplog):
     monkeypatch.setattr("libai.utils.logging._warned", set())
     with caplog.at_level(logging.WARNING, "libai.engine"):
         train("graph", "sgd", CHANGES["loss weight annealed"][0])
@@ -264,16 +264,16 @@ def test_what_changes_often_runs_op_by_op_and_one_line_says_why(monkeypatch, cap
 
 
 @pytest.mark.e2e
-def test_what_is_steady_again_is_compiled(monkeypatch, caplog):
+def test_a_value_that_is_constant_again_is_compiled(monkeypatch, caplog):
     monkeypatch.setattr(guards, "STEADY_ITERS", 4)
     with caplog.at_level(logging.INFO, "libai.engine"):
         train("graph", "sgd", set_on("", "scale", lambda i: float(min(i, 6))))
-    # at the first change, and when the value has stood for four iterations
+    # compiled at the first change, and again once the value has been constant for four iterations
     assert caplog.text.count("compiling the graph again") == 2
 
 
-def test_a_steady_step_compares_nothing(monkeypatch):
-    """A step without changes reads a count and compares what was kept; it does not look at the model again."""
+def test_a_step_without_changes_compares_nothing(monkeypatch):
+    """A step without changes reads a counter and compares stored values; it does not inspect the model again."""
     compared = []
 
     def watch(trainer, iteration):
@@ -308,7 +308,7 @@ class Accumulating(flow.optim.SGD):
 
 
 class Plain(flow.optim.SGD):
-    """A subclass that replaces neither."""
+    """A subclass that replaces neither `step` nor `zero_grad`."""
 
 
 def patched(parameters, lr):
@@ -320,13 +320,13 @@ def patched(parameters, lr):
 @pytest.mark.parametrize(
     "build, name", [(Clamping, "Clamping.step"), (Accumulating, "Accumulating.zero_grad"), (patched, "Plain.step")]
 )
-def test_an_optimizer_with_an_update_of_its_own_is_refused(build, name):
+def test_an_optimizer_with_a_custom_update_is_refused(build, name):
     model = Model()
     with pytest.raises(UserError, match=rf"{name} is not OneFlow's own.*after_step.*graph.enabled=false"):
         GraphTrainer(model, batches(), build(model.parameters(), lr=0.1))
 
 
-def test_a_subclass_without_an_update_of_its_own_is_compiled():
+def test_a_subclass_without_a_custom_update_is_compiled():
     model = Model()
     trainer = GraphTrainer(model, batches(), Plain(model.parameters(), lr=0.1))
     trainer.train(0, 2)

@@ -19,7 +19,7 @@ class Recording(Writer):
 
 
 class FakeTime:
-    """A clock that only `pass_by` moves."""
+    """A clock that only `pass_by` advances."""
 
     def __init__(self):
         self.now = 0.0
@@ -32,7 +32,7 @@ class FakeTime:
 
 
 def run_by(clock, mode, *hooks, loader=None):
-    """Run 8 iterations with that clock. Return the timer and its numbers at the log points. `hooks` are added."""
+    """Run 8 iterations with a `FakeTime` and additional `hooks`. Return the timer and its numbers at the log points."""
     model = toy.Classifier()
     trainer = toy.trainer_of(mode, model, loader or toy.batches(2), toy.optimizer_of("adamw", model))
     timer, writer = IterationTimer(samples_per_iter=8), Recording()
@@ -53,12 +53,12 @@ def test_a_hook_that_takes_a_second_makes_iterations_of_a_second(mode, point, pr
     timer, records = run_by(clock, mode, hook)
     assert counted(timer) == clock.now == 8.0
     assert timer.throughput.summary()["iters"] == 7
-    # a hook may fall behind the point
+    # a hook may run after the log point
     assert records[-1].scalars["perf/step_ms"] == pytest.approx(1000, rel=0.15)
     assert timer.throughput.summary()["step_ms"] == pytest.approx(1000, rel=0.15)
 
 
-def test_waiting_for_data_is_time_of_the_iteration(mode):
+def test_waiting_for_data_counts_as_iteration_time(mode):
     clock = FakeTime()
 
     def loader():
@@ -70,7 +70,7 @@ def test_waiting_for_data_is_time_of_the_iteration(mode):
     assert counted(timer) == clock.now == 4.0
 
 
-def test_evaluation_and_saving_are_no_time_of_training(mode):
+def test_evaluation_and_saving_do_not_count_as_training_time(mode):
     clock = FakeTime()
 
     def evaluate():
@@ -96,7 +96,7 @@ def test_evaluation_and_saving_are_no_time_of_training(mode):
     steps = CallbackHook(before_train=saves.begin, after_step=clock.pass_by(1.0))
     timer, _ = run_by(clock, mode, steps, EvalHook(2, evaluate), CheckpointHook(saves, 4))
     assert counted(timer) == 8.0
-    assert clock.now == 8.0 + 4 * 100 + 2 * 1000, "negative control: it was there to be counted"
+    assert clock.now == 8.0 + 4 * 100 + 2 * 1000, "negative control: other time has passed"
 
 
 def test_a_run_that_stops_between_two_log_points_counts_all_its_iterations(mode):

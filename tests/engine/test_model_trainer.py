@@ -1,4 +1,4 @@
-"""Evaluation, numbers from the device, and what the trainer refuses at construction."""
+"""Evaluation, numbers from the device, and errors when a trainer is constructed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_trainer(mode, model=None, loader=(), **options):
 
 
 class Seen(Evaluator):
-    """How many samples, and the sum of their labels."""
+    """An evaluator of the number of samples and the sum of their labels."""
 
     def process(self, batch, outputs):
         labels = batch["y"].numpy()
@@ -32,12 +32,12 @@ class Seen(Evaluator):
         return dict(sums)
 
 
-def test_a_trainer_says_in_a_notebook_what_it_has_done(mode):
+def test_the_repr_of_a_trainer_shows_its_progress(mode):
     assert repr(make_trainer(mode)) == f"<{mode.title()}Trainer: created, 0 iterations made>"
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 4, 8, 37, 50])
-def test_every_sample_counts_once_whatever_the_batch(mode, micro_batch_size):
+def test_every_sample_counts_once_for_any_batch_size(mode, micro_batch_size):
     data = toy.batches(1, size=37)[0]
     trainer = make_trainer(mode)
     loader = build_eval_loader(data, micro_batch_size=micro_batch_size)
@@ -46,12 +46,12 @@ def test_every_sample_counts_once_whatever_the_batch(mode, micro_batch_size):
     assert metrics["eval/val/count"] == 37
     assert metrics["eval/val/labels"] == data["y"].sum()
     assert metrics["eval/val/loss"] == pytest.approx(whole, rel=1e-6)
-    if micro_batch_size == 8:  # negative control: a mean of means is another number
+    if micro_batch_size == 8:  # negative control: a mean of means is a different number
         means = [trainer.evaluate([batch], {"loss": MeanLossEvaluator()})["eval/val/loss"] for batch, *_ in loader]
         assert abs(np.mean(means) - whole) > 1e-4 * whole
 
 
-def test_evaluation_weighs_by_items_that_count(mode):
+def test_evaluation_weights_losses_by_counted_items(mode):
     data = toy.batches(1, size=21, ignored=0.5)[0]
     trainer = make_trainer(mode, toy.Tagger())
     loader = build_eval_loader(data, micro_batch_size=4)
@@ -77,7 +77,7 @@ def test_an_optimizer_of_another_model_is_refused(mode):
         toy.trainer_of(mode, model, [], toy.optimizer_of("sgd", toy.Classifier()))
 
 
-def test_stock_dropout_is_pointed_out(mode, caplog):
+def test_stock_dropout_is_reported(mode, caplog):
     class WithDropout(toy.Classifier):
         def __init__(self):
             super().__init__()
@@ -89,8 +89,8 @@ def test_stock_dropout_is_pointed_out(mode, caplog):
     assert "drop: OneFlow 0.9's own dropout ignores the seed" in caplog.text
 
 
-def test_uint16_tokens_are_taken(mode):
-    """OneFlow 0.9.0 has no uint16; memory-mapped token files have."""
+def test_uint16_tokens_are_accepted(mode):
+    """OneFlow 0.9.0 has no uint16, but memory-mapped token files contain it."""
     batch = {"x": np.array([[65535]], np.uint16), "y": np.zeros(1)}
     assert make_trainer(mode).gradients.to_device(batch)["x"].dtype == flow.int32
 

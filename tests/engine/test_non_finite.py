@@ -35,7 +35,7 @@ class Fragile(toy.Classifier):
 
 
 class SteepRoot(toy.Classifier):
-    """Finite forwards, but the square root has no finite slope at zero."""
+    """The forward is finite, but the gradient of the square root at zero is not."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ def hook_of(trainer, kind):
 
 
 def weights(trainer):
-    """Return the weights and the averages of them, which an update that is undone must not reach either."""
+    """Return the weights and their averages. An undone update must change neither."""
     average = hook_of(trainer, EMAHook).average
     assert average.updates
     return [p.numpy().copy() for p in [*trainer.model.parameters(), *average.tensors.values()]]
@@ -111,13 +111,13 @@ def test_a_bad_loss_ends_training_with_its_iteration_and_advice(mode):
     )
 
 
-def test_a_loss_that_is_bad_before_any_update_is_not_blamed_on_the_rate(mode):
+def test_a_bad_loss_before_any_update_is_not_blamed_on_the_learning_rate(mode):
     with pytest.raises(NonFiniteLoss, match="^iteration 1 .* the cause is the batch, the model's") as caught:
         build(mode, data_with_a_bad_batch(2, [0])).train(0, 2)
     assert "learning rate" not in str(caught.value)
 
 
-def test_weights_that_only_the_last_update_has_spoilt_are_found_before_they_are_used(mode):
+def test_weights_corrupted_by_the_last_update_are_found_before_they_are_used(mode):
     """The loss of that update is finite."""
     data = data_with_a_bad_batch(5, [4])
     with pytest.raises(NonFiniteLoss, match="^iteration 5 is not finite: weights=nan"):
@@ -128,10 +128,10 @@ def test_weights_that_only_the_last_update_has_spoilt_are_found_before_they_are_
     assert all(np.isfinite(w).all() for w in weights(trainer))
 
 
-def test_undone_updates_take_back_all_settings_of_the_groups(mode):
+def test_undoing_updates_restores_all_settings_of_the_groups(mode):
     trainer = build(mode, toy.batches(3))
     group, before = trainer.optimizer.param_groups[0], Snapshot(trainer)
-    decay, group["weight_decay"] = group["weight_decay"], 0.5  # as a schedule of the user's may do
+    decay, group["weight_decay"] = group["weight_decay"], 0.5  # as a user-defined schedule may do
     before.restore(trainer)
     assert group["weight_decay"] == decay
 
@@ -192,7 +192,7 @@ def test_rollback_drops_the_updates_since_the_last_good_state(mode):
     ("model", "reason"),
     [
         (Fragile, "first the output of middle (Log) is not finite"),
-        # its loss is finite: it is found before it spoils the next iteration
+        # its loss is finite: the bad update is found before the next iteration
         (SteepRoot, "the gradient of b.bias is not finite, though the forward pass is"),
     ],
 )
@@ -204,7 +204,7 @@ def test_the_first_bad_module_is_named(mode, model, reason, caplog):
 
 
 @pytest.mark.e2e
-def test_a_run_that_is_always_bad_gives_up(mode):
+def test_a_run_with_only_bad_losses_ends(mode):
     trainer = build(mode, data_with_a_bad_batch(30, range(3, 30)), "skip")
     fetch_every(trainer, 1)
     with pytest.raises(NonFiniteLoss, match=r"output of middle \(Log\) .* 11 such updates were undone") as caught:
@@ -213,7 +213,7 @@ def test_a_run_that_is_always_bad_gives_up(mode):
 
 
 @pytest.mark.e2e
-def test_a_sound_run_is_not_touched_by_the_guard(mode):
+def test_the_policy_does_not_change_a_run_without_bad_losses(mode):
     """The guarded curve equals the unguarded one bit for bit."""
     data = toy.batches(120)
     curves = []

@@ -1,4 +1,4 @@
-"""Optimizer state as users read and store it: in graph mode as in eager mode."""
+"""Users can read and store the optimizer state in graph mode in the same way as in eager mode."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_model_and_trainer_state_continue_bit_for_bit(mode, optimizer):
     second = new_trainer(mode, optimizer)
     second.model.load_state_dict(first.model.state_dict())
     second.load_state_dict(first.state_dict())
-    for trainer in (first, second):  # neither shares anything with the other
+    for trainer in (first, second):  # the two trainers share nothing
         trainer.train(5, 11)
         for name, value in weights(whole).items():
             np.testing.assert_array_equal(weights(trainer)[name], value, err_msg=name)

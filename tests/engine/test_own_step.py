@@ -1,4 +1,4 @@
-"""Custom training steps: `run_step`, `update`, an `nn.Graph`, and two losses in turn."""
+"""Custom training steps: `run_step`, `update`, an `nn.Graph`, and two alternating losses."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def trained(cls, iterations=12, optimizer="sgd", schedule=False, **settings):
 
 
 class Counting(TrainerBase):
-    """A loop without a model, which logs a number of its own."""
+    """A loop without a model that logs its own number."""
 
     def run_step(self):
         self.storage.put_scalar("squares", float(self.iter**2))
 
 
-def test_a_run_step_of_its_own_counts_iterations_and_logs():
+def test_a_custom_run_step_counts_iterations_and_logs():
     trainer = Counting([])
     trainer.train(0, 5)
     assert trainer.completed_iters == 5 and trainer.state_dict()["iteration"] == 5
     assert trainer.storage.latest()["squares"] == (16.0, 4)
 
 
-def test_checkpoints_are_named_after_the_iterations_of_a_run_step_of_its_own(tmp_path, mode):
+def test_checkpoints_are_named_after_the_iterations_of_a_custom_run_step(tmp_path, mode):
     base = {"eager": EagerTrainer, "graph": GraphTrainer}[mode]
 
     class Logging(base):
@@ -84,8 +84,8 @@ class Own(EagerTrainer):
 
 
 @pytest.mark.parametrize("scale", [1.0, np.nan])
-def test_an_update_of_its_own_trains_and_reports_its_losses(scale, monkeypatch):
-    """Also if one update is skipped, because its batch is not finite."""
+def test_a_custom_update_trains_and_reports_its_losses(scale, monkeypatch):
+    """This also holds if one update is skipped because its batch is not finite."""
     monkeypatch.setitem(BATCHES[6], "x", BATCHES[6]["x"] * scale)
     own, given = (trained(cls, schedule=True, non_finite="skip") for cls in (Own, EagerTrainer))
     np.testing.assert_allclose(weights(own), weights(given), rtol=1e-6)
@@ -100,7 +100,7 @@ def test_an_update_of_its_own_trains_and_reports_its_losses(scale, monkeypatch):
         (GraphTrainer, {}, "Wrong.update.*train_graph"),
     ],
 )
-def test_a_wrong_update_is_told_what_to_do(base, returned, expected):
+def test_the_error_for_a_wrong_update_has_a_remedy(base, returned, expected):
     class Wrong(base):
         def update(self, micro_batches):
             return returned
@@ -113,7 +113,7 @@ def test_a_wrong_update_is_told_what_to_do(base, returned, expected):
 
 
 class OwnGraph(nn.Graph):
-    """An update of the classifier; the module has another name than libai's own graph gives it."""
+    """A graph that updates the classifier. Its attribute for the module has a different name than in libai's graph."""
 
     def __init__(self, model, optimizer):
         super().__init__()
@@ -127,7 +127,7 @@ class OwnGraph(nn.Graph):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_graph_of_its_own_trains_as_the_eager_loop(optimizer):
+def test_a_custom_graph_trains_like_the_eager_loop(optimizer):
     own, eager = trained(GraphTrainer, optimizer=optimizer, train_graph=OwnGraph), trained(EagerTrainer, 12, optimizer)
     assert isinstance(own.graph, OwnGraph)
     # OneFlow's own graph computes Adam's bias corrections in float32
@@ -135,7 +135,7 @@ def test_a_graph_of_its_own_trains_as_the_eager_loop(optimizer):
     assert own.fetch_metrics() == pytest.approx(eager.fetch_metrics(), rel=1e-4)
 
 
-def test_a_run_with_a_graph_of_its_own_continues_in_eager_mode():
+def test_a_run_with_a_custom_graph_continues_in_eager_mode():
     flow.manual_seed(0)
     model = toy.Classifier()
     trainer = GraphTrainer(model, BATCHES, toy.optimizer_of("sgd", model), train_graph=OwnGraph)
@@ -146,7 +146,7 @@ def test_a_run_with_a_graph_of_its_own_continues_in_eager_mode():
 
 
 @pytest.mark.e2e
-def test_a_changed_rate_compiles_a_graph_of_its_own_again():
+def test_a_changed_learning_rate_compiles_a_custom_graph_again():
     def halve(trainer):
         for group in trainer.optimizer.param_groups:
             group["lr"] = group["lr"] / (2 if trainer.iter == 6 else 1)
@@ -175,7 +175,7 @@ def test_a_changed_rate_compiles_a_graph_of_its_own_again():
         ({"train_graph": lambda model, optimizer: nn.Graph()}, "returned a Graph, not .* write `self.model = model`"),
     ],
 )
-def test_what_a_graph_of_its_own_cannot_honour_is_refused(settings, expected):
+def test_options_that_a_custom_graph_cannot_honour_are_refused(settings, expected):
     with pytest.raises(UserError, match=expected):
         trained(GraphTrainer, **{"train_graph": OwnGraph, **settings})
 
@@ -183,7 +183,7 @@ def test_what_a_graph_of_its_own_cannot_honour_is_refused(settings, expected):
 # ------------------------------------------------------------------------------------------------- two losses
 
 
-#: the recipe from the page on hooks
+#: the recipe from the documentation page on hooks
 RECIPE: dict = {}
 exec(re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/training.md").read_text(), re.M | re.S)[7], RECIPE)
 
@@ -200,7 +200,7 @@ def gan(mode, batches):
 
 
 def plain_gan(batches):
-    """The same in a plain loop: one OneFlow optimizer an update, which passes over parameters without gradient."""
+    """Train in a plain loop: each update uses one OneFlow optimizer, which skips parameters without a gradient."""
     flow.manual_seed(0)
     model = RECIPE["GAN"]()
     parameters = [
@@ -219,7 +219,7 @@ def plain_gan(batches):
 
 
 @pytest.mark.promise
-def test_two_losses_in_turn_train_as_a_plain_loop(mode):
+def test_two_alternating_losses_train_like_a_plain_loop(mode):
     batches = gan_batches(12)
     trainer = gan(mode, batches)
     trainer.train(0, 12)
@@ -227,7 +227,7 @@ def test_two_losses_in_turn_train_as_a_plain_loop(mode):
 
 
 @pytest.mark.e2e
-def test_two_losses_in_turn_continue_exactly(mode):
+def test_two_alternating_losses_are_resumed_exactly(mode):
     batches = gan_batches(12)
     whole, parts = gan(mode, batches), gan(mode, batches)
     whole.train(0, 11)

@@ -9,7 +9,7 @@ from libai.engine.run.report import parameter_table
 
 
 class Tied(nn.Module):
-    """A parameter of its own beside layers, blocks that are equal, a frozen layer and a weight that is used twice."""
+    """Has a parameter outside of layers, equal blocks, a frozen layer and a weight that is used twice."""
 
     def __init__(self):
         super().__init__()
@@ -22,7 +22,7 @@ class Tied(nn.Module):
         self.again.weight = self.head.weight
 
 
-def test_parameters_share_rows_and_say_what_is_trained():
+def test_numbered_modules_share_rows_and_frozen_parameters_are_marked():
     rows = [line.split() for line in parameter_table(Tied())]
     assert rows == [
         ["parameter", "tensors", "shape", "elements", "trained"],

@@ -73,7 +73,7 @@ def of_a_counting_lambda(optimizer):
 
 
 class Cyclic:
-    """Writes other settings of the groups than the rate."""
+    """Changes settings of the groups other than the learning rate."""
 
     def __init__(self, optimizer):
         self.optimizer, self.steps = optimizer, 0
@@ -114,17 +114,17 @@ def losses(mode, rehearse, schedule=None, own=None):
 
 @pytest.mark.parametrize("schedule", [of_a_function, of_an_iterator, of_a_counting_lambda, Cyclic])
 @pytest.mark.promise
-def test_a_schedule_that_keeps_its_own_state_begins_at_its_beginning(mode, schedule):
+def test_a_schedule_with_its_own_state_starts_from_its_initial_state(mode, schedule):
     assert losses(mode, 2, schedule) == losses(mode, 0, schedule)
 
 
 @pytest.mark.parametrize("own", [Lookahead, functools.partial(Counting, lr=LR)])
-def test_an_optimizer_that_keeps_its_own_state_begins_at_its_beginning(own):
+def test_an_optimizer_with_its_own_state_starts_from_its_initial_state(own):
     assert losses("eager", 2, own=own) == losses("eager", 0, own=own)
 
 
 def update(gradient, bound=0.0):
-    """One update of a weight by SGD with momentum, with a loss of 1."""
+    """Return one update of a weight by SGD with momentum, with a loss of 1."""
     states = {}
     for number, value in enumerate((0.0, gradient)):
         array = np.full(4, value, dtype=np.float32)
@@ -133,7 +133,7 @@ def update(gradient, bound=0.0):
 
 
 @pytest.mark.parametrize("bound", LOSS_BOUND.values())
-def test_another_gradient_differs_on_every_device(bound):
+def test_a_wrong_gradient_is_detected_on_every_device(bound):
     assert "gradient" in str(first_difference(update(1.0, bound), update(1.02)))
     assert first_difference(update(1.0, bound), update(1.0005)) is None
 
@@ -149,7 +149,7 @@ class Noisy(cm._Body):
         return self.classify(self.stock(self.ours(self.norm(h))), y)
 
 
-def test_what_is_meant_to_differ_is_not_rehearsed_and_a_line_says_so(caplog):
+def test_updates_that_are_meant_to_differ_are_not_rehearsed(caplog):
     model = Noisy()
     batch = {"x": np.ones((4, cm.WIDTH), np.float32), "y": np.zeros(4, np.int64)}
     toy.trainer_of("graph", model, [batch], flow.optim.SGD(model.parameters(), lr=LR)).train(0, 1)

@@ -18,7 +18,7 @@ ON_CUDA = [("eager", "cuda"), ("graph", "cuda")]
 
 
 def make_run(mode, **settings):
-    """A checked config with some settings changed, given by their paths with two underscores for a dot."""
+    """Return a checked config with changed settings, named by their paths with two underscores for each dot."""
     run = SimpleNamespace(train=Train(), graph=Graph(), momentum_scheduler=None, mode=mode)
     for path, value in settings.items():
         *sections, name = path.split("__")
@@ -48,12 +48,12 @@ def make_run(mode, **settings):
         ({"train__deterministic": True}, ON_CUDA, "deterministic CUDA kernels. Remove it, or run with"),
         ({"graph__on_build_error": "eager"}, EAGERLY, "graph.enabled=true or auto"),
         ({"train__rehearse": 2}, [], ""),
-        # compared in float32 only; on CPU AMP leaves float32
+        # the modes are compared only in float32, which AMP does not change on CPU
         ({"train__rehearse": 2, "train__amp__enabled": "auto"}, ON_CUDA, "Compare with train.amp.enabled=false."),
         ({"train__rehearse_every": 2, "train__amp__enabled": "auto"}, ON_CUDA, "cannot be"),
     ],
 )
-def test_an_option_is_refused_where_it_cannot_be_honoured(settings, where, text):
+def test_an_option_that_cannot_be_honoured_is_refused(settings, where, text):
     for mode, device in EVERYWHERE:
         run = make_run(mode, **settings)
         if (mode, device) not in where:

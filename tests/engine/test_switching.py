@@ -72,7 +72,7 @@ def other(mode):
 
 @pytest.mark.promise
 @pytest.mark.parametrize("optimizer_name", slow_but(OPTIMIZERS, "adamw"))
-def test_there_and_back_again_continues_the_curve(mode, optimizer_name):
+def test_switching_modes_and_back_continues_the_curve(mode, optimizer_name):
     data = toy.batches(12, ignored=0.4)
     expected = straight_losses(mode, optimizer_name, data, 12)
 
@@ -84,7 +84,7 @@ def test_there_and_back_again_continues_the_curve(mode, optimizer_name):
     trainer.switch_to(mode)
     trainer.train(8, 12)
     assert trainer.optimizer._state["step"] == 12
-    # measured: 0 for most, up to 3e-7 if float32 sums have a different order
+    # measured: 0 for most optimizers, up to 3e-7 if float32 sums have a different order
     np.testing.assert_allclose(losses, expected, rtol=2e-6)
 
 
@@ -104,7 +104,7 @@ def test_forgetting_the_optimizer_state_would_be_noticed():
     assert np.max(np.abs(np.array(losses) / expected - 1)) > 1e-4
 
 
-def test_a_hook_that_cannot_work_in_the_other_mode_stops_the_switch():
+def test_a_hook_that_cannot_work_in_the_other_mode_prevents_the_switch():
     trainer = build("eager", "sgd", toy.batches(4))
     trainer.register_hooks([CallbackHook(after_backward=lambda t: None)])
     trainer.train(0, 2)
@@ -119,7 +119,7 @@ def test_an_unknown_mode_is_refused():
         build("eager", "sgd", toy.batches(1)).switch_to("lazy")
 
 
-def test_a_trainer_with_methods_of_its_own_is_not_switched():
+def test_a_trainer_with_custom_methods_is_not_switched():
     class Own(EagerTrainer):
         def run_step(self):
             super().run_step()
@@ -130,7 +130,7 @@ def test_a_trainer_with_methods_of_its_own_is_not_switched():
         trainer.switch_to("graph")
 
 
-def test_a_switch_lets_go_of_the_graph():
+def test_a_switch_releases_the_graph():
     trainer = build("graph", "adamw", toy.batches(2))
     trainer.train(0, 1)
     graph = weakref.ref(trainer.graph)
@@ -140,7 +140,7 @@ def test_a_switch_lets_go_of_the_graph():
 
 
 class ReadsValues(toy.Tagger):
-    """Cannot be compiled."""
+    """A model that reads the values of a tensor, so it cannot be compiled."""
 
     def forward(self, x, y):
         largest = float(x.numpy().max())

@@ -4,7 +4,7 @@ import pytest
 from libai.engine.events.throughput import Throughput, memory_gb
 
 
-def test_rates_are_those_of_the_latest_update():
+def test_rates_describe_the_latest_update():
     throughput = Throughput()
     throughput.update(100.0, samples=1)
     throughput.update(4.0, samples=20, items=400, flops=2e12, data_seconds=0.5, iters=2)
@@ -17,7 +17,7 @@ def test_rates_are_those_of_the_latest_update():
     }
 
 
-def test_the_summary_covers_the_run_and_weighs_iterations_alike():
+def test_the_summary_covers_the_run_and_weights_iterations_equally():
     throughput = Throughput()
     for milliseconds in range(1, 11):
         throughput.update(milliseconds / 1e3, samples=1)
@@ -36,7 +36,7 @@ def test_the_summary_covers_the_run_and_weighs_iterations_alike():
     assert {name: summary[name] for name in expected} == pytest.approx(expected)
 
 
-def test_device_memory_is_asked_for_on_cuda_only(monkeypatch):
+def test_device_memory_is_read_only_on_cuda(monkeypatch):
     import oneflow as flow
 
     monkeypatch.setattr(flow._oneflow_internal, "GetCUDAMemoryUsed", lambda: 512.0, raising=False)

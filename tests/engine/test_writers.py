@@ -43,7 +43,7 @@ class TestConsole:
             "grad 0.921  epoch 0.40  data 0.4%  mem 0.9 GB"
         )
 
-    def test_several_losses_are_shown_and_a_single_one_not_twice(self):
+    def test_several_losses_are_shown_but_a_single_loss_only_once(self):
         several = train_fields(record(1, **{"train/loss": 3.0, "train/mlm": 2.0, "train/nsp": 1.0}))
         assert [*several.values()][1:] == ["loss 3.0000", "mlm 2", "nsp 1"]
         one = train_fields(record(1, **{"train/loss": 3e-5, "train/lm": 3e-5}))
@@ -51,13 +51,13 @@ class TestConsole:
         assert train_fields(LogRecord(20, 200, {"train/loss": 4e30}))["loss"] == "loss 4.00e+30"
 
     @pytest.mark.parametrize("broken", [math.nan, math.inf])
-    def test_numbers_that_are_none_do_not_break_the_line(self, broken):
+    def test_non_finite_numbers_do_not_break_the_line(self, broken):
         fields = train_fields(record(1, **dict.fromkeys(FULL, broken)), broken)
         assert fields["loss"] == f"loss {broken}" and "eta" not in fields
 
     @pytest.fixture
     def screen(self, monkeypatch, capsys, tmp_path):
-        """Writes records `(seconds since the last one, record)`; the lines of the screen and of `log.txt`."""
+        """Write `(seconds since the previous record, record)` pairs; return the lines on screen and in `log.txt`."""
 
         def write(*records, columns=80):
             now = [1000.0]
@@ -75,7 +75,7 @@ class TestConsole:
 
         return write
 
-    def test_the_screen_shows_what_fits_and_the_log_everything(self, screen):
+    def test_the_screen_shows_the_fields_that_fit_and_the_log_shows_all(self, screen):
         more = {**FULL, "train/grad_norm": 0.9213}
         shown, logged = screen((0, LogRecord(20, 200, more)))
         assert shown == ["iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22  122 ms/step  lr 6.00e-04"]
@@ -105,7 +105,7 @@ class TestConsole:
 
     @pytest.mark.e2e
     def test_on_a_terminal_a_bar_moves_by_itself_below_the_lines(self):
-        """In a real pseudo-terminal of 60 columns, with an iteration that only the host knows of."""
+        """The program runs in a pseudo-terminal of 60 columns and makes iterations between log points."""
         program = (
             "import logging, time\n"
             "from libai.utils import rank_notes\n"
@@ -131,10 +131,10 @@ class TestConsole:
         screen = jobs.in_terminal([sys.executable, "-c", program], columns=60)
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
         line = "iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22"
-        assert f"\r{line}\r\n" in shown, "the line has a row of its own, and no more than fits"
+        assert f"\r{line}\r\n" in shown, "the line has its own row and is not wider than the terminal"
         assert re.search(r"compiling .*━ 7/200", shown) and "━ 0/200" not in shown
-        assert re.search(r"train .*━ 31/200  loss 4.8249", shown), "between log points"
-        assert re.search(r"saved 29\r\n.*━ 29/200", shown), "the bar is not behind the line above it"
+        assert re.search(r"train .*━ 31/200  loss 4.8249", shown), "the bar moves between log points"
+        assert re.search(r"saved 29\r\n.*━ 29/200", shown), "the bar is not older than the line above it"
         assert "\x1b[?25l" not in screen, "a killed process leaves the cursor visible"
 
     def test_without_a_terminal_there_is_no_bar(self, capsys):
@@ -198,20 +198,20 @@ class TestJSONLines:
         assert [line["iter"] for line in lines_of(path)] == [1, 2, 3, 4, 5, 6]
 
     @pytest.mark.parametrize("torn", [b'{"iter": 3, "a"', b'{"iter": 3, "a": 3.0}', b"\x00\x00\n", b"[]\n", b"\n"])
-    def test_a_torn_last_line_is_dropped_on_resume(self, path, torn):
+    def test_an_incomplete_last_line_is_dropped_on_resume(self, path, torn):
         self._run(path, 0, 1, 2)
         with open(path, "ab") as file:
             file.write(torn)
         self._run(path, 2, 3)
         assert [line["iter"] for line in lines_of(path)] == [1, 2, 3]
 
-    def test_a_run_from_the_start_keeps_the_file_of_the_earlier_one(self, path):
+    def test_a_new_run_keeps_the_file_of_the_earlier_run(self, path):
         for value in (10, 20, 30):
             self._run(path, 0, value)
         found = {p.name: lines_of(p)[0]["iter"] for p in path.parent.iterdir()}
         assert found == {"metrics.1.jsonl": 10, "metrics.2.jsonl": 20, "metrics.jsonl": 30}
 
-    def test_a_file_that_is_gone_is_an_error_and_not_made_again(self, path):
+    def test_a_removed_file_is_an_error_and_is_not_recreated(self, path):
         writer = JSONLinesWriter(path)
         writer.begin()
         path.unlink()
@@ -259,7 +259,7 @@ def _full_disk(*_):
 
 
 class Recorder(Writer):
-    """Remembers what it gets, and in which threads."""
+    """Records the calls that it receives, and their threads."""
 
     def __init__(self):
         self.got, self.threads = [], set()

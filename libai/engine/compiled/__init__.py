@@ -1,1 +1,1 @@
-"""The compiled step: `nn.Graph`s of a model, how they are traced, and errors in the user's terms."""
+"""Compiled training steps: graphs of a model, the tracing of its forward, and explanations of build errors."""

@@ -1,4 +1,4 @@
-"""Make the buffers that forward changes outputs of a compiled step, and write their new values back.
+"""Turn buffers that are changed by forward into outputs of a compiled step, and write their new values back.
 
 A compiled job of OneFlow 0.9.0 writes only the variables that its optimizer updates, so a change that forward makes to
 a buffer would be lost. The traced tensor of the buffer has the new value. It becomes an output of the step and is
@@ -58,7 +58,7 @@ def buffers_of(model: nn.Module) -> Buffers:
 def keep_buffers(before: Buffers) -> None:
     """Copy the value of a replaced buffer into the tensor in `before`, and register that tensor again.
 
-    A graph only uses the tensors in `before`. A buffer with a new shape stays as it is.
+    A graph uses only the tensors in `before`. A buffer that has a new shape is not restored.
     """
     for module, name, buffer in before:
         now = module._buffers.get(name)
@@ -71,7 +71,7 @@ def keep_buffers(before: Buffers) -> None:
 
 @contextlib.contextmanager
 def same_buffers(model: nn.Module) -> Iterator[None]:
-    """Keep the buffer tensors of a compiled model during an eager forward, see `keep_buffers`."""
+    """Keep the buffer tensors of a compiled model over an eager forward in the block; see `keep_buffers`."""
     before = buffers_of(model)
     try:
         yield

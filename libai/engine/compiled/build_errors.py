@@ -22,8 +22,8 @@ _SHAPE_FROM_DATA = (
     "the shape of its result depends on the data, and a graph has fixed shapes. Multiply by a mask or use flow.where"
 )
 _MEETS_TWO_STAGES = (
-    "tensors of two pipeline stages meet there. Name every parameter and argument of forward that the line uses in "
-    "the plan's `last`, or leave `last` out: what follows the blocks then runs on the first stage"
+    "the line combines tensors of two pipeline stages. Name every parameter and argument of forward that the line uses "
+    "in the plan's `last`, or leave `last` out: the part of forward after the blocks then runs on the first stage"
 )
 _IS_LOCAL = (
     "it uses a tensor that it creates itself or that is neither a parameter nor a buffer, and such a tensor is "
@@ -35,8 +35,8 @@ _USES_SBP = (
     "(docs/parallelism.md)"
 )
 _NO_RULE = (
-    "OneFlow 0.9 does not support this operation for the layout of these tensors. For example, a sum over samples of "
-    "which each rank has a part cannot be changed in place. Compute a new tensor (`h = h + 1` instead of `h += 1`)"
+    "OneFlow 0.9 does not support this operation for the layout of these tensors. For example, if the samples are "
+    "spread over ranks, a sum over them cannot be changed in place. Compute a new tensor (`h = h + 1`, not `h += 1`)"
 )
 _PLACEMENTS = r"the same placement"
 #: pattern in OneFlow's message or in the user's line -> what the line did and what to write instead
@@ -77,7 +77,7 @@ _OWN_FOLDERS = (
 class GraphBuildError(UserError):
     """A model could not be compiled. The message names the user's line, the operation and the usual remedy."""
 
-    #: whether it only reports that another rank has failed
+    #: true if the error only reports that another rank has failed
     is_consequence = False
 
 
@@ -100,7 +100,7 @@ def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool
 
     `batch`: a dict of tensors. `is_first`: whether this was the first forward. If OneFlow raises an error in the first
     forward, model and data do not fit each other. Errors of the user's own code and later errors keep their traceback,
-    except when tensors of two pipeline stages meet.
+    except if a line combines tensors of two pipeline stages.
     """
     is_explained = is_first and _is_from_oneflow(error) or re.search(_PLACEMENTS, str(error))
     if isinstance(error, UserError) or not is_explained:
@@ -122,7 +122,7 @@ def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool
 
 def _remedy(error: Exception) -> str:
     """Return a sentence on what the line did and what to write instead; empty if unknown."""
-    # some messages of OneFlow do not name the operation, and the line does
+    # some messages of OneFlow do not name the operation, but the user's line does
     return next((f" There {text}." for pattern, text in _REMEDIES if re.search(pattern, f"{error}{_where(error)}")), "")
 
 

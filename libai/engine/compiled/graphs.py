@@ -33,7 +33,7 @@ from libai.utils.errors import UserError
 
 #: name of the user's module inside the graph, and thus the name prefix of its variables in a compiled job
 MODULE_NAME = "model"
-#: the op that reads the norm in a clipping job, for any p of the norm
+#: name prefix of the op that reads the gradient norm in a job with clipping, for any order of the norm
 _CLIP_NORM_READER = "System-ClipGradient-GlobalNorm-AddEps"
 #: options that decide which inputs an update op has; one compiled update supports only one value of each
 _STRUCTURAL = ("amsgrad", "centered")
@@ -53,15 +53,15 @@ class TrainGraph(CompiledGraph):
         recomputed_blocks: names of the modules to checkpoint; the backward pass recomputes their activations.
         random_scope: context manager factory entered around the forward with the graph's `key` input.
         auto_parallel: let OneFlow choose the layout of every operation's output with its own cost model.
-        buffers: names of the buffers and frozen parameters that forward changes. They cannot be used with accumulation,
-            in which a micro-batch would not read what the previous one has written.
+        buffers: names of the buffers and frozen parameters that forward changes. Not supported with accumulation, in
+            which a micro-batch would not read the values that the previous micro-batch has written.
 
     A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`. With accumulation the
-    scalars have one element per micro-batch. `buffers` maps a name to its new value, which the caller writes. If the
-    model cannot be compiled, OneFlow's error is raised unchanged.
+    scalars have one element per micro-batch. `buffers` maps each name to its new value, and the caller writes it into
+    the model. If the model cannot be compiled, OneFlow's error is raised unchanged.
     """
 
-    #: compile time; set by the code that compiles the graph
+    #: compile time in seconds; set by the code that compiles the graph
     build_seconds: float | None = None
 
     def __init__(
@@ -141,9 +141,9 @@ class TrainGraph(CompiledGraph):
     # ------------------------------------------------------------------ OneFlow 0.9.0 internals
 
     def _generate_config_proto(self) -> None:
-        """Write one optimizer configuration for all groups with the same kind of update.
+        """Write one optimizer configuration for each kind of update, shared by all groups of that kind.
 
-        The values of the groups are set later.
+        The settings of the single groups are written into the finished job (`edit_job`).
         """
         super()._generate_config_proto()
         confs = self.config.proto.train_conf.optimizer_conf
@@ -160,7 +160,7 @@ class TrainGraph(CompiledGraph):
         if len(kinds) > 1 and self._clips and self._layout.cuts_parameters:
             raise UserError(
                 f"train.clip_grad.max_norm cannot be honoured in graph mode for {len(kinds)} kinds of updates "
-                f"({', '.join(kinds)}) where ranks hold parameters in parts (tensor or pipeline parallel, ZeRO): "
+                f"({', '.join(kinds)}) if ranks hold only parts of the parameters (tensor or pipeline parallel, ZeRO): "
                 "OneFlow 0.9 would compile a separate norm for each. Use optimizers of one kind, do not clip, or run "
                 "with graph.enabled=false."
             )
@@ -207,7 +207,7 @@ class TrainGraph(CompiledGraph):
         place = f"{group}_{self._layout.stage_of(variable.removeprefix(f'{MODULE_NAME}.'))}"
         inputs = {"learning_rate": f"lr_{place}"}
         if not self._facts.may_skip:
-            # with dynamic loss scaling the graph may skip updates, and only the graph counts the updates that it makes
+            # with dynamic loss scaling the graph may skip updates, so only the graph can count the updates it makes
             inputs.update(bias_correction1=f"bias1_{place}", bias_correction2=f"bias2_{place}")
         for argument, name in inputs.items():
             if argument in update.input:

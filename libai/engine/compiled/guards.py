@@ -8,7 +8,7 @@ Writes to attributes of modules and to settings of groups are counted (`libai.pa
 with the compiled ones only after such a write. Values without a setter are compared before every step, which takes a
 few microseconds.
 
-Attributes that forward reads come from the trace. Globals and closures are the ones that the user's code names.
+Attributes that forward reads come from the trace. The globals and closures are those that the user's code names.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Guards:
         self._buffers = buffers_of(model)
         self._changed_at: dict[str, int] = {} if before is None else before._changed_at
         self._differs: list[str] = []
-        #: whether the last change was the first one for each of its values
+        #: true if none of the values in the latest change had changed before
         self._is_first = True
         self._compiled = self._last_seen = self._now()
         self._compiled_held = self._held
@@ -117,9 +117,9 @@ class Guards:
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None and local_part(parameter.grad).numpy().any():
                 raise UserError(
-                    f"{name} has a gradient before iteration {iteration + 1}. A hook has computed it, and a compiled "
-                    "step would not add it to its own. Clear it in the hook (optimizer.zero_grad()), add its loss in "
-                    "forward, or train with graph.enabled=false."
+                    f"{name} has a gradient before iteration {iteration + 1}. A hook has computed this gradient, but a "
+                    "compiled step would ignore it. Clear the gradient in the hook (optimizer.zero_grad()), add the "
+                    "hook's loss in forward, or train with graph.enabled=false."
                 )
 
     def _now(self) -> dict[str, Any]:
@@ -168,9 +168,9 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_own_update(optimizer: flow.optim.Optimizer) -> None:
-    """Raise `UserError` for an optimizer with a class that replaces `step` or `zero_grad`.
+    """Raise `UserError` if the class or the instance of an optimizer replaces `step` or `zero_grad`.
 
-    A compiled step makes OneFlow's own update and calls neither.
+    A compiled step makes OneFlow's own update and calls neither of these methods.
     """
     for part in getattr(optimizer, "optimizers", {"": optimizer}).values():
         for name in ("step", "zero_grad"):

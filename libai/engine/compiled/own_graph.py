@@ -59,14 +59,14 @@ def make_own_graph(make: MakeGraph, model: nn.Module, optimizer: flow.optim.Opti
         if block.to(nn.Module) is model:
             return graph, name
     raise UserError(
-        f"train_graph returned a {type(graph).__name__}, not an nn.Graph with the trainer's model; in the constructor "
-        "of a graph write `self.model = model` for the model that train_graph was called with."
+        f"train_graph returned a {type(graph).__name__}, not an nn.Graph with the trainer's model. In the constructor "
+        "of the graph, write `self.model = model` for the model that was passed to train_graph."
     )
 
 
 @contextlib.contextmanager
 def traced_build(graph: nn.Graph, name: str, reads: Reads) -> Iterator[None]:
-    """Trace the user's `graph` in the block as libai's own graphs are traced. `name`: its attribute with the model."""
+    """Trace the user's `graph` in the block like libai's graphs. `name`: attribute of the graph with the model."""
     plain = graph.build
 
     def build(**inputs: Any) -> Any:

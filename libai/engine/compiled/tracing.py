@@ -3,7 +3,7 @@
 While a graph is traced, OneFlow calls the `forward` of each module with a proxy as `self`, and tensors record
 operations instead of running them. During that time, and in this process only, `tracing(model)` adds the following:
 
-* forward hooks and pre-hooks of modules run, with the proxy as their module, and so does a `__call__` of their class;
+* forward hooks and pre-hooks run with the proxy as their module, and a user-defined `__call__` of a module runs too;
 * a module that the user's code finds in a list, a dict or a closure is traced like its proxy;
 * a parameter that is first read under `no_grad` keeps its gradient;
 * `isinstance(self.layer, nn.Linear)` and `super()` work, and `parameters()`, `ParameterList` and `ParameterDict` return
@@ -85,10 +85,9 @@ def _run_with_hooks(
 
 
 def _traced_hook(proxies: Proxies, hook: Any) -> Any:
-    """Return `hook` with the proxies of modules, and the traced values of parameters and buffers, in its closure or as
-    its `self`.
+    """Return `hook` with the modules and tensors in its closure, or its `self`, replaced by their traced counterparts.
 
-    The originals have no gradient in a trace. The rehearsal refuses a hook that finds them in another place.
+    The original tensors have no gradient in a trace. The rehearsal refuses a hook that finds them in another place.
     """
     if isinstance(hook, types.MethodType):
         return types.MethodType(hook.__func__, _traced_value(proxies, hook.__self__))
@@ -120,7 +119,7 @@ def _traced_value(proxies: Proxies, value: Any) -> Any:
 
 
 def _get_attribute(self: Any, name: str) -> Any:
-    """Return the class of the original module as `__class__`, which `isinstance` and `super()` read."""
+    """Return an attribute of the proxy. `__class__`, which `isinstance` and `super()` read, is the original class."""
     if name == "__class__":
         origin = object.__getattribute__(self, "__dict__").get("_oneflow_internal_origin__")
         return type(self) if origin is None else type(origin)
@@ -200,7 +199,7 @@ _copy, _zero, _data, _detach = (vars(flow.Tensor)[name] for name in ("copy_", "z
 
 
 def _copy_lazily(self: flow.Tensor, other: Any) -> flow.Tensor:
-    """Change the traced value. OneFlow would write the variable after the step and continue with its old value."""
+    """Change the traced value. OneFlow would write the variable only after the step, which would use the old value."""
     if not self.is_lazy or not isinstance(other, flow.Tensor):
         return _copy(self, other)
     value = other.detach().to(self.dtype)
@@ -220,7 +219,7 @@ def _detach_lazily(self: flow.Tensor) -> flow.Tensor:
 
 @functools.cache  # one wrapper for all names of an operation: other replacements then find every name
 def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `operation` with a copy of the second argument if it is the same tensor as the first.
+    """Return a wrapper of `operation` that copies the second argument if it is the same tensor as the first.
 
     OneFlow 0.9.0 may choose two layouts for the arguments. It ends the process if both arguments are the same tensor
     (`op_graph.cpp:150] Check failed`).

@@ -42,7 +42,7 @@ class ConsoleWriter(Writer):
     points, and it shows when the run compiles, evaluates or saves.
 
     Args:
-        max_iter: the last iteration, which allows a bar before the first record; None: no bar until then.
+        max_iter: number of the last iteration, to show a bar before the first record; None: show it from then on.
         min_seconds: minimum number of seconds between two lines on the screen.
     """
 
@@ -85,7 +85,7 @@ class ConsoleWriter(Writer):
         if self._bar is None:
             self._bar = _build_bar(max_iter)
         self._bar.update(0, total=max_iter, **fields)
-        self._bar.start()  # only the first time; after the update, whose numbers its first frame shows
+        self._bar.start()  # works only once; comes after the update, so that the first frame has its numbers
 
 
 def _build_bar(max_iter: int) -> Any:
@@ -94,7 +94,7 @@ def _build_bar(max_iter: int) -> Any:
 
     class Bar(Progress):
         def get_renderable(self) -> Any:
-            """Return an object that rich renders again for each line above it, so the bar is never behind a line."""
+            """Return an object that rich renders again for each log line, so the bar is never older than the line."""
             return self
 
         def __rich__(self) -> Any:
@@ -122,7 +122,7 @@ def _build_bar(max_iter: int) -> Any:
     return bar
 
 
-#: fields of a line: kind, tag, format of {0} the number, {1} its short form, or {2} the tag without its prefix
+#: fields of a line: kind, tag, format; {0} is the number, {1} its short form, {2} the tag without its prefix
 _RATES = (("rate", "perf/tokens_per_s", "{1} tok/s"), ("rate", "perf/samples_per_s", "{1} samples/s"))
 _LAST_FIELDS = (
     ("step", "perf/step_ms", "{1} ms/step"),
@@ -135,9 +135,9 @@ _LAST_FIELDS = (
 
 
 def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]:
-    """Return the fields of a record by kind, most important first. Values that the record lacks are left out.
+    """Return the fields of a record by kind, most important first. Fields without a value in the record are left out.
 
-    Joined: `iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22  122 ms/step  lr 6.00e-04  grad 0.9  epoch 0.40 …`.
+    For example `iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22  122 ms/step  lr 6.00e-04  grad 0.9  epoch 0.4`.
     `step_ms`: expected time of each remaining iteration in ms.
     """
     numbers = dict(record.scalars)
@@ -161,7 +161,7 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
 
 
 def fit_rows(fields: Iterable[str]) -> list[str]:
-    """Return `fields` joined to rows that are at most as wide as the screen, unless one field is wider."""
+    """Join `fields` into rows that are at most as wide as the screen, unless a single field is wider."""
     first, *others = fields
     rows = [first]
     for field in others:

@@ -82,7 +82,7 @@ class EventStorage:
             hook.step_period = 1
 
     def wake_at(self, name: str, hook: Any) -> None:
-        """Set the hook's `step_period` to 1 whenever a value of the scalar `name` is put."""
+        """Set `step_period` of `hook` to 1 whenever a value of the scalar `name` is put, so its `after_step` runs."""
         self._waiting.setdefault(name, []).append(hook)
 
     def put_scalars(self, *, cur_iter: Any = None, **scalars: Any) -> None:

@@ -40,7 +40,7 @@ class Throughput:
             self._updates.append([seconds, samples, items or 0.0, flops or 0.0, data_seconds, iters])
 
     def prolong(self, seconds: float) -> None:
-        """Add time that its iterations took later to the newest update. Does nothing if there is no update."""
+        """Add `seconds` to the newest update, for time spent after it was recorded. Does nothing without updates."""
         if self._updates:
             self._updates[-1][0] += seconds
 

@@ -179,14 +179,14 @@ def _is_kept(line: bytes, last_iter: int) -> bool:
         return False
 
 
-#: a record flushes the TensorBoard files to disk if the last flush was at least this number of seconds ago
+#: minimum number of seconds between two flushes of the TensorBoard files to disk
 FLUSH_SECONDS = 10.0
 
 
 class TensorBoardWriter(Writer):
     """Writes TensorBoard event files to `directory`, with the tags of the records.
 
-    For a resumed or repeated run in the same folder, TensorBoard hides the values of earlier files after its start. The
+    If a run is resumed or repeated in the same folder, TensorBoard hides older values from the new start onwards. The
     writer uses tensorboardX's file format but not its `SummaryWriter`. On a full disk the background thread of
     `SummaryWriter` dies silently, and training then waits forever on its queue. Writing one event per record is also
     eight times cheaper.
@@ -204,7 +204,7 @@ class TensorBoardWriter(Writer):
         from tensorboardX.event_file_writer import EventsWriter
 
         self._directory.mkdir(parents=True, exist_ok=True)
-        # file names contain only the second, and two sessions within one second must not share a file
+        # file names contain the time in whole seconds, and two sessions within a second must not share a file
         self._events = EventsWriter(str(self._directory / "events"), f".{os.getpid()}.{secrets.token_hex(2)}")
         self._add(start_iter + 1 if start_iter else 0, session_log={"status": "START"})
 
@@ -233,7 +233,7 @@ class WandbWriter(Writer):
     """Writes to a tracker with the interface of Weights & Biases: `init`, `run.log` and `run.finish`.
 
     The package is imported when training begins. An error of the tracker ends the run, as with any other writer. A
-    resumed run continues the tracker's run, and sends iterations that it repeats again.
+    resumed run continues the tracker's run and sends the values of repeated iterations a second time.
 
     Args:
         run_info: facts about the run.

@@ -30,7 +30,7 @@ from libai.utils.tensors import part_here, tensors_in
 
 logger = logging.getLogger("libai.engine")
 
-#: the state is copied again at the first log point after this number of iterations, or of bytes of batches
+#: at a log point the state is copied again after this number of iterations, or if the kept batches exceed this size
 MIN_ITERS_BETWEEN_COPIES = 50
 MAX_BATCH_BYTES = 64 * 2**20
 #: more bad iterations than this, without a good log point in between, raise `NonFiniteLoss`
@@ -91,7 +91,7 @@ class BadLossHook(HookBase, LossPolicy):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Delete the copy: a plateau schedule depends on the evaluation, which repeated updates would leave out."""
+        """Delete the copy: repeated updates would omit the evaluation, on which a plateau schedule depends."""
         try:
             yield
         finally:
@@ -101,7 +101,7 @@ class BadLossHook(HookBase, LossPolicy):
         """See `LossPolicy.all_good`. Deletes an old copy of the state; the next update makes a new one."""
         self._bad_in_a_row = 0
         is_old = len(self._batches) >= MIN_ITERS_BETWEEN_COPIES or self._bytes > MAX_BATCH_BYTES
-        # a bad gradient in the latest update only shows in the next loss
+        # a bad gradient in the latest update would show only in the next loss
         if is_old and are_finite(self.trainer.model.parameters()):
             self.forget()
 

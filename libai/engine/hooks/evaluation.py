@@ -26,7 +26,7 @@ def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tupl
     """Return the deciding metric without its sign, and its better direction, "min" or "max".
 
     The direction is given by the sign of `eval_metric`, or else by `eval_mode`, or else by an evaluator that lists the
-    metric. Raises `UserError` if none of them gives it.
+    metric. Raises `UserError` if the direction is unknown.
     """
     signed = evaluation.eval_metric
     if not signed or not evaluation.enabled:
@@ -39,7 +39,7 @@ def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tupl
         raise UserError(
             f"train.evaluation.eval_metric={metric} has no better direction, and none of the evaluators "
             f"({', '.join(evaluators)}) lists this <dataset>/<metric> in its directions.{did_you_mean(metric, known)} "
-            f"Write +{metric} where larger is better (LiBai's default), -{metric} where smaller is, or set "
+            f"Write +{metric} if larger is better (LiBai's default), -{metric} if smaller is better, or set "
             "train.evaluation.eval_mode to max or min."
         )
     return metric, mode
@@ -202,8 +202,8 @@ class BestCheckpointHook(MetricHook):
 class LRHook(MetricHook):
     """Steps a schedule that needs a metric (`ReduceLROnPlateau`), once per evaluation.
 
-    `metric`: tag of the metric, `eval/<dataset>/<name>`. Without one, the schedule would never be stepped, which
-    raises `UserError`. The hook does not step other schedules.
+    `metric`: tag of the metric, `eval/<dataset>/<name>`. Raises `UserError` if it is empty, because the schedule would
+    then never be stepped. The hook does not step other schedules.
     """
 
     priority = 45

@@ -169,7 +169,7 @@ class WriterHook(HookBase):
             self._write(self.trainer.completed_iters)
 
     def _log_if_due(self) -> None:
-        """Write the numbers of the latest iteration, once, if a log point is due or it is the last one."""
+        """Write the numbers of the latest iteration, once, if a log point is due or the run ends with it."""
         completed = self.trainer.completed_iters
         if self._logged_at != completed and is_due(self.period, self.trainer):
             self._logged_at = completed

@@ -1,4 +1,4 @@
-"""Prove that eager and graph mode train a user's model identically, or name the module where they diverge.
+"""Check that eager and graph mode train a user's model identically, or name the module in which they diverge.
 
 The check is a long rehearsal (see `libai.engine.rehearsal`). It makes the same updates eagerly and compiled, and
 returns a report.
@@ -100,14 +100,14 @@ def check_parity(
         batches: micro-batches, as a data loader yields them. The batches of the first `num_iters` iterations are used.
             If there are fewer, they are repeated in order.
         build_optimizer: function that returns the optimizer of a model.
-        num_iters: number of updates. At least 2, because a value frozen into a graph first shows in the second update.
+        num_iters: number of updates. At least 2, because a value frozen into a graph has no effect on the first.
         bound: largest relative loss difference at which the modes still count as identical.
         build_lr_scheduler: function that returns the schedule of an optimizer, or None.
         settings: individual fields of `TrainOptions`, such as `num_accumulation_steps`.
 
     Returns a `ParityReport`. In a test, write `assert report.ok, report`. A forward that cannot be compiled gives the
-    verdict "broken" and not an error. Raises `UserError` in a job of several processes. Errors of an eager forward are
-    raised unchanged.
+    verdict "broken" instead of an error. Raises `UserError` in a job of several processes. Errors of an eager forward
+    are raised unchanged.
     """
     if get_world_size() > 1:
         raise UserError(
@@ -153,7 +153,7 @@ def check_parity(
     itself = first_difference(eager, reference_of(trainer, iterations))
     if itself is not None:
         return broken(
-            f"two eager runs from the same bytes differ: {itself}. Training is not reproducible: forward uses random "
+            f"two eager runs from the same state differ: {itself}. Training is not reproducible: forward uses random "
             "numbers that no seed controls, reads a clock, or depends on the previous run"
         )
     graph, difference = compared_updates(trainer, iterations, eager)

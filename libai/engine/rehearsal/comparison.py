@@ -17,12 +17,12 @@ from libai.parallel import full_tensor
 Arrays = dict[str, Any]
 #: largest relative difference allowed between two losses; it is wider on GPUs, which may choose different kernels
 LOSS_BOUND = {"cpu": 1e-5, "cuda": 1e-2}
-#: losses below this value are compared relative to it
+#: the difference of two smaller losses is taken relative to this value
 _SMALL_LOSS = 1e-3
 #: the other bounds are at most this many times wider than on CPU; wider ones would hide a wrong gradient
 _WIDEST = 10
 #: attribute of a state → (label, bound, smallest scale). The bound is the largest difference relative to the scale.
-#: The scale is how far the tensor has moved, or the value of a buffer, and at least the smallest scale.
+#: The scale is the distance that the tensor has moved (for a buffer, its norm), but at least the smallest scale.
 _KINDS = {
     "gradients": ("gradient of", 1e-3, 0.0),
     "weights": ("step of", 1e-3, 0.0),
@@ -57,7 +57,7 @@ class State:
 
     @classmethod
     def of(cls, trainer: Any, read: Callable[[Any], Any] = array_of) -> State:
-        """Return the state of `trainer`, each tensor given to `read`. Collective."""
+        """Return the state of `trainer`, with each tensor replaced by the result of `read`. Collective."""
         named = dict(trainer.model.named_parameters())
         tensors, _ = trainer.optimizer_state.export()
         gradients = {}
@@ -74,12 +74,15 @@ class State:
 class Updates:
     """The results of several updates.
 
-    `losses` and `metrics`: one dict by tag for every update. `states`: number of updates → the state after them, for 0,
-    1 and all updates. `differences`: number of updates → what differs in the state after them, for updates that were
-    compared as they were made, so that their states need no memory. `noise`: number of updates → `(kind, name)` of a
-    tensor in the state after them → how far rounding moves it, if that was measured. `bound`: the largest relative
-    difference of a loss in a comparison with these updates. The bounds for weights, gradients and buffers are wider
-    than on CPU by the same factor, but at most ten times as wide. With 0 every bit counts.
+    Attributes:
+        losses, metrics: one dict by tag for every update.
+        states: number of updates → the state after them, for 0, 1 and all updates.
+        differences: number of updates → difference in the state after them. Used instead of `states` if the comparison
+            is made during the updates, to save memory.
+        noise: number of updates → `(kind, name)` of a tensor → distance by which rounding moves it, if measured.
+        bound: the largest relative difference of a loss in a comparison with these updates. The bounds for weights,
+            gradients and buffers are wider than on CPU by the same factor, but at most ten times as wide. With 0 every
+            bit counts.
     """
 
     losses: list[dict[str, float]] = field(default_factory=list)
@@ -94,12 +97,15 @@ class Updates:
 class Reference(Updates):
     """Updates made eagerly, and the properties of the model that they show.
 
-    `facts`: side effects of the model's forward. `changing`: plain attributes, with their classes, that still change
-    after the second update and that other lines read. `remembered`: plain attributes that differ after all updates and
-    that are read. `functions`: the user's functions that the backward pass calls. `overwrites`: whether the backward
-    pass finds values that have changed since operations read them. `draws`: whether forward draws from OneFlow's
-    generator. `failure`: the error of a forward in a later update. `is_of_one_process`: whether every rank made the
-    updates as one process would, with the samples of all ranks.
+    Attributes:
+        facts: side effects of the model's forward.
+        changing: plain attributes, with their classes, that still change after the second update and are read later.
+        remembered: plain attributes, with their classes, that have changed after all updates and are read later.
+        functions: the user's functions that the backward pass calls.
+        overwrites: whether the backward pass finds values that have changed since operations read them.
+        draws: whether forward samples from OneFlow's generator.
+        failure: the error of a forward in a later update.
+        is_of_one_process: whether every rank made the updates as one process would, with the samples of all ranks.
     """
 
     facts: Facts = Facts()
@@ -144,7 +150,7 @@ def _differing_loss(expected: Mapping[str, float], found: Mapping[str, float], b
     for tag in dict.fromkeys([*expected, *found]):
         name = tag.partition("/")[2]
         if tag not in expected or tag not in found:
-            return f"only one of the two has the loss {name!r}"
+            return f"only one of the two runs has the loss {name!r}"
         one, other = expected[tag], found[tag]
         if not (math.isfinite(one) or math.isfinite(other)):
             continue  # the check of losses reports it
@@ -170,7 +176,7 @@ def differing_state(updates: Updates, number: int, found: State) -> str | None:
 
 
 def add_noise(reference: Updates, base: Updates, moved: Updates) -> None:
-    """Add the distance between the states of two runs that differ only by rounding to `reference.noise`."""
+    """Store in `reference.noise` the distances between the states of two runs that differ only by rounding."""
     for number in moved.states:
         noise = reference.noise.setdefault(number, {})
         for kind, name, apart, *_ in _distances(base, number, moved.states[number], 1):

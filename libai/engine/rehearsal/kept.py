@@ -50,8 +50,8 @@ class PythonKept:
     """Keeps what Python code can change: attributes, class attributes, closures, globals, contents of containers.
 
     Args:
-        roots: modules, optimizers and schedules. `restore` puts back, in place, their names and the objects
-            that these names refer to. It does the same for everything they hold. The values of buffers are left out.
+        roots: modules, optimizers and schedules. `restore` restores their attributes, and in place the contents of
+            everything that the attributes hold. The values of buffers are left out.
 
     Attributes:
         iterators: names of iterators that cannot be copied and therefore cannot be put back.

@@ -32,7 +32,7 @@ _SMALLEST = 1e-3
 class Culprit:
     """The module that causes a difference.
 
-    `module`: qualified name of the module that computes something else, "" for the model itself. `stage`: "forward" or
+    `module`: qualified name of the module with a different result, "" for the model itself. `stage`: "forward" or
     "backward". `text`: what differs there.
     """
 
@@ -46,9 +46,9 @@ def find_culprit(
 ) -> Culprit | None:
     """Return the module in which update `number` (counted from 1) begins to differ, or None if none is found.
 
-    The updates are made again from the same state, and everything is put back. `is_compiled`: the compiled update is
-    the one that differs. It is compiled again to return the recorded values too, and the graph is dropped afterwards.
-    Collective.
+    The updates are made again from the same state, and everything is put back. `is_compiled`: whether the compiled
+    update is the one that differs. It is then compiled again so that it also returns the recorded values, and the graph
+    is dropped afterwards. Collective.
     """
     recorder = Recorder(trainer.model)
     updates = iterations[:number]
@@ -69,7 +69,7 @@ def find_culprit(
 def begins_in(
     trainer: Any, iterations: Iterations, number: int, reference: Reference, is_compiled: bool = False
 ) -> str:
-    """Return a sentence on the module that `find_culprit` finds, after a space; "" if there is none. Collective."""
+    """Return a space and a sentence that names the module found by `find_culprit`, or "". Collective."""
     culprit = find_culprit(trainer, iterations, number, reference, is_compiled)
     if culprit is None:
         return ""
@@ -131,7 +131,7 @@ def _in_forward(expected: Record, found: Record) -> Culprit | None:
             text = f"it continues with {other or 'nothing'} and should continue with {name or 'nothing'}"
             return Culprit(tensor.coder, "forward", text)
         if tensor.is_attached != found.tensors[name].is_attached:
-            return Culprit(tensor.coder, "backward", f"{name} has a gradient in only one of the two")
+            return Culprit(tensor.coder, "backward", f"{name} has a gradient in only one of the two runs")
         apart = _distance(expected.means.get(VALUE + name), found.means.get(VALUE + name))
         if apart > _VALUE_BOUND:
             return Culprit(tensor.coder, "forward", f"{name} differs by {apart:.1e} of its largest number")
@@ -139,7 +139,7 @@ def _in_forward(expected: Record, found: Record) -> Culprit | None:
 
 
 def _in_backward(expected: Record, found: Record) -> Culprit | None:
-    """Search backward through the forward: the code after the last value with a different gradient is wrong."""
+    """Search from the end of the forward: the code that follows the last value with a different gradient is wrong."""
     gradients = {name: mean for name, mean in expected.means.items() if name.startswith(GRADIENT)}
     smallest = _SMALLEST * max((float(np.abs(mean).max()) for mean in gradients.values()), default=0.0)
     after = current = ("", "")  # the following event and its coder

@@ -1,7 +1,7 @@
 """Record the inputs and outputs of every module of a model, in eager mode and inside a compiled graph.
 
 `nn.Graph` ignores module hooks and calls the `forward` of a module's class. So each module gets a generated subclass
-that calls the recorder. A step compiled inside `recording_trace` returns the recorded values.
+that calls the recorder. A step compiled as a `recording_graph` returns the recorded values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Record:
     """The inputs and outputs of modules in one update.
 
     `tensors`: tensors of the first forward, by name and in the order of execution. `means`: by `VALUE` or `GRADIENT` +
-    name, the mean of a tensor over all micro-batches and all axes, except the last axis of a tensor with several.
+    name, the mean of a tensor over all micro-batches and all axes, except the last axis if it has several axes.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Record:
 
 
 class Recorder:
-    """Records what the modules of `model` receive and return, by swapping their classes until `remove`.
+    """Records the inputs and outputs of the modules of `model`, whose classes it replaces until `remove`.
 
     Traced forwards are always recorded, eager forwards only after `start`.
     """
@@ -86,7 +86,7 @@ class Recorder:
         return Record(self._tensors, {name: _mean_of(tensors) for name, tensors in found.items()})
 
     def graph_record(self, metrics: dict[str, list[flow.Tensor]], num_micro_batches: int) -> Record:
-        """Remove the values that a compiled step recorded from its `metrics` (see `StepResult`), and return them."""
+        """Return the values recorded by a compiled step, and remove them from its `metrics` (see `StepResult`)."""
         record = Record(self._tensors)
         for name in [name for name in metrics if name.startswith((VALUE, GRADIENT))]:
             tensors = metrics.pop(name)
@@ -142,7 +142,7 @@ def _mean_of(tensors: Sequence[flow.Tensor]) -> np.ndarray:
 
 
 def recording_graph(recorder: Recorder) -> type[TrainGraph]:
-    """Return the class of a compiled step that returns the values that `recorder` saw, as extra metrics."""
+    """Return a class of compiled steps that return the values recorded by `recorder` as additional metrics."""
 
     class RecordingGraph(TrainGraph):
         def build(self, *args: Any, **kwargs: Any) -> Any:

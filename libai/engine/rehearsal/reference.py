@@ -41,10 +41,10 @@ from libai.utils.errors import UserError, first_line
 from libai.utils.tensors import local_part, saved_tensor_hooks
 
 Iterations = Sequence[Sequence[Any]]
-#: seed of OneFlow's generator for models that draw from it; the value is arbitrary
+#: seed of OneFlow's generator for models that sample from it; the value is arbitrary
 _SEED = 20_211
 _NOTHING_KNOWN = Facts()
-#: measurements of noise change the values that a backward pass reads by this many rounding errors
+#: numbers of rounding errors by which the values that a backward pass reads are changed to measure noise
 _ROUNDINGS = (4, -4, 16)
 
 
@@ -52,7 +52,7 @@ def reference_of(trainer: Any, iterations: Iterations, keep: Callable[..., Any] 
     """Make the updates of `iterations`, with the micro-batches of this rank, and undo them. Collective.
 
     Stops early if forward raises in an iteration after the first. An error in the first iteration is raised.
-    `keep`: function of a tensor that returns what the backward pass reads for it.
+    `keep`: function of a tensor that returns the tensor which the backward pass reads in its place.
     """
     reference = _make(trainer, iterations, keep)
     # OneFlow's generator can only be seeded, not restored
@@ -67,7 +67,7 @@ def reference_of(trainer: Any, iterations: Iterations, keep: Callable[..., Any] 
 
 
 def rounded_references(trainer: Any, iterations: Iterations) -> Iterator[Reference]:
-    """Yield references whose backward passes read slightly other values, as rounding would give. Collective."""
+    """Yield references whose backward passes read slightly different values, as after rounding. Collective."""
     for times in _ROUNDINGS:
         yield reference_of(trainer, iterations, partial(_scaled, factor=1 + times * ROUNDING))
 
@@ -75,7 +75,7 @@ def rounded_references(trainer: Any, iterations: Iterations) -> Iterator[Referen
 def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[Any]:
     """Return a context that undoes the updates made in it.
 
-    OneFlow's generator is seeded if `reference` drew from it.
+    OneFlow's generator is seeded if `reference` sampled from it.
     """
     is_local = trainer.mesh.is_single and trainer.mesh.device == "cpu"
     weights = reference.states[0].weights if is_local else ()  # current, so no copy is needed

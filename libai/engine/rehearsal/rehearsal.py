@@ -1,7 +1,7 @@
-"""Make the next updates of a trainer twice before they count, and refuse a trainer that makes them differently.
+"""Make the next updates of a trainer in two ways before training, and refuse the trainer if the results differ.
 
-The reference (`libai.engine.rehearsal.reference`) makes them eagerly, with the values that a plain loop would read. The
-trainer makes them in its own way: with fused updates, averaged over ranks, or compiled. Both are undone.
+The reference (`libai.engine.rehearsal.reference`) makes the updates eagerly, with the values that a plain loop would
+read. The trainer makes the same updates in its own way: fused, averaged over ranks, or compiled. All are undone.
 """
 
 from __future__ import annotations
@@ -184,11 +184,12 @@ def compared_updates(
 ) -> tuple[Updates, Difference | None]:
     """Make updates as `trainer` makes them, undo them, and compare them with `reference`. Collective.
 
-    Returns them, and the difference that rounding does not explain. `make`: called instead of `trainer.update`.
+    Returns the updates, and the first difference that rounding does not explain, or None. `make`: called instead of
+    `trainer.update`.
 
-    A gradient that is zero except for rounding, as of a bias that is added to all logits, has no correct value, and
-    Adam turns it into whole steps. So if there is a difference, and the reference repeats itself, `reference.noise` is
-    measured and the updates are made again.
+    A gradient that is zero except for rounding has no correct value, and Adam turns it into whole steps. An example is
+    the gradient of one number that is added to all logits. So if there is a difference, and the reference is
+    repeatable, `reference.noise` is measured and the updates are made again.
     """
     found, start = Updates(), trainer.iter
     with rehearsing(trainer, reference):
@@ -266,7 +267,7 @@ def refuse_untraceable(trainer: Any, reference: Reference) -> None:
     if reference.changing:
         raise NotTheSame(
             f"{name} changes {', '.join(reference.changing)}, even after two updates. A graph runs the Python code of "
-            "forward only once, when it is traced, so lines that read it would always see the first value. Keep a "
+            "forward only once, when it is traced, so lines that read them would always see the first values. Keep a "
             'number in a buffer (`self.register_buffer("count", flow.zeros(()))`), or run with graph.enabled=false.'
         )
 
@@ -284,7 +285,7 @@ def _require_deterministic(trainer: Any, iterations: Iterations, reference: Refe
 
 
 def _agreed_difference(reference: Reference, found: Updates) -> Difference | None:
-    """Return, on every rank, the difference that the first rank with a difference has found. Collective."""
+    """Return on every rank the difference found by the first rank that has a difference, or None. Collective."""
     found_by = gather_objects(first_difference(reference, found))
     return next((Difference(*one) for one in found_by if one is not None), None)
 

@@ -1,1 +1,1 @@
-"""The standard run: its folder, its start and end, and everything in between."""
+"""The standard run: its parts, mode and output folder, from the config to the report."""

@@ -89,7 +89,7 @@ def adapt_model(run: Any, model: flow.nn.Module) -> None:
 def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
     """Return the optimizer of `model`. `optim.params` is a lazy call that takes `model`, or is left out.
 
-    Several named optimizers become one. Each has the parameters that its `params` selects and no earlier one has.
+    Several named optimizers become one. Each gets the parameters that its `params` selects and no earlier one has.
     """
     if not isinstance(run.optim, DictConfig) or TARGET in run.optim:
         return _build_optimizer(run.optim, "optim", model, None)
@@ -150,7 +150,7 @@ def _build_schedules(section: Any, optimizer: flow.optim.Optimizer, plan: BatchP
     for name in map(str, section):
         if name not in parts:
             raise UserError(
-                f"lr_scheduler.{name} is for an optimizer of that name, and optim has "
+                f"lr_scheduler.{name} is for an optimizer of that name, but optim has "
                 f"{', '.join(parts) or 'only one'}.{did_you_mean(name, parts)} Name one of them, or write "
                 "LazyCall(Schedule)(...) for all."
             )
@@ -167,8 +167,8 @@ def _build_schedules(section: Any, optimizer: flow.optim.Optimizer, plan: BatchP
 def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, plan: BatchPlan, warmup_iter: int) -> Any:
     """Return the schedule of a section.
 
-    It is given `optimizer` and the lengths of run, warm-up and epoch if it accepts them. A list of schedules becomes
-    one schedule. Its last part gets the iterations that the other parts leave.
+    The schedule gets `optimizer` and the lengths of run, warm-up and epoch if it accepts them. A list of schedules
+    becomes one schedule, whose last part gets the iterations that the other parts leave.
     """
     if section is None:
         return None
@@ -260,7 +260,7 @@ def build_evaluators(run: Any) -> dict[str, Any]:
 def amp_dtype(run: Any, mode: str, device: str) -> str | None:
     """Return the mixed-precision dtype of `mode` on `device`: "fp16", "bf16" or None for float32.
 
-    With `train.amp.enabled=auto` it is None if AMP has no effect, which is logged once.
+    With `train.amp.enabled=auto` the result is None if AMP has no effect, which is logged once.
     """
     amp = run.train.amp
     if not amp.enabled:
@@ -320,7 +320,7 @@ class Parts:
         return model
 
     def new_optimizer(self, model: flow.nn.Module) -> flow.optim.Optimizer:
-        """Return the optimizer of `model`, with learning rates scaled as `train.auto_scale_lr` asks."""
+        """Return the optimizer of `model`, with learning rates scaled according to `train.auto_scale_lr`."""
         optimizer = self.build_optimizer(self.config, model)
         tuned_for = self.config.train.auto_scale_lr.base_batch_size
         if tuned_for is not None:

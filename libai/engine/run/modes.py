@@ -41,8 +41,8 @@ def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
 def resolve(run: Any) -> None:
     """Choose the mode and compile before the loop starts. The training state is not changed. Collective.
 
-    Falls back to eager mode if the config allows it. `graph.enabled=auto` keeps the mode that config, optimizer and
-    hooks support, or else the faster mode.
+    Falls back to eager mode if the config allows it. `graph.enabled=auto` selects the only mode that config, optimizer
+    and hooks support, or the faster mode if they support both.
     """
     if run.mode_reason == UNDECIDED:
         refusals = {mode: text for mode in TRAINERS if (text := _refusal(run, mode))}

@@ -36,7 +36,7 @@ class Predictor:
         mesh: the ranks that share the model; default: this job's.
         config: the config of its run, if there is one.
 
-    Attributes: `model`, `config`, `mesh`, `checkpoint` (the `source`) and `mode`. Collective.
+    Attributes: `model`, `config`, `mesh`, `checkpoint` (the `source`) and `mode`. Building a predictor is collective.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Predictor:
         """Return the model of a run with the weights of one of its checkpoints. Collective.
 
         `folder`: the output folder of the run. `which`: "last" (the newest checkpoint that verifies), "best", or the
-        name of a checkpoint, such as "iter_0000200". `mode`: the default is the mode of the config, or "eager" if that
-        is auto. `overrides`: `key=value` settings for the config of the run.
+        name of a checkpoint, such as "iter_0000200". `mode`: the default is the mode of the config, or for "auto" the
+        eager mode if it supports the config. `overrides`: `key=value` settings for the config of the run.
 
         One process holds the full model, however it was trained. Several processes form the mesh of the config. If the
         run averaged its weights (`train.ema`), the model has the averages, as in the evaluations of the run.

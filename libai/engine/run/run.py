@@ -238,7 +238,7 @@ class Run(build.Parts):
 
     def _train(self, until: int | None) -> None:
         agreement, last = self.trainer.loop.agreement, self.plan.train_iter
-        with suppress(Interrupted):  # the answer is looked at below
+        with suppress(Interrupted):  # the answer to STOP is read below
             self.resolve_mode()
             if self.trainer.completed_iters < last:
                 if is_main_process():
@@ -249,7 +249,7 @@ class Run(build.Parts):
                     "nothing left to do: all %d iterations are done. To continue, set a larger train.train_iter", last
                 )
             agreement.agree()
-        if agreement.answer(STOP) not in (0, TIME_LIMIT):  # the run has not taken its folder; an earlier one stays
+        if agreement.answer(STOP) not in (0, TIME_LIMIT):  # the run has not taken its folder, which is unchanged
             self.trainer.status = "interrupted"
             return
         if self.config.train.checkpointer.enabled:
@@ -340,7 +340,7 @@ class Run(build.Parts):
         """Evaluate once, log the result and return it (`--eval-only`). Collective."""
         start = time.perf_counter()
         if is_main_process() and not self.start_iter and not self.config.train.load_weight.path:
-            logger.warning("these are the initial weights: --resume or train.load_weight=FILE evaluates trained ones")
+            logger.warning("these are the initial weights; to evaluate others, use --resume or train.load_weight=FILE")
         metrics = self.evaluate()
         if is_main_process():
             scalars = {**metrics, EVAL_SECONDS: time.perf_counter() - start}

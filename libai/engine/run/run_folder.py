@@ -57,7 +57,7 @@ _WRITTEN = (
     ENV_FILE,
     RUN_FILE,
 )
-#: files that a run does not replace but writes to
+#: files to which a run appends instead of replacing them
 _KEPT_OPEN = ("metrics.jsonl", "log.txt", "log_rank[0-9]*.txt", LOCK_FILE)
 
 
@@ -134,7 +134,7 @@ class RunFolder:
         return [path.name for path in list_checkpoints(self.root) if self.owns(path)]
 
     def owns(self, path: Path) -> bool:
-        """Return True if a checkpoint in the folder is this run's, or may be, because a damaged one names no run."""
+        """Return True if a checkpoint in the folder belongs to this run, or is too damaged to name its run."""
         return is_of_run(path, self.run_id)
 
     # ------------------------------------------------------------------ writing
@@ -173,7 +173,7 @@ class RunFolder:
         weakref.finalize(self, lock.release)
 
     def _start(self, contents: Callable[[], Mapping[str, str]]) -> None:
-        # the folder was read without the lock: another job may have come and gone since
+        # the folder was read without the lock: another job may have run in it since
         if self._is_continued and self._names != self._own_names():
             raise UserError(
                 f"run {self.run_id} in {self.path} was continued by another job while this one was starting. Start "
@@ -223,7 +223,7 @@ def find_run(folder: Path) -> str | None:
 
 
 def facts_of(path: Path) -> Mapping[str, Any]:
-    """Return the facts about its run that a checkpoint holds, such as `run_id` and `seed`; empty if it is damaged."""
+    """Return the facts about the run in a checkpoint, such as `run_id` and `seed`; empty if it is damaged."""
     facts = read_json(path / STATE).get("facts")
     return facts if isinstance(facts, dict) else {}
 
@@ -271,7 +271,7 @@ def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) 
 def _move_aside(folder: Path, paths: Sequence[Path], name: str) -> Path:
     """Move `paths` of `folder` to `previous/<name>`, and return that folder.
 
-    If it already has one of them, `…-2`, `…-3` and so on are used.
+    If that folder already contains one of the paths, `<name>-2`, `<name>-3` and so on are tried.
     """
     moved = [path.relative_to(folder) for path in paths]
     target = folder / PREVIOUS / name

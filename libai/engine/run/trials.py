@@ -42,8 +42,8 @@ def dry_run(run: Any) -> None:
     """Make a few updates, check that a checkpoint can hold the state, and evaluate one batch of each dataset.
 
     Logs a table of the parameters, the peak memory of a process, and the seconds per iteration and for the whole run.
-    Afterwards weights, optimizer, schedule and data position are as before, and the output
-    folder is untouched. The state of hooks is read, but hooks are not called. Collective.
+    Afterwards weights, optimizer, schedule and data position are as before, and the output folder is untouched. Of the
+    points of hooks, only `evaluating` and, in eager mode, `after_backward` are called. Collective.
     """
     began = time.perf_counter()
     run.resolve_mode()
@@ -119,9 +119,10 @@ class LRCurve:
 def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, num_iters: int = 100) -> LRCurve:
     """Try learning rates from `lowest` to `highest`, evenly spaced in their logarithm, with one update each.
 
-    Stops when the loss has diverged. Weights, buffers, optimizer, schedule and data position are as before when it
-    returns. Only OneFlow's generator (used by its own dropout) is not restored. Hooks and schedule do not run.
-    Collective, in both modes. Raises `UserError` for updates that cannot be undone, and if the loss diverges at once.
+    Stops when the loss has diverged. Afterwards weights, buffers, optimizer, schedule and data position are as before.
+    Only OneFlow's generator (used by its own dropout) is not restored. The schedule is not stepped, and of the points
+    of hooks only `after_backward` is called (eager mode). Collective, in both modes. Raises `UserError` for updates
+    that cannot be undone, and if the loss diverges at once.
     """
     if not 0 < lowest < highest or not math.isfinite(highest) or num_iters < FEWEST_POINTS:
         raise UserError(
@@ -177,7 +178,7 @@ def find_lr_of_run(run: Any, words: str) -> LRCurve:
         asked = float(lowest), float(highest), int(num_iters)
     except ValueError:
         raise UserError(
-            f"--find-lr {words}: it takes LOWEST,HIGHEST,UPDATES. Write for example --find-lr 1e-7,10,100."
+            f"--find-lr {words}: expected LOWEST,HIGHEST,UPDATES, for example --find-lr 1e-7,10,100."
         ) from None
     run.resolve_mode()
     curve = find_lr(run.trainer, *asked)

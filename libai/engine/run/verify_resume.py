@@ -1,8 +1,8 @@
 """Check for any config that a resumed run equals an uninterrupted one, byte for byte.
 
-Three jobs run in fresh processes. `straight` makes 2 N iterations. `first` is interrupted after N, through the same
-path as a signal. `second` resumes it to 2 N. Then the files of the uninterrupted and the resumed run are compared.
-`libai verify-resume` starts the jobs. This file has the code that runs in them, and the comparison.
+Three jobs run in fresh processes. `straight` makes 2 N iterations. `first` is interrupted after N iterations, as by a
+signal. `second` resumes the run and makes the other N. Then the files of the uninterrupted and the resumed run are
+compared. `libai verify-resume` starts the jobs. This file has the code that runs in them, and the comparison.
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ def train(config: Any, *, stop_after: int | None = None, resume: bool = False) -
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result: the numbers of `metrics.jsonl` and the tensors that were compared, and place → difference."""
+    """The result of a comparison.
+
+    `numbers`: count of the compared values in `metrics.jsonl`. `tensors`: count of the compared tensors.
+    `differences`: place → difference.
+    """
 
     numbers: int
     tensors: int
@@ -71,7 +75,7 @@ class Comparison:
 def compare(straight: Path, resumed: Path, num_iters: int) -> Comparison:
     """Compare the folders that the uninterrupted and the resumed run have written.
 
-    Compared are metrics, weights, optimizer state, schedule, data position, random states and hooks.
+    The comparison covers metrics, weights, optimizer state, schedule, data position, random states and hooks.
     """
     name = checkpoint.checkpoint_name(2 * num_iters)
     a, b = (checkpoint.load(folder / "checkpoints" / name) for folder in (straight, resumed))

@@ -165,7 +165,7 @@ def test_a_checkpoint_with_a_name_is_kept_and_resumed_by_its_path(tmp_path, asyn
     [
         ({"name": "iter_0000003"}, "cannot be the name"),
         ({"name": "../x"}, "cannot be the name"),
-        ({"name": "model_best", "best": ("loss", 1.0)}, "no other name"),
+        ({"name": "model_best", "best": ("loss", 1.0)}, "cannot be marked as the best"),
     ],
 )
 def test_an_impossible_name_is_refused(tmp_path, arguments, text):

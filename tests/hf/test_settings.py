@@ -103,7 +103,7 @@ def test_integers_are_no_weights(tmp_path):
     folder = changed("qwen2", tmp_path / "integers")
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "model.norm.weight": np.ones(24, np.int32)}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match="`model.norm.weight` is int32, float32 in the model"):
+    with pytest.raises(CheckpointError, match="`model.norm.weight` is int32 there, but float32 in the model"):
         import_folder(folder, tmp_path / "ours")
 
 

@@ -35,8 +35,9 @@ _USES_SBP = (
     "(docs/parallelism.md)"
 )
 _NO_RULE = (
-    "OneFlow 0.9 does not support this operation for the layout of these tensors. For example, if the samples are "
-    "spread over ranks, a sum over them cannot be changed in place. Compute a new tensor (`h = h + 1`, not `h += 1`)"
+    "OneFlow 0.9 does not support this operation for the layout of these tensors. For example, if samples are "
+    "spread over ranks, a sum over them cannot be changed in place. Compute a new tensor (`h = h + 1` instead of "
+    "`h += 1`)"
 )
 _PLACEMENTS = r"the same placement"
 #: pattern in OneFlow's message or in the user's line -> what the line did and what to write instead

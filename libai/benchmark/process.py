@@ -58,7 +58,7 @@ class VariantProcess:
             raise Unavailable(f"{command[0]} cannot be started ({error.strerror})") from None
 
     def run(self, iterations: int, losses: bool = False) -> dict[str, Any]:
-        """Ask the variant to run `iterations` and return its answer. Raises `VariantFailed` and `Unavailable`."""
+        """Make the variant run some iterations and return its answer. Raises `VariantFailed` and `Unavailable`."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # answer() reports the reason
             self._process.stdin.write(json.dumps({"iterations": iterations, "losses": losses}) + "\n")

@@ -85,7 +85,7 @@ def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[floa
     elif is_noisy:
         notes.append(
             f"**Too noisy for a conclusion**: the load average was {min(loads):.1f} to {max(loads):.1f} on {cores} "
-            "cores. Other programs favour variants with more threads. Measure again on a quiet machine."
+            "cores. A busy machine favours variants with more threads. Measure again on a quiet machine."
         )
     return {"title": title, "loads": loads, "noise": noise, "variants": rows, "notes": notes}
 

@@ -235,7 +235,7 @@ def _report(error: BaseException) -> int:
         is_mistake = text is not None
     if text is not None and not text.strip():
         text = type(error).__name__
-    # a name of a file that is not UTF-8 cannot be written to a log as it is
+    # a file name that is not valid UTF-8 cannot be written to a log unchanged
     said = f"error: {text or _traceback(error)}".encode(errors="backslashreplace").decode()
     code = getattr(error, "exit_code", EXIT_USER_MISTAKE) if is_mistake else EXIT_FAILED
     if not _record_failure(error, said):

@@ -176,8 +176,8 @@ def any_rank(flag: bool) -> bool:
 def broadcast_object(obj: Any, src: int = 0) -> Any:
     """Return the object of rank `src` on every rank. The objects of other ranks are ignored. Collective.
 
-    Only JSON values are supported, and nothing is pickled. They come back as JSON decodes them (tuples as lists), also
-    with one process. Every rank raises `TypeError` if `src` passes anything else.
+    Only JSON values are supported, and nothing is pickled. Values are returned as JSON decodes them (tuples as lists),
+    also with one process. Every rank raises `TypeError` if `src` passes anything else.
     """
     return gather_objects(obj if get_rank() == src else None)[src]
 

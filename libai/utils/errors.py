@@ -12,8 +12,8 @@ EXIT_RESUMABLE = 75
 class UserError(ValueError):
     """Raised for a mistake by the user in the config, the arguments, the data or the model contract.
 
-    The tools print the message without a traceback and exit with code 2. The message names the request, the finding,
-    the reason and a remedy.
+    The tools print the message without a traceback and exit with code 2. The message contains the request, the value
+    found, the reason and a remedy.
     """
 
     #: exit code of a process that this error ends

@@ -31,7 +31,7 @@ def coloured(level: str, stream: TextIO) -> str:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Write a message to stderr and colour a leading level. On a terminal, it replaces an unfinished line."""
+    """Write a message to stderr and colour a leading level. On a terminal, the message replaces an unfinished line."""
     level, colon, rest = text.partition(": ")
     if colon and level in _COLOURS:
         text = f"{coloured(level, sys.stderr)}: {rest}"

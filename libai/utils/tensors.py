@@ -120,11 +120,11 @@ class _LeftToOthers:
 
 @contextmanager
 def saved_tensor_hooks(pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any], flow.Tensor]) -> Iterator[None]:
-    """Make operations in the block save `pack(tensor)` for the backward pass, which gets `unpack` of it.
+    """Make operations in the block save `pack(tensor)` for the backward pass, which calls `unpack` on the saved value.
 
     If `pack` returns a tensor unchanged, the tensor is passed to the enclosing hooks. OneFlow 0.9.0 itself calls only
-    the innermost hooks, and never frees what a hook returns. So it gets a number, and the values are in `saved_values`,
-    which must be cleared after the backward pass.
+    the innermost hooks, and never frees the result of a hook. OneFlow therefore gets only a number, and the values are
+    in `saved_values`, which must be cleared after the backward pass.
     """
     others = _around[-1] if _around else None
 
@@ -180,7 +180,7 @@ def map_tensors(value: Any, change: Callable[[flow.Tensor], Any]) -> Any:
 
 
 def tensors_in(value: Any) -> list[flow.Tensor]:
-    """Return every tensor in `value`, in order. It is not recursive because it runs in every compiled step."""
+    """Return every tensor in `value`, in order. The loop is not recursive because it runs in every compiled step."""
     found: list[flow.Tensor] = []
     waiting = [value]
     while waiting:

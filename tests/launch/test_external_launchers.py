@@ -148,7 +148,11 @@ def test_one_process_a_machine_starts_its_own_ranks(dispatch):
     ("environment", "words", "text"),
     [
         (srun(1, 2), ["-n", "2"], "-n 2, but srun has already started several processes on this machine"),
-        (srun(1, 2, SLURM_STEP_TASKS_PER_NODE="1(x2)", SLURM_LOCALID="0", NODE="3"), [], "NODE=3, and srun (process 1"),
+        (
+            srun(1, 2, SLURM_STEP_TASKS_PER_NODE="1(x2)", SLURM_LOCALID="0", NODE="3"),
+            [],
+            "NODE=3 contradicts srun (process 1",
+        ),
         (srun(1, 2), ["--max-restarts", "2"], "--max-restarts 2: srun starts the processes"),
     ],
 )

@@ -88,7 +88,8 @@ class Train:
     detect_anomalous_params: bool = key(False, "Log the parameters that get no gradient in the first iteration.")
     num_sanity_eval_batches: int = key(
         0,
-        "Number of batches to evaluate before training, so that mistakes show early. A run that evaluates tries one.",
+        "Number of batches to evaluate before training, so that mistakes show early. With 0, a run that evaluates "
+        "tries one batch.",
         at_least=0,
     )
     rehearse: int | None = key(

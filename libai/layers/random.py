@@ -334,7 +334,7 @@ def _mix(words: Any, offset: int, low: Any, high: Any, shift_right: Callable[[An
 def _shift_tensor_right(bits: flow.Tensor, count: int) -> flow.Tensor:
     """Return `bits / 2^count` truncated, which moves the high bits down.
 
-    Rounds through float32, identically on every device.
+    The result is rounded to float32 on the way, identically on every device.
     """
     return bits.to(flow.float32).mul_(2.0**-count).to(flow.int32)
 

@@ -84,7 +84,7 @@ def find_library() -> Path:
             library.parent.mkdir(parents=True, exist_ok=True)
             # the lock is released if its process dies
             with FileLock(lock, timeout=_WAIT_SECONDS, poll_interval=0.1, fallback_to_soft=False):
-                if not _is_intact(library):  # another process may have built it while this one waited
+                if not _is_intact(library):  # another process may have built the library meanwhile
                     _make(library, wheel, compiler)
             return library
         except Timeout:

@@ -30,7 +30,7 @@ _CPU_DTYPES = (flow.float32, flow.float64)
 _HALF_DTYPES = (flow.float16, flow.bfloat16)
 
 Losses = Mapping[str, flow.Tensor]
-#: outputs of a forward → `(losses, metrics)`
+#: function that splits the outputs of a forward pass into `(losses, metrics)`
 Split = Callable[[Any], tuple[Losses, Losses]]
 
 

@@ -28,7 +28,7 @@ from libai.utils.tensors import map_tensors, tensors_in
 _copy = operator.methodcaller("to", copy=True)
 
 
-#: `oneflow::Singleton<OpGraph>::Delete()`, which does nothing if there is none
+#: `oneflow::Singleton<OpGraph>::Delete()`, which does nothing if there is no `OpGraph`
 _DELETE_GLOBAL_JOB = "_ZN7oneflow9SingletonINS_7OpGraphEvE6DeleteEv"
 
 

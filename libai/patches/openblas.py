@@ -137,7 +137,7 @@ def _replace() -> str:
     oneflow = open_oneflow()
     slots = {name: find_slot(oneflow, name) for name in _FUNCTIONS}
     if _THREADS not in os.environ:
-        ours.scipy_openblas_set_num_threads(1)  # other code may have loaded it before
+        ours.scipy_openblas_set_num_threads(1)  # other code may have loaded this OpenBLAS before
     for name, slot in slots.items():
         slot.value = functions[name]
     _openblas = ours

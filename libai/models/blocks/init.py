@@ -67,7 +67,7 @@ def he_std(name: str, parameter: nn.Parameter) -> float:
 def transformer_std(
     hidden_size: int, num_layers: int, projections: tuple[str, ...]
 ) -> Callable[[str, nn.Parameter], float]:
-    """Return a rule that gives sqrt(2 / (5 * hidden_size)), embeddings included, with two exceptions.
+    """Return a rule that gives sqrt(2 / (5 * hidden_size)) to all weights, embeddings included, with two exceptions.
 
     The rule is "SmallInit" (Nguyen and Salazar 2019, eq. 4). It equals GPT-2's 0.02 at a width of 1000 and is larger
     for narrow models. With the sizes of `configs/gpt_stdlib.py` (width 96) and 300 iterations, one run each, it reaches

@@ -184,7 +184,7 @@ class PadCollate:
     ):
         if not padding or multiple_of < 1 or (max_length is not None and max_length < 1):
             raise DataError(
-                f"PadCollate(padding={dict(padding)}, multiple_of={multiple_of}, max_length={max_length}): name at "
+                f"PadCollate(padding={dict(padding)}, multiple_of={multiple_of}, max_length={max_length}): give at "
                 "least one key to pad, and lengths of at least 1."
             )
         self._padding = dict(padding)
@@ -197,7 +197,7 @@ class PadCollate:
         return self.pad_to(samples, self._longest(samples))
 
     def pad_to(self, samples: Sequence[Mapping[str, Any]], length: int) -> dict[str, Any]:
-        """Return the batch of `samples`, padded as a sample of `length` would be.
+        """Return the batch of `samples`, padded as if the longest sample had `length` items.
 
         Raises `DataError` if a sample is longer.
         """
@@ -242,4 +242,4 @@ def _stacked(key: str, values: Sequence[Any]) -> np.ndarray:
     try:
         return np.stack([np.asarray(value) for value in values])
     except ValueError as error:
-        raise DataError(f"{key!r} differs in shape ({error}): name a value to pad it with.") from None
+        raise DataError(f"{key!r} differs in shape ({error}): give a padding value for it.") from None

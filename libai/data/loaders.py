@@ -72,7 +72,7 @@ def read_ahead(
 
 
 def _reading_thread() -> ThreadPoolExecutor:
-    """Return an executor whose thread begins with the first task, and ends when the executor is deleted."""
+    """Return an executor whose thread starts with the first task and ends when the executor is deleted."""
     return ThreadPoolExecutor(1, "libai-read-ahead")
 
 

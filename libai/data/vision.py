@@ -261,7 +261,7 @@ class MnistDataset(ImagesInMemory):
         self.images = _read_idx(root, f"{_MNIST[split]}-images-idx3-ubyte")[:, None]
         self.labels = _read_idx(root, f"{_MNIST[split]}-labels-idx1-ubyte").astype(np.int64)
         if len(self.images) != len(self.labels):
-            raise DataError(f"{root} has {len(self.images)} images but {len(self.labels)} labels of {split}.")
+            raise DataError(f"{root} has {len(self.images)} images but {len(self.labels)} labels for {split}.")
         self.augment = augment
 
     def _scaled(self, images: np.ndarray) -> np.ndarray:

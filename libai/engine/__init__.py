@@ -20,7 +20,7 @@ from libai.engine.run.report import TrainResult
 from libai.engine.run.run import Run, default_setup
 from libai.forward.contract import ModelContractError
 
-#: alias: detectron2 and LiBai call a run `DefaultTrainer`
+#: alias, because detectron2 and LiBai call a run `DefaultTrainer`
 DefaultTrainer = Run
 
 

@@ -1,6 +1,6 @@
 """Check the parts of a run when they are built: model, optimizer, loader, evaluator, hook.
 
-`place` is where the user set the part: a config key or a trainer argument. The checks never call the object itself.
+`place`: the config key or the trainer argument that sets the part. The checks never call the object itself.
 """
 
 from __future__ import annotations

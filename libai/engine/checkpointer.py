@@ -85,7 +85,7 @@ class TrainerCheckpointer:
         self._last_saved_iter = -1
         self._is_async, self._weights_only = async_save, weights_only
         self.background: checkpoint.AsyncCheckpointer | None = None
-        #: checkpoint being written → metric with which to mark it as the best once it is written, or None
+        #: checkpoint being written → argument `best` of its `save`
         self._choices: dict[Path, Best | None] = {}
 
     # ------------------------------------------------------------------ saving
@@ -181,7 +181,7 @@ class TrainerCheckpointer:
         state = [self._facts_of_state(), schedule, trainer.feed.position()]
         if with_hooks:
             state.append(TrainerBase.state_dict(trainer))
-        on_rank_0(lambda: dump_json(state, "what this run's checkpoints would hold"))
+        on_rank_0(lambda: dump_json(state, "the content of this run's checkpoints"))
 
     def snapshot(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
         """Return `(tensors, state)` of the trainer in the form that the checkpoint library expects. Collective."""

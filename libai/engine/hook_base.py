@@ -36,7 +36,7 @@ def step_period_of(period: Period) -> int:
 
 
 def is_due(period: Period, trainer: Any) -> bool:
-    """Return whether an action with this period is due: always after the last iteration of `trainer`."""
+    """Return whether an action with this period is due. After the last iteration of `trainer` it always is."""
     completed = trainer.completed_iters
     if completed == trainer.max_iter:
         return True

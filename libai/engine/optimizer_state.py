@@ -182,10 +182,10 @@ class GraphOptimizerState(OptimizerState):
         self.updates = None
         super().put_back(in_optimizer)
         if self.graph is None:
-            if in_graph is not None:  # the graph has been dropped since
+            if in_graph is not None:  # the graph was dropped after the copy
                 tensors, scalars = self._of_both(in_graph)
                 super().load(tensors, scalars | loss_scale)
-        elif in_graph is None:  # compiled since
+        elif in_graph is None:  # the graph was compiled after the copy
             self._move_into_graph()
         else:
             with self.variables() as variables:

@@ -305,8 +305,8 @@ class ModelTrainer(TrainerBase):
     def check_finite(self) -> None:
         """See `TrainerBase.check_finite`. Also checks the weights on all ranks and combines their batch statistics.
 
-        A gradient that is not finite corrupts the weights, but only the loss of the next update. All code that reads
-        the weights calls this first (`libai.parallel.batch_statistics`).
+        A gradient that is not finite corrupts the weights immediately, but becomes visible only in the next loss. All
+        code that reads the weights calls this first (`libai.parallel.batch_statistics`).
         """
         super().check_finite()
         share_batch_statistics(self._batch_norms)

@@ -111,7 +111,7 @@ def read_array(container: Mapping[str, Any], key: str, where: str, evaluator: Ev
         argument = next((name for name, value in vars(evaluator).items() if value == key), "an argument")
         given = sorted(container.keys() - {"num_loss_items"})  # the trainer adds this key
         raise EvaluatorError(
-            f"{type(evaluator).__name__} needs {where}[{key!r}], but {where} has {given}: name one of them "
+            f"{type(evaluator).__name__} needs {where}[{key!r}], but {where} has {given}: choose one of them "
             f"with {argument}=... of the evaluator, or add the key (outputs: in eval mode)."
         )
     return to_numpy(container[key])

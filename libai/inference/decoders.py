@@ -162,7 +162,7 @@ class _Token(_Prompt):
     def build(
         self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, past: flow.Tensor, *context: flow.Tensor
     ) -> tuple[flow.Tensor, flow.Tensor]:
-        """Return the same outputs as `_Prompt`. `past` has the layout of the second one and is filled from the left."""
+        """Return the same outputs as `_Prompt`. `past` has the layout of the second output, filled from the left."""
         caches = [KeyValues((past[i], past[i + 1])) for i in range(0, past.shape[0], 2)]
         return _with_new(self.model, caches, tokens, positions, mask, *context)
 

@@ -65,7 +65,7 @@ def test_a_mistake_in_the_evaluation_shows_before_the_first_iteration(setting, m
     run = contract_runs.make_run(tmp_path, mode, setting)
     run.evaluators["top"].labels_key = "labels"
     with pytest.raises(
-        UserError, match="needs batch\\['labels'\\], but batch has \\['x', 'y'\\]: name one of them with labels_key=..."
+        UserError, match="needs batch\\['labels'\\], but batch has \\['x', 'y'\\]: choose one of them with labels_key="
     ):
         run.train()
     assert run.trainer.completed_iters == 0

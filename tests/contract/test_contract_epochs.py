@@ -1,4 +1,4 @@
-"""Training by epochs, on a few batches, and with a time limit (FEATURES A3 rows 48, 58 and 61).
+"""Training by epochs and on a few batches (FEATURES A3 rows 48, 58 and 61).
 
 44 samples in iterations of 8 are 5.5 iterations: epochs end in iterations 6 and 11.
 """

@@ -84,7 +84,7 @@ def test_quiet_shows_only_the_result_and_the_log_has_everything(tmp_path, comman
     settings = ["train.train_iter=4", "train.log_period=1", "train.evaluation.eval_period=4", "train.warmup_ratio=0"]
     shown = command(tmp_path, "--quiet", *settings)
     assert shown[0].startswith("done after 4 ") and len(shown) <= 3
-    assert all(len(line) <= shutil.get_terminal_size().columns for line in shown[:-1])  # the last one has a path
+    assert all(len(line) <= shutil.get_terminal_size().columns for line in shown[:-1])  # the last line ends with a path
     logged = (tmp_path / "log.txt").read_text()
     assert logged.count("INFO    iter ") == 4 and "eval 4/4  val " in logged
     (judged,) = command(tmp_path, "--quiet", "--eval-only", "--resume")

@@ -88,7 +88,7 @@ def test_a_failed_check_leaves_the_earlier_run_where_it_is(tmp_path):
         with pytest.raises(UserError):
             make_run(tmp_path, "eager", mistake).train()
         assert tree(tmp_path) == before, mistake
-    make_run(tmp_path, "eager").train()  # the control
+    make_run(tmp_path, "eager").train()  # negative control
     assert tree(tmp_path) != before
 
 
@@ -106,7 +106,7 @@ def test_a_run_that_fails_before_its_first_update_leaves_the_folder_as_it_was(mo
     with pytest.raises(Exception, match="(?i)matmul|shape|dim"):
         make_run(tmp_path, mode, word, "model._target_=test_contract_folder.WrongShape").train()
     assert tree(tmp_path) == before
-    make_run(tmp_path, mode).train()  # the control
+    make_run(tmp_path, mode).train()  # negative control
     assert tree(tmp_path) != before
 
 
@@ -137,7 +137,7 @@ def test_a_second_job_is_refused_and_changes_nothing(tmp_path):
     with pytest.raises(UserError, match=expected):
         make_run(tmp_path, "eager", resume=True)
     with pytest.raises(UserError, match=expected):
-        ready.train()  # it was built before the other job began
+        ready.train()  # this run was built before the other job began
     run = default_setup(validate(make_config(tmp_path, "eager")), trains=False)
     Run(run, resume=True).report_evaluation()  # evaluation is allowed, because it writes nothing
     assert tree(tmp_path) == before

@@ -171,7 +171,7 @@ def test_state_of_a_missing_hook_is_a_warning(mode, caplog):
 
 
 def test_two_hooks_of_one_class_both_keep_their_state(mode):
-    """detectron2 drops the second one (FEATURES B3)."""
+    """detectron2 drops the state of the second hook (FEATURES B3)."""
     trainer = make_trainer(mode)
     trainer.register_hooks([Counter(1), Counter(10)])
     trainer.train(0, 2)

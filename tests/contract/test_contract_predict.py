@@ -33,7 +33,7 @@ def test_a_run_predicts_from_its_folder(run, mode):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     earlier = Run.load(run.output_dir, "iter_0000004").predict(batch)["logits"].numpy()
     latest = Run.load(run.output_dir, overrides=["train.ema.enabled=false"]).predict(batch)
-    assert min(abs(expected - n).max() for n in (earlier, latest["logits"].numpy())) > 1e-4  # other weights
+    assert min(abs(expected - n).max() for n in (earlier, latest["logits"].numpy())) > 1e-4  # they have other weights
 
 
 def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):

@@ -180,7 +180,7 @@ def test_a_wrong_gradient_during_a_run_is_refused(every):
         model.is_wrong = trainer.completed_iters >= 2
 
     trainer.register_hooks([CallbackHook(after_step=turn_wrong), RehearsalHook(every)])
-    if every == 100:  # the control
+    if every == 100:  # negative control
         trainer.train(0, 6)
         return
     with pytest.raises(NotTheSame, match="changes a value in place that the backward pass reads: in update 1"):

@@ -128,7 +128,7 @@ def test_padding_fills_marks_rounds_and_cuts():
     assert short["input_ids"].tolist() == [[1, 1, 0], [2, 2, 2]]
     with pytest.raises(DataError, match="PadCollate pads 'tokens', but a sample only has"):
         PadCollate({"tokens": 0})([Words([1])[0]])
-    with pytest.raises(DataError, match="'labels' differs in shape.*name a value to pad it with"):
+    with pytest.raises(DataError, match="'labels' differs in shape.*give a padding value for it"):
         PadCollate({"input_ids": 0})([*Words([1, 2])])
     with pytest.raises(DataError, match="a sample has 2 items, but the `lengths`"):
         PadCollate(PADDING).pad_to([*Words([1, 2])], 1)

@@ -109,7 +109,7 @@ def test_the_loss_scale_is_kept_when_modes_are_switched():
 
 
 def test_on_cpu_auto_means_float32_and_is_logged_once(mode, caplog):
-    """The refusal of `true` is in test_support.py."""
+    """test_support.py tests the refusal of `true`."""
     run = make_run(mode, train__amp__enabled="auto")
     assert [amp_dtype(run, mode, "cpu") for _ in range(2)] == [None, None]
     assert sum("float32" in message for message in caplog.messages) <= 1

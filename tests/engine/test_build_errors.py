@@ -31,7 +31,7 @@ def test_a_tensor_on_only_one_rank_is_named_with_a_remedy(said):
     assert "Register it as a buffer" not in explained_forward(RuntimeError("\x1b[1mError\x1b[0m: 3 vs 4"))
     with pytest.raises(RuntimeError) as raised:
         _ = flow.zeros(2).sbp
-    assert "uses sbp or placement, and its tensors are local. Remove both" in explained_forward(raised.value)
+    assert "uses sbp or placement, but its tensors are local. Remove both" in explained_forward(raised.value)
 
 
 def test_an_unsupported_layout_for_an_operation_is_explained():

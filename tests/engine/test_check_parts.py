@@ -1,4 +1,4 @@
-"""Without a config, arguments of the wrong kind or order cause errors that say what to change."""
+"""Without a config, arguments of the wrong kind or order raise errors with a remedy."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_bad_loss_before_any_update_is_not_blamed_on_the_learning_rate(mode):
 
 
 def test_weights_corrupted_by_the_last_update_are_found_before_they_are_used(mode):
-    """The loss of that update is finite."""
+    """The last update corrupts the weights, but its own loss is finite."""
     data = data_with_a_bad_batch(5, [4])
     with pytest.raises(NonFiniteLoss, match="^iteration 5 is not finite: weights=nan"):
         build(mode, data, model=SteepRoot).train(0, 5)

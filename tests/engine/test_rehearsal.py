@@ -25,7 +25,7 @@ LR = 0.1
 
 
 class Lookahead(flow.optim.SGD):
-    """Moves slow weights every third step."""
+    """An optimizer that moves its slow weights every third step."""
 
     def __init__(self, parameters):
         self.fast = list(parameters)

@@ -1,4 +1,4 @@
-"""Assignments that OneFlow's backward pass does not see are refused before the first update, in both modes."""
+"""Assignments that OneFlow's backward pass ignores are refused before the first update, in both modes."""
 
 from __future__ import annotations
 

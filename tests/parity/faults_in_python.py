@@ -1,4 +1,4 @@
-"""Faults by values that Python stores or reads: attributes, globals, random numbers, clocks, and hooks."""
+"""Faults in Python state: attributes, globals, random numbers, clocks, and hooks."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def controls() -> Iterator[Planned]:
         _zeros_for_unreached,
     )
     yield control("gradients that are not reduced", whole, ("eager",), _no_reduction)
-    summed = Case(MOMENTUM, max_norm=None)  # AdamW and clipping do not see the size of a gradient
+    summed = Case(MOMENTUM, max_norm=None)  # AdamW and clipping hide the size of a gradient
     yield control("sum of the ranks in place of the mean", summed, ("eager",), _sum_of_ranks)
     yield control(
         "batch statistics of one rank",

@@ -78,7 +78,7 @@ class Net(nn.Module):
 
 
 def plant(eager: str = "right", graph: str = "right", *, name: str = "", setup=None, **facts: Any):
-    """Add the function below as the `forward` of a middle layer; `setup` prepares the layer."""
+    """Add the decorated function as the `forward` of a middle layer; `setup` prepares the layer."""
 
     def add(forward):
         middle = type("Planted", (Middle,), {"forward": forward, "__module__": forward.__module__})

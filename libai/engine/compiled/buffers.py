@@ -20,7 +20,7 @@ from libai.parallel import named_tensors
 
 
 def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
-    """Return the values that the traced forward has given to the buffers and frozen parameters `names`.
+    """Return the values of the buffers and frozen parameters `names` at the end of the traced forward.
 
     `proxy`: the graph's proxy of the model.
     """

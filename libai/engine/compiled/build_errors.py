@@ -31,7 +31,7 @@ _IS_LOCAL = (
     "(`flow.zeros_like(x)`). Create parameters without sbp and placement"
 )
 _USES_SBP = (
-    "the model uses sbp or placement, and its tensors are local. Remove both: a plan lays the model out from outside "
+    "the model uses sbp or placement, but its tensors are local. Remove both: a plan lays the model out from outside "
     "(docs/parallelism.md)"
 )
 _NO_RULE = (
@@ -50,16 +50,17 @@ _REMEDIES = (
     (r"no maching sbp|InferSbpSignature", _NO_RULE),
     (
         r"has no attribute '__func__'",
-        "a module has an attribute `forward` that is a function. Define forward in its class, which is what OneFlow "
-        "compiles",
+        "a module has an attribute `forward` that is a function. Define forward in its class, because OneFlow compiles "
+        "the forward of the class",
     ),
     (
         r"model_0: kDouble",
-        "OneFlow 0.9 would update float64 parameters, which it cannot compile. Use float32: `model.float()`",
+        "OneFlow 0.9 would update float64 parameters, but cannot compile that. Use float32: `model.float()`",
     ),
     (
         r"autograd\.grad\(",
-        "forward computes gradients, and OneFlow 0.9 compiles gradients of the loss only. Write their formula instead",
+        "forward computes gradients, but OneFlow 0.9 compiles only gradients of the loss. Write the formula of these "
+        "gradients instead",
     ),
     (r"IsIndexDataType", "indices are floating point. Convert them to int64: astype('int64') in the dataset"),
     (

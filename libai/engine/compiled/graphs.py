@@ -221,7 +221,7 @@ class TrainGraph(CompiledGraph):
                 setattr(attribute, attribute.WhichOneof("value"), value)
 
     def _return_norm(self, job: JobEdit, norm_source: str, out2name: Any) -> None:
-        """Make the norm that clipping computed the last output of the graph, in place of its placeholder."""
+        """Return the norm computed by clipping as the last output of the graph, in place of its placeholder."""
         output_name = out2name[self._eager_outputs[0][2]]
         unused = job.redirect_output(job.ops[output_name], norm_source)
         del job.ops[output_name].output_conf.blob_conf.shape.dim[:]

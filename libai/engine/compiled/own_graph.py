@@ -43,7 +43,7 @@ def refuse_options(trainer: Any, options: TrainOptions) -> None:
         names.append("lr_scheduler")
     if names:
         raise UserError(
-            f"GraphTrainer with a train_graph of your own cannot honour {', '.join(names)}: the graph makes the "
+            f"GraphTrainer with a custom train_graph cannot honour {', '.join(names)}: the graph makes the "
             "update, and its learning rate is compiled in. Set these options in the graph (`add_optimizer(optimizer, "
             "lr_sch=...)`, `self.config.set_gradient_accumulation_steps`, `clip_grad_max_norm` in a parameter "
             "group), or leave train_graph out."

@@ -52,7 +52,7 @@ def reference_of(trainer: Any, iterations: Iterations, keep: Callable[..., Any] 
     """Make the updates of `iterations`, with the micro-batches of this rank, and undo them. Collective.
 
     Stops early if forward raises in an iteration after the first. An error in the first iteration is raised.
-    `keep`: function of a tensor that returns the tensor which the backward pass reads in its place.
+    `keep`: function that is called with a tensor and returns the tensor that the backward pass reads instead.
     """
     reference = _make(trainer, iterations, keep)
     # OneFlow's generator can only be seeded, not restored

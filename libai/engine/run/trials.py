@@ -135,7 +135,7 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
             "loss scale inside the compiled step. Find the learning rate without train.amp, or with bf16."
         )
     if trainer.status == "running":
-        raise UserError("find_lr was called from a hook, in mid-iteration. Call it before train, or between two calls.")
+        raise UserError("find_lr was called from a hook, during an iteration. Call it before or after train.")
     trainer.prepare()
     groups = trainer.optimizer.param_groups
     rates = initial_lrs(trainer.optimizer)

@@ -46,7 +46,7 @@ from libai.utils.screen import say, say_error
 USAGE = """\
 usage: python -m libai.launch FILE CONFIG PROCS [--max-restarts N]
                               [key=value | --flag | ...]
-FILE = a program of yours; every process gets --config-file CONFIG and the other
+FILE = your own program; every process gets --config-file CONFIG and the other
        arguments
 PROCS = processes on this machine\
 """

@@ -62,12 +62,12 @@ _BASES = {
     ("libai", "HookBase"): "a hook",
 }
 _EXAMPLES = {
-    "a module": "libai.models.MLP, or a class of yours that inherits from oneflow.nn.Module",
+    "a module": "libai.models.MLP, or your own class that inherits from oneflow.nn.Module",
     "an optimizer": "oneflow.optim.AdamW",
     "a schedule": "libai.scheduler.WarmupCosineLR",
     "a loader": "libai.data.build_train_loader",
     "an evaluator": "libai.evaluation.ClassificationEvaluator",
-    "a hook": "a class of yours that inherits from libai.engine.HookBase",
+    "a hook": "your own class that inherits from libai.engine.HookBase",
 }
 
 

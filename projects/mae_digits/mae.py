@@ -162,7 +162,7 @@ def _taken(x: flow.Tensor, indices: flow.Tensor) -> flow.Tensor:
 
 
 def sine_positions(side: int, width: int) -> flow.Tensor:
-    """Return fixed position embeddings, (1 + side^2, width): zeros for the class token, then those of a square map."""
+    """Return fixed position embeddings, (1 + side^2, width): zeros for the class token, then one per map position."""
     if width % 4:
         raise UserError(f"a width of {width} cannot hold sines and cosines of two coordinates: use a multiple of 4.")
     frequencies = 10000.0 ** -(np.arange(width // 4) / (width // 4))

@@ -14,7 +14,7 @@ from libai.models import BERTEmbedder
 
 
 class SimCSE(nn.Module):
-    """Pull the embeddings of a text's two views together and push those of other texts in the batch away.
+    """Pull the embeddings of a text's two views together and push the embeddings of other texts away.
 
     Args:
         temperature: temperature of the softmax over the cosines.

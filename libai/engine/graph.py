@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,6 +149,7 @@ class GraphTrainer(ModelTrainer):
                 "for: such updates run eagerly, with the same result.",
             )
             return False
+        name = "compile"
         if self.graph is not None:
             assert self._guards is not None
             decision = self._guards.decide(self.iter)
@@ -172,7 +173,9 @@ class GraphTrainer(ModelTrainer):
             if is_main_process():
                 logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
             self.optimizer_state.leave_graph()
-        self.compile(batches)
+            name = f"compile again for {differences}"  # a rank that does so alone waits for the other ranks
+        with phase(name):
+            self.compile(batches)
         return self.graph is not None
 
     def _check_indices(self, batches: Sequence[dict[str, Any]]) -> None:
@@ -242,7 +245,6 @@ class GraphTrainer(ModelTrainer):
 
     # ------------------------------------------------------------------ compilation
 
-    @phase("compile")
     def compile(self, batches: Sequence[dict[str, Any]], graph_class: type[TrainGraph] = TrainGraph) -> None:
         """Compile the graph for the shapes of `batches`, the micro-batches of one iteration as keyword arguments.
 
@@ -305,7 +307,6 @@ class GraphTrainer(ModelTrainer):
             logger.info("compiled the training graph in %.1f s", graph.build_seconds, extra={"screen": ""})
 
     def _new_graph(self, graph_class: type[TrainGraph]) -> TrainGraph:
-        data_rank = self.mesh.data_rank
         return graph_class(
             self.model,
             self.optimizer,
@@ -315,7 +316,7 @@ class GraphTrainer(ModelTrainer):
             auto_parallel=self._auto_parallel,
             buffers=self.gradients.facts.written,
             # not a bound method: through it the graph would keep the whole trainer alive
-            random_scope=functools.partial(random_context, data_rank=data_rank) if self._takes_key else nullcontext,
+            random_scope=partial(random_context, data_rank=self.mesh.data_rank) if self._takes_key else nullcontext,
         )
 
     def _trace(self, graph: nn.Graph, inputs: dict[str, Any]) -> None:

@@ -47,8 +47,14 @@ def is_due(period: Period, trainer: Any) -> bool:
 
 STEP_POINTS = ("before_step", "before_update", "after_backward", "after_step")
 HOOK_POINTS = (
-    *("before_train", "after_train", *STEP_POINTS),
-    *("before_eval", "after_eval", "before_save", "after_save", "on_exception"),
+    "before_train",
+    "after_train",
+    *STEP_POINTS,
+    "before_eval",
+    "after_eval",
+    "before_save",
+    "after_save",
+    "on_exception",
 )
 
 

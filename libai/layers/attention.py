@@ -42,7 +42,7 @@ def scaled_dot_product_attention(
     if is_grouped:  # the queries of a group become rows of one matmul, so keys and values are not repeated
         q = q.reshape(shape[0], k.shape[1], -1, shape[3])
     scale = 1.0 / math.sqrt(shape[-1]) if scale is None else scale
-    scores = flow._C.matmul(q if scale == 1.0 else q * scale, k, transpose_b=True)
+    scores = flow._C.matmul(q, k, transpose_b=True, alpha=scale)
     if mask is not None:
         rows = scores.reshape(*shape[:3], -1) if is_grouped else scores
         scores = (rows + mask).reshape(*scores.shape) if is_grouped else rows + mask

@@ -59,7 +59,7 @@ class WindowAttention(Attention):
         Other arguments are ignored.
         """
         windows = self._cut(x)
-        q, k, v = (self._heads_of(layer(windows)) for layer in (self.q, self.k, self.v))
+        q, k, v = (self._split_heads(layer(windows)) for layer in (self.q, self.k, self.v))
         bias = F.embedding(self.position_index, self._bias_table())
         bias = bias.reshape(self.window**2, self.window**2, -1).permute(2, 0, 1)
         if self.shift:
@@ -87,10 +87,6 @@ class WindowAttention(Attention):
         x = windows.reshape(windows.shape[0], count, count, self.window, self.window, windows.shape[-1])
         x = x.transpose(2, 3).reshape(x.shape[0], self.side, self.side, -1)
         return _rolled(x, self.side - self.shift if self.shift else 0).reshape(x.shape[0], self.side**2, -1)
-
-    def _heads_of(self, x: flow.Tensor) -> flow.Tensor:
-        """Convert (batch, windows, positions, hidden_size) to (batch, windows, heads, positions, head size)."""
-        return x.reshape(*x.shape[:3], x.shape[3] // self.head_size, self.head_size).transpose(2, 3)
 
 
 class CosineWindowAttention(WindowAttention):

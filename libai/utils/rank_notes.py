@@ -84,7 +84,7 @@ class RankState(ctypes.Structure):
         ("limit", ctypes.c_double),  # seconds without a beat after which it counts as hung; 0: no limit
         ("iteration", ctypes.c_int64),  # number of completed iterations
         ("saved", ctypes.c_int64),  # number of iterations in its newest checkpoint
-        ("phase", ctypes.c_char * 16),  # current phase
+        ("phase", ctypes.c_char * 160),  # current phase
         ("listens", ctypes.c_int64),  # 1 if it saves and stops on a signal
         ("has_left", ctypes.c_int64),  # 1 if its work is over, with the exit code `code`
         ("code", ctypes.c_int64),
@@ -170,7 +170,7 @@ def phase(name: str, start_seconds: float = DEFAULT_START_SECONDS) -> Iterator[N
 
 def _set_phases(names: tuple[str, ...]) -> None:
     _Own.phases = names
-    _Own.state.phase = names[-1].encode() if names else b""
+    _Own.state.phase = names[-1].encode()[:159] if names else b""
 
 
 def note_progress(iteration: int | None = None) -> None:

@@ -369,7 +369,7 @@ def test_the_gradient_of_a_layer_norm_adds_each_row_to_its_own(level, library):
 
 
 @pytest.mark.parametrize("shape", [(3, 700, 64), (300, 600, 48), (1100, 1000, 1000), (5, 3, 7)])
-def test_a_product_adds_a_bias_and_a_sum_to_its_result_as_operations_of_their_own_do(shape, level, library, counted):
+def test_a_product_scales_its_result_and_adds_to_it_as_operations_of_their_own_do(shape, level, library, counted):
     rows, terms, columns = shape
     sizes = [(rows, terms), (columns, terms), (columns,), (rows, columns)]
     x, weight, bias, more = (flow.tensor(random(*size, seed=i)) for i, size in enumerate(sizes))
@@ -380,6 +380,7 @@ def test_a_product_adds_a_bias_and_a_sum_to_its_result_as_operations_of_their_ow
 
     product = linear(x, weight, flow.zeros(columns))
     np.testing.assert_allclose(product, x.numpy() @ weight.numpy().T, rtol=1e-4, atol=1e-3)
+    np.testing.assert_array_equal(matmul("b", 0.3)(x, weight).numpy(), (product * 0.3).numpy())
     np.testing.assert_array_equal(linear(x, weight, bias).numpy(), (product + bias).numpy())
     np.testing.assert_array_equal(linear(x, weight, bias, more).numpy(), (product + bias + more).numpy())
     counted("fused_matmul_bias")

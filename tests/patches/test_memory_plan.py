@@ -78,7 +78,7 @@ class RandomModel(nn.Module):
         if kind == 4:
             return self.norm(a + b)
         if kind == 5:
-            scores = flow.matmul(a.unsqueeze(0), b.unsqueeze(0), transpose_b=True) + flow.ones(SAMPLES)
+            scores = flow.matmul(a.unsqueeze(0), b.unsqueeze(0), transpose_b=True) * 0.3 + flow.ones(SAMPLES)
             return flow.matmul(flow.softmax(scores.squeeze(0), dim=-1), b)
         if kind == 6:
             return flow.cat([a[:, : WIDTH // 2], b[:, WIDTH // 2 :]], dim=1)
@@ -111,7 +111,7 @@ def train(seed, accumulation):
 def test_random_graphs_train_the_same_bits(seed, library, monkeypatch):
     accumulation = 3 if seed % 5 == 4 else 1
     with own_functions(OWN_MEMORY_PLANNER, OWN_KERNEL_MAKER, OWN_TASK_ADDER), monkeypatch.context() as patch:
-        patch.setattr(passes, "join_additions", lambda job: None)
+        patch.setenv("LIBAI_PATCHES", "-fused-operations")
         expected_metrics, expected_weights = train(seed, accumulation)
     if seed % 2:  # compute on two threads
         monkeypatch.setattr(passes, "threads_in_use", lambda: 1)
@@ -125,11 +125,12 @@ def test_random_graphs_train_the_same_bits(seed, library, monkeypatch):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_operations_add_to_their_own_results(library):
+def test_operations_scale_their_own_results_and_add_to_them(library):
     trainer = trainer_of(0, 1)
     trainer.train(0, 1)
     ops = JobEdit(trainer.graph._full_job_proto).ops.values()
     assert any("_add_to_output" in op.user_conf.input for op in ops)
+    assert any(op.user_conf.attr["alpha"].at_double == 0.3 for op in ops)
 
 
 def test_a_compiled_step_keeps_no_descriptions_of_its_operations(library):

@@ -158,7 +158,7 @@ class PythonKept:
             return
         self._seen[id(value)] = value
         inner: Iterable[Any] = ()
-        contents: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        contents: Any = None  # a function that reads the contents, and one that writes them
         kind: Any = type(value)
         if kind in RANDOM:
             contents = (kind.__getstate__, kind.__setstate__)
@@ -211,7 +211,7 @@ def rolled_back(trainer: Any, weights: Any = ()) -> Iterator[PythonKept]:
     """
     iteration = trainer.iter
     schedule = trainer.lr_scheduler
-    flags = [(parameter, parameter.requires_grad) for parameter in trainer.model.parameters()]
+    parameters = [(one, one.requires_grad, one.grad) for one in trainer.model.parameters()]
     python = PythonKept.of_trainer(trainer)
     trainer.lr_scheduler = None  # copied below, because it may have no state to save
     before = Snapshot(trainer, weights)
@@ -225,8 +225,9 @@ def rolled_back(trainer: Any, weights: Any = ()) -> Iterator[PythonKept]:
         finally:
             barrier()
             python.restore()
-            for parameter, requires_grad in flags:
+            for parameter, requires_grad, gradient in parameters:
                 parameter.requires_grad_(requires_grad)
+                parameter.grad = gradient
             trainer.lr_scheduler = None
             before.restore(trainer)
             trainer.lr_scheduler = schedule

@@ -290,15 +290,12 @@ def keeping_copies(trainer: Any, keep: Callable[..., Any] = copy_of_values) -> C
 
 def copied(trainer: Any, micro_batches: Sequence[Any]) -> list[dict[str, Any]]:
     """Return copies of micro-batches. A forward may change its inputs in place, and the run still needs them."""
-    copies = []
+    copies: list[dict[str, Any]] = []
     for batch in micro_batches:
-        named = trainer.gradients.name_inputs(batch)
-        copies.append({name: _copy_of_input(value) for name, value in named.items()})
+        copies.append({})
+        for name, value in trainer.gradients.name_inputs(batch).items():
+            copies[-1][name] = value.clone() if isinstance(value, flow.Tensor) else np.array(value)
     return copies
-
-
-def _copy_of_input(value: Any) -> Any:
-    return value.clone() if isinstance(value, flow.Tensor) else np.array(value)
 
 
 def numbers_of(trainer: Any, result: Any) -> tuple[dict[str, float], dict[str, float]]:

@@ -147,9 +147,8 @@ class Attention(nn.Module):
         return self._split_heads(self.k(x)), self._split_heads(self.v(x))
 
     def _split_heads(self, x: flow.Tensor) -> flow.Tensor:
-        """Convert (batch, length, width) to (batch, heads, length, head size)."""
-        batch, length, width = x.shape
-        return x.reshape(batch, length, width // self.head_size, self.head_size).transpose(1, 2)
+        """Convert (…, length, width) to (…, heads, length, head size)."""
+        return x.reshape(*x.shape[:-1], x.shape[-1] // self.head_size, self.head_size).transpose(-3, -2)
 
 
 class GELUTanh(nn.Module):

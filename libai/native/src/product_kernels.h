@@ -11,7 +11,7 @@ inline Sgemm* g_sgemm = nullptr;  // through which OneFlow calls it; null: its o
 inline bool g_sgemm_is_narrow = false;  // has no AVX-512, which our loops use
 
 // c (m, n) = alpha op(a) op(b), plus `bias` in each row and `addend` (m, n) where they are given; each matrix without gaps.
-// Rounded like the operations that add them afterwards, but while a block of c is in the cache.
+// Rounded like operations that multiply and add afterwards, but while a block of c is in the cache.
 struct Product {
   bool transposes_a, transposes_b;
   float alpha;
@@ -29,9 +29,9 @@ struct Product {
     if (IsOfFewRows()) {
       MultiplyFewRows(a, b, c);
     } else if (!IsOurs()) {
-      (*g_sgemm)(101, transposes_a ? 112 : 111, transposes_b ? 112 : 111, m, n, k, alpha, a, std::max<int64_t>(1, transposes_a ? m : k),
+      (*g_sgemm)(101, transposes_a ? 112 : 111, transposes_b ? 112 : 111, m, n, k, 1.0f, a, std::max<int64_t>(1, transposes_a ? m : k),
                  b, std::max<int64_t>(1, transposes_b ? k : n), 0.0f, c, n);
-      if (HasMore()) ForRows(m, n, kLightGrain, [&](int64_t row, int64_t end) { Add(row, end, 0, n, c); });
+      if (HasMore()) ForRows(m, n, kLightGrain, [&](int64_t row, int64_t end) { Finish(row, end, 0, n, c); });
     } else {
       MultiplyTiles(a, b, c);
     }
@@ -43,9 +43,10 @@ struct Product {
   static constexpr int64_t kRowsWorthPacking = 256;
   static constexpr int64_t kNarrow = 16;  // the columns of a vector of AVX-512
 
-  bool HasMore() const { return bias != nullptr || addend != nullptr; }
-  void Add(int64_t row, int64_t end, int64_t first, int64_t width, float* c) const {
+  bool HasMore() const { return alpha != 1.0f || bias != nullptr || addend != nullptr; }
+  void Finish(int64_t row, int64_t end, int64_t first, int64_t width, float* c) const {
     for (int64_t i = row * n + first; row < end; ++row, i += n) {
+      if (alpha != 1.0f) g_maths->MulLine(c + i, 1, &alpha, 0, c + i, width);
       if (bias != nullptr) g_maths->AddLine(c + i, 1, bias + first, 1, c + i, width);
       if (addend != nullptr) g_maths->AddLine(c + i, 1, addend + i, 1, c + i, width);
     }
@@ -66,14 +67,14 @@ struct Product {
     ForRanges(n, length, [&](int64_t first, int64_t end) {
       for (; first < end; first += length) {
         const int64_t count = std::min(length, end - first);
-        g_maths->DotRows(a, m, b + first * k, count, k, alpha, c + first, n);
-        if (HasMore()) Add(0, m, first, count, c);
+        g_maths->DotRows(a, m, b + first * k, count, k, 1.0f, c + first, n);
+        if (HasMore()) Finish(0, m, first, count, c);
       }
     }, Work());
   }
   void MultiplyTiles(const float* a, const float* b, float* c) const {
     const float* packed = nullptr;  // panel after panel
-    if (transposes_b || alpha != 1.0f || m >= kRowsWorthPacking) {
+    if (transposes_b || m >= kRowsWorthPacking) {
       float* const w = ScratchFor(0, n * k);
       const int64_t grain = std::max<int64_t>(1, kLightGrain / (k * kWidth));
       ForRanges(NumPanels(), grain, [&](int64_t panel, int64_t end) {
@@ -89,7 +90,6 @@ struct Product {
     } else {
       for (int64_t i = 0; i < k; ++i) std::memcpy(to + i * width, b + i * n + first, width * sizeof(float));
     }
-    if (alpha != 1.0f) g_maths->MulLine(to, 1, &alpha, 0, to, k * width);
   }
   void MultiplyRange(const float* a, const float* b, const float* packed, int64_t begin, int64_t end, float* c) const {
     const Maths& maths = n < kNarrow && g_maths == &kMathsAvx512 ? kMathsAvx2 : *g_maths;
@@ -103,7 +103,7 @@ struct Product {
                                std::min(kRows, end - row), std::min(kTerms, k - term), width, term > 0};
           maths.Multiply(&run);
         }
-      if (HasMore()) Add(row, std::min(row + kRows, end), 0, n, c);
+      if (HasMore()) Finish(row, std::min(row + kRows, end), 0, n, c);
     }
   }
 };

@@ -113,26 +113,34 @@ def _shared(job: JobEdit, op: Any) -> Any:
 
 
 def join_additions(job: JobEdit) -> None:
-    """Add each bias in the product before it, and each sum of two in the product or layer norm that makes one term.
+    """Remove multiplications by a number and additions. The preceding operation scales its result and adds instead.
 
-    All ranks must hold full parameters. A sum stays if something else reads the result of the product too, or if ranks
-    hold the sum in another layout than that result.
+    A matmul scales its result and adds a bias. If a matmul or a layer norm computes one of the two terms of a sum, it
+    adds the other term. All ranks must hold full parameters. An operation stays if it is not the only reader of the
+    preceding operation's result, or if ranks hold the two results in different layouts.
     """
     for op in list(job.ops.values()):
         if job.kind(op) == "broadcast_add":
-            _join_bias(job, op, *op.user_conf.input["x"].s, *op.user_conf.input["y"].s)
+            _join_in_product(job, op, *op.user_conf.input["x"].s, *op.user_conf.input["y"].s)
+        elif job.kind(op) == "scalar_mul":
+            _join_in_product(job, op, *op.user_conf.input["in"].s)
         elif job.kind(op) == "add_n":
             _join_sum(job, op, op.user_conf.input["in"].s)
 
 
-def _join_bias(job: JobEdit, op: Any, value: str, bias: str) -> None:
+def _join_in_product(job: JobEdit, op: Any, value: str, bias: str | None = None) -> None:
+    """Make the matmul that computes `value` add `bias`. Without a bias, make it multiply by the number of `op`."""
     product = _made_for(job, op, value)
-    if product is None or "transpose_b" not in product.user_conf.attr:
+    flags = product.user_conf.attr if product is not None else {}
+    if "transpose_b" not in flags or flags["alpha"].at_double != 1.0:
         return
     (a,), (b,) = product.user_conf.input["a"].s, product.user_conf.input["b"].s
-    flags = product.user_conf.attr
-    is_linear = flags["transpose_b"].at_bool and not flags["transpose_a"].at_bool and flags["alpha"].at_double == 1.0
-    if is_linear and len(job.dims(b)) == 2 and job.dims(bias) == job.dims(b)[:1]:
+    is_linear = flags["transpose_b"].at_bool and not flags["transpose_a"].at_bool and len(job.dims(b)) == 2
+    if bias is None:
+        if op.user_conf.attr["has_float_operand"].at_bool:
+            flags["alpha"].at_double = op.user_conf.attr["float_operand"].at_double
+            _replace(job, op, product)
+    elif is_linear and job.dims(bias) == job.dims(b)[:1]:
         linear = job.append(
             op, f"{op.name}-linear", "fused_matmul_bias", {"x": [a], "weight": [b], "bias": [bias]}, "out"
         )

@@ -43,12 +43,10 @@ def repair_job(job: JobEdit, facts: JobFacts) -> None:
 
 def simplify_job(job: JobEdit, facts: JobFacts) -> None:
     """Run the passes over the finished job."""
-    if facts.fuses_operations and is_on("scaled-updates"):
+    if facts.fuses_operations and is_on("fused-operations"):
         decay_in_updates(job)
         scale_in_updates(job)
-    if facts.fuses_operations and is_on("joined-updates"):
         join_updates(job)
-    if facts.fuses_operations and is_on("joined-additions"):
         join_additions(job)
     if not facts.may_skip and is_on("step-count"):
         remove_step_count(job)

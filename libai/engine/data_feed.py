@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ class DataFeed:
         seconds: total time in seconds that calls of `take` have spent reading.
         items_per_iter: tokens per iteration over all ranks, known from the first iteration on. None if the model counts
             only samples.
-        batches: the micro-batches of the latest `take`, as returned by the loader.
+        batches: the micro-batches of the latest `take`, copies of what the loader returned.
         is_ahead: true from the first read of an iteration until the trainer resets it after the update. In between, the
             data position is ahead of the weights, so they must not be saved together.
     """
@@ -152,7 +153,8 @@ class DataFeed:
                 check_part("loader", self.loader, "the training data loader (dataloader.train)")
                 self._iterator = iter(self.loader)
             try:
-                return next(self._iterator)
+                # a loader may use its memory again, and a forward may change its inputs in place
+                return copy.deepcopy(next(self._iterator))
             except StopIteration:
                 self._iterator = None
         raise UserError(

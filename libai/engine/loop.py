@@ -327,10 +327,10 @@ class TrainerBase:
         """Run one iteration: fetch the micro-batches, update, and keep the result for the next log point."""
         if not self._is_prepared:
             self.prepare()
-        micro_batches = self.feed.take()
+        self.feed.take()
         for _, call in self.loop.calls_at["before_update"]:  # faster than `call_hooks`
             call()
-        result = self.loop.result = self._as_result(self.update(micro_batches))
+        result = self.loop.result = self._as_result(self.update(self.feed.batches))
         self.loop.metrics.pending.append((self.iter, result))
         self.feed.is_ahead = False
 

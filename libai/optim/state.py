@@ -82,7 +82,7 @@ def export_state(
             "graph holds it. Read it with trainer.optimizer_state.export(), or trainer.state_dict()."
         )
     for name, parameter, group in walked:
-        state = optimizer._state[parameter]
+        state = optimizer._state.get(parameter, {})  # a custom optimizer may keep its state elsewhere
         for key, value in state.items():
             if isinstance(value, flow.Tensor):
                 tensors[f"{name}/{key}"] = value

@@ -127,11 +127,18 @@ def test_a_finite_loader_is_restarted(mode):
     assert curve(looped, 6) == curve(long, 6)
 
 
-def test_reset_data_loader_takes_effect_at_the_next_iteration(mode):
-    first, second = toy.batches(4, seed=1), toy.batches(4, seed=2)
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        {"after_step": lambda t: t.iter == 1 and t.reset_data_loader(toy.batches(4, seed=2))},
+        {"before_update": lambda t: t.iter > 1 and setattr(t.feed, "batches", [toy.batches(4, seed=2)[t.iter - 2]])},
+    ],
+)
+def test_a_hook_replaces_the_batches_from_the_third_iteration_on(mode, hooks):
+    first = toy.batches(4)
     trainer = make_trainer(mode, first)
-    trainer.register_hooks([CallbackHook(after_step=lambda t: t.iter == 1 and t.reset_data_loader(lambda: second))])
-    assert curve(trainer, 4) == curve(make_trainer(mode, first[:2] + second[:2]), 4)
+    trainer.register_hooks([CallbackHook(**hooks)])
+    assert curve(trainer, 4) == curve(make_trainer(mode, first[:2] + toy.batches(2, seed=2)), 4)
 
 
 @pytest.mark.parametrize(

@@ -55,3 +55,13 @@ def test_a_partly_read_iteration_is_ahead_of_the_weights(broken_at, is_ahead):
     with pytest.raises(OSError, match="planted"):
         feed.take()
     assert feed.is_ahead == is_ahead
+
+
+def test_a_loader_may_use_its_memory_again():
+    def loader():
+        batch = [0]
+        yield batch
+        batch[0] = 1
+        yield batch
+
+    assert DataFeed(loader, 2).take() == [[0], [1]]

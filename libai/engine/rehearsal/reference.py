@@ -6,6 +6,7 @@ that was read in forward (PyTorch's version counters would raise an error).
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import oneflow as flow
 
 from libai.engine.metrics import StepResult
@@ -290,12 +290,7 @@ def keeping_copies(trainer: Any, keep: Callable[..., Any] = copy_of_values) -> C
 
 def copied(trainer: Any, micro_batches: Sequence[Any]) -> list[dict[str, Any]]:
     """Return copies of micro-batches. A forward may change its inputs in place, and the run still needs them."""
-    copies: list[dict[str, Any]] = []
-    for batch in micro_batches:
-        copies.append({})
-        for name, value in trainer.gradients.name_inputs(batch).items():
-            copies[-1][name] = value.clone() if isinstance(value, flow.Tensor) else np.array(value)
-    return copies
+    return [copy.deepcopy(trainer.gradients.name_inputs(batch)) for batch in micro_batches]
 
 
 def numbers_of(trainer: Any, result: Any) -> tuple[dict[str, float], dict[str, float]]:

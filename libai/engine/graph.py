@@ -141,12 +141,14 @@ class GraphTrainer(ModelTrainer):
         if self._updates_eagerly:
             return False
         shapes = list(map(_shapes, batches))
-        if shapes != [self._shapes or shapes[0]] * len(shapes):
+        # a number cannot be cut into micro-batches
+        if (len(shapes) > 1 and () in shapes[0]) or shapes != [self._shapes or shapes[0]] * len(shapes):
             warn_once(
                 logger,
                 "ragged",
                 f"iteration {self.iter + 1} has a batch of a different shape ({shapes}) than the graph was compiled "
-                "for: such updates run eagerly, with the same result.",
+                "for, or a number that cannot be cut into micro-batches: such updates run eagerly, with the same "
+                "result.",
             )
             return False
         name = "compile"
@@ -215,17 +217,17 @@ class GraphTrainer(ModelTrainer):
         A changed scalar becomes a new tensor: writing into a tensor that the running step reads would wait for the
         step.
         """
-        step = self.optimizer._state["step"]
         for index, group in enumerate(self.optimizer.param_groups):
             scalars = {"lr": float(group["lr"])}
             if self._corrects_bias:
-                scalars["bias1"], scalars["bias2"] = bias_corrections(group, step)
+                scalars["bias1"], scalars["bias2"] = bias_corrections(group, self.optimizer._state["step"])
             for name, value in scalars.items():
                 if self._scalars.get((name, index)) != value:
                     self._scalars[name, index] = value
                     for stage in range(self.mesh.pipeline):
-                        constant = self.layout.constant(value, self.options.num_accumulation_steps, stage)
-                        self._step_inputs[f"{name}_{index}_{stage}"] = constant
+                        self._step_inputs[f"{name}_{index}_{stage}"] = self.layout.constant(
+                            value, self.options.num_accumulation_steps, stage
+                        )
 
     def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Shares]:
         """Concatenate the micro-batches of an iteration; return `(keyword arguments of the graph, shares)`."""
@@ -351,7 +353,9 @@ TRAINERS["graph"] = GraphTrainer
 
 
 def _shapes(batch: Mapping[str, Any]) -> Shapes:
-    return tuple([tuple(value.shape) for value in batch.values()])  # a list is faster, and this runs every iteration
+    return tuple(
+        [tuple(np.shape(value)) for value in batch.values()]
+    )  # a list is faster, and this runs every iteration
 
 
 def _join(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:

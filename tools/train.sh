@@ -22,4 +22,4 @@ if ! [[ $3 =~ ^[1-9][0-9]*$ ]]; then
 fi
 
 python=$(bash "$tools/env.sh") || exit 1
-exec "$python" "$tools/../libai/launch/__main__.py" "$@"
+exec "$python" "${tools%/*}/libai/launch/__main__.py" "$@"

@@ -96,7 +96,3 @@ def _until_nobody_reads(words: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader has closed the pipe, as `… | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output flushed at exit must not fail again
         return 0
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise UserError(f"{error.filename}: {error.strerror}. Choose a file or folder that you can access.") from None

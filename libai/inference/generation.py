@@ -40,7 +40,14 @@ class GenerationOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        bounds = {"max_new_tokens": 1, "num_beams": 1, "temperature": 0.0, "top_k": 0, "seed": 0}
+        bounds = {
+            "max_new_tokens": 1,
+            "num_beams": 1,
+            "temperature": 0.0,
+            "top_k": 0,
+            "length_penalty": -100,
+            "seed": 0,
+        }
         for name, least in bounds.items():
             if not least <= getattr(self, name) < np.inf:
                 raise UserError(f"{name}={getattr(self, name)!r}: it must be at least {least} and finite.")

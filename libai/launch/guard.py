@@ -87,8 +87,8 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
     hide_harmless_lines()
     code = run_guarded(main)
     is_over = code in (0, EXIT_RESUMABLE)
-    if code == EXIT_RESUMABLE:
-        _ignore_stop_signals()  # everything is saved, and schedulers repeat their signals
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if code == EXIT_RESUMABLE else ():
+        signal.signal(signum, signal.SIG_IGN)  # everything is saved, and schedulers repeat their signals
     if is_over or world_size() == 1:
         _run_exit_functions()
     if is_over and own_folder() is not None:
@@ -137,12 +137,6 @@ def run_guarded(main: Callable[[], object]) -> int:
         return 128 + signal.SIGINT
     except BaseException as error:  # any exception is reported and ends the process with its code
         return _report(error)
-
-
-def _ignore_stop_signals() -> None:
-    if threading.current_thread() is threading.main_thread():
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_IGN)
 
 
 def leave_at_once(code: int) -> NoReturn:
@@ -226,15 +220,23 @@ def _report(error: BaseException) -> int:
     """
     rank = _rank()
     is_mistake = isinstance(error, UserError)
-    explains_itself = is_mistake or getattr(error, "explains_itself", False)
-    text = str(error) if explains_itself else explain_full_disk(error)
+    text = explain_full_disk(error)
+    if is_mistake or getattr(error, "explains_itself", False):
+        text = str(error).strip() or type(error).__name__
     if text is None and isinstance(error, ImportError):
         from libai.launch.runtime import explain_import_error
 
         text = explain_import_error(error)
         is_mistake = text is not None
-    if text is not None and not text.strip():
-        text = type(error).__name__
+    if (
+        text is None
+        and isinstance(error, OSError)
+        and error.filename
+        and not _shown(traceback.extract_tb(error.__traceback__))
+    ):
+        path = error.filename2 or error.filename
+        text = f"{path}: {error.strerror}. Choose a file or folder that you can access (umask, owner, mode)."
+        is_mistake = own_folder() is None  # a restart of the ranks may find the disk again
     # a file name that is not valid UTF-8 cannot be written to a log unchanged
     said = f"error: {text or _traceback(error)}".encode(errors="backslashreplace").decode()
     code = getattr(error, "exit_code", EXIT_USER_MISTAKE) if is_mistake else EXIT_FAILED
@@ -263,17 +265,23 @@ def _traceback(error: BaseException) -> str:
     while part := parts[-1].__cause__ or parts[-1].__context__:
         parts.append(part)
     frames = [frame for part in parts for frame in part.stack]
-    users = [frame for frame in frames if not any(path in frame.filename for path in NOT_USERS)]
-    shows_all = TRACEBACK_FLAG in sys.argv or TRACEBACK_VARIABLE in os.environ
-    is_shortened = 0 < len(users) < len(frames) and not shows_all
+    users = _shown(frames)
+    is_shortened = 0 < len(users) < len(frames)
     for part in parts if is_shortened else ():
-        part.stack[:] = [frame for frame in part.stack if frame in users]
+        part.stack[:] = _shown(part.stack)
     iteration, phase = getattr(error, "left_iteration", None), getattr(error, "left_phase", None)
     where = "" if iteration is None else f" in iteration {iteration}"
     if phase not in (None, "train"):
         where += f" in the phase {phase!r}"
     hint = f" ({TRACEBACK_FLAG} shows all frames)" if is_shortened else ""
     return f"failed{where}{hint}:\n" + "".join(found.format()).rstrip("\n")
+
+
+def _shown(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Return the frames in the user's files, or all frames with --traceback."""
+    if TRACEBACK_FLAG in sys.argv or TRACEBACK_VARIABLE in os.environ:
+        return frames
+    return [frame for frame in frames if not any(path in frame.filename for path in NOT_USERS)]
 
 
 def _rank() -> int:

@@ -109,12 +109,12 @@ class _OneFlowFinder(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             if spec.submodule_search_locations is None:
-                raise _oneflow_import_error(f"{spec.origin} hides the package oneflow. Rename that file.")
-            spec.loader = _OneFlowLoader(spec.loader)
+                raise OneFlowImportError(f"{spec.origin} hides the package oneflow. Rename that file.")
+            spec.loader = _OneFlowLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
 
-class _OneFlowLoader(importlib.abc.Loader):
+class _OneFlowLoader:
     """Wait for rank 0 before executing oneflow, and explain an import that fails.
 
     Under a launcher, `import oneflow` is the rendezvous. If a rank contacts rank 0 before rank 0 listens, oneflow
@@ -125,17 +125,14 @@ class _OneFlowLoader(importlib.abc.Loader):
         self._loader = loader
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._loader, name)  # tools use get_data, get_source and other methods of a loader
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
+        return getattr(self._loader, name)  # Python uses create_module, tools use get_data, get_source and others
 
     def exec_module(self, module: ModuleType) -> None:
         if (text := explain_versions()) is not None:
-            raise _oneflow_import_error(text)
+            raise OneFlowImportError(text)
         soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if 0 <= soft_limit < MIN_OPEN_FILES:  # oneflow would abort the process
-            raise _oneflow_import_error(
+            raise OneFlowImportError(
                 f"`ulimit -n` allows {soft_limit} open files, and training needs {MIN_OPEN_FILES}. Raise it: "
                 "`ulimit -n 1024`."
             )
@@ -152,9 +149,9 @@ class _OneFlowLoader(importlib.abc.Loader):
             text = explain_import_error(error)
             if text is None:
                 raise
-            raise _oneflow_import_error(text) from error
+            raise OneFlowImportError(text) from error
         if (text := explain_versions()) is not None:  # check again with the modules that are now loaded
-            raise _oneflow_import_error(text)
+            raise OneFlowImportError(text)
         _take_back_ctrl_c()
         _apply_patches()
 
@@ -174,7 +171,7 @@ def _take_back_ctrl_c() -> None:
 
 def _apply_patches() -> None:
     if (text := explain_other_version()) is not None:
-        raise _oneflow_import_error(text)
+        raise OneFlowImportError(text)
     repair_operations()
     if is_on("openblas"):
         openblas.use_current()
@@ -191,9 +188,7 @@ def _apply_patches() -> None:
 class OneFlowImportError(ImportError, UserError):
     """Raised if oneflow cannot be imported in this environment. The message explains what to install."""
 
-
-def _oneflow_import_error(text: str) -> ImportError:
-    return OneFlowImportError(text, name="oneflow")
+    name = "oneflow"
 
 
 def explain_import_error(error: BaseException) -> str | None:

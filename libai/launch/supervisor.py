@@ -217,7 +217,7 @@ class Supervisor:
             finally:
                 self._end_all()
             code = self.exit_code()
-            if code in (EXIT_FAILED, EXIT_USER_MISTAKE):
+            if code in (EXIT_FAILED, EXIT_USER_MISTAKE) or any(rank.state.hung_seconds for rank in self.ranks):
                 self._report(code)
         return code
 
@@ -273,6 +273,9 @@ class Supervisor:
                 if rank.has_ended and rank not in ended:
                     ended.append(rank)
                     self._note_end(rank)
+        if self._is_stop_passed_on and self._has_begun and self._kill_at:
+            for rank in self.ranks:
+                rank.end_if_hung(float("inf"))
 
     def _announce_wait(self) -> None:
         """Print what the start is waiting for, according to the phase of the first rank, each text once.
@@ -299,8 +302,7 @@ class Supervisor:
             self._end_in(_stop_seconds())
         elif rank.has_failed:
             if rank.waited_in_vain and self._kill_at == float("inf"):
-                others = [other for other in self.ranks if other.state.pid and not other.has_ended]
-                ask_for_stacks([(other.state, Path(other.folder, f"stack_{other.number}")) for other in others])
+                ask_for_stacks([(other.state, Path(other.folder, f"stack_{other.number}")) for other in self.ranks])
             self._end_in(REPORT_SECONDS)
 
     def _end_in(self, seconds: float) -> None:
@@ -366,7 +368,7 @@ class Supervisor:
         marked as a consequence, or a SIGABRT without a Python report, with which oneflow ends a rank that has lost
         another.
         """
-        failed = [rank for rank in self.ranks if rank.has_failed and (rank.code == code or code == EXIT_FAILED)]
+        failed = [rank for rank in self.ranks if rank.has_failed and (rank.code == code or code != EXIT_USER_MISTAKE)]
         failed = [rank for rank in failed if not rank.was_ended] or failed
         first = min(failed, key=lambda rank: rank.failed_at)
         # A rank that hangs may be waiting for another one, which is stuck outside oneflow or in an earlier step.
@@ -410,17 +412,15 @@ class Supervisor:
             output_dir = Path(Path(self.ranks[0].folder, OUTPUT_DIR).read_text(encoding="utf-8"))
         except OSError:
             return  # no rank has recorded its folder
-        if not output_dir.is_dir():
-            return
         if any(rank.note.get("kind") == "FolderInUseError" for rank in self.ranks):
             return  # the folder belongs to another job
         stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         for rank in self.ranks:
             text = rank.note.get("said") or "".join(f"  {frame}\n" for frame in rank.read_stack()) or rank.read_output()
             if rank.has_failed and (text or not rank.was_ended):
-                end = "ended by the launcher" if rank.was_ended else f"exit code {rank.code}"
-                if not rank.note and not rank.was_ended:
-                    end = self._describe(rank)
+                end = f"exit code {rank.code}" if rank.note else self._describe(rank)
+                if rank.was_ended:
+                    end = "ended by the launcher"
                 with contextlib.suppress(OSError):  # the disk may be the cause of the failure
                     path = output_dir / ERRORS_FOLDER / f"rank_{rank.number}.txt"
                     path.parent.mkdir(exist_ok=True)
@@ -429,15 +429,16 @@ class Supervisor:
     def _describe(self, rank: Rank) -> str:
         """Describe how a rank without a note ended."""
         state = rank.state
-        limit = rank_notes.STEP_LIMIT if state.iteration else rank_notes.START_LIMIT
+        limit = rank_notes.STEP_LIMIT if state.iteration or self._is_stop_passed_on else rank_notes.START_LIMIT
         if state.hung_seconds and rank.phase == "meet":
             return (
                 f"it waited {state.hung_seconds:g} s for the other ranks. Are all machines running, with the same "
                 f"ADDR, PORT and PROCS? {limit}=<seconds> waits longer"
             )
         hung = max(other.state.hung_seconds for other in self.ranks)
-        if state.hung_seconds or (hung and (rank.was_ended or _is_consequence(rank))):
-            return f"no progress for {hung:g} s {rank.where()}. {limit}=<seconds> waits longer, 0 waits without a limit"
+        if hung and (state.hung_seconds or rank.was_ended or _is_consequence(rank)):
+            problem = "it did not stop in time" if self._is_stop_passed_on else f"no progress for {hung:g} s"
+            return f"{problem} {rank.where()}. {limit}=<seconds> waits longer, 0 waits without a limit"
         if rank.is_lost:
             return "it ended because oneflow.distributed.launch was killed"
         done = f" after iteration {state.iteration}" if state.iteration else ""

@@ -127,8 +127,9 @@ def begin_rank(state: RankState, is_training: bool) -> None:
 
 def own_folder() -> Path | None:
     """Return the launcher's folder of notes, or None if no launcher started this process as a rank."""
-    is_rank = _Own.folder is not None and _Own.state.pid == os.getpid()
-    return Path(str(_Own.folder)) if is_rank else None
+    if _Own.folder is None or _Own.state.pid != os.getpid():
+        return None
+    return Path(_Own.folder)
 
 
 def own_state() -> RankState:

@@ -150,6 +150,7 @@ def test_beams_end_as_those_of_transformers():
         ({"max_new_tokens": 0}, "max_new_tokens=0: it must be at least 1"),
         ({"temperature": float("inf")}, "temperature=inf"),
         ({"seed": -1}, "seed=-1: it must be at least 0"),
+        ({"length_penalty": float("nan")}, "length_penalty=nan"),
         ({"num_beams": 3, "temperature": 1.0}, "means beam search, but temperature=1.0 means sampling"),
     ],
 )

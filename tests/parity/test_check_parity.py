@@ -139,7 +139,7 @@ def test_a_graph_that_never_learns_is_found(monkeypatch):
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"num_iters": 1}, "num_iters=1 must be at least 2"),
+        ({"num_iters": 1}, "num_iters=1 must be at least 2 .--iters"),
         ({"bound": 0.0}, "bound=0.0 is a relative difference"),
         ({"num_accumulation_steps": 0}, "num_accumulation_steps"),
         ({"batches": iter(())}, "returned no batch"),

@@ -133,12 +133,21 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         assert (process.stderr.read(), process.wait(60)) == ("", 0)
 
 
-def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path):
-    (tmp_path / "file").touch()
-    place = tmp_path / "file" / "folder"
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("compare . -o config.yaml/new/page.html", "config.yaml/new: Not a directory"),
+        ("train mlp_digits train.output_dir=.", "env.json: Is a directory"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path, words, found):
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(UserError, match=f"^{re.escape(str(place))}: Not a directory. Choose a file"):
-        main._until_nobody_reads(["compare", str(tmp_path), "-o", str(place / "page.html")])
+    (tmp_path / "env.json").mkdir()
+    done = jobs.run([*MAIN, *words.split()], cwd=tmp_path)
+    assert done.returncode and done.errors == [
+        f"error: {found}. Choose a file or folder that you can access (umask, owner, mode)."
+    ]
 
 
 def test_a_user_file_comes_before_a_shipped_config_of_its_name(tmp_path, monkeypatch):

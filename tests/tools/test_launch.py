@@ -127,6 +127,11 @@ def test_files_of_the_user_do_not_replace_pythons_modules(script):
             "error: rank 1: sys.exit(2) at PROGRAM:4\n",
         ),
         ("sys.exit(75 if rank == 1 else 0)", 75, ""),
+        (
+            "from libai.utils.errors import UserError\nif rank: raise UserError('the data is bad')\ntime.sleep(60)",
+            2,
+            "error: rank 1: the data is bad\n",
+        ),
     ],
 )
 def test_exit_codes_come_out(script, body, code, line):
@@ -224,23 +229,6 @@ def test_what_a_rank_has_started_ends_with_a_failed_job(script):
     """)
     assert program.run().returncode == 1
     assert len(program.pids()) == 3 and program.survivors() == []
-
-
-@pytest.mark.e2e
-def test_a_user_error_of_one_rank_is_printed_once(script):
-    body = "from libai.utils.errors import UserError\nif rank == 1: raise UserError('the data is bad')\ntime.sleep(60)"
-    result = script(body).run()
-    assert (result.returncode, result.stderr) == (2, "error: rank 1: the data is bad\n")
-
-
-@pytest.mark.e2e
-def test_ranks_that_never_stop_are_killed_after_the_stop_timeout(script):
-    program = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)")
-    process = program.start(2, LIBAI_STEP_TIMEOUT="0.5")
-    time.sleep(0.3)
-    process.terminate()
-    process.communicate(timeout=100)
-    assert process.returncode == 143 and program.survivors() == []
 
 
 def test_training_has_a_limit_also_when_it_writes_nothing(script, tmp_path):

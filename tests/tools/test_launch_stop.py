@@ -57,6 +57,25 @@ def test_a_rank_that_has_only_just_been_started_is_asked_when_it_can_be(monkeypa
 
 
 @pytest.mark.e2e
+def test_a_rank_that_does_not_stop_in_time_is_ended_and_named(script):
+    program = script("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        from libai.utils.rank_notes import phase
+        with phase("save"):
+            open(os.path.dirname(__file__) + f"/pid_{rank}_ready", "w").write(str(os.getpid()))
+            time.sleep(600)
+    """)
+    process = program.start(1, LIBAI_STEP_TIMEOUT="0.5")
+    assert wait_until(lambda: program.pids()[1:])
+    process.terminate()
+    assert (
+        "failed first: it did not stop in time before the first iteration, in the phase 'save', at"
+        in (process.communicate(timeout=100)[1])
+    )
+    assert process.returncode == 143 and program.survivors() == []
+
+
+@pytest.mark.e2e
 def test_a_later_ctrl_c_kills_ranks_that_are_saving(script):
     program = script(SAVE_ON_SIGNAL.replace("4)", "600)"))
     process = program.start(2)

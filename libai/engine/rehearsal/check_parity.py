@@ -115,7 +115,7 @@ def check_parity(
             "launcher; on several ranks, train.rehearse=N compares the modes."
         )
     if num_iters < 2:
-        raise UserError(f"check_parity: num_iters={num_iters} must be at least 2.")
+        raise UserError(f"num_iters={num_iters} must be at least 2 (--iters of `libai parity`).")
     if not 0.0 < bound < 1.0:
         raise UserError(
             f"check_parity: bound={bound} is a relative difference and must be between 0 and 1, such as 1e-5."

@@ -127,18 +127,14 @@ class DigitsDataset(ImagesInMemory):
     num_classes = 10
 
     def __init__(self, split: str = "train", *, validation_fraction: float = 0.2, seed: int = 0, augment: bool = False):
-        pixels, labels = _load_digits()
+        with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
+            pixels, labels = arrays["images"], arrays["labels"]
         splits = stratified_split(labels, validation_fraction, seed)
         _check_known("split", split, splits)
         self.indices = splits[split]
         self.images = (pixels[self.indices] / 16).astype(np.float32)[:, None]
         self.labels = labels[self.indices].astype(np.int64)
         self.augment = augment
-
-
-def _load_digits() -> tuple[np.ndarray, np.ndarray]:
-    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
-        return arrays["images"], arrays["labels"]
 
 
 def stratified_split(labels: np.ndarray, validation_fraction: float, seed: int) -> dict[str, np.ndarray]:

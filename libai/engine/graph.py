@@ -15,7 +15,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.compiled.buffers import same_buffers, write_buffers
-from libai.engine.compiled.build_errors import GraphBuildError, explain_build_error
+from libai.engine.compiled.build_errors import explain_build_error
 from libai.engine.compiled.graphs import MODULE_NAME, TrainGraph
 from libai.engine.compiled.guards import Guards, refuse_own_update
 from libai.engine.compiled.own_graph import MakeGraph, make_own_graph, refuse_options, traced_build
@@ -36,7 +36,7 @@ from libai.parallel.batch_statistics import count_batches
 from libai.patches.polling import let_polling_threads_sleep
 from libai.patches.writes import INPUTS
 from libai.utils.distributed import any_rank, is_main_process
-from libai.utils.errors import UserError
+from libai.utils.errors import GraphBuildError, UserError
 from libai.utils.logging import warn_once
 from libai.utils.rank_notes import note_progress, phase
 

@@ -18,7 +18,7 @@ import numpy as np
 import oneflow as flow
 
 from libai.engine.check_parts import check_arguments, check_metrics, check_part
-from libai.engine.compiled.build_errors import GraphBuildError, raise_forward_error
+from libai.engine.compiled.build_errors import raise_forward_error
 from libai.engine.gradients import Batch, Gradients
 from libai.engine.hooks.bad_losses import BadLossHook, are_finite
 from libai.engine.hooks.ema import EMAHook
@@ -38,7 +38,7 @@ from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics
 from libai.patches.internals import release_memory, wait_for_device
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects, is_main_process
-from libai.utils.errors import UserError
+from libai.utils.errors import GraphBuildError, UserError
 from libai.utils.rank_notes import note_progress, phase
 from libai.utils.tensors import detached, digest_of, local_part, map_tensors, saved_values
 

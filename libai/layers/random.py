@@ -232,10 +232,10 @@ class _Context:
         offset = _signed(first * _WEYL, 32)
         if isinstance(low, int) and not like.is_global:
             # The same arithmetic in NumPy: a few hundred numbers are not worth thirty OneFlow operations.
-            words = _mix(np.arange(count, dtype=np.int32), offset, low, high, _shift_array_right)
+            words = _mix(np.arange(count, dtype=np.int32), offset, low, high)
             return flow.from_numpy(words).to(like.device)
         place = {"placement": like.placement, "sbp": layout} if like.is_global else {"device": like.device}
-        return _mix(flow.arange(count, dtype=flow.int32, **place), offset, low, high, _shift_tensor_right)
+        return _mix(flow.arange(count, dtype=flow.int32, **place), offset, low, high)
 
     def _key_words(self, like: flow.Tensor, stream: int) -> tuple[int | flow.Tensor, int | flow.Tensor]:
         """Return two int32 words that depend on the key and the stream. An integer key is processed on the host."""
@@ -313,7 +313,7 @@ def _broadcast(like: flow.Tensor) -> tuple[flow.sbp.sbp, ...]:
     return (flow.sbp.broadcast,) * len(like.sbp) if like.is_global else ()
 
 
-def _mix(words: Any, offset: int, low: Any, high: Any, shift_right: Callable[[Any, int], Any]) -> Any:
+def _mix(words: Any, offset: int, low: Any, high: Any) -> Any:
     """Hash the int32 indices `words`.
 
     Each round applies w (2 w + 1), a permutation that carries bits upwards without being linear (RC6, Rivest et al.
@@ -325,22 +325,20 @@ def _mix(words: Any, offset: int, low: Any, high: Any, shift_right: Callable[[An
     words -= low
     for _ in range(_ROUNDS):
         words *= words * 2 + 1
-        words -= shift_right(words, 16)
+        words -= _shift_right(words, 16)
         words -= high
-    words -= shift_right(words, 15)
+    words -= _shift_right(words, 15)
     return words
 
 
-def _shift_tensor_right(bits: flow.Tensor, count: int) -> flow.Tensor:
+def _shift_right(bits: Any, count: int) -> Any:
     """Return `bits / 2^count` truncated, which moves the high bits down.
 
-    The result is rounded to float32 on the way, identically on every device.
+    Rounds through float32, identically on every device and in NumPy.
     """
+    if isinstance(bits, np.ndarray):
+        return (bits.astype(np.float32) * np.float32(2.0**-count)).astype(np.int32)
     return bits.to(flow.float32).mul_(2.0**-count).to(flow.int32)
-
-
-def _shift_array_right(bits: np.ndarray, count: int) -> np.ndarray:
-    return (bits.astype(np.float32) * np.float32(2.0**-count)).astype(np.int32)
 
 
 def _signed(number: int, bits: int) -> int:

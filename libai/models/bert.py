@@ -154,8 +154,16 @@ class BERT(BERTEncoder):
         predicts_next_sentence: bool = False,
         **encoder: Any,
     ):
-        sizes = (vocab_size, max_seq_length, hidden_size, num_layers, num_heads, mlp_ratio, dropout)
-        super().__init__(*sizes, **{"has_pooler": predicts_next_sentence, **encoder})
+        super().__init__(
+            vocab_size,
+            max_seq_length,
+            hidden_size,
+            num_layers,
+            num_heads,
+            mlp_ratio,
+            dropout,
+            **{"has_pooler": predicts_next_sentence, **encoder},
+        )
         self.ignore_index = ignore_index
         activation = ACTIVATIONS[encoder.get("activation", "gelu")]()
         norm = nn.LayerNorm(hidden_size, eps=encoder.get("norm_eps", 1e-5))

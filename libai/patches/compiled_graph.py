@@ -14,13 +14,14 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
+from oneflow.nn.modules.batchnorm import _BatchNorm
 
 from libai.native.kernels import drop_descriptions
 from libai.native.symbol_table import Unavailable, open_oneflow
 from libai.patches.internals import release_memory
 from libai.patches.launch_race import close_launch_race
 from libai.patches.table import is_on
-from libai.utils.errors import UserError
+from libai.utils.errors import GraphBuildError
 from libai.utils.rank_notes import without_harmless_lines
 from libai.utils.tensors import map_tensors, tensors_in
 
@@ -133,18 +134,26 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, flow.Tensor)
 
 
-def refuse_written_parameters(proxy: Any, known: Sequence[str]) -> None:
-    """Raise `UserError` if the traced forward has written to a trainable parameter that is not one of the `known`.
+def refuse_unsupported(proxy: Any, known: Sequence[str], accumulates: bool) -> None:
+    """Raise `GraphBuildError` for parts of a traced model that a graph would lose, or that would abort the process.
 
-    `proxy`: the graph's proxy of the model.
+    These are writes to trainable parameters that are not among the `known`, and with accumulation batch normalizations
+    without running statistics. `proxy`: the graph's proxy of the model.
     """
     for path, owner in proxy.named_modules():
+        module = owner.to(nn.Module)
+        if accumulates and isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise GraphBuildError(
+                f"{path} is a batch normalization without running statistics, and OneFlow 0.9 cannot compile one with "
+                "accumulation. Remove track_running_stats=False, or set num_accumulation_steps=1 or "
+                "graph.enabled=false."
+            )
         for name, parameter in owner.__dict__["_parameters"].items():
             traced = parameter.lazy_origin  # None if forward has not read it
             full_name = f"{path}.{name}".lstrip(".")
             # a write turns the traced parameter into a leaf
             if traced is not None and traced.requires_grad and traced.is_leaf and full_name not in known:
-                raise UserError(
+                raise GraphBuildError(
                     f"forward writes to the trainable parameter {full_name}, and a graph would lose the write. Freeze "
                     "it if nothing trains it, write to it in a hook (after_step), or set graph.enabled=false."
                 )

@@ -20,6 +20,13 @@ class UserError(ValueError):
     exit_code = EXIT_USER_MISTAKE
 
 
+class GraphBuildError(UserError):
+    """A model could not be compiled. The message names the user's line, the operation and the usual remedy."""
+
+    #: true if the error only reports that another rank has failed
+    is_consequence = False
+
+
 class OutputLostError(OSError):
     """Raised if the output folder was removed or renamed during the run.
 

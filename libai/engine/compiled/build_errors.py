@@ -12,7 +12,7 @@ from typing import Any
 
 import oneflow as flow
 
-from libai.utils.errors import UserError, first_line
+from libai.utils.errors import GraphBuildError, UserError, first_line
 
 _READS_A_VALUE = (
     "it reads the value of a tensor (.numpy(), .item(), float(), int(), `if tensor`), and tensors have no values "
@@ -74,13 +74,6 @@ _OWN_FOLDERS = (
     Path(flow.__file__).parent,
     *(_LIBAI / name for name in ("engine", "forward", "patches", "parallel")),
 )
-
-
-class GraphBuildError(UserError):
-    """A model could not be compiled. The message names the user's line, the operation and the usual remedy."""
-
-    #: true if the error only reports that another rank has failed
-    is_consequence = False
 
 
 def explain_build_error(error: Exception, model: Any) -> UserError:

@@ -24,7 +24,7 @@ from libai.engine.options import TrainOptions
 from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.native.kernels import are_kernels_on
 from libai.parallel import GlobalLayout, Layout, named_tensors
-from libai.patches.compiled_graph import CompiledGraph, refuse_written_parameters
+from libai.patches.compiled_graph import CompiledGraph, refuse_unsupported
 from libai.patches.job.clip import clip_by_value
 from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.passes import JobFacts, repair_job, simplify_job
@@ -131,7 +131,7 @@ class TrainGraph(CompiledGraph):
             else:
                 count = float(self._accumulation)  # OneFlow averages over micro-batches
                 total = weighted_total(losses, map_shares(share, lambda one: one.sum() * count))
-            refuse_written_parameters(self.model, self._changing)
+            refuse_unsupported(self.model, self._changing, self._accumulation > 1)
             buffers = traced_buffers(self.model, self._changing)
         total.backward()
         # a placeholder: once the job is complete, the norm that clipping computes replaces it

@@ -10,14 +10,13 @@ from typing import Any
 
 from libai.config import RunConfig
 from libai.config.combinations import check_supported
-from libai.engine.compiled.build_errors import GraphBuildError
 from libai.engine.compiled.guards import refuse_own_update
 from libai.engine.rehearsal.rehearsal import NotTheSame
 from libai.engine.run import build
 from libai.engine.run.trials import compare_speed, try_forward
 from libai.engine.trainer import TRAINERS
 from libai.utils.distributed import is_main_process
-from libai.utils.errors import UserError
+from libai.utils.errors import GraphBuildError, UserError
 from libai.utils.seeding import seed_everything
 
 logger = logging.getLogger("libai.engine")

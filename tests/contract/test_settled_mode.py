@@ -99,10 +99,6 @@ def test_a_build_error_stops_the_run_by_default(tmp_path):
         run(tmp_path / "run", "graph.enabled=true", model=Branching)
 
 
-def test_a_compiled_run_reports_its_compilation_time(tmp_path):
-    assert run(tmp_path / "run", "graph.enabled=true")[1]["build_seconds"] > 0
-
-
 @pytest.mark.parametrize("first", ["eager", "graph"])
 def test_a_hook_can_switch_the_mode_during_a_run(tmp_path, first):
     second = {"eager": "graph", "graph": "eager"}[first]
@@ -116,6 +112,7 @@ def test_a_hook_can_switch_the_mode_during_a_run(tmp_path, first):
     expected, _, _ = run(tmp_path / "plain", enabled)
     assert list(losses.values()) == pytest.approx(list(expected.values()), rel=1e-6)
     assert len(losses) == 8 and summary["mode"] == state["mode"] == second
+    assert first == "graph" or summary["build_seconds"] > 0
 
 
 class Clamping(flow.optim.SGD):

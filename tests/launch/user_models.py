@@ -72,6 +72,15 @@ class CannotCompileOnRank1(Good):
         return Good.forward(self, x, y)
 
 
+class LeavesOnRank1(Good):
+    """A model that ends the program of one rank, in the rehearsal."""
+
+    def forward(self, x, y):
+        if get_rank() == 1:
+            sys.exit(0)
+        return Good.forward(self, x, y)
+
+
 class Does(HookBase):
     """Run a statement on one rank after iteration 3. If `once` is a file, run it only while the file does not exist."""
 

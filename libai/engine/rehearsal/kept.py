@@ -10,11 +10,10 @@ import collections
 import copy
 import functools
 import gc
-import logging
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,6 @@ from libai.utils.distributed import barrier
 from libai.utils.seeding import generators_kept
 from libai.utils.tensors import local_part
 
-logger = logging.getLogger("libai.engine")
 #: largest nesting depth of containers and objects that are kept
 _MAX_DEPTH = 6
 #: optimizer attributes that `Snapshot` already holds
@@ -215,15 +213,14 @@ def rolled_back(trainer: Any, weights: Any = ()) -> Iterator[PythonKept]:
     python = PythonKept.of_trainer(trainer)
     trainer.lr_scheduler = None  # copied below, because it may have no state to save
     before = Snapshot(trainer, weights)
-    try:
+    with suppress(Exception):  # deepcopy of a user's schedule may raise anything; learning rates then stay constant
         trainer.lr_scheduler = copy.deepcopy(schedule, {id(trainer.optimizer): trainer.optimizer})
-    except Exception:  # deepcopy of a user's schedule may raise anything; learning rates then stay constant
-        logger.debug("the schedule cannot be copied, so it does not advance", exc_info=True)
     with generators_kept():
         try:
             yield python
         finally:
-            barrier()
+            if not isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit):  # one rank may leave alone
+                barrier()
             python.restore()
             for parameter, requires_grad, gradient in parameters:
                 parameter.requires_grad_(requires_grad)

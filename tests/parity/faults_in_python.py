@@ -277,7 +277,7 @@ def a_branch_on_a_value(self, h, x):
     return h * 2 if h.sum() > 0 else h
 
 
-@plant("right", "refused", named="forward computes gradients, and OneFlow 0.9 compiles gradients of the loss only")
+@plant("right", "refused", named="forward computes gradients, but OneFlow 0.9 compiles only gradients of the loss")
 def a_gradient_that_forward_computes(self, h, x):
     (slope,) = flow.autograd.grad(h.tanh().sum(), h, retain_graph=True)
     return h + slope

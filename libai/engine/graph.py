@@ -174,9 +174,9 @@ class GraphTrainer(ModelTrainer):
                 return False
             if is_main_process():
                 logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
-            self.optimizer_state.leave_graph()
             name = f"compile again for {differences}"  # a rank that does so alone waits for the other ranks
         with phase(name):
+            self.optimizer_state.leave_graph()
             self.compile(batches)
         return self.graph is not None
 

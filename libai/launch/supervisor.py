@@ -373,8 +373,10 @@ class Supervisor:
         first = min(failed, key=lambda rank: rank.failed_at)
         # A rank that hangs may be waiting for another one, which is stuck outside oneflow or in an earlier step.
         if first.state.hung_seconds and not first.note:
-            silent = [rank for rank in self.ranks if not rank.note]
-            return min(silent, key=lambda rank: (rank.is_in_libraries, rank.state.iteration, rank is not first))
+            return min(
+                (rank for rank in self.ranks if not rank.note),
+                key=lambda rank: (rank.is_in_libraries, rank.state.iteration, rank.phase == "train", rank is not first),
+            )
         if _is_consequence(first):
             limit = float("inf") if first.note else first.failed_at + CONSEQUENCE_SECONDS
             causes = [rank for rank in failed if not _is_consequence(rank) and rank.failed_at <= limit]

@@ -30,7 +30,7 @@ SHOWN = {
 }
 #: packages whose public names make up the API reference
 API = ("engine", "config", "data", "evaluation", "optim", "scheduler", "layers", "models", "parallel", "checkpoint")
-_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]+)?\)")
+_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|data:|#)([^)\s#]+)(#[^)\s]+)?\)")
 
 
 def site_markdown(text: str, page: str) -> str:

@@ -24,3 +24,4 @@ def test_the_site_builds_without_a_warning(tmp_path):
     result = jobs.run(build, cwd=jobs.ROOT, timeout=120)
     assert result.returncode == 0, result
     assert "EagerTrainer" in (tmp_path / "api/engine/index.html").read_text()
+    assert "data:image/png" in (tmp_path / "notebook/index.html").read_text()

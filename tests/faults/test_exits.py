@@ -27,10 +27,9 @@ CALLED = ("sys.exit(0)", "error: rank 1: sys.exit(0) was called at ")
     ],
 )
 def test_one_of_two_ranks_that_exits_with_0_in_mid_run_is_a_failure(folder, setting, statement, said):
-    settings = (setting, "train.output_dir=exits")
     # the rank records its progress twice a second
     statement = f"import time; time.sleep(1); {statement}"
-    done = jobs.train_sh("user_config.py", 2, *settings, jobs.does(statement), cwd=folder)
+    done = jobs.train_sh("user_config.py", 2, setting, "train.output_dir=exits", jobs.does(statement), cwd=folder)
     assert done.returncode == 1, done
     assert done.stderr.splitlines()[-1].startswith(said), done
 

@@ -99,18 +99,19 @@ def read_cpuinfo() -> str:
 
 
 class _OneFlowFinder(importlib.abc.MetaPathFinder):
-    """Find only `oneflow`, as Python would, and wrap its loader in `_OneFlowLoader`."""
+    """Find the packages that libai needs, as Python would, and wrap oneflow's loader in `_OneFlowLoader`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "oneflow":
+        if fullname not in _NEEDED:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             if spec.submodule_search_locations is None:
-                raise OneFlowImportError(f"{spec.origin} hides the package oneflow. Rename that file.")
-            spec.loader = _OneFlowLoader(spec.loader)  # type: ignore[assignment]
+                raise OneFlowImportError(f"{spec.origin} hides the package {fullname}. Rename that file.")
+            if fullname == "oneflow":
+                spec.loader = _OneFlowLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
 
@@ -140,6 +141,7 @@ class _OneFlowLoader:
         is_on("openblas")
         kernels.allowed_levels()
         try:
+            importlib.import_module("numpy")  # oneflow's C++ code would blame the version if another file hides numpy
             with phase("meet", DEFAULT_MEETING_SECONDS) if world_size() > 1 else contextlib.nullcontext():
                 if "MASTER_PORT" in os.environ and int(os.environ.get("RANK", 0)) > 0:
                     wait_for_rank0()

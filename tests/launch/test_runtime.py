@@ -87,6 +87,13 @@ def test_ctrl_c_stays_pythons_when_oneflow_is_imported():
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done
 
 
+@pytest.mark.parametrize("name", ["oneflow", "numpy"])
+def test_a_file_that_hides_a_package_is_named(tmp_path, name):
+    (tmp_path / f"{name}.py").touch()
+    result = run_python("import libai, sys; sys.path.insert(0, sys.argv[1]); import oneflow", str(tmp_path))
+    assert f"{tmp_path}/{name}.py hides the package {name}. Rename that file." in result.stderr
+
+
 def test_a_good_oneflow_is_imported_as_ever(tmp_path):
     assert import_fake_oneflow(tmp_path, "answer = 42").stdout.strip() == "42"
 

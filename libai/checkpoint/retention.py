@@ -55,7 +55,7 @@ def find_latest(root: str | Path, among: Among | None = None) -> tuple[Path | No
     root = Path(root)
     restore_replaced(root)
     skipped: list[tuple[Path, str]] = []
-    for path in reversed([path for path in list_checkpoints(root) if among is None or among(path)]):
+    for path in reversed(list(filter(among, list_checkpoints(root)))):  # None selects all
         problems = verify(path)
         if not problems:
             return path, skipped
@@ -77,7 +77,7 @@ def prune(
     warning, because it is only a hint.
     """
     root = Path(root)
-    checkpoints = [path for path in list_checkpoints(root) if among is None or among(path)]
+    checkpoints = list(filter(among, list_checkpoints(root)))
     best = readable_best(root)
     safe = {Path(path).name for path in protect} | ({best.path.name} if best else set())
     old = checkpoints[:-max_to_keep] if max_to_keep else []

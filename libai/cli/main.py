@@ -11,7 +11,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -85,14 +85,15 @@ def dispatch(words: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
-    guarded_main(lambda: _until_nobody_reads(sys.argv[1:]))
+    guarded_main(lambda: until_nobody_reads(lambda: dispatch(sys.argv[1:])))
 
 
-def _until_nobody_reads(words: Sequence[str]) -> int:
+def until_nobody_reads(action: Callable[[], int | None]) -> int | None:
+    """Run `action`, which prints, and return its result, or None if the reader closes the pipe, as `… | head` does."""
     try:
-        code = dispatch(words)
+        code = action()
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader has closed the pipe, as `… | head` does
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output flushed at exit must not fail again
-        return 0
+        return None

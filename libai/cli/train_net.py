@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from libai.cli.main import until_nobody_reads
 from libai.config import Args, load_config, parse_args
 from libai.config.lazy_config import to_yaml
 from libai.launch.guard import guarded_main
@@ -34,14 +35,6 @@ def config_of(args: Args):
     return load_config(args.config, overrides, get_world_size())
 
 
-def print_all(text: str) -> None:
-    """Print to stdout, which the reader may have closed, as in `--print-config | head`."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output flushed at exit must not fail again
-
-
 def main() -> int:
     args = parse_args(sys.argv[1:], prog="train_net.py")
     notes = own_folder()
@@ -50,7 +43,7 @@ def main() -> int:
     config = config_of(args)
     if args.print_config:
         if is_main_process():
-            print_all(to_yaml(config.to_config()))
+            until_nobody_reads(lambda: print(to_yaml(config.to_config())))
         return 0
 
     prepare_device(config.train.device, is_eager=config.mode == "eager")

@@ -386,7 +386,7 @@ class TrainerBase:
                     try:
                         call()
                     except Exception as error:
-                        if not is_full_disk(error) and not is_full_disk(error.__cause__):  # every file has this error
+                        if not is_full_disk(error) and not is_full_disk(self.loop.failure):  # every file has this error
                             logger.exception("a hook failed in %s, after training itself had failed", point)
 
     def _log_every(self, period: int) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, FunctionType
 from typing import NoReturn
 
-from libai.utils.atomic import explain_full_disk
+from libai.utils.atomic import FULL, explain_os_error
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import (
     LOCAL_RANKS_VARIABLE,
@@ -220,23 +220,18 @@ def _report(error: BaseException) -> int:
     """
     rank = _rank()
     is_mistake = isinstance(error, UserError)
-    text = explain_full_disk(error)
+    text = None
     if is_mistake or getattr(error, "explains_itself", False):
         text = str(error).strip() or type(error).__name__
-    if text is None and isinstance(error, ImportError):
+    elif isinstance(error, OSError):
+        text = explain_os_error(error, is_of_user=bool(_shown(traceback.extract_tb(error.__traceback__))))
+        # a restart of the ranks may find the disk again
+        is_mistake = text is not None and error.errno not in FULL and own_folder() is None
+    elif isinstance(error, ImportError):
         from libai.launch.runtime import explain_import_error
 
         text = explain_import_error(error)
         is_mistake = text is not None
-    if (
-        text is None
-        and isinstance(error, OSError)
-        and error.filename
-        and not _shown(traceback.extract_tb(error.__traceback__))
-    ):
-        path = error.filename2 or error.filename
-        text = f"{path}: {error.strerror}. Choose a file or folder that you can access (umask, owner, mode)."
-        is_mistake = own_folder() is None  # a restart of the ranks may find the disk again
     # a file name that is not valid UTF-8 cannot be written to a log unchanged
     said = f"error: {text or _traceback(error)}".encode(errors="backslashreplace").decode()
     code = getattr(error, "exit_code", EXIT_USER_MISTAKE) if is_mistake else EXIT_FAILED

@@ -346,6 +346,7 @@ class Supervisor:
             say("", end="")
         rank_notes.write_stderr(text)
         if not chunk:
+            pipe.close()
             self.launcher.stderr = None
         return bool(chunk)
 
@@ -444,6 +445,8 @@ class Supervisor:
         if rank.is_lost:
             return "it ended because oneflow.distributed.launch was killed"
         done = f" after iteration {state.iteration}" if state.iteration else ""
+        if state.has_left:  # it could not write a note
+            return "its error is above"
         if state.status >= 0:
             return f"it left{done} with exit code {state.status} before its work was done (os._exit?)"
         name = signal.Signals(-state.status).name

@@ -15,7 +15,13 @@ from typing import Any
 from libai.utils.errors import UserError
 from libai.utils.sizes import format_bytes
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: error of an exhausted limit -> what to do
+_RAISE = {
+    errno.EFBIG: "Raise the limit of `ulimit -f`",
+    errno.EMFILE: "Raise the limit of `ulimit -n`",
+    errno.EAGAIN: "Raise the limit of `ulimit -u`",
+}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
@@ -91,24 +97,35 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def is_full_disk(error: BaseException | None) -> bool:
-    """Return True if the error means that a disk, a quota or the limit of `ulimit -f` is exhausted."""
-    return isinstance(error, OSError) and error.errno in _FULL
+    """Return True if the error or its cause means that a disk, a quota or the limit of files is exhausted."""
+    causes = (error, getattr(error, "__cause__", None))
+    return any(getattr(cause, "errno", None) in (*FULL, errno.EMFILE) for cause in causes)
 
 
-def explain_full_disk(error: BaseException) -> str | None:
-    """Return a message for the user about an error of `is_full_disk`, with the file and the free space.
+def explain_os_error(error: OSError, is_of_user: bool) -> str | None:
+    """Return a message about a full disk, an exhausted limit or an inaccessible file. Returns None for other errors.
 
-    Returns None for other errors and for errors without a file name.
+    If the error comes from the user's code (`is_of_user`), only a full disk is explained, because the traceback helps
+    more with other errors.
     """
-    if not isinstance(error, OSError) or not is_full_disk(error) or error.filename is None:
+    path = error.filename2 or error.filename
+    remedy = _RAISE.get(error.errno or 0)
+    if path and error.errno in FULL:
+        path = os.fsdecode(path)
+        space = free_space(path) if remedy is None else ""
+        remedy = remedy or "Free space there, or set train.output_dir to a folder on another disk"
+        return (
+            f"{path} cannot be written: {error.strerror}{space}. {remedy}. Checkpoints that were saved before are "
+            "untouched."
+        )
+    if "temporary directory" in str(error):
+        remedy = "Free space in one of them, raise the limit of `ulimit -f`, or set TMPDIR to a writable folder"
+    elif path:
+        remedy = remedy or "Choose a file or folder that you can access (umask, owner, mode)"
+    if is_of_user or remedy is None:
         return None
-    path = os.fsdecode(error.filename)
-    remedy = "Free space there, or set train.output_dir to a folder on another disk"
-    if error.errno == errno.EFBIG:
-        remedy = "Raise the limit of `ulimit -f`"
-    space = free_space(path) if error.errno != errno.EFBIG else ""
-    reason = f"{path} cannot be written: {error.strerror}{space}"
-    return f"{reason}. {remedy}. Checkpoints that were saved before are untouched."
+    place = f"{path}: " if path else ""
+    return f"{place}{error.strerror}. {remedy}."
 
 
 def free_space(path: str | os.PathLike[str]) -> str:

@@ -76,10 +76,17 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
+class _HeldRecords(MemoryHandler):
+    """Records for a log file, in memory until the file may be written."""
+
+    def close(self) -> None:
+        if self.target is not None:
+            self.target.close()  # Python's handler only forgets it, with its file open
+        super().close()
+
+
 def setup_logging(
     output_dir: str | os.PathLike[str] | None,
-    rank: int | None = None,
-    world: int | None = None,
     level: int = logging.INFO,
     holds_files: bool = False,
     quiet: bool = False,
@@ -91,14 +98,11 @@ def setup_logging(
 
     Args:
         output_dir: folder of the log files. None logs to the screen only.
-        rank: rank of this process (default: from the launcher).
-        world: number of ranks (default: from the launcher).
         level: lowest level that is logged.
         holds_files: do not touch files yet. Records are kept in memory until `open_log_files` writes them.
         quiet: show only warnings, errors and results on the screen. The files get everything.
     """
-    rank = get_rank() if rank is None else rank
-    world = get_world_size() if world is None else world
+    rank = get_rank()
     reset_logging()
     logger = logging.getLogger("libai")
     logger.setLevel(level)
@@ -110,8 +114,9 @@ def setup_logging(
     if output_dir is not None:
         name = "log.txt" if rank == 0 else f"log_rank{rank}.txt"
         file = _LogFile(Path(output_dir).absolute() / name, encoding="utf-8", delay=True)
+        world = get_world_size()
         file.setFormatter(logging.Formatter(_FILE_FORMAT if rank == 0 else f"[{rank}/{world}] {_FILE_FORMAT}"))
-        _attach(logger, MemoryHandler(sys.maxsize, flushLevel=sys.maxsize, target=file, flushOnClose=False))
+        _attach(logger, _HeldRecords(sys.maxsize, flushLevel=sys.maxsize, target=file, flushOnClose=False))
         if not holds_files:
             open_log_files()
     return logger
@@ -137,8 +142,6 @@ def reset_logging() -> None:
     for handler in list(logger.handlers):
         if getattr(handler, "of_libai", False):
             logger.removeHandler(handler)
-            if isinstance(handler, MemoryHandler) and handler.target is not None:
-                handler.target.close()
             handler.close()
     logger.propagate = True
     logger.setLevel(logging.NOTSET)

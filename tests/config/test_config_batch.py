@@ -65,6 +65,5 @@ def test_sizes_that_do_not_fit_are_explained(arguments, text):
     ],
 )
 def test_a_mesh_that_does_not_fit_is_explained(arguments, text):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=text):
         solve_data_parallel_size(*arguments)
-    assert text in str(caught.value)

@@ -131,21 +131,13 @@ def test_edits_never_reach_another_load(folder):
     assert LazyConfig.load(first).train.log_period == 20
 
 
-def test_modules_beside_the_file_can_be_imported_also_afterwards(folder):
-    write(folder, "my_net.py", "class Net:\n    def __init__(self, width): self.width = width")
-    path = write(
-        folder, "exp.py", "from libai.config import LazyCall\nfrom my_net import Net\nmodel = LazyCall(Net)(width=3)"
-    )
-    config = LazyConfig.load(path)
-    assert config.model._target_ == "my_net.Net"
-    assert instantiate(config.model).width == 3
-
-
-def test_a_class_of_an_imported_config_file_can_be_built(folder):
-    write(folder, "sub/helper.py", "class Thing:\n    def __init__(self, width): self.width = width")
-    text = "from libai.config import LazyCall\nfrom .sub.helper import Thing\nmodel = LazyCall(Thing)(width=3)"
+@pytest.mark.parametrize(("file", "module"), [("my_net.py", "my_net"), ("sub/helper.py", ".sub.helper")])
+def test_a_class_of_another_file_can_be_built_also_afterwards(folder, file, module):
+    """The other file is a module, or a config file that is imported relatively."""
+    write(folder, file, "class Net:\n    def __init__(self, width): self.width = width")
+    text = f"from libai.config import LazyCall\nfrom {module} import Net\nmodel = LazyCall(Net)(width=3)"
     config = LazyConfig.load(write(folder, "exp.py", text))
-    assert config.model._target_ == "sub.helper.Thing"
+    assert config.model._target_ == f"{module.lstrip('.')}.Net"
     assert instantiate(config.model).width == 3
 
 

@@ -54,15 +54,10 @@ def test_a_checkpoint_goes_on_with_another_mesh_and_mode(journeys):
     assert relative(legs, journeys["start"]["unbroken"]) <= LOSS_BOUND
 
 
-def test_switching_the_mode_on_a_mesh_continues_the_curve(journeys):
-    differences = journeys["switch"]["differences"]
-    assert len(differences) == 4
-    assert {name: value for name, value in differences.items() if value > LOSS_BOUND} == {}
-
-
-def test_a_bad_batch_is_skipped_on_a_mesh_as_if_it_had_not_been_there(journeys):
-    differences = journeys["skip"]["differences"]
-    assert len(differences) == 6
+@pytest.mark.parametrize(("journey", "count"), [("switch", 4), ("skip", 6)])
+def test_after_a_switch_of_the_mode_or_a_skipped_batch_a_mesh_continues_the_curve(journeys, journey, count):
+    differences = journeys[journey]["differences"]
+    assert len(differences) == count
     assert {name: value for name, value in differences.items() if not value <= LOSS_BOUND} == {}  # nor NaN
 
 

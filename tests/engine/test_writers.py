@@ -63,7 +63,7 @@ class TestConsole:
             now = [1000.0]
             monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
             monkeypatch.setenv("COLUMNS", str(columns))
-            setup_logging(tmp_path, 0, 1)
+            setup_logging(tmp_path)
             writer = ConsoleWriter()
             for seconds, found in records:
                 now[0] += seconds
@@ -117,7 +117,7 @@ class TestConsole:
             "def wait():\n"
             "    end, enough = time.monotonic() + 50, len(frames) + 3\n"
             "    while len(frames) < enough and time.monotonic() < end: time.sleep(0.02)\n"
-            "setup_logging(None, 0, 1)\n"
+            "setup_logging(None)\n"
             "writer = console.ConsoleWriter(max_iter=200)\n"
             "writer.begin(7)\n"
             "with rank_notes.phase('compile'): wait()\n"

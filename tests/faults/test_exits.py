@@ -14,6 +14,7 @@ def folder(tmp_path_factory):
 
 
 LEFT = ("os._exit(0)", "launch: rank 1 failed first: it left after iteration ")  # 2 or 3
+LIMITED = ("import resource; resource.setrlimit(7, (8, 8))", "launch: rank 1 failed first: its error is above; ")
 CALLED = ("sys.exit(0)", "error: rank 1: sys.exit(0) was called at ")
 
 
@@ -21,6 +22,7 @@ CALLED = ("sys.exit(0)", "error: rank 1: sys.exit(0) was called at ")
     ("setting", "statement", "said"),
     [
         ("graph.enabled=false", *LEFT),
+        pytest.param("graph.enabled=false", *LIMITED, marks=pytest.mark.slow),
         pytest.param("graph.enabled=true", *CALLED, marks=pytest.mark.slow),
         pytest.param("graph.enabled=true", *LEFT, marks=pytest.mark.slow),
         pytest.param("model._target_=user_models.LeavesOnRank1", *CALLED, marks=pytest.mark.slow),

@@ -270,27 +270,19 @@ def test_a_failing_hook_loses_nothing_that_was_trained(tmp_path, hooks_on_path):
 
 
 @pytest.mark.slow
-def test_without_checkpoints_a_signal_is_not_called_resumable(tmp_path, hooks_on_path):
-    done = jobs.train_net(
-        CONFIG,
-        *SETTINGS,
-        f"train.output_dir={tmp_path}",
-        "train.checkpointer.enabled=false",
-        "train.extra_hooks=[{_target_: signal_hooks.SignalAt, iteration: 3}]",
-        **hooks_on_path,
-    )
-    assert done.returncode == 128 + signal.SIGTERM, done
-    assert "no checkpoint holds it" in done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_the_time_limit_stops_the_run_resumably(tmp_path, hooks_on_path):
-    slow = "train.extra_hooks=[{_target_: signal_hooks.Slow}]"
-    done = jobs.train_net(
-        CONFIG, *SETTINGS, slow, "train.max_seconds=1", f"train.output_dir={tmp_path}", **hooks_on_path
-    )
-    assert done.returncode == 75, done
-    assert "stopped by the time limit train.max_seconds" in done.stdout + done.stderr
+@pytest.mark.parametrize(
+    ("setting", "hook", "code", "text"),
+    [
+        ("train.checkpointer.enabled=false", "SignalAt, iteration: 3", 143, "no checkpoint holds it"),
+        ("train.max_seconds=1", "Slow", 75, "stopped by the time limit train.max_seconds"),
+    ],
+)
+def test_a_signal_without_checkpoints_is_not_resumable_and_a_time_limit_is(
+    tmp_path, hooks_on_path, setting, hook, code, text
+):
+    hooks = f"train.extra_hooks=[{{_target_: signal_hooks.{hook}}}]"
+    done = jobs.train_net(CONFIG, *SETTINGS, setting, hooks, f"train.output_dir={tmp_path}", **hooks_on_path)
+    assert done.returncode == code and text in done.stdout + done.stderr, done
 
 
 def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path, hooks_on_path):

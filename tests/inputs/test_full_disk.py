@@ -38,13 +38,13 @@ def small_files():
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("blocks", [8, 20])
-def test_a_run_on_a_full_disk_ends_with_one_error(tmp_path, blocks):
-    limited = f"ulimit -f {blocks}; {shlex.join([*COMMAND, f'train.output_dir={tmp_path}'])} 2>&1 | cat; "
-    result = jobs.run(["bash", "-c", limited + "exit ${PIPESTATUS[0]}"])
-    errors = [line for line in result.stdout.splitlines() if line.startswith("error: ") and "cannot be" in line]
-    assert result.returncode == 1 and len(errors) == 1 and str(tmp_path) in errors[0], result
-    assert "Raise the limit of `ulimit -f`" in errors[0] and "Traceback" not in result.stdout, result
+@pytest.mark.parametrize(("limit", "code"), [("-f 0", 2), ("-f 8", 1), ("-f 20", 1), ("-n 6", 2)])
+def test_a_run_on_a_full_disk_or_with_few_files_ends_with_one_error(tmp_path, limit, code):
+    command = shlex.join([*jobs.LIBAI, "train", *COMMAND[2:], f"train.output_dir={tmp_path}"])
+    result = jobs.run(["bash", "-c", f"ulimit {limit}; {command} 2>&1 | cat; exit ${{PIPESTATUS[0]}}"])
+    (error,) = [line for line in result.stdout.splitlines() if line.startswith("error: ")]
+    assert result.returncode == code and (code == 2 or str(tmp_path) in error), result
+    assert f"aise the limit of `ulimit {limit[:2]}`" in error and "Traceback" not in result.stdout, result
     assert "Logging error" not in result.stdout, result
 
 

@@ -12,37 +12,33 @@ def restored():
 
 
 def test_rank_0_logs_to_the_screen_and_to_log_txt(tmp_path, capsys):
-    setup_logging(tmp_path, 0, 2)
+    setup_logging(tmp_path)
     line = "iter     20/200  " + "x" * 300
     logging.getLogger("libai.engine").info(line)
     assert capsys.readouterr().out == line + "\n", "the line is neither decorated nor wrapped"
     assert (tmp_path / "log.txt").read_text().endswith(f"INFO    {line}\n")
 
 
-def test_other_ranks_log_to_their_file_alone(tmp_path, capsys):
-    setup_logging(tmp_path, 1, 2)
+def test_other_ranks_log_to_their_file_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    setup_logging(None).error("bad")
+    setup_logging(tmp_path)
     logging.getLogger("libai").warning("careful")
-    captured = capsys.readouterr()
-    assert captured.out == captured.err == ""
+    assert capsys.readouterr() == ("", "")
     assert [p.name for p in tmp_path.iterdir()] == ["log_rank1.txt"]
     assert "[1/2]" in (tmp_path / "log_rank1.txt").read_text()
 
 
-def test_without_a_folder_other_ranks_stay_silent_and_rank_0_speaks(capsys):
-    setup_logging(None, 1, 2).error("bad")
-    assert capsys.readouterr() == ("", "")
-    setup_logging(None, 0, 2).error("bad")
-    assert capsys.readouterr().out == "error: bad\n"
-
-
-def test_warnings_say_that_they_are_warnings(capsys):
-    setup_logging(None, 0, 1).warning("careful")
-    assert capsys.readouterr().out == "warning: careful\n"
+def test_warnings_and_errors_say_what_they_are(capsys):
+    setup_logging(None).warning("careful")
+    setup_logging(None).error("bad")
+    assert capsys.readouterr().out == "warning: careful\nerror: bad\n"
 
 
 def test_set_up_twice_prints_once_and_a_resumed_run_appends(tmp_path, capsys):
-    setup_logging(tmp_path, 0, 1).info("one")
-    setup_logging(tmp_path, 0, 1).info("two")
+    setup_logging(tmp_path).info("one")
+    setup_logging(tmp_path).info("two")
     assert capsys.readouterr().out == "one\ntwo\n"
     assert [line[-3:] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["one", "two"]
 

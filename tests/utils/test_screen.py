@@ -33,7 +33,7 @@ def open_terminal(monkeypatch):
 def test_levels_are_coloured_on_a_terminal_only(open_terminal, tmp_path):
     terminal = open_terminal()
     say("error: no such file")
-    setup_logging(tmp_path, 0, 1).warning("careful: " + "word " * 20)
+    setup_logging(tmp_path).warning("careful: " + "word " * 20)
     shown = terminal.getvalue().removeprefix("\r\x1b[K")  # in place of a bar
     assert shown.startswith("\x1b[31merror\x1b[0m: no such file\n\x1b[33mwarning\x1b[0m: careful: word")
     assert shown.count("\n") == 2
@@ -42,7 +42,7 @@ def test_levels_are_coloured_on_a_terminal_only(open_terminal, tmp_path):
 
 def test_a_quiet_screen_shows_warnings_and_results(open_terminal, tmp_path):
     terminal = open_terminal()
-    logger = setup_logging(tmp_path, 0, 1, quiet=True)
+    logger = setup_logging(tmp_path, quiet=True)
     logger.info("step")
     logger.warning("careful")
     logging.getLogger("libai.engine").info("done", extra={"is_result": True})

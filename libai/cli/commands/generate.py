@@ -120,10 +120,8 @@ def read_prompts(args: Any) -> list[str]:
     """Return the prompts from the command line, a file or stdin. Raises `UserError` if there are none."""
     if args.prompts and args.file is not None:
         raise UserError(f"prompts are given both on the command line and in --file {args.file}. Remove one of them.")
-    if args.given:
-        return args.given
-    if args.prompts:
-        return args.prompts
+    if given := args.given or args.prompts:
+        return given
     try:
         text = sys.stdin.read() if args.file is None else args.file.read_text(encoding="utf-8")
         lines = [line for line in text.splitlines() if line.strip()]

@@ -21,26 +21,15 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_args(arguments)
-    progress = _Progress()
-    done = preprocess(
-        args.files,
-        args.output,
-        tokenizer=args.tokenizer,
-        vocab_size=args.vocab_size,
-        end_token=args.end_token,
-        key=args.key,
-        blank_lines=args.blank_lines,
-        validation_fraction=args.validation_fraction,
-        note=progress,
-    )
-    print(f"{_describe(done)} -> {args.output}")
+    done = preprocess(**vars(args), note=_Progress())
+    print(f"{_describe(done)} -> {args.folder}")
     return 0
 
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help=".jsonl or plain-text files")
-    parser.add_argument("--output", "-o", metavar="FOLDER", type=Path, required=True, help="a new folder")
+    parser.add_argument("--output", "-o", dest="folder", type=Path, required=True, help="a new folder")
     parser.add_argument(
         "--tokenizer", default="bytes", help="bytes (default), bpe (learned from the files), or a tokenizer.json"
     )

@@ -38,7 +38,6 @@ from libai.utils.distributed import (
     barrier,
     broadcast_object,
     default_device,
-    get_rank,
     get_world_size,
     is_main_process,
 )
@@ -69,7 +68,7 @@ def default_setup(
         prepare_output_dir(output_dir)
     barrier()
     raise_open_file_limit()  # loaders, sockets of many ranks and shards together exceed the usual limit of 1024
-    setup_logging(output_dir if trains else None, get_rank(), get_world_size(), holds_files=True, quiet=quiet)
+    setup_logging(output_dir if trains else None, holds_files=True, quiet=quiet)
     return config
 
 

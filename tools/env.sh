@@ -7,6 +7,7 @@
 #   VENV=/big/disk/venv bash tools/env.sh           create the environment in that folder
 #   NO_VENV=1 [PYTHON=…] bash tools/env.sh          use the current interpreter, or PYTHON, as it is
 #   NO_UV=1 bash tools/env.sh                       install with pip even if uv is available
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"   # started by `sh`
 set -euo pipefail
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 venv=${VENV:-$root/.venv}

@@ -4,6 +4,7 @@
 # SOURCE = a run's output folder or a Hugging Face folder; PROCS = processes on this machine that share the model
 #
 # Creates the project's Python environment if there is none (tools/env.sh), then continues the prompts (libai generate).
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"   # started by `sh`
 set -euo pipefail
 tools=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
 

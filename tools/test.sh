@@ -3,6 +3,7 @@
 #        bash tools/test.sh --all              the same, with the tests marked e2e
 #        bash tools/test.sh tests/config -k …  only pytest, with these arguments
 # Creates the project's Python environment if there is none (tools/env.sh --dev).
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"   # started by `sh`
 set -euo pipefail
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 case "${1:-}" in -h|--help) sed -n '2,5s/^# //p' "$root/tools/test.sh"; exit 0;; esac

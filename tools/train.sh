@@ -4,6 +4,7 @@
 # PROCS = processes on this machine. Several machines: before the command NODE=<number of machines> NODE_RANK=<0...> ADDR=<address of machine 0> [PORT=29500]
 #
 # Creates the project's Python environment if there is none (tools/env.sh), then starts the job (python -m libai.launch).
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"   # started by `sh`
 set -euo pipefail
 # If a job is started with a closed stream (`2>&-`), another file, such as this script, could get the stream's number.
 for fd in 1 2; do

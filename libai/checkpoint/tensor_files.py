@@ -135,7 +135,10 @@ def read_slots(path: Path) -> dict[str, Slot]:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
         except (safetensors.SafetensorError, ValueError) as error:
-            raise CheckpointError(f"{path} is not a valid safetensors file: {error}.") from None
+            raise CheckpointError(
+                f"{path} is not a valid safetensors file: {error}. It is damaged or of another "
+                "format. PyTorch writes such files with safetensors.torch.save_file."
+            ) from None
     header.pop("__metadata__", None)
     slots = {}
     for name, entry in header.items():

@@ -16,8 +16,8 @@ from libai.checkpoint.reader import TensorGroup, load, open_safetensors, open_sh
 from libai.checkpoint.retention import resolve
 from libai.checkpoint.tensor_files import TensorSpec, spec_of
 
-#: maximum number of lines of each kind in a report
-_MOST_LINES = 8
+#: maximum number of tensors of each kind in a report
+_MOST_NAMES = 8
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class WeightsReport:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        """Return a line of counts, then a line for each tensor that does not fit, up to eight of each kind:
+        """Return a line of counts, then a line for each kind of tensors that do not fit, with up to eight names:
 
-        checkpoint `iter_0000500`: 12 tensors fit, 1 missing, 1 unexpected, 1 mismatched.
-          missing: `tail.bias` is in the model, not on disk.
-          unexpected: `old.bias` is on disk, not in the model.
+        checkpoint `iter_0000500`: 12 tensors fit, 2 missing, 1 unexpected, 1 mismatched.
+          missing: `tail.bias`, `tail.weight` (in the model, not on disk).
+          unexpected: `old.bias` (on disk, not in the model).
           mismatched: `head.weight` is (1000, 768) on disk, (10, 768) in the model.
         """
         return self.text()
@@ -50,15 +50,16 @@ class WeightsReport:
         """Return the report, with the sentence `remedy` after the counts."""
         counts = f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, {len(self.mismatched)} mismatched"
         lines = [f"checkpoint `{self.source}`: {len(self.loaded)} tensors fit, {counts}. {remedy}".rstrip()]
-        for kind in (
-            [f"missing: `{name}` is in the model, not on disk." for name in self.missing],
-            [f"unexpected: `{name}` is on disk, not in the model." for name in self.unexpected],
-            [f"mismatched: `{name}` is {_difference(*specs)}." for name, specs in self.mismatched.items()],
-            [f"{pattern!r} of revise_keys matches no name on disk." for pattern in self.idle_patterns],
+        for line, found in (
+            ("  missing: {} (in the model, not on disk).", [f"`{name}`" for name in self.missing]),
+            ("  unexpected: {} (on disk, not in the model).", [f"`{name}`" for name in self.unexpected]),
+            ("  mismatched: {}.", [f"`{name}` is {_difference(*specs)}" for name, specs in self.mismatched.items()]),
+            ("  {} of revise_keys matches no name on disk.", [repr(pattern) for pattern in self.idle_patterns]),
         ):
-            if len(kind) > _MOST_LINES + 1:
-                kind[_MOST_LINES:] = [f"and {len(kind) - _MOST_LINES} more."]
-            lines += [f"  {line}" for line in kind]
+            if len(found) > _MOST_NAMES + 1:
+                found[_MOST_NAMES:] = [f"and {len(found) - _MOST_NAMES} more"]
+            if found:
+                lines.append(line.format(", ".join(found)))
         return "\n".join(lines)
 
 

@@ -19,15 +19,15 @@ _WORDS = "CONFIG [-n PROCS] [key=value | +key=value | ~key] [flags]"
 
 def train(arguments: Sequence[str]) -> int:
     """Train a config, given as a file or as the name of a shipped config."""
-    processes, words = _parse(arguments, f"train {_WORDS}", train.__doc__)
-    config = _take_name(words, "no config given. `libai train --help` lists the shipped ones.")
+    missing = "no config given. `libai train --help` lists the shipped ones."
+    config, processes, words = _parse(arguments, f"train {_WORDS}", train.__doc__, missing)
     return start(config, processes, words)
 
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Evaluate once: the newest checkpoint in a run's folder, or the weights in train.load_weight=CHECKPOINT."""
-    processes, words = _parse(arguments, f"eval RUN|{_WORDS}", evaluate.__doc__)
-    name = _take_name(words, "no run or config is given. Give the output folder of a run, or a config.")
+    missing = "no run or config is given. Give the output folder of a run, or a config."
+    name, processes, words = _parse(arguments, f"eval RUN|{_WORDS}", evaluate.__doc__, missing)
     words.append("--eval-only")
     if Path(name).is_dir():
         return _continue(Path(name), processes, words)
@@ -36,8 +36,8 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def resume(arguments: Sequence[str]) -> int:
     """Continue a run from the newest checkpoint in its folder, by default on the same number of processes."""
-    processes, words = _parse(arguments, f"resume RUN {_WORDS.partition(' ')[2]}", resume.__doc__)
-    name = _take_name(words, "no run is given. Give its output folder, such as out/mlp_digits.")
+    missing = "no run is given. Give its output folder, such as out/mlp_digits."
+    name, processes, words = _parse(arguments, f"resume RUN {_WORDS.partition(' ')[2]}", resume.__doc__, missing)
     return _continue(Path(name), processes, words)
 
 
@@ -83,8 +83,14 @@ def build_parser(usage: str = f"train {_WORDS}", description: str | None = train
     return parser
 
 
-def _parse(arguments: Sequence[str], usage: str, description: str | None) -> tuple[str | None, list[str]]:
-    """Return the value of `-n`, or None if it is not given, and the other arguments unchanged."""
+def _parse(
+    arguments: Sequence[str], usage: str, description: str | None, missing: str
+) -> tuple[str, str | None, list[str]]:
+    """Return the config or run, the value of `-n` or None, and the other arguments unchanged.
+
+    The config or run is the first argument that is neither a setting nor a flag. Raises `UserError` with the message
+    `missing` if there is none.
+    """
     if {"-h", "--help"} & set(arguments):
         names = sorted(path.stem for path in Path(shipped_configs()).glob("*.py"))
         description = f"{description}\n\nShipped configs: {', '.join(names)}. docs/config.md explains the settings."
@@ -92,12 +98,7 @@ def _parse(arguments: Sequence[str], usage: str, description: str | None) -> tup
     parser = Parser(usage=f"libai {usage}", add_help=False)
     parser.add_argument("-n", "--procs")
     known, words = parser.parse_known_args(list(arguments))
-    return known.procs, words
-
-
-def _take_name(words: list[str], missing: str) -> str:
-    """Remove the first argument that is neither a setting nor a flag, and return it."""
     for index, word in enumerate(words):
         if "=" not in word and not word.startswith(("-", "~", "+")):
-            return words.pop(index)
+            return words.pop(index), known.procs, words
     raise UserError(missing)

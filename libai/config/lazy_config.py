@@ -33,10 +33,10 @@ class LazyCall:
     """
 
     def __init__(self, target: Callable[..., Any] | str) -> None:
-        if not (callable(target) or isinstance(target, str)):
+        if not (hasattr(target, "__qualname__") or isinstance(target, str)):  # a built module is callable
             raise ConfigError(
-                f"LazyCall takes a class, a function or a dotted path, found {target!r} "
-                f"({type(target).__name__}). Write LazyCall(Target)(argument=value)."
+                "LazyCall takes a class, a function or a dotted path, found an object of type "
+                f"{type(target).__name__}. Write LazyCall(Target)(argument=value)."
             )
         self._target = target
 

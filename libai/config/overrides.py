@@ -150,8 +150,10 @@ def _parse(text: str) -> tuple[Any, str]:
             value = yaml.safe_load(raw) if raw.startswith("{") else None
             if isinstance(value, dict) and None not in value.values():
                 return value, raw
-        reason = f"cannot be read ({first_line(error)}). Quote the value, for bash twice: {name}=\"'{raw}'\""
-        raise ConfigError(f"{text}: {reason}") from error
+        remedy = f"Quote the value, for bash twice: {name}=\"'{raw}'\""
+        if raw.startswith("~/"):
+            remedy = f"The shell replaces ~ only at the start of a word: write {name}=$HOME{raw[1:]}"
+        raise ConfigError(f"{text}: cannot be read ({first_line(error)}). {remedy}") from error
     if isinstance(parsed._value, Sweep):
         raise ConfigError(
             f"{text}: several values for one run. Write {name}=[{raw}] for a list or {name}='{raw}' for text, or "

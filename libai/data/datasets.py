@@ -37,12 +37,11 @@ class InMemoryDataset:
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {key: array[index] for key, array in self.arrays.items()}
-
     def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the rows at `indices` of every array, each `(len(indices), ...)`."""
         return {key: array[indices] for key, array in self.arrays.items()}
+
+    __getitem__ = get_batch  # the index of one sample selects a row without its first axis
 
 
 def as_dataset(source: Any) -> Any:

@@ -74,7 +74,10 @@ def find_file(name: str, path: str) -> str:
         if os.path.isfile(place):
             return os.path.realpath(place)
         if os.path.exists(place):
-            raise UserError(f"{name} is {path or 'empty'}, which is a folder or a pipe. Give a regular file.")
+            raise UserError(
+                f"{name} is {path or 'empty'}, which is a folder or a pipe. Give a regular file, such as a run's "
+                "config.yaml."
+            )
         if os.path.isdir(os.path.dirname(place)):
             known += [str(Path(path).with_name(file.name)) for file in Path(place).parent.glob("*.py")]
     # find a file that has moved, such as LiBai's common/models/graph.py, which is common/graph.py here

@@ -43,9 +43,11 @@ def describe_error(text: str, exit_code: int) -> dict[str, Any]:
     `key` is the setting or flag, `place` is the file and line, and `fix` is the last sentence. Each is None if the
     message does not have it.
     """
-    key = re.search(r"\b(train|graph|model|optim|dataloader|(lr|momentum)_scheduler)(\.\w+)+|--[a-z][a-z-]*", text)
     place = re.match(r"(\S+\.(py|ya?ml)(:\d+)?): ", text)
     before, _, last = text.rpartition(". ")
+    key = re.search(
+        r"\b(train|graph|model|optim|dataloader|(lr|momentum)_scheduler)(\.\w+)+|--[a-z][a-z-]*", before or text
+    )
     return {
         "error": text,
         "key": key[0] if key else None,

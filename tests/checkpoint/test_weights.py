@@ -58,13 +58,10 @@ def test_a_mismatch_is_reported_exactly_and_nothing_is_copied(saved):
     assert str(error.value) == (
         "checkpoint `iter_0000500`: 5 tensors fit, 3 missing, 2 unexpected, 2 mismatched. "
         "`train.load_weight` with `strict=false` loads the tensors that fit; `revise_keys` renames tensors.\n"
-        "  missing: `extra.weight` is in the model, not on disk.\n"
-        "  missing: `norm.running_mean` is in the model, not on disk.\n"
-        "  missing: `norm.running_var` is in the model, not on disk.\n"
-        "  unexpected: `old.running_mean` is on disk, not in the model.\n"
-        "  unexpected: `old.running_var` is on disk, not in the model.\n"
-        "  mismatched: `head.bias` is (10,) on disk, (7,) in the model.\n"
-        "  mismatched: `head.weight` is (10, 8) on disk, (7, 8) in the model."
+        "  missing: `extra.weight`, `norm.running_mean`, `norm.running_var` (in the model, not on disk).\n"
+        "  unexpected: `old.running_mean`, `old.running_var` (on disk, not in the model).\n"
+        "  mismatched: `head.bias` is (10,) on disk, (7,) in the model, `head.weight` is (10, 8) on disk, (7, 8) in "
+        "the model."
     )
     assert _equal(_values(other), before)
 

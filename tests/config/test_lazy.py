@@ -30,5 +30,5 @@ def test_positional_arguments_are_refused_with_the_right_code():
 
 
 def test_something_that_cannot_be_called_is_refused():
-    with pytest.raises(ConfigError, match="takes a class, a function or a dotted path, found 3"):
+    with pytest.raises(ConfigError, match="takes a class, a function or a dotted path, found an object of type int"):
         LazyCall(3)

@@ -125,6 +125,11 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
             "Quote the value, for bash twice: train.output_dir=\"'out/x=y'\"",
         ),
         (
+            "train.output_dir=~/x",
+            "train.output_dir=~/x: cannot be read (token recognition error at: '~'). The shell replaces ~ only at the "
+            "start of a word: write train.output_dir=$HOME/x",
+        ),
+        (
             "--train.amp.enabled=true",
             "--train.amp.enabled=true: overrides are written key=value, without dashes: train.amp.enabled=true",
         ),

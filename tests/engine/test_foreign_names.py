@@ -61,7 +61,7 @@ SETTINGS = {
     "mean dataloader.test?": "dev_data val_dataloader",
     "--reset optimizer,schedule,data": "resume_optimizer resume_param_scheduler save_param_scheduler",
     "number of processes is PROCS": "mp_cfg dist_cfg env_kwargs resource_limit",
-    "processes is PROCS": "devices num_gpus world_size num_gpus_per_node",
+    "processes is PROCS": "devices num_gpus world_size num_gpus_per_node n",
     "launcher handle it": "launcher backend init_method local_rank nccl_port",
     "OneFlow's default applies": "cudnn_benchmark rdma_enabled enable_use_compute_stream",
     "belongs to another DDP": "find_unused_parameters broadcast_buffers bucket_cap_mb static_graph device_ids "

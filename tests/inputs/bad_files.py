@@ -53,9 +53,9 @@ FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         'from libai.config import LazyCall\nmodel = LazyCall("user_parts.Net")(4)\n',
         ("positional.py:2", "Name the arguments"),
     ),
-    "lazy_number.py": (
-        "from libai.config import LazyCall\nmodel = LazyCall(3)()\n",
-        ("lazy_number.py:2", "LazyCall takes"),
+    "lazy_built.py": (
+        GOOD + "from user_parts import Net\nmodel = LazyCall(Net())(width=4)\n",
+        ("lazy_built.py:3", "LazyCall takes", "an object of type Net. Write"),
     ),
 }
 PARTNER = "from circle import model\n"

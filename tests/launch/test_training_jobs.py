@@ -19,8 +19,8 @@ def folder(tmp_path_factory):
 
 def start(folder, name, processes, mode, *options):
     enabled = f"graph.enabled={str(mode == 'graph').lower()}"
-    options = (enabled, f"train.output_dir={name}", *options)
-    result = jobs.train_sh("user_config.py", processes, *options, cwd=folder, PYTHONWARNINGS="error")
+    folders = {"cwd": folder, "PYTHONWARNINGS": "error"}
+    result = jobs.train_sh("user_config.py", processes, enabled, f"train.output_dir={name}", *options, **folders)
     assert result.returncode == 0, result
     return result
 

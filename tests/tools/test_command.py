@@ -88,6 +88,7 @@ def test_a_mistake_in_a_training_is_json_too(processes):
     ("text", "key", "place", "fix"),
     [
         ("train.seedd: no such setting. Did you mean train.seed?", "train.seedd", None, "Did you mean train.seed?"),
+        ("unknown word x. `libai doctor --help` lists more.", None, None, "`libai doctor --help` lists more."),
         ("--foo: unknown flag. The flags are --json.", "--foo", None, "The flags are --json."),
         ("a/my.py:3: SyntaxError: '(' was never closed.", None, "a/my.py:3", None),
     ],

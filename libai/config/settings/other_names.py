@@ -138,7 +138,7 @@ _SETTINGS = {
 #: sentence about names that are not settings in libai -> these names
 _SENTENCES = {
     "The number of processes is PROCS, the third argument of tools/train.sh.": (
-        "gpus gpu num_gpus devices world_size nproc nproc_per_node num_processes procs num_gpus_per_node"
+        "gpus gpu num_gpus devices world_size nproc nproc_per_node num_processes procs num_gpus_per_node n"
     ),
     "The number of machines is the variable NODE (docs/launching.md).": "nodes num_nodes nnodes num_machines",
     "The number of processes is PROCS, and train.dist is their layout.": "mp_cfg dist_cfg env_cfg env_kwargs "

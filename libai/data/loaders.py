@@ -119,11 +119,6 @@ class TrainLoader:
         """Number of samples in one epoch over all ranks, which is the length of the dataset."""
         return self._stream.num_samples
 
-    @property
-    def consumed_samples(self) -> int:
-        """Number of samples returned on all ranks so far. Samples that were only read ahead do not count."""
-        return self._consumed_samples
-
     def __iter__(self) -> TrainLoader:
         return self
 
@@ -141,7 +136,7 @@ class TrainLoader:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return `{"consumed_samples": int}`, counted over all ranks.
+        """Return `{"consumed_samples": int}`: the samples returned on all ranks, without those only read ahead.
 
         This is the whole state, and it is valid for any number of ranks.
         """

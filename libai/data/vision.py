@@ -158,7 +158,7 @@ def stratified_split(labels: np.ndarray, validation_fraction: float, seed: int) 
 
 
 #: name -> classes, folder, label bytes per image (the last one is used), files, mean and std of the pixels
-_CIFAR: dict[str, tuple[int, str, int, dict[str, list[str]], tuple[float, ...], tuple[float, ...]]] = {
+_CIFAR = {
     "cifar10": (
         10,
         "cifar-10-batches-bin",

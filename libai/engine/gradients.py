@@ -69,7 +69,7 @@ class Gradients:
         """Convert the result of `name_inputs` to local tensors on this rank's device."""
         tensors = {}
         for name, value in batch.items():
-            tensor = value if isinstance(value, flow.Tensor) else as_tensor(value)
+            tensor = value if isinstance(value, flow.Tensor) else as_tensor(value, name)
             tensors[name] = tensor if self.device == "cpu" else tensor.to(self.device)
         return tensors
 

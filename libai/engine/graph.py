@@ -81,8 +81,6 @@ class GraphTrainer(ModelTrainer):
 
     def _begin_mode(self, auto_parallel: bool = False, train_graph: MakeGraph | None = None) -> None:
         """See `ModelTrainer._begin_mode`."""
-        #: true if this rank may run a forward pass without the other ranks
-        self._runs_alone = self.mesh.is_single
         self._make_graph = train_graph
         self._guards: Guards | None = None
         self.gradients.has_own_graph = train_graph is not None
@@ -97,7 +95,6 @@ class GraphTrainer(ModelTrainer):
         self._takes_key = False
         #: make every update eagerly: a graph that accumulates would not see the buffer changes of each micro-batch
         self._updates_eagerly = False
-        self._weighted = self.gradients.counts_items and self.options.num_accumulation_steps > 1
         has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
         self.optimizer_state = GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
         self._shapes: Shapes | None = None
@@ -186,7 +183,7 @@ class GraphTrainer(ModelTrainer):
         An eager forward pass checks the values that no earlier check has covered. Its side effects are undone.
         """
         gradients = self.gradients
-        watching = gradients.index_check.watch(batches, self._runs_alone)
+        watching = gradients.index_check.watch(batches, self.mesh.is_single)
         if watching is NOTHING:
             return
         with forward_rolled_back(self.model), watching, flow.no_grad():
@@ -234,9 +231,9 @@ class GraphTrainer(ModelTrainer):
         self._set_step_inputs()
         steps, layout, gradients = self.options.num_accumulation_steps, self.layout, self.gradients
         batch = gradients.to_device(batches[0] if steps == 1 else _join(batches))
-        inputs: dict[str, Any] = {"batch": layout.lay_out_batch(batch), "step": self._step_inputs}
+        inputs = {"batch": layout.lay_out_batch(batch), "step": self._step_inputs}
         shares: Shares = [1.0 / steps] * steps
-        if self._weighted:
+        if gradients.counts_items and steps > 1:
             shares = gradients.item_shares([gradients.to_device(part) for part in batches])
             inputs["share"] = map_shares(shares, layout.replicate)
         if self._takes_key:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ _MODE_OF_ARGUMENT = {
     "train_graph": "graph",
 }
 #: option → its valid values
-_CHOICES: Mapping[str, Sequence[Any]] = {
+_CHOICES = {
     "non_finite": ("raise", "skip", "rollback"),
     "zero_stage": (0, 1, 2, 3),
     "batch_scope": ("global", "rank"),

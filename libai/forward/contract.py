@@ -104,13 +104,15 @@ def _are_scalars(values: Any) -> bool:
 def _described(value: Any) -> str:
     if isinstance(value, flow.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key!r}: {_described(item)}' for key, item in value.items())}}}"
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def as_tensor(value: Any) -> flow.Tensor:
-    """Return one entry of a batch (an array, a number or a list of numbers) as a local CPU tensor.
+def as_tensor(value: Any, name: str) -> flow.Tensor:
+    """Return the entry `name` of a batch (an array, a number or a list of numbers) as a local CPU tensor.
 
     Raises `ModelContractError` for a value that no tensor can hold, such as text.
     """
@@ -122,10 +124,9 @@ def as_tensor(value: Any) -> flow.Tensor:
             array = array.astype(np.float32)
         return flow.from_numpy(array) if array.ndim else flow.tensor(array)
     except Exception as error:
-        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else _described(value)
         raise ModelContractError(
-            f"the batch contains {kind}, which cannot be converted to a tensor ({first_line(error)}): return arrays "
-            "of numbers or booleans from the dataset, or remove the key."
+            f"the batch's {name!r} is {_described(value)}, which cannot be converted to a tensor "
+            f"({first_line(error)}): return arrays of numbers or booleans from the dataset, or remove the key."
         ) from error
 
 

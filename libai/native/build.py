@@ -40,7 +40,7 @@ _LOOPS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp
 # the same flags as the oneflow wheel, which uses the old libstdc++ ABI
 _KERNELS: tuple[str, ...] = ("-O1", "-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=0", "-DHALF_ENABLE_CPP11_USER_LITERALS=0")
 _KERNELS += ("-DLLVM_DISABLE_ABI_BREAKING_CHECKS_ENFORCING=1", "-fstrict-aliasing")
-_UNITS: dict[str, tuple[str, tuple[str, ...]]] = {
+_UNITS = {
     "kernels": ("kernels.cpp", (*_COMMON, *_KERNELS)),
     "second_order": ("second_order.cpp", (*_COMMON, *_KERNELS)),
     "memory_plan": ("memory_plan.cpp", (*_COMMON, *_KERNELS)),

@@ -94,7 +94,7 @@ def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumula
     for name, value in weights(whole).items():
         assert np.array_equal(weights(resumed)[name], value), name
     # LiBai's eager mode counted micro-batches as iterations (defect 3)
-    assert resumed.train_loader.consumed_samples == whole.train_loader.consumed_samples == 8 * 8 * accumulation
+    assert resumed.train_loader.state_dict() == {"consumed_samples": 8 * 8 * accumulation}
 
 
 @pytest.mark.promise

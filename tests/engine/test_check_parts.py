@@ -75,7 +75,7 @@ def test_the_iterations_to_train_must_be_two_whole_numbers(parts, arguments):
     "x, text",
     [
         (np.zeros((4, 8)), r"does not fit the batch .*float64.*astype\('float32'\)"),
-        (np.array(["a", "b"]), "cannot be converted to a tensor.*numbers or booleans"),
+        (np.array(["a", "b"]), "the batch's 'x' is an array of <U1, .* be converted to a tensor.*numbers or booleans"),
     ],
 )
 def test_a_batch_of_float64_or_text(parts, x, text):

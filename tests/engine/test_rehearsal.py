@@ -81,7 +81,7 @@ class Cyclic:
     def step(self):
         self.steps += 1
         for group in self.optimizer.param_groups:
-            group["weight_decay"] = 0.1 * self.steps
+            group["weight_decay"] = np.float32(0.1 * self.steps)
 
 
 class Counting(flow.optim.SGD):

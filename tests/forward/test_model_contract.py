@@ -122,5 +122,5 @@ def test_too_many_items_are_refused_with_their_number():
 
 
 def test_a_number_in_a_batch_becomes_a_0_dim_tensor():
-    assert as_tensor(np.float32(2.0)).ndim == as_tensor(np.array(2.0)).ndim == 0
-    assert as_tensor([1.5, 2.0]).dtype is flow.float32 and as_tensor(np.zeros(2)).dtype is flow.float64
+    assert as_tensor(np.float32(2.0), "x").ndim == as_tensor(np.array(2.0), "x").ndim == 0
+    assert as_tensor([1.5, 2.0], "x").dtype is flow.float32 and as_tensor(np.zeros(2), "x").dtype is flow.float64

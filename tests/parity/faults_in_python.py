@@ -387,36 +387,34 @@ plant(
 plant(name="hook that counts", setup=_hooked(lambda layer: _counts_calls([])))(_inner)
 
 
-def _hook_of_gradients(hook):
-    return lambda layer: layer.inner.weight.register_hook(hook)
-
-
 def _count_steps(grad):
     STEPS[0] += 1
 
 
-def _growing():
+def _with_a_hook_that_remembers(layer):
     calls = []
 
     def hook(grad):
         calls.append(1)
         return grad * (1.0 + len(calls))
 
-    return hook
+    layer.inner.weight.register_hook(hook)
 
 
-def _with_a_hook_that_remembers(layer):
-    layer.inner.weight.register_hook(_growing())
-
-
-plant(name="gradient hook", setup=_hook_of_gradients(lambda grad: grad * 2.0), accumulation=2)(_inner)
+plant(name="gradient hook", setup=lambda layer: layer.inner.weight.register_hook(lambda grad: grad * 2.0))(_inner)
 plant("right", "refused", name="gradient hook that remembers", setup=_with_a_hook_that_remembers)(_inner)
+
+
+@plant("refused", "refused", named="Create it in __init__")
+def a_layer_created_in_forward(self, h, x):
+    self.late = nn.Linear(WIDTH, WIDTH)
+    return self.late(h)
 
 
 @plant(accumulation=2)
 def a_gradient_hook_of_an_activation(self, h, x):
     h = self.inner(h)
-    h.register_hook(lambda grad: grad * 2.0)
+    h.register_hook(lambda grad: grad.sign())  # not linear: it must see the gradients of single micro-batches
     return h
 
 

@@ -163,8 +163,6 @@ def distance(found: list[float], expected: list[float]) -> float:
 def distance_of_states(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
     """Return the largest difference of two tensors with the same name, relative to the largest element."""
     assert found.keys() == expected.keys()
-    largest = 0.0
-    for name, value in found.items():
-        apart = np.abs(value - expected[name]).max()
-        largest = max(largest, float(apart / max(np.abs(expected[name]).max(), 1e-3)))
-    return largest
+    return max(
+        np.abs(value - expected[name]).max() / max(np.abs(expected[name]).max(), 1e-3) for name, value in found.items()
+    )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import oneflow as flow
 from oneflow import nn
 
@@ -80,13 +81,15 @@ class TrainGraph(CompiledGraph):
         self.model = model
         self._layout = layout
         self.reads: Reads = {}
-        mesh = layout.mesh
-        self._changing = tuple(buffers)
+        self._changing = buffers
         self._accumulation = options.num_accumulation_steps
         self._clips = options.max_grad_norm is not None
         self._max_grad_value = options.max_grad_value
         self._random_scope = random_scope
         for group in optimizer.param_groups:
+            for key, value in group._options.items():
+                if isinstance(value, np.number):  # which OneFlow cannot compile
+                    group._options[key] = value.item()
             group._enable_clip_grad = self._clips
             if options.max_grad_norm is not None:
                 group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(options.max_grad_norm), 2.0
@@ -101,12 +104,12 @@ class TrainGraph(CompiledGraph):
             self.config.enable_amp(True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[options.amp])
         if auto_parallel:
             self.config.enable_auto_parallel(True)
-        is_replicated = mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
+        is_replicated = layout.mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
         # in these cases reading the variables directly is not safe (docs/dev/decisions/0005-graph-variables.md)
         needs_copies = self._accumulation > 1 or layout.cuts_parameters
         self._facts = JobFacts(
             copied_variables=[f"{MODULE_NAME}.{name}" for name, _ in named_tensors(model)] if needs_copies else (),
-            joins_gradients=mesh.data > 1 and is_replicated,
+            joins_gradients=layout.mesh.data > 1 and is_replicated,
             fuses_operations=is_replicated and are_kernels_on(),
             may_skip=options.amp == "fp16" and options.loss_scaling.is_dynamic,
         )
@@ -126,11 +129,12 @@ class TrainGraph(CompiledGraph):
             losses, metrics = read_losses(outputs, self.model.to(nn.Module))
             # a sum that includes an integer loss would end the process
             losses = {name: loss if loss.is_floating_point() else loss.float() for name, loss in losses.items()}
-            if share is None:
-                total = total_loss(losses)
+            if share is not None:
+                total = weighted_total(losses, map_shares(share, flow.Tensor.sum))
+            elif self._accumulation > 1:
+                total = total_loss(losses) / self._accumulation
             else:
-                count = float(self._accumulation)  # OneFlow averages over micro-batches
-                total = weighted_total(losses, map_shares(share, lambda one: one.sum() * count))
+                total = total_loss(losses)
             refuse_unsupported(self.model, self._changing, self._accumulation > 1)
             buffers = traced_buffers(self.model, self._changing)
         total.backward()

@@ -106,7 +106,8 @@ class PythonKept:
         label, skip = type(root).__name__, _IN_SNAPSHOT
         if isinstance(root, nn.Module):
             skip = OF_MODULE
-            self._put_back.append(functools.partial(_refill, root._buffers, dict(root._buffers)))  # not their values
+            for held in (root._modules, root._parameters, root._buffers):  # not the values of tensors
+                self._put_back.append(functools.partial(_refill, held, dict(held)))
             self._keep(hooks_of(root), label)
         self._keep_entries(vars(root), label, skip)
         for cls in type(root).__mro__:

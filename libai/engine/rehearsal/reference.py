@@ -162,18 +162,13 @@ def _first_update(
     """Make the first update, and fill in the facts of `reference`. Collective."""
     model = trainer.model
     weights = reference.states[0].weights
-    kinds = ("errors", "program", "reached", "changed", "flags")
-    mine: dict[str, list[str]] = {kind: [] for kind in kinds}
+    mine: dict[str, list[str]] = {kind: [] for kind in ("errors", "program", "reached", "changed", "flags")}
     draws = flow.get_rng_state()
 
     def forward(**batch: Any) -> Any:
         kept.stop()
-        hooks = (
-            saved_tensor_hooks(keep, _same)
-            if keep
-            else saved_tensor_hooks(lambda tensor: (tensor, _checksum(tensor)), compare)
-        )
-        with hooks:
+        pack, unpack = (keep, _same) if keep else (lambda tensor: (tensor, _checksum(tensor)), compare)
+        with saved_tensor_hooks(pack, unpack):
             outputs = trainer.gradients.forward(**batch)
         if reference.is_of_one_process:
             losses, metrics = read_losses(outputs, model)
@@ -195,10 +190,14 @@ def _first_update(
             if parameter.grad is not None:
                 mine["reached"].append(name)
                 mine["program"].append(f"the gradient of {name}")
+            if name not in weights:
+                raise UserError(
+                    f"forward has created the parameter {with_class(model, name)}, which the optimizer does not have. "
+                    "Create it in __init__."
+                )
             if not is_same(weights[name], array_of(parameter)):
                 mine["changed"].append(name)
 
-    result = None
     failure: Exception | None = None
     try:
         result = update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)
@@ -214,7 +213,6 @@ def _first_update(
         _refuse_other_programs(trainer, of_ranks, failure)
     if failure is not None:
         raise failure
-    assert result is not None
     reference.draws = "draws" in found["flags"]
     reference.overwrites = "overwrites" in found["flags"]
     reference.facts = Facts(

@@ -105,7 +105,6 @@ class LRCurve:
 
     lrs: list[float]
     losses: list[float]
-    has_diverged: bool
 
     @property
     def suggestion(self) -> float:
@@ -164,7 +163,7 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
             f"the loss diverged after {len(losses)} updates, at a learning rate of {lr:.1e}: too few for a curve. "
             f"Begin below {lowest:g}."
         )
-    return LRCurve(lrs, losses, has_diverged=len(losses) < num_iters)
+    return LRCurve(lrs, losses)
 
 
 def find_lr_of_run(run: Any, words: str) -> LRCurve:

@@ -18,6 +18,7 @@ from libai.utils.sizes import cut_into_buckets
 #: name prefixes of operations that OneFlow inserts between the gradients and the updates
 _AFTER_BACKWARD = ("System-", "Sys-")
 _OURS = "System-JoinedGradients"
+_MEAN = "Sys-DiffScale-ScalarMul-"
 _NUM_BYTES = 4
 
 
@@ -28,6 +29,16 @@ class _Edge(NamedTuple):
     reader: str
     argument: str
     position: int
+
+
+def sum_gradients(job: JobEdit) -> None:
+    """Add up the gradients of micro-batches instead of averaging them. `TrainGraph` weights their losses instead.
+
+    So gradient hooks get the same gradients as in eager mode.
+    """
+    for op in [op for op in job.ops.values() if op.name.startswith(_MEAN)]:
+        job.redirect(f"{op.name}/out_0", op.user_conf.input["in"].s[0])
+        job.remove(op.name)
 
 
 def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> None:

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from libai import __version__
 from libai.launch.guard import TRACEBACK_FLAG, guarded_main
@@ -88,7 +88,7 @@ def main() -> NoReturn:
     guarded_main(lambda: until_nobody_reads(lambda: dispatch(sys.argv[1:])))
 
 
-def until_nobody_reads(action: Callable[[], int | None]) -> int | None:
+def until_nobody_reads(action: Callable[[], Any]) -> Any:
     """Run `action`, which prints, and return its result, or None if the reader closes the pipe, as `… | head` does."""
     try:
         code = action()
@@ -96,4 +96,3 @@ def until_nobody_reads(action: Callable[[], int | None]) -> int | None:
         return code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output flushed at exit must not fail again
-        return None

@@ -219,22 +219,23 @@ def _report(error: BaseException) -> int:
     If a launcher started this rank, the launcher prints the error of the rank that failed first.
     """
     rank = _rank()
-    is_mistake = isinstance(error, UserError)
-    text = None
-    if is_mistake or getattr(error, "explains_itself", False):
+    text, code = None, EXIT_FAILED
+    shown = _shown(traceback.extract_tb(error.__traceback__))
+    if isinstance(error, UserError) or getattr(error, "explains_itself", False):
         text = str(error).strip() or type(error).__name__
-    elif isinstance(error, OSError):
-        text = explain_os_error(error, is_of_user=bool(_shown(traceback.extract_tb(error.__traceback__))))
-        # a restart of the ranks may find the disk again
-        is_mistake = text is not None and error.errno not in FULL and own_folder() is None
-    elif isinstance(error, ImportError):
-        from libai.launch.runtime import explain_import_error
+        code = getattr(error, "exit_code", EXIT_FAILED)
+    else:
+        if isinstance(error, OSError):
+            text = explain_os_error(error, bool(shown))
+        elif isinstance(error, ImportError) or not shown:
+            from libai.launch.runtime import explain_import_error
 
-        text = explain_import_error(error)
-        is_mistake = text is not None
+            text = explain_import_error(error)
+        # a restart of the ranks may find the disk or the memory again
+        if text is not None and own_folder() is None and getattr(error, "errno", None) not in FULL:
+            code = EXIT_USER_MISTAKE
     # a file name that is not valid UTF-8 cannot be written to a log unchanged
     said = f"error: {text or _traceback(error)}".encode(errors="backslashreplace").decode()
-    code = getattr(error, "exit_code", EXIT_USER_MISTAKE) if is_mistake else EXIT_FAILED
     if not _record_failure(error, said):
         say_error(with_rank(said, rank) if rank > 0 or (text is None and world_size() > 1) else said, code)
     elif rank > 0:

@@ -194,7 +194,7 @@ class OneFlowImportError(ImportError, UserError):
 
 
 def explain_import_error(error: BaseException) -> str | None:
-    """Return one line that explains how to fix a failed `import oneflow`, or None if `error` is unrelated to it."""
+    """Return one line that explains how to fix a failed `import oneflow` or a lack of memory, or None."""
     text = str(error)
     if isinstance(error, ModuleNotFoundError) and error.name in _NEEDED:
         found = f"{error.name} is not installed for {sys.executable}, Python {platform.python_version()}"
@@ -203,11 +203,17 @@ def explain_import_error(error: BaseException) -> str | None:
         return (
             f"{found}. Use the interpreter that `bash tools/env.sh` prints; it creates an environment if there is none."
         )
-    no_space = ("failed to map segment", "annot allocate memory", "Resource temporarily unavailable", "bad_alloc")
+    no_space = (
+        "failed to map segment",
+        "annot allocate memory",
+        "Resource temporarily unavailable",
+        "bad_alloc",
+        "new thread",
+    )
     if isinstance(error, MemoryError) or any(words in text for words in no_space):
         return (
-            f"`import oneflow` ran out of memory or threads ({text or 'MemoryError'}). It maps several gigabytes "
-            "of libraries: raise the limits (`ulimit -v unlimited`, `ulimit -u`, or the limits of the batch system)."
+            f"the process ran out of memory or threads ({text or 'MemoryError'}). Its libraries take several gigabytes "
+            "of address space: raise the limits (`ulimit -v unlimited`, `ulimit -u`, or the batch system's limits)."
         )
     if "libcudnn" in text or "libcublas" in text:
         library = text.split(":")[0]

@@ -12,6 +12,7 @@ import os
 import resource
 import shlex
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import jobs
@@ -70,18 +71,20 @@ def test_a_log_that_cannot_be_written_is_said_once(tmp_path, capfd):
     assert "still here" in out and left == []
 
 
-def test_the_error_names_the_file(tmp_path, capfd):
+def test_the_error_names_the_file_or_the_limit(tmp_path, capfd):
     writer = TensorBoardWriter(tmp_path / "tb")
     writer.begin()
     record = LogRecord(1, 1, {f"eval/val/{number}": 0.5 for number in range(200)})
     with small_files():
         assert run_guarded(lambda: atomic_write_text(tmp_path / "summary.json", "x" * 4000)) == 1
         assert run_guarded(lambda: writer.write(record)) == 1
+    assert run_guarded(partial(bytearray, sys.maxsize)) == 2
     writer.close()
     lines = capfd.readouterr().err.splitlines()
-    assert [line.split(" cannot be written: File too large. ")[0] for line in lines] == [
-        f"error: {tmp_path}/summary.json",
-        f"error: {tmp_path}/tb",
+    assert [line.split(". ")[0] for line in lines] == [
+        f"error: {tmp_path}/summary.json cannot be written: File too large",
+        f"error: {tmp_path}/tb cannot be written: File too large",
+        "error: the process ran out of memory or threads (MemoryError)",
     ]
 
 

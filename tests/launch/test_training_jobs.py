@@ -19,8 +19,8 @@ def folder(tmp_path_factory):
 
 def start(folder, name, processes, mode, *options):
     enabled = f"graph.enabled={str(mode == 'graph').lower()}"
-    folders = {"cwd": folder, "PYTHONWARNINGS": "error"}
-    result = jobs.train_sh("user_config.py", processes, enabled, f"train.output_dir={name}", *options, **folders)
+    output = f"train.output_dir={name}"
+    result = jobs.train_sh("user_config.py", processes, enabled, output, *options, cwd=folder, PYTHONWARNINGS="error")
     assert result.returncode == 0, result
     return result
 

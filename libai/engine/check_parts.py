@@ -41,7 +41,7 @@ def _can_evaluate(evaluator: Any) -> bool:
 
 
 #: part of a run → its rules, checked in order: (a class or a predicate, what the part must be, the remedy)
-_PARTS: dict[str, list[tuple[Any, str, str]]] = {
+_PARTS = {
     "model": [
         (nn.Module, "an oneflow.nn.Module", "Inherit from it: model = LazyCall(YourModule)(...)."),
         (

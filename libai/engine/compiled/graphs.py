@@ -27,6 +27,7 @@ from libai.native.kernels import are_kernels_on
 from libai.parallel import GlobalLayout, Layout, named_tensors
 from libai.patches.compiled_graph import CompiledGraph, refuse_unsupported
 from libai.patches.job.clip import clip_by_value
+from libai.patches.job.gradients import sum_gradients
 from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.passes import JobFacts, repair_job, simplify_job
 from libai.patches.job.variables import first_of_equal, is_update
@@ -177,6 +178,8 @@ class TrainGraph(CompiledGraph):
             self._connect(job, out2name)
 
     def _connect(self, job: JobEdit, out2name: Any) -> None:
+        if self._accumulation > 1:
+            sum_gradients(job)
         repair_job(job, self._facts)
         norm_source = ""
         step_values = self._step_values(job)

@@ -18,6 +18,7 @@ from libai.utils.sizes import cut_into_buckets
 #: name prefixes of operations that OneFlow inserts between the gradients and the updates
 _AFTER_BACKWARD = ("System-", "Sys-")
 _OURS = "System-JoinedGradients"
+#: name prefix of the operations that average gradients (`scalar_mul`) or undo a dynamic loss scale
 _MEAN = "Sys-DiffScale-ScalarMul-"
 _NUM_BYTES = 4
 
@@ -36,7 +37,7 @@ def sum_gradients(job: JobEdit) -> None:
 
     So gradient hooks get the same gradients as in eager mode.
     """
-    for op in [op for op in job.ops.values() if op.name.startswith(_MEAN)]:
+    for op in [op for op in job.ops.values() if op.name.startswith(_MEAN) and job.kind(op) == "scalar_mul"]:
         job.redirect(f"{op.name}/out_0", op.user_conf.input["in"].s[0])
         job.remove(op.name)
 

@@ -90,24 +90,25 @@ def _split_of(text: str, validation_fraction: float) -> str:
 
 
 def _texts(path: Path, key: str, blank_lines: bool) -> Iterator[str]:
-    """Yield the documents of a file. Raises `DataError` with the line of a document that cannot be read."""
-    if path.suffix not in (".jsonl", ".json") and not blank_lines:
-        yield _decoded(path.read_bytes())
-        return
+    """Yield the documents of a file. Raises `DataError` for a file that is not text, or with the line of a document."""
     with path.open("rb") as lines:
-        if not blank_lines or path.suffix in (".jsonl", ".json"):
+        if b"\0" in lines.peek():  # bytes that are not UTF-8 are replaced, but this would replace most of them
+            raise DataError(f"{path} is not text: it contains zero bytes. Decompress it, or save it as UTF-8.")
+        if path.suffix in (".jsonl", ".json"):
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _text_of_json(path, number, line, key)
-            return
-        paragraph: list[bytes] = []
-        for line in lines:
-            if line.strip():
-                paragraph.append(line)
-            elif paragraph:
-                yield _decoded(b"".join(paragraph))
-                paragraph = []
-        yield _decoded(b"".join(paragraph))
+        elif not blank_lines:
+            yield _decoded(lines.read())
+        else:
+            paragraph: list[bytes] = []
+            for line in lines:
+                if line.strip():
+                    paragraph.append(line)
+                elif paragraph:
+                    yield _decoded(b"".join(paragraph))
+                    paragraph = []
+            yield _decoded(b"".join(paragraph))
 
 
 def _text_of_json(path: Path, number: int, line: bytes, key: str) -> str:

@@ -80,6 +80,7 @@ def test_plain_text_is_a_document_a_file_or_a_paragraph(tmp_path):
         ('{"text": "a"}\n{"text"\n', [], "line 2: not JSON"),
         ('{"text": "a"}\n[1]\n', [], r"line 2: there is no text 'text', only a list"),
         ('{"body": "a"}\n', [], r"line 1: there is no text 'text', only \['body'\]"),
+        ("a\0b\0", [], "in.jsonl is not text: it contains zero bytes"),
         ('{"text": "a"}\n', [], "no document is left for"),
         ('{"text": "a"}\n', ["--tokenizer", "bpe"], "the number of tokens to learn"),
         ('{"text": "a"}\n', ["--tokenizer", "no.json"], "the path of a tokenizer.json"),
@@ -89,7 +90,7 @@ def test_mistakes_are_one_clear_error_and_leave_nothing(tmp_path, content, optio
     (tmp_path / "in.jsonl").write_text(content)
     with pytest.raises(DataError, match=message):
         run([str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out"), *options])
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+    assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 
 def test_half_of_a_surrogate_pair_becomes_a_question_mark(tmp_path):

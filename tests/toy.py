@@ -9,6 +9,9 @@ from oneflow import nn
 from libai.engine import EagerTrainer, GraphTrainer
 from libai.parallel import Mesh
 
+#: one dict of arrays per batch
+Batches = list[dict[str, np.ndarray]]
+
 
 class Classifier(nn.Module):
     """Two layers and a cross entropy."""
@@ -57,7 +60,7 @@ class LateReader(Classifier):
         return {"losses": {"cls": super().forward(x, y)["losses"]["cls"] + late.sum()}}
 
 
-def batches(count: int, size: int = 8, ignored: float = 0.0, seed: int = 0) -> list[dict[str, np.ndarray]]:
+def batches(count: int, size: int = 8, ignored: float = 0.0, seed: int = 0) -> Batches:
     """Return `count` batches of `size` samples. `ignored`: fraction of labels that are -100 (never all of a batch)."""
     rng = np.random.RandomState(seed)
     made = []
@@ -69,7 +72,7 @@ def batches(count: int, size: int = 8, ignored: float = 0.0, seed: int = 0) -> l
     return made
 
 
-def split(batch: dict[str, np.ndarray], parts: int) -> list[dict[str, np.ndarray]]:
+def split(batch: dict[str, np.ndarray], parts: int) -> Batches:
     """Split a batch into equal micro-batches."""
     return [dict(zip(batch, pieces)) for pieces in zip(*(np.split(v, parts) for v in batch.values()))]
 

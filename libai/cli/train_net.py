@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from libai.cli.main import until_nobody_reads
 from libai.config import Args, load_config, parse_args
@@ -35,7 +36,8 @@ def config_of(args: Args):
     return load_config(args.config, overrides, get_world_size())
 
 
-def main() -> int:
+def main(run_class: Any = None) -> int:
+    """Run the command line with `run_class`, a subclass of `libai.engine.Run` (default: `Run`)."""
     args = parse_args(sys.argv[1:], prog="train_net.py")
     notes = own_folder()
     if notes is None and world_size() == 1 and not (args.quiet or args.print_config):
@@ -53,7 +55,7 @@ def main() -> int:
     config = default_setup(config, args.overrides, trains=trains, quiet=args.quiet)
     if notes is not None and trains and is_main_process():
         Path(notes, OUTPUT_DIR).write_text(os.path.abspath(config.train.output_dir), encoding="utf-8")
-    run = Run(config, resume=args.resume or config.train.resume, reset=args.reset)
+    run = (run_class or Run)(config, resume=args.resume or config.train.resume, reset=args.reset)
     if args.dry_run:
         run.dry_run()
     elif args.find_lr:

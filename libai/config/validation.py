@@ -192,6 +192,11 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
             close = did_you_mean(where, ["dataloader.train", "dataloader.test"])
             problems.append(f"{where}: no such setting; a dataloader has train and test.{close}")
     evaluators = train.evaluation.evaluators
+    if TARGET in evaluators:
+        problems.append(
+            "train.evaluation.evaluators is one evaluator: expected names, train.evaluation.evaluators = "
+            '{"NAME": LazyCall(...)(...)}.'
+        )
     for name, section in evaluators.items():
         if isinstance(section, Mapping) and TARGET not in section and str(name) not in datasets:
             problems.append(
@@ -269,9 +274,9 @@ def _check_below(node: Any, path: str, problems: list[str], kind: str | None = N
 def calls_by_dataset(evaluators: Any) -> dict[str, Any]:
     """Return name -> LazyCall. Evaluators in the section of a dataset are named `<dataset>/<name>`."""
     found: dict[str, Any] = {}
-    for name, section in ((str(name), evaluators[name]) for name in evaluators):
+    for name, section in evaluators.items():
         if isinstance(section, Mapping) and TARGET not in section:
-            found.update({f"{name}/{inner!s}": section[inner] for inner in section})
+            found.update({f"{name!s}/{inner!s}": section[inner] for inner in section})
         else:
-            found[name] = section
+            found[str(name)] = section
     return found

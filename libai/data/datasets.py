@@ -37,7 +37,7 @@ class InMemoryDataset:
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
 
-    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def get_batch(self, indices: np.ndarray) -> Batch:
         """Return the rows at `indices` of every array, each `(len(indices), ...)`."""
         return {key: array[indices] for key, array in self.arrays.items()}
 
@@ -117,7 +117,7 @@ class BlendedDataset(BatchDataset):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def get_batch(self, indices: np.ndarray) -> Batch:
         """Return the samples at `indices`, with a single read from each dataset."""
         sources, rows = self._sources[indices], self._rows[indices]
         parts = [read_rows(self.datasets[source], rows[sources == source]) for source in np.unique(sources)]

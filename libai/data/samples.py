@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from libai.data.datasets import BatchDataset, read_rows
+from libai.data.datasets import Batch, BatchDataset, read_rows
 from libai.data.errors import DataError
 from libai.data.sampling import SampleRandom
 
@@ -53,16 +53,16 @@ class MaskedTokens(BatchDataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def get_batch(self, indices: np.ndarray) -> Batch:
         """Return the masked samples at `indices` (batch,): `input_ids` and `labels`, each (batch, length) int64."""
         return self._mask(read_rows(self.dataset, indices), SampleRandom(self.seed, np.asarray(indices)))
 
-    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
+    def augment_batch(self, batch: Batch, random: SampleRandom) -> Batch:
         """Return the same samples with the masks for their positions in the stream."""
         is_masked = batch["labels"] != self.ignore_index
         return self._mask({**batch, "input_ids": np.where(is_masked, batch["labels"], batch["input_ids"])}, random)
 
-    def _mask(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
+    def _mask(self, batch: Batch, random: SampleRandom) -> Batch:
         tokens = batch["input_ids"]
         chosen, kind, other = np.split(random.uniform(3 * tokens.shape[1]), 3, axis=1)
         is_chosen = (chosen < self.mask_prob) & ~np.isin(tokens, self.special_tokens)
@@ -116,7 +116,7 @@ class SentenceOrder(BatchDataset):
     def __len__(self) -> int:
         return len(self._starts)
 
-    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def get_batch(self, indices: np.ndarray) -> Batch:
         """Return the samples at `indices`.
 
         The labels have the shape `(len(indices),)`, all other arrays `(len(indices), sequence_length)`.
@@ -202,13 +202,13 @@ class SpanCorruption(BatchDataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def get_batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def get_batch(self, indices: np.ndarray) -> Batch:
         """Return the corrupted samples at `indices` (batch,): `input_ids` and `labels`, each (batch, …) int64."""
         return self._corrupt(
             read_rows(self.dataset, indices)["input_ids"], SampleRandom(self.seed, np.asarray(indices))
         )
 
-    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
+    def augment_batch(self, batch: Batch, random: SampleRandom) -> Batch:
         """Return the same texts with the spans for their positions in the stream."""
         return self._corrupt(self._texts(batch["input_ids"][:, :-1], batch["labels"][:, :-1]), random)
 
@@ -228,7 +228,7 @@ class SpanCorruption(BatchDataset):
         both, is_sentinel = (np.take_along_axis(array, order, axis=1) for array in (both, is_sentinel))
         return both[~is_sentinel].reshape(rows, -1)
 
-    def _corrupt(self, tokens: np.ndarray, random: SampleRandom) -> dict[str, np.ndarray]:
+    def _corrupt(self, tokens: np.ndarray, random: SampleRandom) -> Batch:
         rows, length = tokens.shape
         draws = random.uniform(length - 2)
         kept = self._lengths(length - self.num_missing, draws[:, self.num_missing - 1 :])

@@ -6,7 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from libai.utils.errors import UserError
 from libai.utils.seeding import generators_kept
 
 logger = logging.getLogger("libai.engine")
+
+#: batches of this rank, or a function that returns them and is called at the first read
+LoaderOrBuilder: TypeAlias = "Iterable[Any] | Callable[[], Iterable[Any]]"
 
 
 class DataFeed:
@@ -35,7 +38,7 @@ class DataFeed:
             data position is ahead of the weights, so they must not be saved together.
     """
 
-    def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]], num_micro_batches: int = 1):
+    def __init__(self, source: LoaderOrBuilder, num_micro_batches: int = 1):
         self.seconds = 0.0
         self.items_per_iter: int | None = None
         self.is_ahead = False
@@ -43,7 +46,7 @@ class DataFeed:
         self._num_micro_batches = num_micro_batches
         self.reset(source)
 
-    def reset(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+    def reset(self, source: LoaderOrBuilder) -> None:
         """See `TrainerBase.reset_data_loader`."""
         self._builder = source if callable(source) else None
         self._loader: Any = None if self._builder else source

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from libai.config.settings.other_names import member_meant
 from libai.engine.check_parts import check_iterations
-from libai.engine.data_feed import DataFeed
+from libai.engine.data_feed import DataFeed, LoaderOrBuilder
 from libai.engine.events.storage import EventStorage
 from libai.engine.hook_base import HOOK_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
 from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics
@@ -145,7 +145,7 @@ class TrainerBase:
 
     def __init__(
         self,
-        data_loader: Iterable[Any] | Callable[[], Iterable[Any]],
+        data_loader: LoaderOrBuilder,
         *,
         num_accumulation_steps: int = 1,
     ):
@@ -208,7 +208,7 @@ class TrainerBase:
         """The loader that `feed` reads; `reset_data_loader` replaces it."""
         return self.feed.loader
 
-    def reset_data_loader(self, builder: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+    def reset_data_loader(self, builder: LoaderOrBuilder) -> None:
         """Replace the data loader from the next iteration on.
 
         `builder`: the loader, or a function that returns it and is called at the first read. Batches that were read

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import oneflow as flow
 from oneflow import nn
@@ -31,6 +31,8 @@ _LOSS_SCALE = {
 }
 #: methods of an optimizer that read or write its state
 _METHODS_ON_STATE = ("state_dict", "load_state_dict")
+#: tensors `<parameter>/<key>` and JSON-serializable scalars, in the form shared by both modes
+PortableState: TypeAlias = "tuple[dict[str, Any], dict[str, Any]]"
 
 
 class OptimizerState:
@@ -47,7 +49,7 @@ class OptimizerState:
         self.model = model
         self.optimizer = optimizer
 
-    def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def export(self) -> PortableState:
         """Return tensors `<parameter>/<key>` and JSON-serializable scalars, in the form shared by both modes."""
         return export_state(self.optimizer, self._parameters())
 
@@ -130,14 +132,14 @@ class GraphOptimizerState(OptimizerState):
             delattr(self.optimizer, name)
         super().load(*state)
 
-    def export(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def export(self) -> PortableState:
         """See `OptimizerState.export`."""
         if self.graph is None:
             return super().export()
         tensors, scalars = self._of_both(self.graph.state_dict())
         return tensors, scalars | self.loss_scale()
 
-    def _of_both(self, in_graph: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _of_both(self, in_graph: Mapping[str, Any]) -> PortableState:
         """Return the state from the graph and the rest from the optimizer, in the form shared by both modes."""
         # with loss scaling the graph counts the steps, because it may skip updates; otherwise the optimizer counts
         step = None if self._has_loss_scale else self.optimizer._state["step"]

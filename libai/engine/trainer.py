@@ -7,7 +7,7 @@ A mode defines `update`, `_begin_mode`, `_needs_global_tensors` and `_build_step
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -19,6 +19,7 @@ import oneflow as flow
 
 from libai.engine.check_parts import check_arguments, check_metrics, check_part
 from libai.engine.compiled.build_errors import raise_forward_error
+from libai.engine.data_feed import LoaderOrBuilder
 from libai.engine.gradients import Batch, Gradients
 from libai.engine.hooks.bad_losses import BadLossHook, are_finite
 from libai.engine.hooks.ema import EMAHook
@@ -78,7 +79,7 @@ class ModelTrainer(TrainerBase):
     def __init__(
         self,
         model: flow.nn.Module,
-        data_loader: Iterable[Any] | Callable[[], Iterable[Any]],
+        data_loader: LoaderOrBuilder,
         optimizer: flow.optim.Optimizer,
         options: TrainOptions | None = None,
         *,

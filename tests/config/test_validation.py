@@ -117,6 +117,11 @@ def test_interpolations_are_resolved():
             "the datasets of dataloader.test have names: expected a section, dataloader.test = "
             '{"val": LazyCall(...)(...)}.',
         ),
+        (
+            {"train": {"evaluation": {"evaluators": LazyCall(Net)()}}},
+            "train.evaluation.evaluators is one evaluator: expected names, train.evaluation.evaluators = "
+            '{"NAME": LazyCall(...)(...)}.',
+        ),
     ],
 )
 def test_each_mistake_has_its_text(sections, text):

@@ -144,6 +144,21 @@ def test_every_part_can_be_replaced_by_a_subclass(mode, tmp_path):
     assert "eval/mine/loss" in jobs.read_metrics(tmp_path)[-1]
 
 
+def test_a_run_may_have_a_trainer_class_for_one_mode(mode, tmp_path):
+    class MyTrainer(Run.trainers[mode]):
+        pass
+
+    class MyRun(Run):
+        trainers = {mode: MyTrainer}
+
+    run = contract_runs.make_run(tmp_path / "own", mode, cls=MyRun)
+    run.train()
+    assert type(run.trainer) is MyTrainer
+    other = "eager" if mode == "graph" else "graph"
+    with pytest.raises(UserError, match=f"MyRun.trainers has no trainer for {other} mode. Add a class to it, or set "):
+        contract_runs.make_run(tmp_path / "other", other, cls=MyRun)
+
+
 def test_the_config_that_ran_is_written_and_runs_again(mode, tmp_path):
     contract_runs.train(tmp_path / "first", mode)
     config = LazyConfig.load(tmp_path / "first" / "config.yaml")

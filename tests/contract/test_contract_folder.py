@@ -244,7 +244,7 @@ def test_a_folder_is_named_after_the_time_of_the_job(tmp_path, mode, monkeypatch
 
 def banner_of(run) -> dict[str, str]:
     """Return the lines of the banner of `run`: title -> text."""
-    lines: list[str] = []
+    lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("libai.engine")

@@ -49,7 +49,7 @@ def test_a_hook_for_the_main_rank_is_left_out_on_the_others(mode, monkeypatch):
 
 def test_preparation_is_done_once_and_a_graph_compiles_once(tmp_path, mode, monkeypatch):
     """A longer run calls `forward` more often in eager mode but not in graph mode."""
-    calls: list[int] = []
+    calls = []
     relu = toy.flow.relu
     monkeypatch.setattr(toy.flow, "relu", lambda x: calls.append(1) or relu(x))
     counts = []

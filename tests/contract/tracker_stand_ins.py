@@ -27,7 +27,7 @@ class Run:
 
 def install(monkeypatch: Any, package: str) -> dict[str, dict[str, Any]]:
     """Replace `package` with a fake. Return the data sent to each of its runs, by id or name."""
-    sent: dict[str, dict[str, Any]] = {}
+    sent = {}
 
     def find(key: str) -> dict[str, Any]:
         return sent.setdefault(key, {"rows": [], "config": {}, "opened": 0, "finished": 0})

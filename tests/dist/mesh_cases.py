@@ -196,12 +196,12 @@ def _swapped_shards() -> AbstractContextManager[Any]:
 # ---------------------------------------------------------------------------------------------------- running a case
 
 
-def batches_of(plan: Planned) -> list[dict[str, np.ndarray]]:
+def batches_of(plan: Planned) -> toy.Batches:
     """Return the global batches of a case."""
     return plan.case.batches()[: plan.iterations]
 
 
-def parts_of(plan: Planned, mesh: Mesh) -> list[dict[str, np.ndarray]]:
+def parts_of(plan: Planned, mesh: Mesh) -> toy.Batches:
     """Return the micro-batches of this rank, which are those of its data rank."""
     steps = plan.case.accumulation
     pieces = [toy.split(batch, steps * mesh.data) for batch in batches_of(plan)]
@@ -234,7 +234,7 @@ def build_trainer(plan: Planned, loader: Any = None, **options: Any) -> Any:
 
 def record(trainer: Any) -> list[dict[str, float]]:
     """Return a list that collects the metrics of every iteration of `trainer`."""
-    lines: list[dict[str, float]] = []
+    lines = []
     trainer.register_hooks([CallbackHook(after_step=lambda t: lines.append(t.fetch_metrics()))])
     return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import oneflow as flow
+import toy
 from oneflow import nn
 
 from libai.layers import Dropout
@@ -97,7 +98,7 @@ class PlainModel(nn.Module):
         return (labels != -100).sum()
 
 
-def token_batches() -> list[dict[str, np.ndarray]]:
+def token_batches() -> toy.Batches:
     """Return batches for `PlainModel` with about 40 % ignored labels, a different number in each sample."""
     size = 16
     rng = np.random.RandomState(0)
@@ -112,12 +113,12 @@ def token_batches() -> list[dict[str, np.ndarray]]:
     return made
 
 
-def gpt_batches() -> list[dict[str, np.ndarray]]:
+def gpt_batches() -> toy.Batches:
     """Return the same batches without the mask, for GPT."""
     return [{"input_ids": batch["ids"], "labels": batch["labels"]} for batch in token_batches()]
 
 
-def bert_batches() -> list[dict[str, np.ndarray]]:
+def bert_batches() -> toy.Batches:
     """Return the same batches with BERT's mask, which is 0 on padding."""
     return [
         {"input_ids": b["ids"], "labels": b["labels"], "attention_mask": (b["mask"] == 0).astype(np.int64)}
@@ -125,7 +126,7 @@ def bert_batches() -> list[dict[str, np.ndarray]]:
     ]
 
 
-def image_batches() -> list[dict[str, np.ndarray]]:
+def image_batches() -> toy.Batches:
     """Return 8 x 8 images with one label each."""
     rng = np.random.RandomState(1)
     return [

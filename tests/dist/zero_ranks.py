@@ -37,7 +37,7 @@ ITERATIONS, BATCH, LENGTH, VOCABULARY = 20, 8, 12, 64
 MODES = ("eager", "graph")
 
 
-def texts() -> list[dict[str, np.ndarray]]:
+def texts() -> toy.Batches:
     """Return token batches shorter than the model's longest sequence, with some ignored labels."""
     rng = np.random.RandomState(0)
     made = []
@@ -93,7 +93,7 @@ def planned(world: int) -> Iterator[Planned]:
 
 def trained(plan: Planned, mode: str) -> tuple[Result, Any]:
     """Return the result of a run on this job's mesh, and its last trainer."""
-    lines: list[dict[str, float]] = []
+    lines = []
 
     def note(trainer: Any) -> None:
         lines.append(trainer.fetch_metrics())

@@ -29,7 +29,7 @@ from libai.parallel import ParallelPlan
 from libai.scheduler import in_sequence
 
 #: page -> number of its blocks, including blocks run in jobs, so a new block cannot be forgotten
-COUNTS = {"model_and_data": 13, "training": 9, "quickstart": 3, "modes": 2, "parallelism": 1, "launching": 1}
+COUNTS = {"model_and_data": 13, "training": 10, "quickstart": 3, "modes": 2, "parallelism": 1, "launching": 1}
 COUNTS.update(config=2, checkpoints=2, inference=3)
 
 

@@ -77,6 +77,8 @@ def folder(tmp_path_factory):
     for name in ("my_model.py", "my_config.py"):
         (folder / name).write_text(file_shown("docs/quickstart.md", f"`{name}`"))
     (folder / "my_hooks.py").write_text(file_shown("docs/training.md", "### Writing a hook"))
+    (folder / "my_trainer.py").write_text(file_shown("docs/training.md", "### A training step of your own"))
+    (folder / "my_train.py").write_text(file_shown("docs/training.md", "here `my_train.py`"))
     (folder / "switch.py").write_text(file_shown("docs/modes.md", "## Switch during a run"))
     return folder
 
@@ -115,6 +117,13 @@ def test_the_own_model_trains_alike_in_both_modes(folder):
 def test_the_hook_of_the_docs_runs(folder):
     result = train(folder, "hook", "train.extra_hooks=[{_target_: my_hooks.PrintLoss, every: 20}]")
     assert re.findall(r"^after (\d+): \d\.\d{4}$", result.stdout, re.MULTILINE) == ["20", "40", "60"]
+
+
+@pytest.mark.e2e
+def test_the_own_step_of_the_docs_trains_a_run(folder):
+    words = ["my_train.py", "my_config.py", "train.output_dir=own"]
+    result = jobs.run([sys.executable, *words], cwd=folder, PYTHONPATH=str(ROOT))
+    assert "done after 400 iterations" in result.stdout, result
 
 
 @pytest.mark.e2e

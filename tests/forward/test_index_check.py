@@ -95,6 +95,18 @@ def test_labels_that_forward_moves_and_flattens_are_checked(mode):
     assert "or 7 to ignore it" in text
 
 
+class Unflattened(Language):
+    """Passes its logits (batch, length, classes) to a cross entropy, which expects the classes on the second axis."""
+
+    def forward(self, ids, labels):
+        return {"losses": {"lm": F.cross_entropy(self.head(self.tokens(ids)), labels)}}
+
+
+def test_logits_of_tokens_must_be_flattened(mode):
+    with pytest.raises(UserError, match=r"got logits \(8, 6, 20\) for labels \(8, 6\).* write cross_entropy\("):
+        trainer(mode, Unflattened(), language_batches(1)).train(0, 1)
+
+
 def test_values_that_forward_limits_or_never_looks_up_are_fine(mode):
     rng = np.random.default_rng(0)
     batches = [

@@ -24,7 +24,7 @@ from libai.utils.distributed import get_rank, get_world_size
 
 ITERATIONS = 20
 BATCH = 16
-Batches = list[dict[str, np.ndarray]]
+Batches = toy.Batches
 
 
 def tagged_batches() -> Batches:
@@ -176,7 +176,7 @@ def trained(case: Case, mode: str) -> Result:
         max_grad_norm=case.max_norm,
         seed=case.seed,
     )
-    lines: list[dict[str, float]] = []
+    lines = []
     trainer.register_hooks([CallbackHook(after_step=lambda t: lines.append(t.fetch_metrics()))])
     trainer.train(0, len(case.batches()))
     return Result(

@@ -129,7 +129,7 @@ def groups_with(kind: str, first: dict[str, Any], second: dict[str, Any], **opti
 
 
 def text_batches(ignored: float = 0.4, vocabulary: int = 64, length: int = 12) -> Any:
-    def make() -> list[dict[str, np.ndarray]]:
+    def make() -> toy.Batches:
         rng = np.random.RandomState(1)
         made = []
         for _ in range(ITERATIONS):
@@ -142,7 +142,7 @@ def text_batches(ignored: float = 0.4, vocabulary: int = 64, length: int = 12) -
     return make
 
 
-def two_label_batches() -> list[dict[str, np.ndarray]]:
+def two_label_batches() -> toy.Batches:
     """Return labels of tokens, only one of them counted in the first samples, and a label for each sample."""
     made = text_batches()()
     for batch in made:
@@ -151,7 +151,7 @@ def two_label_batches() -> list[dict[str, np.ndarray]]:
     return made
 
 
-def image_batches(classes: int = 10, seed: int = 2) -> list[dict[str, np.ndarray]]:
+def image_batches(classes: int = 10, seed: int = 2) -> toy.Batches:
     rng = np.random.RandomState(seed)
     return [
         {"images": rng.randn(8, 1, 8, 8).astype(np.float32), "labels": rng.randint(0, classes, 8)}

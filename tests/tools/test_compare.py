@@ -60,13 +60,18 @@ class Page(HTMLParser):
 
 
 def test_what_differs_and_the_last_metrics_are_printed(tmp_path, capsys):
-    a = make_run(tmp_path / "a", model={"width": 4})
+    a = make_run(tmp_path / "a", model={"width": 4, "path": ""})
     b = make_run(tmp_path / "b", 0.2, (3.0, 1.25, 0.75), processes=2, status=None)
     rows = compared(capsys, a, b)
     assert rows[0] == ["last value", a, b]
     assert rows[1:4] == [["status", "finished", "unfinished"], ["iterations", "20", "30"], ["train/loss", "1", "0.75"]]
     assert rows[5] == ["differs", a, b]
-    assert rows[6:] == [["optim.lr", "0.1", "0.2"], ["model.width", "4", "-"], ["layout.world_size", "1", "2"]]
+    assert rows[6:] == [
+        ["optim.lr", "0.1", "0.2"],
+        ["model.width", "4", "-"],
+        ["model.path", '""', "-"],
+        ["layout.world_size", "1", "2"],
+    ]
 
 
 def test_json_has_the_values_unrounded(tmp_path, capsys):

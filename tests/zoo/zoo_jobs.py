@@ -21,7 +21,7 @@ CELL_SECONDS, START_SECONDS = 90, 180
 
 def run_cells(cells: Sequence[Any], ranks: int, folder: Path) -> dict[str, dict[str, Any]]:
     """Cell → `{"outcome": equal | refused | different | raised | crashed | hung, "apart": …, "text": …}`."""
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     waiting = [str(cell) for cell in cells]
     while waiting:
         ended = _run_job(waiting, ranks, folder)

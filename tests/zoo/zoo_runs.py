@@ -177,7 +177,7 @@ def trained(cell: Cell) -> Curve:
     model, optimizer = build(cell.model)
     pieces = [split(batch, cell.accumulation * mesh.data) for batch in zoo_data.batches(zoo()[cell.model][1])]
     loader = [piece[step * mesh.data + mesh.data_rank] for piece in pieces for step in range(cell.accumulation)]
-    lines: list[dict[str, float]] = []
+    lines = []
     trainer = None
     try:
         trainer = TRAINERS[cell.mode](

@@ -169,12 +169,12 @@ def _show_best(best: dict[str, Any]) -> str:
 
 
 def _show(value: Any) -> str:
-    """Format a value as it is written in a config. Floats get at most six digits."""
+    """Format a value as it is written in a config. Floats get at most six digits, and an empty string gets quotes."""
     if value is _MISSING:
         return "-"
     if isinstance(value, float):
         return f"{value:.6g}"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return value if value and isinstance(value, str) else json.dumps(value, default=str)
 
 
 def as_json(records: dict[str, Record]) -> dict[str, Any]:

@@ -97,6 +97,7 @@ def _keep_the_faster(run: Any) -> None:
 def _refusal(run: Any, mode: str) -> str:
     """Return why config, optimizer or a hook does not support `mode`, or "" if all support it."""
     try:
+        trainer_class(run, mode)
         check_supported(run.config, mode, run.mesh.device)
         if mode == "graph":
             refuse_own_update(run.optimizer)
@@ -105,6 +106,16 @@ def _refusal(run: Any, mode: str) -> str:
     except UserError as error:
         return str(error)
     return ""
+
+
+def trainer_class(run: Any, mode: str) -> Any:
+    """Return the class in `run.trainers` for `mode`. Raises `UserError` if there is none."""
+    if mode not in run.trainers:
+        raise UserError(
+            f"{type(run).__name__}.trainers has no trainer for {mode} mode. Add a class to it, or set "
+            f"graph.enabled={str(mode != 'graph').lower()}."
+        )
+    return run.trainers[mode]
 
 
 def switch(run: Any, mode: str, reason: str) -> None:

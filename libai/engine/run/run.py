@@ -84,9 +84,10 @@ class Run(build.Parts):
     Attributes: `config`, `folder`, `mesh`, `plan`, `model`, `optimizer`, `lr_scheduler`, `train_loader`,
     `test_loaders`, `evaluators`, `checkpointer` and `trainer`, the `EagerTrainer` or `GraphTrainer` that runs the loop.
 
-    To change one part, subclass and override its `build_*` method.
+    To change one part, subclass and override its `build_*` method, or `trainers`, the trainer class of each mode.
     """
 
+    trainers: Mapping[str, Any] = TRAINERS
     timer: IterationTimer
     _next_mode: str | None = None
 
@@ -165,7 +166,7 @@ class Run(build.Parts):
             deterministic=train.deterministic,
             batch_scope=train.dist.batch_scope,
         )
-        return TRAINERS[mode](
+        return modes.trainer_class(self, mode)(
             model,
             data_loader,
             optimizer,

@@ -40,13 +40,16 @@ class LazyCall:
             )
         self._target = target
 
+    def __repr__(self) -> str:
+        return f"LazyCall({describe(self._target)})"
+
     def __call__(self, /, *args: Any, **arguments: Any) -> DictConfig:
         """Return the config of the call. Raises `ConfigError` for positional arguments: overrides need names."""
         target = self._target
         if args:
             names = keyword_names(target) if callable(target) else []
             right = ", ".join(f"{name}={value!r}" for name, value in zip(names, args)) or "name=value"
-            call = f"LazyCall({describe(target)})"
+            call = repr(self)
             raise ConfigError(
                 f"{call} got {len(args)} positional argument(s). Name the arguments, so that they can be overridden: "
                 f"{call}({right})."
@@ -161,8 +164,8 @@ def _plain(value: Any, path: str, problems: list[str], targets: list[str]) -> An
     else:
         kind = type(value).__name__
         problems.append(
-            f"{path} holds a built {kind}, which a saved config cannot describe. Write LazyCall({kind})(...) in its "
-            "place."
+            f"{path} holds a built {kind}, which a saved config cannot describe. In its place, write "
+            f"LazyCall({kind})(...) or a LazyCall of the function that returns it."
         )
     targets.append(name or "")
     return name if is_target else {TARGET: "libai.config.locate", "path": name}

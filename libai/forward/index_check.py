@@ -203,8 +203,8 @@ def _classes(
     if input.ndim > 1 and target.ndim == input.ndim - 1 and target.shape != (input.shape[0], *input.shape[2:]):
         raise UserError(  # OneFlow 0.9 ends the process
             f"the cross entropy got logits {tuple(input.shape)} for labels {tuple(target.shape)}. The second axis of "
-            "the logits must count the classes, and the other axes must be those of the labels. For logits (batch, "
-            "length, classes) write cross_entropy(logits.flatten(0, -2), labels.flatten())."
+            "the logits must count the classes, and the labels must have all other axes. For logits (batch, length, "
+            "classes) write cross_entropy(logits.flatten(0, -2), labels.flatten())."
         )
     return "cross entropy", input.shape[min(1, input.ndim - 1)], target, ignore_index
 

@@ -10,7 +10,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from libai.utils.errors import UserError
 from libai.utils.sizes import format_bytes
@@ -23,8 +23,10 @@ _RAISE = {
 }
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+AnyPath: TypeAlias = "str | os.PathLike[str]"
 
-def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+
+def atomic_write_bytes(path: AnyPath, data: bytes) -> None:
     """Replace or create `path` with `data`. The data is on disk when this returns.
 
     The data is written to a temporary file in the same folder, fsynced and renamed. A reader sees either the old or the
@@ -45,7 +47,7 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     fsync_dir(path.parent)
 
 
-def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
+def atomic_write_text(path: AnyPath, text: str) -> None:
     """Write `text` in UTF-8 by `atomic_write_bytes`."""
     atomic_write_bytes(path, text.encode())
 
@@ -76,7 +78,7 @@ def point_link(link: Path, target: Path) -> None:
     os.replace(temporary, link)
 
 
-def fsync_dir(path: str | os.PathLike[str]) -> None:
+def fsync_dir(path: AnyPath) -> None:
     """Fsync the folder `path`, so that a rename or a new file in it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -86,7 +88,7 @@ def fsync_dir(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def naming(path: AnyPath) -> Iterator[None]:
     """Add `path` to an `OSError` raised in the block without a file name, as by a failed write."""
     try:
         yield
@@ -128,7 +130,7 @@ def explain_os_error(error: OSError, is_of_user: bool) -> str | None:
     return f"{place}{error.strerror}. {remedy}."
 
 
-def free_space(path: str | os.PathLike[str]) -> str:
+def free_space(path: AnyPath) -> str:
     """Return text such as `, 12 KiB are free there` for the disk of `path`, or "" if the free space is unknown."""
     folder = Path(path)
     while not folder.is_dir() and folder != folder.parent:

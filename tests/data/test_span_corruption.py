@@ -24,7 +24,7 @@ def restored(sample: dict[str, np.ndarray]) -> list[int]:
     """Return the text: every sentinel of the input is replaced by the tokens that follow it in the labels."""
     *labels, end = sample["labels"].tolist()
     assert end == 999
-    spans: dict[int, list[int]] = {}
+    spans = {}
     for token in labels:
         if token >= 1000:
             spans[token] = []

@@ -35,7 +35,7 @@ class Cell:
 
 
 def cells() -> dict[str, Cell]:
-    found: dict[str, Cell] = {}
+    found = {}
     eager_ranks = {"gradient_reduction": "global"}
     for name, model in {**cm.COUPLED, **cm.UNCOUPLED}.items():
         for mode in ("eager", "graph"):

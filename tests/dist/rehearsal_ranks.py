@@ -27,7 +27,7 @@ from libai.utils.errors import UserError  # noqa: E402
 
 
 def main(folder: str) -> None:
-    rows: dict[str, Any] = {}
+    rows = {}
     for mode in ("eager", "graph"):
         for model in (Averaging, Dropping):
             rows[f"plain, {mode}, {model.__name__}"] = run(folder, mode, model, "train.rehearse=0")

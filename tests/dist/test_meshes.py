@@ -36,7 +36,7 @@ def test_every_mesh_trains_evaluates_and_predicts_as_one_process_does(rows_of, w
 def journeys(tmp_path_factory):
     """Results of the runs that change mesh, mode or course. Each job passes its checkpoints to the next."""
     folder = tmp_path_factory.mktemp("journeys")
-    found: dict[str, Any] = {}
+    found = {}
     for processes, names in ((1, ["start"]), (2, ["middle", "switch", "skip", "refuse"]), (1, ["end"])):
         target = str(folder / f"{names[0]}.json")
         found.update(launch("mesh_journeys.py", processes, folder, str(folder / "checkpoints"), target, *names))

@@ -29,7 +29,7 @@ from libai.parallel import ParallelPlan
 from libai.scheduler import in_sequence
 
 #: page -> number of its blocks, including blocks run in jobs, so a new block cannot be forgotten
-COUNTS = {"model_and_data": 13, "training": 10, "quickstart": 3, "modes": 2, "parallelism": 1, "launching": 1}
+COUNTS = {"model_and_data": 13, "training": 10, "quickstart": 4, "modes": 2, "parallelism": 1, "launching": 1}
 COUNTS.update(config=2, checkpoints=2, inference=3)
 
 
@@ -126,7 +126,7 @@ def test_quickstart(tmp_path, monkeypatch):
     (tmp_path / "notes/a").mkdir(parents=True)
     for number in range(12):
         (tmp_path / f"notes/a/{number}.md").write_text(f"some words of note {number}\n" * 100)
-    (tmp_path / "notes.py").write_text(block("quickstart", 2))
+    (tmp_path / "notes.py").write_text(block("quickstart", 3))
     checked = validate(LazyConfig.load("notes.py"))
     assert len(instantiate(checked.dataloader.train.dataset)) > 0
     assert checked.train.output_dir == "out/notes"

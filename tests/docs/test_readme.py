@@ -76,6 +76,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     for name in ("my_model.py", "my_config.py"):
         (folder / name).write_text(file_shown("docs/quickstart.md", f"`{name}`"))
+    (folder / "predict.py").write_text(file_shown("docs/quickstart.md", "`predict.py`"))
     (folder / "my_hooks.py").write_text(file_shown("docs/training.md", "### Writing a hook"))
     (folder / "my_trainer.py").write_text(file_shown("docs/training.md", "### A training step of your own"))
     (folder / "my_train.py").write_text(file_shown("docs/training.md", "here `my_train.py`"))
@@ -134,6 +135,8 @@ def test_the_switch_of_the_docs_continues_the_curve(folder):
     whole = jobs.train_net("my_config.py", "train.output_dir=whole", cwd=folder)
     assert whole.returncode == 0, whole
     assert_same_curve(folder / "whole", folder / "out/wave")
+    result = jobs.run([sys.executable, "predict.py"], cwd=folder, PYTHONPATH=str(ROOT))
+    assert result.stdout.startswith("tensor([[0."), result
 
 
 @pytest.mark.e2e

@@ -60,7 +60,7 @@ def train(build: Any, kind: str, optimizer: str) -> list[float]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    curves: dict[str, Any] = {}
+    curves = {}
     for source in SOURCES:
         for name, (build, kind) in models_of(source).items():
             try:

@@ -274,7 +274,10 @@ def _dataset(predictor: Any, args: Any) -> Iterable[Columns]:
 def _classes(pipeline: Any, outputs: Columns) -> Columns:
     """Return the most likely class of each sample and its probability."""
     if "logits" not in outputs:
-        raise UserError(f"--classify needs the output logits, but the outputs are {', '.join(outputs)}.")
+        raise UserError(
+            f"--classify needs the output logits, but the outputs are {', '.join(outputs)}. Return it in eval mode, or "
+            "leave --classify out."
+        )
     names, probabilities = zip(*pipeline.classes_of(outputs["logits"]))
     return {"class": np.array(names), "probability": np.array(probabilities)}
 

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from libai import checkpoint
 from libai.checkpoint import list_checkpoints
@@ -34,6 +34,8 @@ logger = logging.getLogger("libai.engine")
 #: the value of `resume` that continues a run if there is one
 AUTO = "auto"
 RUN_FILE, ENV_FILE = "run.json", "env.json"
+#: returns file name → text, for the files that a run writes at its start
+MakeFiles: TypeAlias = "Callable[[], Mapping[str, str]]"
 PREVIOUS = "previous"
 #: files that a run writes, in the order in which they are moved. Links come first, while their targets exist.
 #: Files with the run's id come last: an interrupted move can then continue. `rank_*.stderr` stays, because the
@@ -139,7 +141,7 @@ class RunFolder:
 
     # ------------------------------------------------------------------ writing
 
-    def begin(self, contents: Callable[[], Mapping[str, str]]) -> None:
+    def begin(self, contents: MakeFiles) -> None:
         """Take the folder for this run: lock it, move an earlier run aside, write `contents` (file name → text).
 
         May be called again, also after `release`. Raises `UserError` if another job has the folder. Collective.
@@ -158,7 +160,7 @@ class RunFolder:
         if lock is not None:
             lock.release()
 
-    def _take(self, contents: Callable[[], Mapping[str, str]]) -> None:
+    def _take(self, contents: MakeFiles) -> None:
         prepare_output_dir(self.path)
         lock = FolderLock(self.path)
         try:
@@ -172,7 +174,7 @@ class RunFolder:
         self._lock = lock
         weakref.finalize(self, lock.release)
 
-    def _start(self, contents: Callable[[], Mapping[str, str]]) -> None:
+    def _start(self, contents: MakeFiles) -> None:
         # the folder was read without the lock: another job may have run in it since
         if self._is_continued and self._names != self._own_names():
             raise UserError(

@@ -60,7 +60,7 @@ class TensorSpec:
         return math.prod(self.shape) * self.raw_dtype.itemsize
 
     def fits(self, other: TensorSpec) -> bool:
-        """Return True if the values can be copied to `other`: equal shapes, and equal or two floating-point dtypes."""
+        """Return True if the values can be copied to `other`: the same shape, and the same or two floating dtypes."""
         is_floating = self.dtype in FLOATING and other.dtype in FLOATING
         return self.shape == other.shape and (self.dtype == other.dtype or is_floating)
 

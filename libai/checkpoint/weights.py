@@ -175,7 +175,7 @@ def _difference(disk: TensorSpec, model: TensorSpec) -> str:
 
 
 def _copy(tensor: Any, value: Any) -> None:
-    """Copy a full value into a oneflow tensor, keeping its memory, device, placement and layout."""
+    """Copy a full value into a oneflow tensor, whose memory, device, placement and layout stay the same."""
     import oneflow as flow
 
     from libai.utils.tensors import full_tensor

@@ -184,7 +184,7 @@ def find_tokenizer(spec: str) -> Path:
     path = Path(spec).expanduser()
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
-        raise DataError(f'tokenizer={spec!r} is unknown: use "bytes", "bpe", or the path of a tokenizer.json.')
+        raise DataError(f'tokenizer={spec!r} is neither "bytes", "bpe" nor the path of a tokenizer.json.')
     return path
 
 

@@ -357,9 +357,9 @@ class ModelTrainer(TrainerBase):
         """
         if self.optimizer is not self.optimizer_state.optimizer or self.model is not self.gradients.model:
             raise UserError(
-                f"iteration {self.iter + 1}: trainer.optimizer or trainer.model is another object than at the start, "
-                "but updates use the old one. Change its values instead (param_groups, load_state_dict), or build a "
-                "new trainer."
+                f"iteration {self.iter + 1}: trainer.optimizer or trainer.model has been replaced by another object, "
+                "but updates use the old one. Change the values of the old one instead (param_groups, "
+                "load_state_dict), or build a new trainer."
             )
         self.loop.rates = self._current_lrs()
         if self.lr_scheduler is not None and not self._schedule_needs_metric:

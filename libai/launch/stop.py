@@ -173,7 +173,7 @@ def describe_stop(code: int) -> str:
 
 
 def exit_code_of(code: int, is_resumable: bool) -> int:
-    """Return the exit code of the process after a stop with the answer `code`."""
+    """Return the exit code of a process that was stopped. `code`: the number of the signal, or `TIME_LIMIT`."""
     if is_resumable:
         return EXIT_RESUMABLE
     return 128 + (signal.SIGTERM if code == TIME_LIMIT else code)

@@ -255,9 +255,9 @@ class T5(T5Encoder, LanguageModel):
         context: flow.Tensor,
         context_mask: flow.Tensor | None = None,
     ) -> flow.Tensor:
-        """Return the decoder's output as the output layer reads it, (batch, target length, hidden_size).
+        """Return the input of the output layer for the target, (batch, target length, hidden_size).
 
-        `input_ids` are the tokens of the target. All rows have the same positions. `context` can be the encoder's
+        `input_ids` are the tokens of the target. `positions` must be equal in all rows. `context` can be the encoder's
         output or the result of `keys_values`. The other arguments are the same as in `GPT.features` and `Block`.
         """
         mask = mask + self.decoder_bias(mask.shape[-1], None if positions is None else positions[0])

@@ -33,7 +33,7 @@ def use_operation() -> None:
             or axis < 1
             or tuple(input.shape[axis:]) != tuple(normalized_shape)
             or not _is_pair(weight, bias)
-            or (weight is None and input.is_global)  # it would crash a graph on several ranks
+            or (weight is None and input.is_global)  # our call would crash a graph on several ranks
         ):
             return stock(input, normalized_shape, weight, bias, eps)
         axes = {"begin_norm_axis": axis, "begin_params_axis": axis}

@@ -76,7 +76,7 @@ def _guard_dequeue() -> None:
 
 
 def is_known_code(dequeue: bytes, wait: bytes) -> bool:
-    """Return True if the two OneFlow functions start with the code that the waiting code was written for."""
+    """Return True if both OneFlow functions start with the machine code that `waiting_code` relies on."""
     return bool(_DEQUEUE_CODE.match(dequeue) and _WAIT_CODE.match(wait))
 
 

@@ -99,7 +99,7 @@ def naming(path: AnyPath) -> Iterator[None]:
 
 
 def is_full_disk(error: BaseException | None) -> bool:
-    """Return True if the error or its cause means that a disk, a quota or the limit of files is exhausted."""
+    """Return True if the error or its cause means that a disk is full or a limit on files is reached."""
     causes = (error, getattr(error, "__cause__", None))
     return any(getattr(cause, "errno", None) in (*FULL, errno.EMFILE) for cause in causes)
 

@@ -76,7 +76,7 @@ def test_a_checkpoint_of_another_run_is_neither_resumed_nor_pruned(tmp_path, cap
     shutil.copytree(tmp_path / "other/checkpoints/iter_0000008", tmp_path / "own/checkpoints/iter_0000008")
     resumed = make_run(tmp_path / "own", "eager", "train.seed=5", "train.checkpointer.max_to_keep=1", resume=True)
     assert resumed.start_iter == 5
-    assert any("ignored iter_0000008: it does not belong to run" in message for message in caplog.messages)
+    assert any("ignored iter_0000008: not part of run" in message for message in caplog.messages)
     resumed.train(until=6)
     assert names(tmp_path / "own") == ["iter_0000006", "iter_0000008"]
 

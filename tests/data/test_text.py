@@ -58,7 +58,7 @@ def test_changed_files_and_options_are_prepared_anew(corpus, cache):
         ({"files": "missing/*.txt"}, r"'missing/\*\.txt' .* matches no file"),
         ({"files": []}, "no text files were given"),
         ({"files": "."}, r"matches a folder, add"),
-        ({"tokenizer": "words"}, "tokenizer='words' is unknown"),
+        ({"tokenizer": "words"}, "tokenizer='words' is neither"),
         ({"tokenizer": "bpe"}, "add vocab_size"),
         ({"vocab_size": 1000}, "always has 257 tokens"),
         ({"validation_fraction": 1.0}, "not a fraction"),

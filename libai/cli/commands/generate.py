@@ -95,7 +95,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--num-beams", type=int, default=1, help="number of beams (default 1)")
     parser.add_argument(
-        "--length-penalty", type=float, default=1.0, help="length exponent in the score of a beam (default 1)"
+        "--length-penalty", type=float, default=1.0, help="exponent of the length that divides a score (default 1)"
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed for sampling (default 0)")
     parser.add_argument(

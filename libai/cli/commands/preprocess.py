@@ -34,7 +34,7 @@ def build_parser() -> Parser:
         "--tokenizer", default="bytes", help="bytes (default), bpe (learned from the files), or a tokenizer.json"
     )
     parser.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size for bpe")
-    parser.add_argument("--end-token", metavar="TOKEN", help="token that ends a document (default: the usual names)")
+    parser.add_argument("--end-token", metavar="TOKEN", help="token that ends a document (default: e.g. <|endoftext|>)")
     parser.add_argument("--key", default="text", help="key of the text in a line of .jsonl (default text)")
     parser.add_argument("--blank-lines", action="store_true", help="treat each paragraph of plain text as a document")
     parser.add_argument(

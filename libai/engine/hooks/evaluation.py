@@ -111,7 +111,7 @@ class MetricHook(HookBase):
         self.last_iter: int | None = None
 
     def before_train(self) -> None:
-        """Has `after_step` called once there is a new value."""
+        """Requests a call of `after_step` after each new value."""
         self.trainer.storage.wake_at(self.metric, self)
 
     def judge(self, value: float) -> None:

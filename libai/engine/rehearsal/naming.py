@@ -139,7 +139,7 @@ def _in_forward(expected: Record, found: Record) -> Culprit | None:
 
 
 def _in_backward(expected: Record, found: Record) -> Culprit | None:
-    """Search from the end of the forward: the code that follows the last value with a different gradient is wrong."""
+    """Return the code that follows the last value of forward whose gradient differs, or None if no gradient differs."""
     gradients = {name: mean for name, mean in expected.means.items() if name.startswith(GRADIENT)}
     smallest = _SMALLEST * max((float(np.abs(mean).max()) for mean in gradients.values()), default=0.0)
     after = current = ("", "")  # the following event and its coder

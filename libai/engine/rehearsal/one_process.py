@@ -69,7 +69,7 @@ def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches
 
 
 def _fits_on_a_rank(trainer: Any) -> bool:
-    """Return whether a rank has memory for the whole model.
+    """Return whether a rank has enough memory for the whole model.
 
     This is checked only if ranks hold parts of it, on CPU, on a machine that reports its free memory. Otherwise the
     result is True.

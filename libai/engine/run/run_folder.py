@@ -120,7 +120,7 @@ class RunFolder:
         self._names = self._own_names()
         foreign = [path.name for path in list_checkpoints(self.root) if path.name not in self._names]
         if foreign and self._is_continued and is_main_process():
-            logger.warning("ignored %s: it does not belong to run %s", ", ".join(foreign), self.run_id)
+            logger.warning("ignored %s: not part of run %s", ", ".join(foreign), self.run_id)
         self.is_held = False  # set on every rank, although only rank 0 has the lock
         self._has_begun = False
         self._lock: FolderLock | None = None

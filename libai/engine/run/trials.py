@@ -42,8 +42,8 @@ def dry_run(run: Any) -> None:
     """Make a few updates, check that a checkpoint can hold the state, and evaluate one batch of each dataset.
 
     Logs a table of the parameters, the peak memory of a process, and the seconds per iteration and for the whole run.
-    Afterwards weights, optimizer, schedule and data position are as before, and the output folder is untouched. Of the
-    points of hooks, only `evaluating` and, in eager mode, `after_backward` are called. Collective.
+    Afterwards weights, optimizer, schedule and data position are as before, and the output folder is untouched. The
+    only hook points called are `evaluating` and, in eager mode, `after_backward`. Collective.
     """
     began = time.perf_counter()
     run.resolve_mode()

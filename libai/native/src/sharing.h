@@ -1,6 +1,6 @@
 // Decides whether to split loops among threads. Splitting pays on idle cores, but seldom on cores that other programs
 // keep busy. The choice holds for all operations, and for a stretch of time. If some loops were split and others not,
-// their numbers would move to and fro between the caches of two cores, and the rarer way would look slow.
+// their data would move back and forth between the caches of two cores, and the rarer way would look slow.
 #pragma once
 #include <algorithm>
 #include <cstdint>

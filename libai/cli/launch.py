@@ -169,7 +169,7 @@ def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
     restarts, words = take_restarts(arguments, {})
     if restarts:
         raise UserError(f"--max-restarts {restarts}: {place.launcher} starts the processes and must restart them.")
-    runtime.hide_rendezvous_environment()  # the check of the config must not wait for other ranks
+    runtime.hide_rendezvous_environment()  # the config check must not wait for other ranks
     port = choose_port(str(place.port), place.size, place.rank)
     job = Job(TRAINING, find_config(config), 1, tuple(words), place.size, place.rank, place.address, port)
     if place.rank == 0:

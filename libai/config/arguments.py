@@ -82,7 +82,7 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
         if equals and given.setdefault(key, value) != value:
             problems.append(f"{key} is given twice, as {given[key]} and as {value}. Give it once.")
     if sum(bool(values[name]) for name in ("dry_run", "eval_only", "find_lr")) > 1:
-        problems.append("--dry-run, --eval-only and --find-lr exclude each other. Give one of them.")
+        problems.append("--dry-run, --eval-only and --find-lr cannot be combined. Give one of them.")
     if problems:
         raise ConfigError(problems)
     return Args(config=config, overrides=words, **values)

@@ -147,7 +147,7 @@ class LossPolicy:
     """Reaction of the loop to a loss that is not finite. This base class ends training."""
 
     def all_good(self) -> None:
-        """Called after a check that found all losses up to now finite."""
+        """Called after a check in which all losses so far were finite."""
 
     def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
         """Called for the first iteration (0-based) whose loss is not finite. Collective.

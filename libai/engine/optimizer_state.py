@@ -199,7 +199,7 @@ class GraphOptimizerState(OptimizerState):
 
     @contextmanager
     def variables(self) -> Iterator[dict[str, flow.Tensor]]:
-        """Yield the live tensors that the compiled graph keeps besides the module: optimizer state and step count.
+        """Yield the live tensors that the compiled graph keeps apart from the module: optimizer state and step count.
 
         They are keyed by name. OneFlow 0.9 does not order eager operations on them with launches of the graph, as it
         does for the module's own tensors: a pending update could overwrite a change made here, and the next one could

@@ -92,7 +92,7 @@ class TrainOptions:
 
     @classmethod
     def of(cls, owner: str, options: Any, settings: Mapping[str, Any]) -> TrainOptions:
-        """Return a copy of `options` in which `settings` replace single fields.
+        """Return a copy of `options` in which `settings` replace individual fields.
 
         Raises `UserError` for an unknown setting, or if `options` is not a `TrainOptions`. `owner`: name of the
         trainer's class, for the message.

@@ -64,7 +64,7 @@ class ModelTrainer(TrainerBase):
         options: training options.
         lr_scheduler: any object with `step()`, which is called once after each update. If its `step` needs a metric,
             `hooks.LRHook` calls it instead.
-        settings: single fields of `options`, and arguments that only the class's mode accepts.
+        settings: individual fields of `options`, and arguments that only the class's mode accepts.
     """
 
     #: exports and loads the optimizer's state in the form shared by both modes
@@ -327,7 +327,7 @@ class ModelTrainer(TrainerBase):
             for name, parameter in self.model.named_parameters()
             if not parameter.is_global or all(kind == flow.sbp.broadcast for kind in parameter.sbp)
         }
-        mine["the settings of the optimizer"] = repr([group._options for group in self.optimizer.param_groups])
+        mine["the optimizer's configuration"] = repr([group._options for group in self.optimizer.param_groups])
         by_rank = gather_objects(mine)
         differing = [name for name in mine if any(theirs.get(name) != mine[name] for theirs in by_rank)]
         if differing:
@@ -504,7 +504,7 @@ class ModelTrainer(TrainerBase):
 
         Model, optimizer, schedule, loader and hooks stay the same. In a job of several processes the parameters become
         local or global tensors. After DDP they are also replaced by new `Parameter` objects, because OneFlow 0.9's DDP
-        leaves hooks on parameters that cannot be removed. Do not keep references to single parameters.
+        leaves hooks on parameters that cannot be removed. Do not keep references to individual parameters.
 
         `settings`: arguments of the trainer of `mode`. `amp` and `gradient_reduction` are reset to their defaults.
 

@@ -9,7 +9,7 @@ compare their indices with the table. The first batch always runs this way. In g
 the compiled one and computes no gradients.
 
 A compiled step on several ranks cannot run one rank's batch separately. There, a value that does not fit the table of
-its input raises an error at once.
+its input raises an error immediately.
 
 The check waits for the device only if the loader returns tensors instead of arrays.
 """
@@ -67,7 +67,7 @@ class _Range:
             return self
         low = int(values.min())
         high = int(values.max())
-        if self.low <= self.high and (low > self.high or high < self.low):  # all are new: a counter
+        if self.low <= self.high and (low > self.high or high < self.low):  # all are new, as from a counter
             low -= abs(low)
             high += abs(high)
         return _Range(min(low, self.low), max(high, self.high))

@@ -80,7 +80,7 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
     if isinstance(value, types.FunctionType | types.MethodType):
         return (value.__qualname__, getattr(value, "__code__", None))  # a method of `functools.lru_cache` has none
     if _is_iterator(value) and not cannot_go_back(value):
-        return (kind, fingerprint(value.__reduce__()[1:], watched, depth + 1))  # its position
+        return (kind, fingerprint(value.__reduce__()[1:], watched, depth + 1))  # includes its position
     size, read = _contents_of(value, watched is not None)
     if read is None:
         return unknown

@@ -105,7 +105,7 @@ def find_place(environment: Environment) -> Place | None:
         if not outer.is_machine and (outer.rank, outer.size) != (inner.rank, inner.size):
             raise UserError(
                 f"two launchers contradict each other: {inner.describe()} and {outer.describe()}. Start the processes "
-                f"with one of them, or with one process on each machine by {outer.launcher}."
+                f"with only one of them, or let {outer.launcher} start one process on each machine."
             )
     return found[0] if found else None
 

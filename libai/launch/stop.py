@@ -26,7 +26,7 @@ from libai.utils.screen import say
 STOP = "stop"
 TIME_LIMIT = 1000
 
-#: seconds between two agreements of several ranks; the longest delay of a stop, besides one iteration and the save
+#: seconds between two agreements of several ranks; the longest delay of a stop, plus one iteration and the save
 AGREE_SECONDS = 1.0
 _MAX_POLLS_BETWEEN = 10_000
 
@@ -42,7 +42,7 @@ class Agreement:
     """Questions that all ranks must answer alike at the same point of the loop. A "yes" from any rank counts.
 
     Every rank must ask the same questions and poll at the same points. Polls are counted, and only about one per second
-    is collective. With one process there is nothing to agree on: `StopRequest` calls `decide` at once.
+    is collective. With one process there is nothing to agree on: `StopRequest` calls `decide` immediately.
     """
 
     def __init__(self, seconds: float = AGREE_SECONDS):

@@ -47,11 +47,11 @@ class Library:
         self._library.libai_native_calls.restype = ctypes.c_int64
         self._library.libai_native_decode.restype = ctypes.c_bool
         self._library.libai_products_in_parts.restype = ctypes.c_bool
-        with contextlib.suppress(Unavailable):  # without sgemm, matmuls stay oneflow's
+        with contextlib.suppress(Unavailable):  # without sgemm, oneflow keeps its own matmuls
             self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
 
     def decode(self, step: Any) -> bool:
-        """Run one decoding step (libai/inference/native_decoder.py). Return False if matmuls are OneFlow's."""
+        """Run one decoding step (libai/inference/native_decoder.py). Return False if OneFlow keeps its own matmuls."""
         return bool(self._library.libai_native_decode(ctypes.c_void_p(step.ctypes.data)))
 
     def use_level(self, level: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 def use_operation() -> None:
-    """Replace OneFlow's `layer_norm` in both. Inputs that the operation does not support are computed as before."""
+    """Replace the function that both call. Inputs that the operation does not support are computed as before."""
     import oneflow as flow
     from oneflow.nn import functional
     from oneflow.nn.modules import normalization

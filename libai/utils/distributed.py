@@ -104,7 +104,7 @@ def prepare_device(device: str, is_eager: bool) -> None:
 
 
 def _explain_no_cuda(count: int) -> str | None:
-    """Return the reason why the `count` GPUs of this machine cannot be used, or None. All its ranks get the same."""
+    """Return why the `count` GPUs of this machine cannot be used, or None. All its ranks get the same answer."""
     import oneflow as flow
 
     if not count:

@@ -19,7 +19,7 @@ def test_the_config_may_be_named_by_a_flag():
         (["exp.py", "--resum"], "--resum: unknown flag. Did you mean --resume?"),
         (["exp.py", "--fast_dev_run"], "--fast_dev_run: unknown flag. Did you mean --fast-dev-run?"),
         (["exp.py", "--dry-run=true"], "takes no value"),
-        (["exp.py", "--dry-run", "--eval-only"], "--dry-run, --eval-only and --find-lr exclude each other."),
+        (["exp.py", "--dry-run", "--eval-only"], "--dry-run, --eval-only and --find-lr cannot be combined."),
         (
             ["exp.py", "--train.amp.enabled=true"],
             "--train.amp.enabled=true: overrides are written key=value, without dashes: train.amp.enabled=true",

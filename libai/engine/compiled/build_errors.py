@@ -31,7 +31,7 @@ _IS_LOCAL = (
     "(`flow.zeros_like(x)`). Create parameters without sbp and placement"
 )
 _USES_SBP = (
-    "the model uses sbp or placement, but its tensors are local. Remove both: a plan lays the model out from outside "
+    "the model uses sbp or placement, but its tensors are local. Remove both: a plan lays out the model "
     "(docs/parallelism.md)"
 )
 _NO_RULE = (

@@ -148,7 +148,7 @@ class TrainGraph(CompiledGraph):
     def _generate_config_proto(self) -> None:
         """Write one optimizer configuration for each kind of update, shared by all groups of that kind.
 
-        The settings of the single groups are written into the finished job (`edit_job`).
+        The settings of the individual groups are written into the finished job (`edit_job`).
         """
         super()._generate_config_proto()
         confs = self.config.proto.train_conf.optimizer_conf

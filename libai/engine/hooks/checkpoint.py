@@ -50,7 +50,7 @@ class CheckpointHook(HookBase):
             self._checkpointer.save()
 
     def after_save(self) -> None:
-        """Has `after_step` called in every iteration until the checkpoint is written."""
+        """Requests a call of `after_step` in every iteration until the checkpoint is written."""
         self.step_period = 1
 
     def after_train(self) -> None:

@@ -153,7 +153,7 @@ def _differing_loss(expected: Mapping[str, float], found: Mapping[str, float], b
             return f"only one of the two runs has the loss {name!r}"
         one, other = expected[tag], found[tag]
         if not (math.isfinite(one) or math.isfinite(other)):
-            continue  # the check of losses reports it
+            continue  # the loss check reports it
         if not abs(one - other) <= bound * max(abs(one), abs(other), _SMALL_LOSS):
             return f"the loss {name!r} is {other:.8g} and should be {one:.8g}"
     return None
@@ -168,7 +168,7 @@ def differing_state(updates: Updates, number: int, found: State) -> str | None:
         label = f"the {_KINDS[kind][0]} {name}"
         if apart is None:
             return f"{label} has a different shape"
-        # if expected values are not finite, the check of losses reports it
+        # if expected values are not finite, the loss check reports it
         if math.isfinite(allowed) and not apart <= allowed + _TIMES_NOISE * noise.get((kind, name), 0):
             by = f"about {100 * apart / scale:.3g} %" if scale else f"{apart:.3g}"
             return f"{label} differs by {by}"

@@ -79,7 +79,7 @@ class PythonKept:
             put_back()
 
     def watch(self) -> None:
-        """Also keep, before its first call, what each of the user's functions that run until `stop` can reach.
+        """Until `stop`, also keep what each of the user's functions can reach, before its first call.
 
         Does nothing while another profiler is active.
         """
@@ -220,7 +220,7 @@ def rolled_back(trainer: Any, weights: Any = ()) -> Iterator[PythonKept]:
         try:
             yield python
         finally:
-            if not isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit):  # one rank may leave alone
+            if not isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit):  # a rank may leave by itself
                 barrier()
             python.restore()
             for parameter, requires_grad, gradient in parameters:

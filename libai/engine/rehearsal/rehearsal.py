@@ -316,7 +316,7 @@ def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
     changes = f" Its forward changes {changed}." if changed else ""
     if trainer.mode == "graph" and trainer.graph is not None:
         return (
-            f"graph mode would train a different model than eager mode: {difference} compiled, compared with the "
+            f"graph mode would train a different model than eager mode: {difference}, compared with the "
             f"same update of {name} made eagerly.{changes} A compiled step runs the Python code of forward only once "
             "and loses changes made through views. Keep numbers that change in buffers (`register_buffer`), use "
             "libai.layers.Dropout, compute new tensors instead of `h.view(-1).add_(1)`, and let forward hooks read "

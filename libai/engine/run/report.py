@@ -36,8 +36,8 @@ class TrainResult:
     status: "finished", "stopped" (by a hook, such as early stopping) or "failed" (`train.on_exception`). seconds:
     training time in this process. iterations: updates since the beginning of the run. last_path: the newest checkpoint.
     metric: `train.evaluation.eval_metric`. best: its best value. best_iter, best_epoch: updates and passes over the
-    data until then. best_path: the checkpoint with that value. best_metrics: all metrics of that evaluation. A field
-    without a value is None.
+    data at that evaluation. best_path: the checkpoint with that value. best_metrics: all metrics of that evaluation. A
+    field without a value is None.
     """
 
     status: str

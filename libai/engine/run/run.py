@@ -215,8 +215,8 @@ class Run(build.Parts):
     def train(self, until: int | None = None) -> TrainResult:
         """Train from the current iteration to `plan.train_iter`, or to iteration `until`. May be called again.
 
-        Returns the result, at once if nothing is left to do. A signal or `train.max_seconds` stops training between two
-        iterations, or between two batches of an evaluation. Then the state is saved and `StoppedFromOutside` is raised.
+        Returns the result, immediately if nothing is left to do. A signal or `train.max_seconds` stops training between
+        two iterations, or two batches of an evaluation. Then the state is saved and `StoppedFromOutside` is raised.
         """
         if self.config.train.load_best_at_end and self.trainer.status == "stopped":
             self.resume(self.checkpointer.last_saved)  # the model has the best weights, not the last ones
@@ -293,8 +293,7 @@ class Run(build.Parts):
     def switch_mode(self, mode: str) -> None:
         """Continue in `mode` ("eager" or "graph") with the same state; the training curve continues.
 
-        Between two calls of `train` the switch happens at once. From a hook, it happens after the current iteration.
-        Collective.
+        Between two calls of `train` the switch is immediate; in a hook, it follows the current iteration. Collective.
         """
         if mode not in TRAINERS:
             raise UserError(f"switch_mode({mode!r}): a run trains in {' or '.join(sorted(TRAINERS))} mode.")

@@ -119,9 +119,9 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
     """Try learning rates from `lowest` to `highest`, evenly spaced in their logarithm, with one update each.
 
     Stops when the loss has diverged. Afterwards weights, buffers, optimizer, schedule and data position are as before.
-    Only OneFlow's generator (used by its own dropout) is not restored. The schedule is not stepped, and of the points
-    of hooks only `after_backward` is called (eager mode). Collective, in both modes. Raises `UserError` for updates
-    that cannot be undone, and if the loss diverges at once.
+    Only OneFlow's generator (used by its own dropout) is not restored. The schedule is not stepped, and the only
+    hook point called is `after_backward` (eager mode). Collective, in both modes. Raises `UserError` for updates
+    that cannot be undone, and if the loss diverges immediately.
     """
     if not 0 < lowest < highest or not math.isfinite(highest) or num_iters < FEWEST_POINTS:
         raise UserError(
@@ -188,7 +188,7 @@ def find_lr_of_run(run: Any, words: str) -> LRCurve:
         atomic_write_text(path, json.dumps(content, indent=1))
         print(
             f"suggested rate: {curve.suggestion:.2e}, a tenth of the rate with the lowest loss of "
-            f"{len(curve.lrs)} updates\ncurve: {path}. All updates are undone."
+            f"{len(curve.lrs)} updates\ncurve: {path}. All updates were undone."
         )
         if curve.suggestion < asked[0]:
             print("The suggestion is below all rates that were tried: begin lower, or make more updates.")

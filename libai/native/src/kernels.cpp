@@ -53,7 +53,7 @@ EXPORTED bool libai_native_use_level(int level) {
 EXPORTED void libai_native_use_sgemm(void* slot) { libai::g_sgemm = static_cast<libai::Sgemm*>(slot); }
 // If false, operations use OneFlow's own kernels again.
 EXPORTED void libai_native_enable(bool is_enabled) { libai::g_is_enabled = is_enabled; }
-// Computes one step of generation. Does nothing and returns false if the kernels are off or matmuls stay OneFlow's.
+// Computes one step of generation. Does nothing and returns false if the kernels are off or OneFlow keeps its own matmuls.
 EXPORTED bool libai_native_decode(const libai::DecoderStep* step) { return libai::Decode(*step); }
 EXPORTED int libai_native_count() { return static_cast<int>(libai::Entries().size()); }
 EXPORTED const char* libai_native_op(int index) { return libai::Entries()[index]->op.c_str(); }

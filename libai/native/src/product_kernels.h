@@ -1,5 +1,5 @@
-// Products of matrices by loops of our own; OpenBLAS computes the others, from OneFlow's place for it. Every number of a
-// result is a sum over k in one order, whichever thread computes it and beside which others.
+// Matrix products, computed by our own loops or by OpenBLAS through OneFlow's pointer to it. Every number of a result
+// is a sum over k in a fixed order, regardless of the thread and of the other numbers that are computed with it.
 #pragma once
 #include "conv_kernels.h"
 
@@ -7,11 +7,11 @@ namespace libai {
 
 using Sgemm = void (*)(int order, int transposes_a, int transposes_b, int m, int n, int k, float alpha, const float* a, int lda,
                        const float* b, int ldb, float beta, float* c, int ldc);
-inline Sgemm* g_sgemm = nullptr;  // through which OneFlow calls it; null: its own kernels stay
-inline bool g_sgemm_is_narrow = false;  // has no AVX-512, which our loops use
+inline Sgemm* g_sgemm = nullptr;  // OneFlow's pointer; null: OneFlow keeps its own kernels
+inline bool g_sgemm_is_narrow = false;  // true if it lacks AVX-512, which our loops use
 
-// c (m, n) = alpha op(a) op(b), plus `bias` in each row and `addend` (m, n) where they are given; each matrix without gaps.
-// Rounded like operations that multiply and add afterwards, but while a block of c is in the cache.
+// c (m, n) = alpha op(a) op(b) + bias + addend, for contiguous matrices. `bias` (n,) is added to each row. `bias` and
+// `addend` (m, n) may be null. The bits are those of separate operations, but each block of c is finished in the cache.
 struct Product {
   bool transposes_a, transposes_b;
   float alpha;
@@ -19,7 +19,7 @@ struct Product {
   int64_t m, n, k;
 
   double Work() const { return static_cast<double>(m) * n * k; }
-  // Neither narrower than a vector of AVX2, nor so large that OpenBLAS is as good.
+  // True if our loops are faster: at least as wide as an AVX2 vector, and not so large that OpenBLAS is as fast.
   bool IsOurs() const {
     const bool is_small = Work() < (transposes_a ? 5e7 : 1e9);
     return m >= 4 && n >= kNarrow / 2 && Work() >= 1e3 && (is_small || g_sgemm_is_narrow);
@@ -38,10 +38,10 @@ struct Product {
   }
 
  private:
-  static constexpr int64_t kRows = 256, kTerms = 256;  // at a time
+  static constexpr int64_t kRows = 256, kTerms = 256;  // computed at a time
   static constexpr int64_t kFewRows = 8;
   static constexpr int64_t kRowsWorthPacking = 256;
-  static constexpr int64_t kNarrow = 16;  // the columns of a vector of AVX-512
+  static constexpr int64_t kNarrow = 16;  // numbers in an AVX-512 vector
 
   bool HasMore() const { return alpha != 1.0f || bias != nullptr || addend != nullptr; }
   void Finish(int64_t row, int64_t end, int64_t first, int64_t width, float* c) const {
@@ -54,14 +54,14 @@ struct Product {
 
   int64_t RowsOfPart() const { return RoundUp(static_cast<int64_t>(kPartWork * m / Work()) + 1, 24); }
 
-  // Columns are computed in panels of `kWidth`; the last one takes what is left, up to 1.5 times as many.
+  // Columns are computed in panels of `kWidth`; the last panel takes the rest, at most 1.5 times as many.
   int64_t NumPanels() const { return RoundUp(std::max<int64_t>(n - kWidth / 2, 1), kWidth) / kWidth; }
   int64_t WidthOfPanel(int64_t panel) const { return panel + 1 < NumPanels() ? kWidth : n - panel * kWidth; }
 
-  // As when a model generates text, one token for each sequence: b is read once, and is not worth packing.
+  // For text generation, with one row per sequence: b is read only once, so packing it does not pay.
   bool IsOfFewRows() const { return m <= kFewRows && transposes_b && !transposes_a && n >= kFewRows && Work() >= 3e4; }
 
-  // A block of b's rows for all rows of a, while it is in the cache.
+  // Multiplies all rows of a by a block of b's rows while the block is in the cache.
   void MultiplyFewRows(const float* a, const float* b, float* c) const {
     const int64_t length = std::max<int64_t>(1, kLightGrain / k);
     ForRanges(n, length, [&](int64_t first, int64_t end) {
@@ -73,7 +73,7 @@ struct Product {
     }, Work());
   }
   void MultiplyTiles(const float* a, const float* b, float* c) const {
-    const float* packed = nullptr;  // panel after panel
+    const float* packed = nullptr;  // b, panel by panel; null: b is not packed
     if (transposes_b || m >= kRowsWorthPacking) {
       float* const w = ScratchFor(0, n * k);
       const int64_t grain = std::max<int64_t>(1, kLightGrain / (k * kWidth));
@@ -112,7 +112,7 @@ inline Product ReadProduct(KernelComputeContext* c, bool transposes_a, bool tran
   return {transposes_a, transposes_b, static_cast<float>(c->Attr<double>("alpha")), nullptr, MaybeIn(c, "_add_to_output"), 0, 0, 0};
 }
 
-// The last two axes are matrices, those before are broadcast.
+// The last two axes are matrices; the axes before them are broadcast.
 inline void RunMatmul(KernelComputeContext* c) {
   const auto as = c->Tensor4ArgNameAndIndex("a", 0)->shape_view(), bs = c->Tensor4ArgNameAndIndex("b", 0)->shape_view();
   const auto cs = c->Tensor4ArgNameAndIndex("out", 0)->shape_view();
@@ -125,13 +125,13 @@ inline void RunMatmul(KernelComputeContext* c) {
   float* out = Out(c, "out");
   int64_t count = 1;
   for (int64_t i = 0; i < axes; ++i) count *= cs.At(i);
-  if (b_axes == 0 && a_axes == axes && !p.transposes_a) {  // one product of all rows
+  if (b_axes == 0 && a_axes == axes && !p.transposes_a) {  // one product with the rows of all matrices
     p.m *= count;
     return p(a, b, out);
   }
   const auto multiply = [&](int64_t i) {
     int64_t rest = i, a_at = 0, b_at = 0, a_step = p.m * p.k, b_step = p.k * p.n;
-    for (int64_t axis = 0; axis < axes; ++axis) {  // from the last one
+    for (int64_t axis = 0; axis < axes; ++axis) {  // from last to first
       const int64_t size = cs.At(axes - 1 - axis), at = rest % size;
       const int64_t a_size = axis < a_axes ? as.At(a_axes - 1 - axis) : 1, b_size = axis < b_axes ? bs.At(b_axes - 1 - axis) : 1;
       a_at += a_size == 1 ? 0 : at * a_step;
@@ -149,7 +149,7 @@ inline void RunMatmul(KernelComputeContext* c) {
     for (; i < end; ++i) multiply(i);
   }, count * p.Work());
 }
-// The gradient of a matrix that multiplied all rows of the other factor.
+// The gradient of a matrix b by which all rows of a were multiplied.
 inline void RunMatmulGradB(KernelComputeContext* c) {
   Product p = ReadProduct(c, true, false);
   p.m = LastAxis(c, "a");
@@ -158,7 +158,7 @@ inline void RunMatmulGradB(KernelComputeContext* c) {
   p(In(c, "a"), In(c, "b"), Out(c, "out"));
 }
 
-// A linear layer in one operation: libai joins a product and the addition of a bias in compiled jobs.
+// A linear layer in one operation: in compiled jobs, libai fuses a product with the addition of its bias.
 inline void RunMatmulBias(KernelComputeContext* c) {
   Product p{false, true, 1.0f, In(c, "bias"), MaybeIn(c, "_add_to_output"), 0, Size(c, "bias"), LastAxis(c, "x")};
   p.m = p.n == 0 ? 0 : Size(c, "out") / p.n;

@@ -29,7 +29,7 @@ inline std::atomic<bool> g_is_enabled{true};   // false selects OneFlow's own ke
 
 // A function that computes an operation.
 using Run = void (*)(KernelComputeContext*);
-// A condition besides the device and the data type. It must not depend on shapes or attributes: an eager operation
+// A condition in addition to device and data type. It must not depend on shapes or attributes: an eager operation
 // first tries the kernels that it has used before, so after one call with OneFlow's kernel it may never use ours again.
 using Condition = bool (*)(const KernelRegContext&);
 

@@ -123,7 +123,7 @@ def _freeze(node: Any) -> None:
 
 
 def _read_item(config: Any, key: Any, path: str, problems: list[str]) -> Any:
-    """Return a value of a config. If it cannot be read, add to `problems` and return None."""
+    """Return a value of a config. If it cannot be read, add the reason to `problems` and return None."""
     try:
         return read_item(config, key, path)
     except ConfigError as error:

@@ -79,7 +79,7 @@ class BatchReader:
 def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch:
     """Convert the `values` of `dataset` to contiguous int64, float32 or bool arrays with `num_samples` rows.
 
-    Raises `DataError` if a value has another number of rows or cannot be converted.
+    Raises `DataError` if a value has a different number of rows or cannot be converted.
     """
     batch = {}
     for key, value in values.items():

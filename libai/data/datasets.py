@@ -73,7 +73,7 @@ class BatchDataset(ABC):
 
 
 def read_rows(dataset: Any, indices: np.ndarray) -> Batch:
-    """Return the samples of `dataset` at `indices`. Without a `get_batch`, single samples are read and stacked."""
+    """Return the samples of `dataset` at `indices`. Without a `get_batch`, samples are read one by one and stacked."""
     if hasattr(dataset, "get_batch"):
         return {key: np.asarray(values) for key, values in dataset.get_batch(indices).items()}
     samples = [dataset[int(index)] for index in indices]

@@ -292,8 +292,8 @@ class ImageFolderDataset:
     """Images from one folder per class: `images` float32 `(3, image_size, image_size)`, normalized, and `labels`.
 
     Classes are numbered in alphabetical order of the folders. The files can have any format that Pillow reads. The
-    shorter side is resized to `image_size * 256 / 224`, and then the center is cropped. With `augment=True` the whole
-    center square of the resized image is kept. The training loader crops a random part of it, of at least the fraction
+    shorter side is resized to `image_size * 256 / 224`, and then the centre is cropped. With `augment=True` the whole
+    centre square of the resized image is kept. The training loader crops a random part of it, of at least the fraction
     `min_area`, resizes the part to `image_size` and mirrors half of the images.
     """
 
@@ -351,7 +351,7 @@ class ImageFolderDataset:
 
 
 def _read_image(path: str | os.PathLike, size: int, shorter_side: int) -> np.ndarray:
-    """Resize an image to `shorter_side` and crop its center: normalized, float32 `(3, size, size)`."""
+    """Resize an image to `shorter_side` and crop its centre: normalized, float32 `(3, size, size)`."""
     image = open_image(path)
     scale = shorter_side / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)

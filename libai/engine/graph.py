@@ -103,7 +103,7 @@ class GraphTrainer(ModelTrainer):
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:
-        """See `ModelTrainer._needs_global_tensors`. A graph over local tensors would not synchronise the ranks."""
+        """See `ModelTrainer._needs_global_tensors`. A graph over local tensors would not synchronize the ranks."""
         return not mesh.is_single
 
     # ------------------------------------------------------------------ one update
@@ -133,7 +133,7 @@ class GraphTrainer(ModelTrainer):
         """Return True once the graph can run this update, False if it must run eagerly.
 
         Compiles the graph if there is none, or if a value that was compiled in has changed. The update runs eagerly if
-        such a value changes often, or if the batches have another shape.
+        such a value changes often, or if the batches have a different shape.
         """
         if self._updates_eagerly:
             return False
@@ -269,7 +269,7 @@ class GraphTrainer(ModelTrainer):
                 reads = graph.reads
                 inputs_of_step: Sequence[str] = INPUTS
                 self._shapes = _shapes(batches[0])
-            else:  # OneFlow itself refuses batches of another shape
+            else:  # OneFlow itself refuses batches of a different shape
                 inputs = self.to_device(batches[0])
                 graph, state.prefix = make_own_graph(self._make_graph, self.model, self.optimizer)
                 reads = {}

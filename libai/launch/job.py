@@ -77,7 +77,7 @@ class Job:
         """Print the config and the number of processes immediately, because importing oneflow takes seconds."""
         processes = "1 process" if self.world_size == 1 else f"{self.world_size} processes"
         config = Path(self.config)
-        name = config.parent.name if config.name == "config.yaml" else config.name  # runs are known by their folders
+        name = config.parent.name if config.name == "config.yaml" else config.name  # users know a run by its folder
         self.announce(f"starting {name} on {processes}")
 
 

@@ -73,7 +73,7 @@ def prepare_environment() -> None:
 def choose_openblas_core(cpuinfo: str) -> str | None:
     """Return the `OPENBLAS_CORETYPE` for a CPU, or None if OpenBLAS should choose.
 
-    `cpuinfo` is the text of /proc/cpuinfo. The OpenBLAS in the oneflow 0.9.0 wheel does not recognise CPUs newer than
+    `cpuinfo` is the text of /proc/cpuinfo. The OpenBLAS in the oneflow 0.9.0 wheel does not recognize CPUs newer than
     itself. It falls back to a kernel without AVX, which makes matmuls 2.3 times slower (measured on an EPYC).
     """
     lines = [line.split(":", 1) for line in cpuinfo.partition("\n\n")[0].splitlines() if ":" in line]

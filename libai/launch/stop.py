@@ -119,7 +119,7 @@ class StopRequest:
         return self._code
 
     def answer_in(self, agreement: Agreement) -> None:
-        """Make a request the answer to `STOP` in `agreement`."""
+        """Answer the question `STOP` of `agreement` with this flag from now on."""
         if get_world_size() > 1:
             agreement.ask(STOP, self)
         else:

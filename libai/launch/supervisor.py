@@ -60,7 +60,7 @@ ERRORS_FOLDER = "errors"
 _TAIL_LINES = 60
 _PR_SET_CHILD_SUBREAPER = 36
 _NATIVE_HINT = (
-    "Some operations of oneflow end the process for invalid inputs (sizes that do not match, an empty part, k=0): "
+    "Some operations of oneflow end the process on invalid inputs (sizes that do not match, an empty part, k=0): "
     "check the operations in that line and shortly before it"
 )
 

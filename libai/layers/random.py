@@ -29,7 +29,7 @@ from libai.utils.errors import UserError
 from libai.utils.tensors import is_on_cpu
 
 STOCK_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_WEYL = 0x9E3779B9  # 2^32 / golden ratio, so neighboring elements start far apart
+_WEYL = 0x9E3779B9  # 2^32 / golden ratio, so neighbouring elements start far apart
 _ALL_BITS = 0xFFFFFFFFFFFFFFFF
 _ROUNDS = 2  # rounds of `_mix`; the tests in tests/layers/test_random.py also pass with 1
 _SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # Steele et al. 2014, SplitMix64

@@ -39,7 +39,7 @@ class WindowAttention(Attention):
         side: side length of the map in positions, a multiple of `window`.
         window: side length of a window in positions.
         shift: number of positions by which the windows are shifted down and to the right. Windows wrap around the edges
-            of the map, and a mask separates positions that are not neighbors on the map.
+            of the map, and a mask separates positions that are not neighbours on the map.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, side: int, window: int, shift: int):
@@ -117,7 +117,7 @@ class CosineWindowAttention(WindowAttention):
 
 
 class PatchMerging(nn.Module):
-    """Merges each 2x2 group of neighbors into one position with twice the channels."""
+    """Merges each 2x2 group of neighbours into one position with twice the channels."""
 
     def __init__(self, hidden_size: int, side: int):
         super().__init__()
@@ -281,7 +281,7 @@ def _log_distances(window: int) -> flow.Tensor:
 def _shift_mask(side: int, window: int, shift: int) -> flow.Tensor:
     """Return the additive mask of each window, (windows, 1, window^2, window^2).
 
-    It is -100 between positions that are not neighbors on the map.
+    It is -100 between positions that are not neighbours on the map.
     """
     places = np.arange(side)
     region = (places >= side - window).astype(int) + (places >= side - shift)

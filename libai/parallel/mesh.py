@@ -1,7 +1,7 @@
 """Arrange the ranks of a job as data x tensor x pipeline, and compute the resulting placements.
 
 A mesh only does arithmetic on rank numbers and moves no tensors. Pipeline is the slowest axis, then data, then tensor.
-Tensor-parallel peers, which communicate most, are therefore neighbors.
+Tensor-parallel peers, which communicate most, are therefore neighbours.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _detach_if_unwritable(handler: logging.Handler, record: logging.LogRecord) -
     if not isinstance(error, OSError):
         logging.Handler.handleError(handler, record)
         return None
-    handler.addFilter(lambda record: False)  # it may still be attached
+    handler.addFilter(lambda record: False)  # other loggers may hold this handler
     logging.getLogger("libai").removeHandler(handler)
     return error
 

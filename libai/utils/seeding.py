@@ -64,7 +64,7 @@ def raise_open_file_limit(wanted: int = 65536) -> int:
 
 
 def mix_bits(x: np.ndarray) -> np.ndarray:
-    """Apply the bijective finaliser of splitmix64 (Steele, Lea, Flood 2014) to uint64. Products wrap, as intended."""
+    """Apply the bijective finalizer of splitmix64 (Steele, Lea, Flood 2014) to uint64. Products wrap, as intended."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

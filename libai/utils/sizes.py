@@ -1,6 +1,6 @@
 """Check the sizes of models and layers before OneFlow uses them, format sizes in bytes, and split lists into buckets.
 
-OneFlow 0.9.0 ends the process (SIGABRT) if a layer is initialised with a negative size.
+OneFlow 0.9.0 ends the process (SIGABRT) if a layer is initialized with a negative size.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
     """Copy small tensors to the host, with one transfer per dtype and placement.
 
     Concatenating them first makes this cheap: 8 scalars took 0.28 ms, against 1.3 ms one by one (oneflow 0.9.0 on CPU).
-    On a GPU, each transfer synchronises. Returns 1-D float64 arrays (a 0-dim tensor gives one element). Collective for
+    On a GPU, each transfer synchronizes. Returns 1-D float64 arrays (a 0-dim tensor gives one element). Collective for
     global tensors.
     """
     groups: dict[Any, list[int]] = {}

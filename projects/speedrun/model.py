@@ -47,7 +47,7 @@ class SpeedrunGPT(GPT):
         mask: flow.Tensor | None = None,
         caches: Sequence[Any] | None = None,
     ) -> flow.Tensor:
-        """Return the normalised output of the last block, (batch, length, hidden_size).
+        """Return the normalized output of the last block, (batch, length, hidden_size).
 
         Raises `UserError` in cached generation.
         """

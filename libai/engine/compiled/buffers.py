@@ -71,7 +71,7 @@ def keep_buffers(before: Buffers) -> None:
 
 @contextlib.contextmanager
 def same_buffers(model: nn.Module) -> Iterator[None]:
-    """Keep the buffer tensors of a compiled model over an eager forward in the block; see `keep_buffers`."""
+    """Keep the buffer tensors of a compiled model during an eager forward in the block; see `keep_buffers`."""
     before = buffers_of(model)
     try:
         yield

@@ -57,7 +57,7 @@ class IterationTimer(HookBase):
     def after_step(self) -> None:
         """Ends the window of a first iteration."""
         if self._is_first:
-            self.trainer.fetch_metrics()  # the only extra synchronisation: the next window starts with an idle device
+            self.trainer.fetch_metrics()  # the only extra synchronization: the next window starts with an idle device
             self._end_first()
 
     def after_train(self) -> None:
@@ -107,7 +107,7 @@ class IterationTimer(HookBase):
 
 
 class WriterHook(HookBase):
-    """Fetches the metrics at log points (the only regular synchronisation of the loop) and writes them.
+    """Fetches the metrics at log points (the only regular synchronization of the loop) and writes them.
 
     The hook must be registered on all ranks, because metrics are reduced over ranks, but only rank 0 has writers. The
     logged data time is the slowest rank's. The hook runs after all hooks that produce numbers. Before an evaluation it

@@ -135,7 +135,7 @@ class Recorder:
 
 
 def _mean_of(tensors: Sequence[flow.Tensor]) -> np.ndarray:
-    """Return the mean that a `Record` contains. `tensors`: one per micro-batch, perhaps with different last axes."""
+    """Return the mean that a `Record` contains. `tensors`: one per micro-batch; their last axes may differ."""
     arrays = [full_tensor(tensor).numpy().astype(np.float64) for tensor in tensors]
     means = [array.reshape(-1, array.shape[-1]).mean(0) if array.ndim > 1 else array.mean() for array in arrays]
     return np.mean(means, 0) if len({mean.shape for mean in means}) == 1 else np.mean([mean.mean() for mean in means])

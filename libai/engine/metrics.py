@@ -190,7 +190,7 @@ class PendingMetrics:
         return dict(self.latest) if completed_iters == self._completed else {}
 
     def state_dict(self, completed_iters: int) -> dict[str, str]:
-        """Return the numbers of `of` as strings, because JSON cannot represent inf."""
+        """Return the result of `of` with the numbers as strings, because JSON cannot represent inf."""
         return {tag: repr(value) for tag, value in self.of(completed_iters).items()}
 
     def load_state_dict(self, completed_iters: int, state: Mapping[str, str]) -> None:

@@ -58,7 +58,7 @@ class TrainOptions:
             `libai.engine.hooks.bad_losses`.
         ema_decay: keep an exponential moving average of the weights with this decay and evaluate the model with it;
             None: no average.
-        rehearse: number of updates to make in a dry run before training, both eagerly and in the trainer's own way, to
+        rehearse: number of updates to make in a dry run before training, both eagerly and as the trainer makes them, to
             compare the results (`libai.engine.rehearsal`); None: 3 in graph mode and on several ranks, 1 otherwise.
         deterministic: make the first updates twice from the same state and raise an error if the results differ.
         batch_scope: samples that an operation across the batch sees on several data-parallel ranks: "global" for those

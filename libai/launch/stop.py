@@ -26,7 +26,7 @@ from libai.utils.screen import say
 STOP = "stop"
 TIME_LIMIT = 1000
 
-#: seconds between two agreements of several ranks; the longest delay of a stop, plus one iteration and the save
+#: seconds between two agreements of several ranks; a stop takes at most this long, plus one iteration and the save
 AGREE_SECONDS = 1.0
 _MAX_POLLS_BETWEEN = 10_000
 

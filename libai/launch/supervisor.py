@@ -43,7 +43,7 @@ POLL_SECONDS = 0.05
 WATCH_SECONDS = 1.0
 # Time for the other ranks to report their errors after a failure.
 REPORT_SECONDS = 1.5
-# oneflow aborts a rank that has lost another, at once or within this time.
+# oneflow aborts a rank that has lost another, immediately or within this time.
 CONSEQUENCE_SECONDS = 1.0
 #: seconds after which a start prints what it is waiting for; on a terminal, the start of the ranks prints it at once
 SLOW_SECONDS = 2.0
@@ -278,7 +278,7 @@ class Supervisor:
                 rank.end_if_hung(float("inf"))
 
     def _announce_wait(self) -> None:
-        """Print what the start is waiting for, according to the phase of the first rank, each text once.
+        """Print what the job is waiting for, according to the phase of the first rank. Each text is printed once.
 
         On a terminal it is one line with the seconds so far, which the next output replaces. A line that the rank has
         not finished is left alone.

@@ -60,7 +60,7 @@ def did_you_mean(word: str, choices: Iterable[str], at_least: float = 0.75) -> s
 
 
 def hint(key: str, choices: Iterable[str]) -> str:
-    """Return a sentence about the unknown setting `key`: its libai name if another trainer uses it, or near choices."""
+    """Return a sentence about the unknown setting `key`: its libai name if other trainers use it, or similar names."""
     return meant(key) or did_you_mean(key, choices)
 
 

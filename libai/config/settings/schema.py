@@ -95,7 +95,7 @@ class Train:
     rehearse: int | None = key(
         None,
         "Number of updates to compare before training. Each is made twice on the next batches, eagerly in one process "
-        "and in the run's own way, and then undone. The run stops if losses differ by more than 1e-5, or if weights, "
+        "and as the run makes it, and then undone. The run stops if losses differ by more than 1e-5, or if weights, "
         "states or buffers differ. null: 3 in graph mode and on several ranks, 1 in eager mode on one process; 0 "
         "compares nothing.",
         at_least=0,

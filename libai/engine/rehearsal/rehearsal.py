@@ -1,7 +1,7 @@
 """Make the next updates of a trainer in two ways before training, and refuse the trainer if the results differ.
 
 The reference (`libai.engine.rehearsal.reference`) makes the updates eagerly, with the values that a plain loop would
-read. The trainer makes the same updates in its own way: fused, averaged over ranks, or compiled. All are undone.
+read. The trainer makes the same updates as in training: fused, averaged over ranks, or compiled. All are undone.
 """
 
 from __future__ import annotations

@@ -56,6 +56,8 @@ HOOK_POINTS = (
     "after_save",
     "on_exception",
 )
+#: prefixes of names that other trainers use for points of the loop
+LIKE_POINTS = ("before_", "after_", "on_train_", "on_epoch_", "on_batch_", "on_step_", "on_fit_")
 
 
 class StopTraining(Exception):

@@ -19,7 +19,7 @@ from libai.config.settings.other_names import member_meant
 from libai.engine.check_parts import check_iterations
 from libai.engine.data_feed import DataFeed, LoaderOrBuilder
 from libai.engine.events.storage import EventStorage
-from libai.engine.hook_base import HOOK_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
+from libai.engine.hook_base import HOOK_POINTS, LIKE_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
 from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics
 from libai.launch.stop import STOP, Agreement
 from libai.patches.internals import quick_thread_switches, wait_for_device
@@ -197,6 +197,14 @@ class TrainerBase:
                 continue
             if self.loop.is_mode_final:
                 hook.check_mode(self.mode)
+            for name in dir(hook):
+                if name.startswith(LIKE_POINTS) and not hasattr(HookBase, name) and is_main_process():
+                    logger.warning(
+                        "%s.%s is never called. A hook has the methods %s.",
+                        type(hook).__name__,
+                        name,
+                        ", ".join(HOOK_POINTS),
+                    )
             hook.trainer = weakref.proxy(self)
             self.hooks.append(hook)
         self.hooks.sort(key=lambda hook: hook.priority)
@@ -433,7 +441,7 @@ class TrainerBase:
         It contains the iteration, data position, hook states, events and the numbers of the last iteration. Subclasses
         add tensors.
         """
-        state: dict[str, Any] = {"iteration": self.completed_iters, "events": self.storage.state_dict()}
+        state = {"iteration": self.completed_iters, "events": self.storage.state_dict()}
         position = self.feed.position()
         if position is not None:
             state["data_loader"] = position

@@ -241,7 +241,7 @@ class GraphOptimizerState(OptimizerState):
     def _tensors_for(self, graph: nn.Graph) -> dict[str, Any]:
         """Return the state held by the optimizer, keyed by the names in `graph`."""
         tensors, scalars = super().export()
-        state: dict[str, Any] = to_graph_state(tensors, scalars, self.prefix, self.optimizer, self._parameters())
+        state = to_graph_state(tensors, scalars, self.prefix, self.optimizer, self._parameters())
         if self._has_loss_scale:
             for key, (suffix, dtype) in _LOSS_SCALE.items():
                 if key in scalars:

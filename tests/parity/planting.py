@@ -156,8 +156,7 @@ def state_of(model: nn.Module) -> dict[str, np.ndarray]:
 
 def distance(found: list[float], expected: list[float]) -> float:
     """Return the largest relative difference of two lists of losses."""
-    assert len(found) == len(expected)
-    return max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(found, expected))
+    return max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(found, expected, strict=True))
 
 
 def distance_of_states(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:

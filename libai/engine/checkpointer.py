@@ -186,7 +186,7 @@ class TrainerCheckpointer:
     def snapshot(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
         """Return `(tensors, state)` of the trainer in the form that the checkpoint library expects. Collective."""
         trainer = self.trainer
-        tensors: dict[str, Mapping[str, Any]] = {"model": trainer.model.state_dict()}
+        tensors = {"model": trainer.model.state_dict()}
         state = self._facts_of_state()
         if not self._weights_only:
             of_trainer = trainer.state_dict()
@@ -204,6 +204,7 @@ class TrainerCheckpointer:
         return {
             "extra": self.extra,
             "mode": self.trainer.mode,
+            "trainer_module": type(self.trainer).__module__,
             "libai_version": __version__,
             "facts": self._facts,
         }
@@ -273,6 +274,12 @@ class TrainerCheckpointer:
             raise checkpoint.CheckpointError(
                 f"{saved.path} does not contain a run to continue: its state has no {', '.join(missing)}. Take only "
                 f"its weights: train.load_weight={saved.path}."
+            )
+        module = saved.state["trainer_module"]
+        if type(self.trainer).__module__.startswith("libai.") and not module.startswith("libai."):
+            raise UserError(
+                f"{saved.path} was written by a trainer class of {module}, and libai's own would train something else. "
+                "Resume with the program that started the run, or take only its weights (train.load_weight)."
             )
         checkpoint.load_weights(saved.tensors["model"], self.trainer.model, strict=True)
         state = dict(saved.state["trainer"])

@@ -151,12 +151,12 @@ def test_a_run_may_have_a_trainer_class_for_one_mode(mode, tmp_path):
     class MyRun(Run):
         trainers = {mode: MyTrainer}
 
-    run = contract_runs.make_run(tmp_path / "own", mode, cls=MyRun)
-    run.train()
-    assert type(run.trainer) is MyTrainer
+    contract_runs.make_run(tmp_path, mode, cls=MyRun).train()
+    with pytest.raises(UserError, match="written by a trainer class of test_contract_config, and .* Resume with the"):
+        contract_runs.train(tmp_path, mode, resume=True)
     other = "eager" if mode == "graph" else "graph"
     with pytest.raises(UserError, match=f"MyRun.trainers has no trainer for {other} mode. Add a class to it, or set "):
-        contract_runs.make_run(tmp_path / "other", other, cls=MyRun)
+        contract_runs.make_run(tmp_path, other, cls=MyRun)
 
 
 def test_the_config_that_ran_is_written_and_runs_again(mode, tmp_path):

@@ -19,7 +19,7 @@ import functools
 import itertools
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import oneflow as flow
@@ -238,7 +238,7 @@ _OF_TWO = [
     *("__mul__", "__truediv__", "__matmul__", "__pow__"),
     *("mul", "multiply", "div", "matmul", "bmm", "dot", "mm", "pow"),
 ]
-_REPLACEMENTS: Sequence[tuple[Any, str, Any]] = (
+_REPLACEMENTS = (
     (ProxyModule, "__getattribute__", _get_attribute),
     (ProxyModule, "__setattr__", _set_attribute),
     (ProxyTensor, "try_build", _build_with_gradient),

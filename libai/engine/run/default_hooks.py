@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from libai.engine.run.report import starting_files
 from libai.scheduler import needs_metric
 
 #: the names in `train.writers`
-_WRITERS: Mapping[str, Callable[[RunInfo], Writer]] = {
+_WRITERS = {
     "console": lambda info: ConsoleWriter(max_iter=info.max_iter),
     "jsonl": lambda info: JSONLinesWriter(info.output_dir / "metrics.jsonl"),
     "tensorboard": lambda info: TensorBoardWriter(info.output_dir / "tb"),

@@ -272,13 +272,13 @@ class GraphTrainer(ModelTrainer):
             else:  # OneFlow itself refuses batches of a different shape
                 inputs = self.to_device(batches[0])
                 graph, state.prefix = make_own_graph(self._make_graph, self.model, self.optimizer)
-                reads = {}
+                reads = []
                 inputs_of_step = ()
                 stack.enter_context(traced_build(graph, state.prefix, reads))
             self._trace(graph, inputs)
-            # in this order: reading `training` would be noted as a read of forward
+            # OneFlow 0.9's forward reads it once per call in training mode; a layer that is called twice counts twice
             self._counting_norms = [
-                norm for norm in self._batch_norms if (id(norm), "training") in reads and norm.training
+                module for module, name in reads if name == "track_running_stats" and module in self._batch_norms
             ]
         note_progress()
         if self.mesh.device == "cpu":

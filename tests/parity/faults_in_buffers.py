@@ -137,7 +137,7 @@ def a_buffer_of_another_type(self, h, x):
 
 @plant(setup=with_a_norm, accumulation=2)
 def batch_statistics(self, h, x):
-    return self.norm(h)
+    return self.norm(self.norm(h))
 
 
 @plant(setup=with_a_norm)

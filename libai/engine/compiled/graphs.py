@@ -81,7 +81,7 @@ class TrainGraph(CompiledGraph):
         super().__init__()
         self.model = model
         self._layout = layout
-        self.reads: Reads = {}
+        self.reads: Reads = []
         self._changing = buffers
         self._accumulation = options.num_accumulation_steps
         self._clips = options.max_grad_norm is not None

@@ -54,10 +54,10 @@ class Guards:
         before: Guards | None,
     ):
         self._model, self._optimizer, self._inputs = model, optimizer, inputs
-        paths = {id(module): path for path, module in model.named_modules()}
+        paths = {module: path for path, module in model.named_modules()}
         self._attributes = []
-        for (module_id, name), module in reads.items():
-            path = paths.get(module_id, type(module).__name__)
+        for module, name in dict.fromkeys(reads):
+            path = paths.get(module, type(module).__name__)
             self._attributes.append((f"{path}.{name}" if path else name, module, name))
         watch_attributes(name for _, _, name in self._attributes)
         self._variables = list(variables_of(functions_of(model)))

@@ -29,8 +29,8 @@ from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict,
 from libai.forward.python_state import cell_value
 from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
 
-#: attributes that a forward has read during the trace: `(id of the module, name)` → the module
-Reads = dict[tuple[int, str], nn.Module]
+#: attributes that a forward has read during the trace: `(module, name)` of each read
+Reads = list[tuple[nn.Module, str]]
 
 
 @contextlib.contextmanager
@@ -139,7 +139,7 @@ def _get_missing(self: Any, reads: Reads, name: str) -> Any:
     if isinstance(described, property):
         return described.fget(self)  # type: ignore[misc]
     if not any(name in held for held in (module._parameters, module._buffers, module._modules)):
-        reads[id(module), name] = module
+        reads.append((module, name))
     return _get_plainly(self, name)
 
 

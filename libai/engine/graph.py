@@ -98,7 +98,7 @@ class GraphTrainer(ModelTrainer):
         has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
         self.optimizer_state = GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
         self._shapes: Shapes | None = None
-        #: batch norms that the compiled step runs in training mode
+        #: batch norms that the compiled step runs in training mode, once for each call
         self._counting_norms = self._batch_norms
 
     @classmethod

@@ -200,7 +200,7 @@ class TrainerBase:
             for name in dir(hook):
                 if name.startswith(LIKE_POINTS) and not hasattr(HookBase, name) and is_main_process():
                     logger.warning(
-                        "%s.%s is never called. A hook has the methods %s.",
+                        "the trainer never calls %s.%s. The methods of a hook are %s.",
                         type(hook).__name__,
                         name,
                         ", ".join(HOOK_POINTS),

@@ -99,7 +99,7 @@ def test_a_hook_of_another_mode_is_refused(mode):
 def test_none_hooks_are_ignored_and_other_objects_are_refused(mode, caplog):
     trainer = make_trainer(mode)
     trainer.register_hooks([None, Recorder([]), None])
-    assert len(trainer.hooks) == 1 and "Recorder.on_step_end is never called." in caplog.text
+    assert len(trainer.hooks) == 1 and "never calls Recorder.on_step_end." in caplog.text
     with pytest.raises(TypeError, match="must be an instance of HookBase, not str"):
         trainer.register_hooks(["hook"])
 

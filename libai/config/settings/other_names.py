@@ -191,7 +191,7 @@ _SENTENCES = {
     "Losses are part of the model: forward returns them (docs/model_and_data.md).": (
         "loss losses loss_fn criterion label_smoothing label_smoothing_factor"
     ),
-    "Loaders themselves split the data over the ranks and drop nothing (docs/model_and_data.md).": (
+    "Loaders themselves split the data over the ranks, and nothing is dropped (docs/model_and_data.md).": (
         "sampler test_sampler batch_sampler use_distributed_sampler drop_last dataloader_drop_last indices"
     ),
     "The keys of a batch are the arguments of forward; omit other keys in the dataset (docs/model_and_data.md).": (

@@ -69,7 +69,7 @@ SETTINGS = {
     "--quiet": "use_tqdm test_use_tqdm log_level log_file",
     "A run starts at 0": "start_iter start_epoch",
     "max_epoch or max_iter": "by_epoch begin end",
-    "Loaders themselves split the data over the ranks, and nothing is dropped": "sampler test_sampler drop_last indices",
+    "split the data over the ranks, and nothing is dropped": "sampler test_sampler drop_last indices",
     "part of the model": "loss label_smoothing_factor",
     "run.checkpointer.extra": "callback extra_ckpt",
     "NumPy arrays": "map_location",

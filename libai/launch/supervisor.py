@@ -210,8 +210,8 @@ class Supervisor:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # to wait for the ranks if their launcher dies
         stop = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._stop)
         # Schedulers repeat their signals, so signals are also handled while the end is reported.
-        with signals_handled({**stop, signal.SIGTSTP: self._pause}):
-            self.launcher = self.start()
+        # Leaving `launcher` closes its stderr, which a rank that is still exiting may have open.
+        with signals_handled({**stop, signal.SIGTSTP: self._pause}), self.start() as self.launcher:
             try:
                 self._wait()
             finally:

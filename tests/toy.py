@@ -98,6 +98,6 @@ def record_losses(trainer) -> list[float]:
     """Return a list that collects `train/loss` of every iteration of `trainer`."""
     from libai.engine.hooks import CallbackHook
 
-    losses: list[float] = []
+    losses = []
     trainer.register_hooks([CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))])
     return losses

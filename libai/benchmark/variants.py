@@ -73,7 +73,7 @@ def make_variants(
         python: Python interpreter for variants that use other libraries.
         commands: name -> command line of each user-defined variant.
     """
-    found: list[VariantSpec] = []
+    found = []
     for count in processes:
         for mode in modes:
             base = mode.removesuffix(ONE_THREAD)

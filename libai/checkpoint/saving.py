@@ -151,7 +151,7 @@ def on_rank_0(work: Callable[[], T]) -> T | None:
     If `work` raises an error, every rank raises. The other ranks raise a `CheckpointError`, or a `CheckpointWriteError`
     if the arguments were not at fault.
     """
-    results: list[T] = []
+    results = []
     result_of_rank_0(lambda: results.append(work()), CheckpointError, CheckpointWriteError)
     return results[0] if results else None
 

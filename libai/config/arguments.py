@@ -14,8 +14,8 @@ from libai.config.validation import load_config
 from libai.utils.parser import Parser
 
 #: flags with an optional value, and the value used if it is omitted
-OPTIONAL_VALUES: dict[str, bool | str] = {"--resume": True, "--find-lr": "1e-7,10,100"}
-FLAGS: dict[str, str] = {
+OPTIONAL_VALUES = {"--resume": True, "--find-lr": "1e-7,10,100"}
+FLAGS = {
     "--resume": "continue from the newest checkpoint in train.output_dir, or from a PATH that follows the flag",
     "--find-lr": "try learning rates, undo the updates and suggest a rate; LOWEST,HIGHEST,UPDATES may follow "
     "(default 1e-7,10,100)",

@@ -45,7 +45,7 @@ _HOMES = (
 _NOT_THE_USERS = re.compile(r"/site-packages/|/libai/patches/layer_sizes\.py$|^<|\.pyx$")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 #: type of a default -> types that a value may have
-_BY_DEFAULT: dict[type, Any] = {
+_BY_DEFAULT = {
     bool: bool | None,
     int: int | float | None,
     float: float | None,
@@ -243,7 +243,7 @@ def locate(path: str) -> Any:
     names = path.split(".")
     if not all(name.isidentifier() for name in names):
         raise ConfigError(f"{path!r} is not a dotted path such as package.module.Name.")
-    found: Any = None
+    found = None
     for end, name in enumerate(names, 1):
         where = ".".join(names[:end])
         holder = found
@@ -353,7 +353,7 @@ def kinds_of_arguments(target: Callable[..., Any]) -> dict[str, Any]:
         hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     except Exception:  # an annotation may use a name that is imported only for type checkers
         hints = {}
-    kinds: dict[str, Any] = {}
+    kinds = {}
     for name, parameter in parameters_of(target).items():
         kind = hints.get(name)
         if parameter.annotation is inspect.Parameter.empty:

@@ -124,7 +124,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     >>> flatten({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}, "model": None})
     {'optim.lr': 0.1, 'optim.betas': [0.9, 0.99], 'model': None}
     """
-    found: dict[str, Any] = {}
+    found = {}
     for name, value in config.items():
         key = f"{prefix}{name}"
         found.update(flatten(value, f"{key}.") if isinstance(value, dict) and value else {key: value})

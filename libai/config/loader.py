@@ -221,7 +221,7 @@ def shown(path: Path | str) -> str:
 def _load_yaml(path: Path) -> DictConfig:
     reason = ""
     try:
-        config: Any = OmegaConf.load(path)
+        config = OmegaConf.load(path)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""

@@ -15,7 +15,7 @@ from libai.config.settings.coercion import Bounds
 _FROM_ZERO = Bounds(at_least=0)
 _FRACTION = Bounds(at_least=0, below=1)
 #: option of an optimizer, its groups or a function that makes groups → limits and an example
-OPTIONS: dict[str, tuple[Bounds, str]] = {
+OPTIONS = {
     "lr": (_FROM_ZERO, "1e-3"),
     "base_lr": (_FROM_ZERO, "1e-3"),
     "lr_mult": (_FROM_ZERO, "0.1"),

@@ -58,7 +58,7 @@ class BatchReader:
 
         `together`: indices that all ranks read in this step, for collate functions that pad (default: `indices`).
         """
-        collate: Any = self.collate
+        collate = self.collate
         if self._has_batches:
             chunks = np.array_split(indices, max(1, min(self._num_workers, len(indices))))
             parts = list(self._map(partial(_read_rows, self.dataset), chunks))
@@ -209,7 +209,7 @@ class PadCollate:
                 f"a sample has {longest} items, but the `lengths` of its dataset allow only {length}: correct the "
                 "lengths."
             )
-        batch: dict[str, Any] = {}
+        batch = {}
         for key, values in ((key, [sample[key] for sample in samples]) for key in samples[0]):
             if key in self._padding:
                 batch[key] = _padded(values, self._padding[key], length)

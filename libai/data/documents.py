@@ -101,7 +101,7 @@ def _texts(path: Path, key: str, blank_lines: bool) -> Iterator[str]:
         elif not blank_lines:
             yield _decoded(lines.read())
         else:
-            paragraph: list[bytes] = []
+            paragraph = []
             for line in lines:
                 if line.strip():
                     paragraph.append(line)

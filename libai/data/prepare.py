@@ -131,7 +131,7 @@ def _split_by_file(documents: list[Document], validation_fraction: float) -> dic
 
 def _matching_files(patterns: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Document]:
     listed = [patterns] if isinstance(patterns, (str, os.PathLike)) else list(patterns)
-    paths: set[Path] = set()
+    paths = set()
     for pattern in listed:
         full = os.path.abspath(os.path.expanduser(pattern))
         matches = [Path(match) for match in glob.glob(full, recursive=True)]

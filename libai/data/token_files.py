@@ -86,7 +86,7 @@ def write_token_files(
 
 def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
     """Yield batches of about a million characters, which tokenizer libraries encode on all cores."""
-    batch: list[tuple[str, str]] = []
+    batch = []
     size = 0
     for document in documents:
         batch.append(document)

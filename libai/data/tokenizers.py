@@ -151,7 +151,7 @@ def make_tokenizer(kind: str, vocab_size: int | None, texts: Iterable[str], end_
         if vocab_size is None:
             raise DataError('tokenizer="bpe" needs the number of tokens to learn: add vocab_size, e.g. 4096.')
         return BPETokenizer.train(texts, vocab_size)
-    made: Tokenizer = ByteTokenizer() if kind == "bytes" else BPETokenizer.load(find_tokenizer(kind), end_token)
+    made = ByteTokenizer() if kind == "bytes" else BPETokenizer.load(find_tokenizer(kind), end_token)
     if vocab_size not in (None, made.vocab_size):
         raise DataError(
             f"vocab_size={vocab_size} does not apply to tokenizer={kind!r}, which always has {made.vocab_size} "

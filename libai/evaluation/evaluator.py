@@ -87,7 +87,7 @@ def reduce_sums(sums: Sums) -> Sums:
     """Add the sums over all ranks. Keys may be missing on a rank that had no batch. Collective."""
     from libai.utils.distributed import all_reduce, gather_objects
 
-    shapes: dict[str, Any] = {}
+    shapes = {}
     for of_rank in gather_objects({key: list(np.shape(value)) for key, value in sums.items()}):
         shapes.update(of_rank)
     reduced = {}

@@ -26,8 +26,8 @@ def counted_flops() -> Iterator[list[int]]:
 
     The backward pass of the operation is included.
     """
-    found: list[int] = []
-    running: list[str] = []
+    found = []
+    running = []
 
     def replace(operation: Callable[..., Any], name: str) -> Callable[..., Any] | None:
         if name not in _PRODUCTS + _CONVOLUTIONS:

@@ -208,7 +208,7 @@ def _lines_of(cls: type) -> list[str]:
 
 def functions_of(model: nn.Module) -> list[Any]:
     """Return what a call of `model` may run: methods, hooks, and functions in attributes of its modules."""
-    found: list[Any] = []
+    found = []
     for module in model.modules():
         found += [*hooks_of(module), *vars(module).values()]
     for kind in dict.fromkeys(map(type, model.modules())):
@@ -241,8 +241,8 @@ def variables_of(
         seen.add(function)
         variables = function.__globals__
         for code in _codes_in(function.__code__):
-            owners: list[Any] = []
-            scopes: list[Any] = [(code.co_filename, variables, variables.__setitem__)]
+            owners = []
+            scopes = [(code.co_filename, variables, variables.__setitem__)]
             for place, scope, assign in scopes:  # the list grows in the loop
                 for name in filter(scope.__contains__, code.co_names):
                     value = scope[name]

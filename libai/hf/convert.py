@@ -16,7 +16,7 @@ from libai.checkpoint import CheckpointError, TensorGroup, WeightsReport, load_w
 from libai.checkpoint.tensor_files import TensorSpec, spec_of
 from libai.config import LazyCall, instantiate, locate
 from libai.hf.families import FAMILIES, family_of
-from libai.hf.families.rules import Match, match
+from libai.hf.families.rules import match
 from libai.hf.files import (
     CONFIG,
     INDEX,
@@ -183,8 +183,8 @@ def _imported(source: Pretrained, model: nn.Module) -> tuple[_Tensors, WeightsRe
                 f"{source.folder}: `{copy}` differs from `{original}`, but {source.family.target} has only one "
                 "tensor for both."
             )
-    specs: dict[str, TensorSpec] = {}
-    places: dict[str, tuple[Match, int]] = {}
+    specs = {}
+    places = {}
     for found in matches.values():
         name = source.name_in_file(found.theirs)
         stored = source.spec(name).dtype

@@ -37,7 +37,7 @@ def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, f
 
 def compute(folder: str | Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the outputs of the libai model under their names in `transformers`."""
-    model: Any = load_pretrained(folder).eval()
+    model = load_pretrained(folder).eval()
     family = read_folder(folder).family
     names = {ours: theirs for theirs, ours in family.outputs.items()}
     with flow.no_grad():

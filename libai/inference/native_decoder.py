@@ -18,7 +18,7 @@ from libai.models.blocks.transformer import Attention, Block, GatedMLP, GELUTanh
 from libai.native import kernels
 from libai.parallel import Layout
 
-_ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.SiLU, nn.GELU, GELUTanh, nn.ReLU)
+_ACTIVATIONS = (nn.SiLU, nn.GELU, GELUTanh, nn.ReLU)
 _KNOWN = {GPT, Llama, Block, Attention, GatedMLP, MLPBlock, RMSNorm, Dropout, DropPath, *_ACTIVATIONS}
 _KNOWN |= {nn.Linear, nn.LayerNorm, nn.Embedding, nn.ModuleList}
 #: layers and norms of a block, in the order of `DecoderBlock`

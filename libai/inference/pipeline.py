@@ -113,7 +113,7 @@ class Pipeline:
 
         `only` selects one output. Raises `UserError` if forward returns no such output, or rows of different shapes.
         """
-        parts: list[dict[str, np.ndarray]] = []
+        parts = []
         for batch in batches:
             outputs = self.predictor.predict(batch)
             named = outputs if isinstance(outputs, dict) else {"outputs": outputs}

@@ -144,7 +144,7 @@ def _read(launcher: _Launcher, environment: Environment) -> Place:
     node = number("SLURM_NODEID") if launcher is SRUN else 0
     # oneflow's launcher does not set this variable
     text = environment.get(launcher.local_size, str(size) if launcher is ONEFLOW else "")
-    counts: list[int] = []
+    counts = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
         counts += [int(count)] * int(times or 1)
     if node >= len(counts) or rank >= size or not local_rank < counts[node] <= size:

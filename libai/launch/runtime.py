@@ -255,7 +255,7 @@ def wait_for_rank0() -> None:
     limit = read_limit(START_LIMIT, DEFAULT_MEETING_SECONDS)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     end = time.monotonic() + (limit or float("inf"))
-    reason: OSError | None = None
+    reason = None
     while time.monotonic() < end:
         try:
             socket.create_connection((address, port), timeout=1.0).close()

@@ -200,7 +200,7 @@ class Swin(ImageClassifier):
         self.embedding_norm = nn.LayerNorm(hidden_size)
         self.embedding_dropout = Dropout(dropout)
         rates = iter(linear_rates(drop_path, sum(blocks_per_stage)))
-        blocks: list[nn.Module] = []
+        blocks = []
         width, side = hidden_size, image_size // patch_size
         for stage, (count, heads) in enumerate(zip(blocks_per_stage, num_heads)):
             if stage:

@@ -121,7 +121,7 @@ class Library:
         }
 
 
-_library: Library | None = None
+_library = None
 _description = "oneflow's own"
 _plans_memory = False
 

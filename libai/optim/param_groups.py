@@ -94,7 +94,7 @@ def get_param_groups(
     for parameter, scale in zip(parameters, scales):
         if parameter.names[0] in without or (only and not parameter.matches(only)):
             continue
-        options: dict[str, float] = {}
+        options = {}
         if weight_decay is not None:
             options["weight_decay"] = weight_decay
         if _is_without_decay(parameter, no_decay, no_decay_patterns):
@@ -162,7 +162,7 @@ def _layer_scales(parameters: list[_Parameter], layer_decay: float, prefix: str,
 
 def _find_blocks(model: flow.nn.Module, blocks: str | None) -> tuple[str, int]:
     """Return the dotted name and length of the block list: `blocks` if given, else the unique longest numbered list."""
-    lists: dict[str, int] = {}
+    lists = {}
     for name, module in model.named_modules():
         children = list(module._modules)
         if children and children == [str(index) for index in range(len(children))]:

@@ -70,10 +70,8 @@ def export_state(
     name. `scalars` contains `"step"` and, for custom optimizers, every number in their state. Raises `UserError` if a
     parameter of the optimizer has no name, or if a compiled graph holds the state.
     """
-    tensors: dict[str, flow.Tensor] = {}
-    scalars: dict[str, Any] = {
-        key: value for key, value in optimizer._state.items() if isinstance(key, str) and _is_number(value)
-    }
+    tensors = {}
+    scalars = {key: value for key, value in optimizer._state.items() if isinstance(key, str) and _is_number(value)}
     walked = list(walk_parameters(optimizer, named_parameters))
     has_keys = any(state_keys(optimizer, group) for _, _, group in walked)
     if scalars.get("step") and has_keys and not any(optimizer._state[parameter] for _, parameter, _ in walked):
@@ -128,7 +126,7 @@ def _fitted_state(
     do not match `optimizer`.
     """
     saved = dict.fromkeys([*tensors, *(key for key in scalars if "/" in key)])
-    fitted: list[tuple[str, flow.Tensor, str, Any]] = []
+    fitted = []
     missing = [] if "step" in scalars else ["step"]
     mis_shaped = []
     for name, parameter, group in walk_parameters(optimizer, named_parameters):
@@ -249,7 +247,7 @@ def export_graph_state(
     every rank must call it.
     """
     suffixes = graph_state_names(optimizer)
-    tensors: dict[str, flow.Tensor] = {}
+    tensors = {}
     for name, parameter, group in walk_parameters(optimizer, named_parameters):
         for key in state_keys(optimizer, group) or ():
             graph_name = f"{prefix}.{name}-{suffixes[key]}"
@@ -277,7 +275,7 @@ def to_graph_state(
     """
     suffixes = graph_state_names(optimizer)
     fitted = _fitted_state(optimizer, named_parameters, tensors, scalars)
-    state: dict[str, flow.Tensor] = {f"{prefix}.{name}-{suffixes[key]}": value for name, _, key, value in fitted}
+    state = {f"{prefix}.{name}-{suffixes[key]}": value for name, _, key, value in fitted}
     step = flow.tensor([int(scalars["step"])], dtype=flow.int64)
     is_global = any(parameter.is_global for _, parameter, _, _ in fitted)
     state[TRAIN_STEP] = step.to_global(flow.placement.all("cpu"), flow.sbp.broadcast) if is_global else step

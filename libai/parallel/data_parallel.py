@@ -257,7 +257,7 @@ class _LossesOnly(nn.Module):
 
 def functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
     """Return all functions in the autograd graphs of `tensors`, including `p.grad_fn` of every reached parameter."""
-    found: set[Any] = set()
+    found = set()
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     while waiting:
         function = waiting.pop()
@@ -269,7 +269,7 @@ def functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
 
 def renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
     """Replace every parameter with an equal copy, in the model and the optimizer. Tied parameters stay tied."""
-    renewed: dict[int, nn.Parameter] = {}
+    renewed = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None:

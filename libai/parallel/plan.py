@@ -21,7 +21,7 @@ from libai.utils.errors import UserError
 
 _SHOWN_NAMES = 12
 #: key of a plan -> type of its value, example
-_VALUES: dict[str, tuple[type, str]] = {
+_VALUES = {
     "split": (Mapping, '{"blocks.*.up.weight": 0}'),
     "blocks": (str, '"blocks"'),
     "last": (Sequence, '["head", "labels"]'),
@@ -164,7 +164,7 @@ class ParallelPlan:
 
     def _axes(self, named: Mapping[str, flow.Tensor], mesh: Mesh) -> dict[str, int]:
         """Return tensor name -> axis that is split over tensor-parallel ranks on this mesh."""
-        axes: dict[str, int] = {}
+        axes = {}
         for pattern, axis in self.split.items():
             for name in _matching(pattern, named, "splits"):
                 if ADAPTER.search(name):

@@ -62,7 +62,7 @@ def _recomputed(block: Any, forward: Callable[..., Any], args: Any, kwargs: Any)
 
 def _surroundings() -> list[Callable[[], Any]]:
     """Return functions that re-enter the contexts in which the block is currently running."""
-    found: list[Callable[[], Any]] = [current_random_scope()]
+    found = [current_random_scope()]
     if flow.is_autocast_enabled():
         found.append(partial(flow.autocast, "cuda", dtype=flow.get_autocast_gpu_dtype()))
     view = flow.utils.global_view

@@ -29,10 +29,10 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 #: file with the CPU time limit of a Linux container
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
-_in_use: str | None = None
-_openblas: ctypes.CDLL | None = None
+_in_use = None
+_openblas = None
 _num_threads = 1
-_library: Library | None = None
+_library = None
 
 
 def use_current() -> None:

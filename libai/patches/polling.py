@@ -23,7 +23,7 @@ _SLEEP_NANOSECONDS = 200_000
 _ENTRIES = 64
 
 _times = (ctypes.c_uint64 * (2 * _ENTRIES))()
-_slot: ctypes.c_uint64 | None = None
+_slot = None
 
 
 def let_polling_threads_sleep() -> None:

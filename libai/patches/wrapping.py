@@ -62,7 +62,7 @@ def replaced_operations(
     `replace(operation, name)` returns the replacement of an operation, or None to keep it. An operation is replaced in
     all Python modules of this process and in the objects `holders`.
     """
-    functions: dict[int, tuple[Any, Any]] = {}
+    functions = {}
     for name, operation in vars(flow._C).items():
         if type(_original(operation)).__name__ == "builtin_function_or_method":
             functions[id(operation)] = (operation, replace(operation, name))

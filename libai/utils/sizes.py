@@ -68,7 +68,7 @@ def cut_into_buckets(
 
     A larger item gets its own bucket.
     """
-    buckets: list[list[T]] = []
+    buckets = []
     newest: dict[Any, tuple[list[T], int]] = {}
     for item in items:
         kind, size = kind_of(item), size_of(item)

@@ -181,7 +181,7 @@ def map_tensors(value: Any, change: Callable[[flow.Tensor], Any]) -> Any:
 
 def tensors_in(value: Any) -> list[flow.Tensor]:
     """Return every tensor in `value`, in order. The loop is not recursive because it runs in every compiled step."""
-    found: list[flow.Tensor] = []
+    found = []
     waiting = [value]
     while waiting:
         item = waiting.pop()

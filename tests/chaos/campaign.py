@@ -279,7 +279,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--procs", type=int, help="ranks of every job (default: 1 or 2, by the seed)")
     parser.add_argument("--only", type=int, metavar="I", help="replay fault number I alone")
     args = parser.parse_args(arguments)
-    counts: Counter[str] = Counter()
+    counts = Counter()
     for number in [args.only] if args.only is not None else range(args.count):
         fault = draw(args.seed, number, args.procs)
         verdict = run(fault)

@@ -13,7 +13,7 @@ def test_what_is_not_an_object_in_json_is_refused(text):
 
 
 def test_a_state_that_contains_itself_is_refused():
-    state: dict = {}
+    state = {}
     state["me"] = state
     with pytest.raises(CheckpointError, match="nested too deep"):
         dump_json(state, "state")

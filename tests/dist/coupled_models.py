@@ -3,8 +3,6 @@ that only look like it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import oneflow as flow
 from oneflow import nn
 from oneflow.nn import functional as F
@@ -114,7 +112,7 @@ class TokenMean(_Body):
         return F.cross_entropy(self.head(h), y, ignore_index=0)
 
 
-COUPLED: dict[str, Callable[[], nn.Module]] = {
+COUPLED = {
     "mean": BatchMean,
     "cumsum": Cumulative,
     "contrastive": Contrastive,
@@ -163,7 +161,7 @@ class KernelOfOneRank(_Body):
         return self.classify(flow._C.normalization(h, None, None, None, None, axis=1, is_training=True), y)
 
 
-UNCOUPLED: dict[str, Callable[[], nn.Module]] = {
+UNCOUPLED = {
     "plain": _Body,
     "counted token mean": CountedTokenMean,
     "classes": Classes,

@@ -100,7 +100,7 @@ def outcome(cell: Cell) -> str:
         for batch in mine[2:]:
             batch["y"][0] = cell.label
     trainers = {"eager": EagerTrainer, "graph": GraphTrainer}
-    lines: list[str] = []
+    lines = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("libai").addHandler(handler)

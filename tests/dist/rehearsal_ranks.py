@@ -65,7 +65,7 @@ def run(folder: str, mode: str, model: Any, *words: str) -> dict[str, Any]:
     except UserError as raised:
         error = str(raised)
     barrier()
-    found: dict[str, Any] = {"errors": gather_objects(error), "loss": []}
+    found = {"errors": gather_objects(error), "loss": []}
     if get_rank() == 0 and error is None:
         numbers = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         found["loss"] = [row["train/loss"] for row in numbers if "train/loss" in row]

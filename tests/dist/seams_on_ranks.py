@@ -23,7 +23,7 @@ from libai.utils.errors import UserError  # noqa: E402
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
 rank = flow.env.get_rank()
-found: dict = {}
+found = {}
 
 
 def weights(trainer):
@@ -187,7 +187,7 @@ np.testing.assert_allclose(*ends, rtol=1e-5, atol=1e-6)
 
 # the trainer put together from hooks in the page on the library: interrupted, and continued by a new one
 pages = re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/model_and_data.md").read_text(), re.M | re.S)
-page: dict = {}
+page = {}
 exec(pages[0].partition("eager, graph =")[0], page)
 exec(pages[1].partition("setup_logging(None)")[0], page)
 folder = Path(sys.argv[1])

@@ -221,8 +221,8 @@ def _status(key: str) -> int:
 
 
 def main(target: str) -> None:
-    rows: list[dict[str, Any]] = []
-    expected: dict[Any, Result] = {}
+    rows = []
+    expected = {}
     world = get_world_size()
     growth = {} if world == 4 else {stage: peak_growth(stage) for stage in (2, 3)}
     for plan in planned(world):

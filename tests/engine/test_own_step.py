@@ -184,7 +184,7 @@ def test_options_that_a_custom_graph_cannot_honour_are_refused(settings, expecte
 
 
 #: the recipe from the documentation page on hooks
-RECIPE: dict = {}
+RECIPE = {}
 exec(re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/training.md").read_text(), re.M | re.S)[7], RECIPE)
 
 

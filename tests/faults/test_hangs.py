@@ -89,7 +89,7 @@ def test_a_rank_that_does_not_come_to_meet_the_others_is_named(folder, late, lin
 @pytest.mark.parametrize(("limit", "is_ended"), [(1.0, True), (0.0, False)])
 def test_only_a_program_with_a_limit_is_ended(monkeypatch, tmp_path, limit, is_ended):
     """Outside libai's phases, a user's program may take any time."""
-    killed: list[int] = []
+    killed = []
     monkeypatch.setattr("os.kill", lambda pid, signum: killed.append(signum))
     monkeypatch.setattr("libai.launch.rank.STACK_SECONDS", 0.0)
     rank = Rank(0, str(tmp_path), RankState(pid=1234, limit=limit))

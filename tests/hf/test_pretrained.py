@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -48,7 +47,7 @@ class Embed(CompiledGraph):
 
 
 def test_minilm_gives_the_published_similarities_in_both_modes(minilm):
-    model: Any = load_pretrained(minilm).eval()
+    model = load_pretrained(minilm).eval()
     tokenizer = Tokenizer.from_file(str(minilm / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.enable_padding()

@@ -56,7 +56,7 @@ def greedy(model):
     """Return the most likely tokens after each prompt, with one forward pass per token."""
     found = []
     for prompt in PROMPTS:
-        tokens: list[int] = []
+        tokens = []
         for _ in range(12):
             tokens.append(int(log_probs(model, prompt, [tokens])[0].argmax()))
         found.append(tokens)

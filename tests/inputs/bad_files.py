@@ -2,7 +2,7 @@
 
 GOOD = "from user_config import *\n"
 
-FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
+FILES = {
     "syntax.py": ("train = (1\n", ("syntax.py:1", "never closed")),
     "indent.py": ("x = 1\n  y = 2\n", ("indent.py:2", "IndentationError")),
     "relative_circle.py": ("from .relative_circle import train\n", ("relative_circle.py imports itself",)),

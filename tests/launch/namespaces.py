@@ -22,7 +22,7 @@ def two_machines() -> Iterator[tuple[int, int]]:
 
     If namespaces cannot be created, skip the test with the reason, or fail in continuous integration.
     """
-    holders: list[subprocess.Popen[str]] = []
+    holders = []
     try:
         try:
             # the second network must belong to the user namespace of the first one, or no cable can join them

@@ -123,7 +123,7 @@ def dispatch(monkeypatch):
     """Run a command line with this environment. Return the command that would be launched."""
 
     def run(environment: dict[str, str], *words: str) -> tuple[list[str], dict[str, str]]:
-        started: list[list[str]] = []
+        started = []
         monkeypatch.setattr(os, "environ", dict(environment))
         monkeypatch.setattr(sys, "argv", ["libai"])
         monkeypatch.setattr(launch, "run", lambda words: started.append(list(words)) or 0)

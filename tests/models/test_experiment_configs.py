@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from libai.evaluation import MeanLossEvaluator, directions_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 EXPERIMENTS = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "__init__")
-PUBLISHED: dict[str, Any] = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
+PUBLISHED = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
 #: trained in a minute on a CPU
 SMALL = [name for name in EXPERIMENTS if name.endswith(("_digits", "_stdlib", "_bpe"))]
 CIFAR = ["resnet18_cifar"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from libai.config.instantiation import TARGET, target_of, unknown_arguments
 from libai.models.blocks.init import without_initial_values
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-PUBLISHED: dict[str, Any] = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
+PUBLISHED = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
 
 #: from the papers and model cards; shared weights count once
 NUM_PARAMETERS = {
@@ -29,7 +28,7 @@ NUM_PARAMETERS = {
 @pytest.mark.parametrize("name", NUM_PARAMETERS)
 def test_number_of_parameters(name: str) -> None:
     with without_initial_values():
-        model: Any = instantiate(PUBLISHED[name])
+        model = instantiate(PUBLISHED[name])
     assert sum(p.numel() for p in model.parameters()) == NUM_PARAMETERS[name]
 
 

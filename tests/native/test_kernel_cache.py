@@ -64,7 +64,7 @@ def compiler(tmp_path, monkeypatch, library):
 @pytest.fixture
 def untested(monkeypatch):
     """Replace the test of a library, which takes seconds, with a function that records its calls and passes."""
-    calls: list[Path] = []
+    calls = []
     monkeypatch.setattr(build, "test_library", calls.append)
     return calls
 

@@ -25,7 +25,7 @@ def _argv(monkeypatch):
 @pytest.fixture
 def asked(monkeypatch):
     """The command lines that would have been launched."""
-    lines: list[list[str]] = []
+    lines = []
     monkeypatch.setattr(launch, "run", lambda words: lines.append(list(words)) or 0)
     return lines
 

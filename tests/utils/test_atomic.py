@@ -22,7 +22,7 @@ def test_the_old_file_survives_a_failure_at_any_point(tmp_path, monkeypatch, bro
     def fail(*_):
         raise OSError("disk full")
 
-    data: object = b"new"
+    data = b"new"
     if broken == "write":
         data = "text where bytes belong"
     else:

@@ -20,7 +20,7 @@ from libai.parallel import Mesh, full_tensor
 from libai.utils.errors import UserError
 
 SOURCES = ("models_sequence", "models_vision", "models_tables", "models_special")
-TRAINERS: dict[str, Callable[..., Any]] = {"eager": EagerTrainer, "graph": GraphTrainer}
+TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
 #: the contract between modes and meshes, relative, of each loss; buffers are relative to their largest value
 BOUND = 1e-5
 #: (data, tensor, pipeline) and the stage of ZeRO, by what they are called here
@@ -35,7 +35,7 @@ MESHES = {
 
 _BODY_AND_HEAD = {"split": {"body.*": 0, "head.weight": 1}}
 #: plans given from outside, as a config gives them; other models carry their own or have none
-PLANS: dict[str, dict[str, Any]] = {
+PLANS = {
     **dict.fromkeys(("centred", "class_weights", "gated_in_place"), _BODY_AND_HEAD),
     "contrastive": {"split": {"tower.0.*": 0, "tower.2.weight": 1}},
     "activation_average": {"split": {**_BODY_AND_HEAD["split"], "average": 0}},

@@ -172,7 +172,7 @@ def _parser() -> Parser:
     )
     for field in fields(Settings):
         about = field.metadata["help"] + " (default %(default)s)"
-        kind: Any = type(field.default)
+        kind = type(field.default)
         add(f"--{field.name.replace('_', '-')}", type=kind, default=field.default, metavar="N", help=about)
     add("--output", "-o", type=Path, default=Path("bench"), metavar="FOLDER", help="report folder (default bench)")
     return parser

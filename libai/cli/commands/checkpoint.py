@@ -36,7 +36,7 @@ def _list(args: argparse.Namespace) -> int:
     """Print one line per checkpoint: its iteration, size and health, and whether it is the best."""
     root = _existing(args.root)
     best = checkpoint.readable_best(root)
-    rows: list[dict[str, Any]] = []
+    rows = []
     lines = []
     for path in checkpoint.list_checkpoints(root):
         problems = checkpoint.verify(path, deep=False)

@@ -131,7 +131,7 @@ def differing(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
         defaults = flatten({name: asdict(cls()) for name, cls in TYPED_SECTIONS.items()})
         # the default of a section, such as {}, is not compared if the run has filled the section
         columns = {_DEFAULT: {key: defaults[key] for key in defaults if key in chosen}, name: chosen}
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     keys = dict.fromkeys(key for settings in columns.values() for key in settings)
     for key in keys:
         values = {name: settings[key] for name, settings in columns.items() if key in settings}

@@ -290,7 +290,7 @@ def write_columns(columns: Columns, file: Path | None) -> None:
     if file is not None and file.suffix == ".npz":
         np.savez(file, **columns)
     elif file is not None and file.suffix == ".csv":
-        flat: Columns = {}
+        flat = {}
         for name, values in columns.items():
             if values.ndim == 1:
                 flat[name] = values

@@ -70,7 +70,7 @@ def names_matching(patterns: Sequence[str], names: Sequence[str], setting: str, 
     `kind` describes the named objects in errors. Raises `UserError`, which mentions `setting`, for an invalid regular
     expression and for a pattern without a match.
     """
-    chosen: set[str] = set()
+    chosen = set()
     for pattern in patterns:
         try:
             found = [name for name in names if re.search(pattern, name)]

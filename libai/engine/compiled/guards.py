@@ -127,7 +127,7 @@ class Guards:
         self._watched: Watched = []
         self._unseen: list[tuple[Callable[[], Any], Any]] = []
         self._held = []  # keeps the objects alive: the id of a freed one could be reused
-        values: dict[str, Any] = {}
+        values = {}
         for path, module, name in self._attributes:
             value = getattr(module, name, None)
             values[path] = fingerprint(value, self._watched)

@@ -57,7 +57,7 @@ def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches
     # rank numbers run over tensor peers first, then over data peers, then over pipeline peers
     data_ranks = slice(0, mesh.data * mesh.tensor, mesh.tensor)
     stays_apart = trainer.options.batch_scope == "rank"
-    whole: list[dict[str, Any]] = []
+    whole = []
     for batch in named:
         of_ranks = {name: gather_arrays(array)[data_ranks] for name, array in batch.items()}
         if stays_apart:

@@ -198,7 +198,7 @@ def _first_update(
             if not is_same(weights[name], array_of(parameter)):
                 mine["changed"].append(name)
 
-    failure: Exception | None = None
+    failure = None
     try:
         result = update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)
         if has_drawn_since(draws):

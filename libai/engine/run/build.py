@@ -93,7 +93,7 @@ def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
     """
     if not isinstance(run.optim, DictConfig) or TARGET in run.optim:
         return _build_optimizer(run.optim, "optim", model, None)
-    optimizers: dict[str, flow.optim.Optimizer] = {}
+    optimizers = {}
     names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
     taken: list[str] = []
     for name, section in run.optim.items():

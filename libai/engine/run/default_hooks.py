@@ -41,7 +41,7 @@ def default_writers(run: Any) -> list[Writer]:
         for name, value in flatten(OmegaConf.to_container(run.config.to_config(), resolve=True)).items()
     }
     info = RunInfo(run.output_dir, run.folder.run_id, run.output_dir.name, settings, run.plan.train_iter)
-    writers: list[Writer] = []
+    writers = []
     for index, section in enumerate(train.writers):
         if isinstance(section, str):
             writers.append(_WRITERS[section](info))
@@ -58,7 +58,7 @@ def default_hooks(run: Any) -> list[HookBase | None]:
     contents = partial(starting_files, run.config, run.folder.run_id)
     begin = hooks.CallbackHook(before_train=lambda trainer: run.folder.begin(contents), priority=0)
     end = hooks.CallbackHook(after_train=lambda trainer: run.end(), priority=100)
-    found: list[HookBase | None] = [begin, end, hooks.RandomStateHook(run.seed), run.timer]
+    found = [begin, end, hooks.RandomStateHook(run.seed), run.timer]
     best = _add_evaluation(run, found)
     if train.checkpointer.enabled:
         period = plan.period(train.checkpointer.period, "train.checkpointer.period")

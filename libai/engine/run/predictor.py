@@ -73,7 +73,7 @@ class Predictor:
                 "train.zero_optimization.enabled=false",
                 *overrides,
             ]
-        config: Any = load_config(file, overrides, get_world_size())
+        config = load_config(file, overrides, get_world_size())
         device = default_device(config.train.device)
         mode = mode or first_mode(config, device)[0]
         if mode not in TRAINERS:

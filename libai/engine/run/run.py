@@ -93,7 +93,7 @@ class Run(build.Parts):
 
     @phase("build")
     def __init__(self, cfg: Any, *, resume: bool | str | None = None, reset: Sequence[str] = ()):
-        config: Any = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
+        config = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
         device = default_device(config.train.device)
         mode, self.mode_reason = modes.first_mode(config, device)
         self.output_dir = Path(config.train.output_dir)

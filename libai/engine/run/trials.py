@@ -139,7 +139,7 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
     groups = trainer.optimizer.param_groups
     rates = initial_lrs(trainer.optimizer)
     largest = max(rates)
-    lrs: list[float] = []
+    lrs = []
     losses: list[float] = []
     mean = 0.0
     with rolled_back(trainer):

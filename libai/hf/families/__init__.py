@@ -8,7 +8,7 @@ from libai.hf.families.vision import VISION_FAMILIES
 from libai.utils.errors import UserError
 
 #: architecture of config.json -> family
-FAMILIES: dict[str, Family] = {**TEXT_FAMILIES, **VISION_FAMILIES}
+FAMILIES = {**TEXT_FAMILIES, **VISION_FAMILIES}
 
 
 def family_of(config: Config) -> tuple[str, Family]:

@@ -69,7 +69,7 @@ class Family:
         """Return a config.json for a model with `arguments`."""
         fixed = {key: values[0] for key, values in self.required.items()}
         plain = {key: arguments[ours] for ours, (key, _) in self.arguments.items() if arguments.get(ours) is not None}
-        head: dict[str, Any] = {"architectures": [architecture], "model_type": self.model_type, "dtype": "float32"}
+        head = {"architectures": [architecture], "model_type": self.model_type, "dtype": "float32"}
         written = {**head, **fixed, **plain, **self.write_more(arguments)}
         self._check(written)
         return written
@@ -95,7 +95,7 @@ _ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
-ACTIVATIONS_OF_HF: dict[str, str] = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
+ACTIVATIONS_OF_HF = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 
 
 def activation_of(activation: str) -> str:
@@ -120,7 +120,7 @@ ENCODER_BLOCK = {
     "mlp.down.@": "output.dense.@",
 }
 #: settings with the same names in BERT and ViT
-ENCODER_ARGUMENTS: dict[str, tuple[str, Any]] = {
+ENCODER_ARGUMENTS = {
     "hidden_size": ("hidden_size", 768),
     "num_layers": ("num_hidden_layers", 12),
     "num_heads": ("num_attention_heads", 12),

@@ -62,6 +62,11 @@ def rules_of(pairs: Mapping[str, str], ours: str, theirs: str) -> tuple[Rule, ..
     return tuple(Rule(f"{ours}.{one}", f"{theirs}.{other}") for one, other in pairs.items())
 
 
+def rules_in(table: str) -> tuple[Rule, ...]:
+    """Return one rule for each line of `table`, which has libai's name and the file's."""
+    return tuple(Rule(ours, theirs) for ours, theirs in map(str.split, table.strip().splitlines()))
+
+
 @dataclass(frozen=True)
 class Match:
     """One tensor of a file, and the libai tensors that it contains."""
@@ -81,7 +86,7 @@ def match(rules: Sequence[Rule], tensors: Mapping[str, TensorSpec]) -> dict[str,
 
     Raises `UserError` for a tensor without a matching rule.
     """
-    matches: dict[str, Match] = {}
+    matches = {}
     known: set[str] = set()
     for rule in rules:
         ours = (rule.ours,) if isinstance(rule.ours, str) else rule.ours

@@ -18,7 +18,7 @@ from libai.hf.families.family import (
     read_encoder,
     write_encoder,
 )
-from libai.hf.families.rules import JOINED, JOINED_TRANSPOSED, TRANSPOSED, Rule, rules_of
+from libai.hf.families.rules import JOINED, JOINED_TRANSPOSED, TRANSPOSED, Rule, rules_in, rules_of
 from libai.utils.errors import UserError
 
 # ------------------------------------------------------------------------------------------------------------- GPT-2
@@ -27,9 +27,19 @@ _GPT2 = Family(
     "gpt2",
     "libai.models.GPT",
     (
-        Rule("token_embedding.weight", "transformer.wte.weight"),
-        Rule("position_embedding", "transformer.wpe.weight"),
-        Rule("blocks.*.attention_norm.@", "transformer.h.*.ln_1.@"),
+        *rules_in(
+            """
+            token_embedding.weight       transformer.wte.weight
+            position_embedding           transformer.wpe.weight
+            blocks.*.attention_norm.@    transformer.h.*.ln_1.@
+            blocks.*.attention.out.bias  transformer.h.*.attn.c_proj.bias
+            blocks.*.mlp_norm.@          transformer.h.*.ln_2.@
+            blocks.*.mlp.up.bias         transformer.h.*.mlp.c_fc.bias
+            blocks.*.mlp.down.bias       transformer.h.*.mlp.c_proj.bias
+            norm.@                       transformer.ln_f.@
+            head.weight                  lm_head.weight
+            """
+        ),
         Rule(
             ("blocks.*.attention.q.weight", "blocks.*.attention.k.weight", "blocks.*.attention.v.weight"),
             "transformer.h.*.attn.c_attn.weight",
@@ -41,14 +51,8 @@ _GPT2 = Family(
             JOINED,
         ),
         Rule("blocks.*.attention.out.weight", "transformer.h.*.attn.c_proj.weight", TRANSPOSED),
-        Rule("blocks.*.attention.out.bias", "transformer.h.*.attn.c_proj.bias"),
-        Rule("blocks.*.mlp_norm.@", "transformer.h.*.ln_2.@"),
         Rule("blocks.*.mlp.up.weight", "transformer.h.*.mlp.c_fc.weight", TRANSPOSED),
-        Rule("blocks.*.mlp.up.bias", "transformer.h.*.mlp.c_fc.bias"),
         Rule("blocks.*.mlp.down.weight", "transformer.h.*.mlp.c_proj.weight", TRANSPOSED),
-        Rule("blocks.*.mlp.down.bias", "transformer.h.*.mlp.c_proj.bias"),
-        Rule("norm.@", "transformer.ln_f.@"),
-        Rule("head.weight", "lm_head.weight"),
     ),
     arguments={
         "vocab_size": ("vocab_size", 50257),
@@ -81,19 +85,21 @@ _GPT2 = Family(
 
 # ------------------------------------------------------------------------------------------- Llama, Qwen2 and Mistral
 
-_LLAMA_RULES = (
-    Rule("token_embedding.weight", "model.embed_tokens.weight"),
-    Rule("blocks.*.attention_norm.weight", "model.layers.*.input_layernorm.weight"),
-    Rule("blocks.*.attention.q.@", "model.layers.*.self_attn.q_proj.@"),
-    Rule("blocks.*.attention.k.@", "model.layers.*.self_attn.k_proj.@"),
-    Rule("blocks.*.attention.v.@", "model.layers.*.self_attn.v_proj.@"),
-    Rule("blocks.*.attention.out.@", "model.layers.*.self_attn.o_proj.@"),
-    Rule("blocks.*.mlp_norm.weight", "model.layers.*.post_attention_layernorm.weight"),
-    Rule("blocks.*.mlp.gate.@", "model.layers.*.mlp.gate_proj.@"),
-    Rule("blocks.*.mlp.up.@", "model.layers.*.mlp.up_proj.@"),
-    Rule("blocks.*.mlp.down.@", "model.layers.*.mlp.down_proj.@"),
-    Rule("norm.weight", "model.norm.weight"),
-    Rule("head.weight", "lm_head.weight"),
+_LLAMA_RULES = rules_in(
+    """
+    token_embedding.weight          model.embed_tokens.weight
+    blocks.*.attention_norm.weight  model.layers.*.input_layernorm.weight
+    blocks.*.attention.q.@          model.layers.*.self_attn.q_proj.@
+    blocks.*.attention.k.@          model.layers.*.self_attn.k_proj.@
+    blocks.*.attention.v.@          model.layers.*.self_attn.v_proj.@
+    blocks.*.attention.out.@        model.layers.*.self_attn.o_proj.@
+    blocks.*.mlp_norm.weight        model.layers.*.post_attention_layernorm.weight
+    blocks.*.mlp.gate.@             model.layers.*.mlp.gate_proj.@
+    blocks.*.mlp.up.@               model.layers.*.mlp.up_proj.@
+    blocks.*.mlp.down.@             model.layers.*.mlp.down_proj.@
+    norm.weight                     model.norm.weight
+    head.weight                     lm_head.weight
+    """
 )
 
 
@@ -176,21 +182,29 @@ def _write_llama(ours: Config) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- BERT and RoBERTa
 
 _BERT_RULES = (
-    Rule("token_embedding.weight", "bert.embeddings.word_embeddings.weight"),
-    Rule("position_embedding", "bert.embeddings.position_embeddings.weight"),
-    Rule("token_type_embedding.weight", "bert.embeddings.token_type_embeddings.weight"),
-    Rule("embedding_norm.@", "bert.embeddings.LayerNorm.@"),
+    *rules_in(
+        """
+        token_embedding.weight       bert.embeddings.word_embeddings.weight
+        position_embedding           bert.embeddings.position_embeddings.weight
+        token_type_embedding.weight  bert.embeddings.token_type_embeddings.weight
+        embedding_norm.@             bert.embeddings.LayerNorm.@
+        blocks.*.attention_norm.@    bert.encoder.layer.*.attention.output.LayerNorm.@
+        blocks.*.mlp_norm.@          bert.encoder.layer.*.output.LayerNorm.@
+        pooler.@                     bert.pooler.dense.@
+        """
+    ),
     *rules_of(ENCODER_BLOCK, "blocks.*", "bert.encoder.layer.*"),
-    Rule("blocks.*.attention_norm.@", "bert.encoder.layer.*.attention.output.LayerNorm.@"),
-    Rule("blocks.*.mlp_norm.@", "bert.encoder.layer.*.output.LayerNorm.@"),
-    Rule("pooler.@", "bert.pooler.dense.@"),
 )
 _MASKED_LM_RULES = (
     *_BERT_RULES,
-    Rule("head.0.@", "cls.predictions.transform.dense.@"),
-    Rule("head.2.@", "cls.predictions.transform.LayerNorm.@"),
-    Rule("head_bias", "cls.predictions.bias"),
-    Rule("next_sentence.@", "cls.seq_relationship.@"),
+    *rules_in(
+        """
+        head.0.@         cls.predictions.transform.dense.@
+        head.2.@         cls.predictions.transform.LayerNorm.@
+        head_bias        cls.predictions.bias
+        next_sentence.@  cls.seq_relationship.@
+        """
+    ),
 )
 _MASKED_LM_COPIES = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -254,10 +268,12 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
         more = {"read_more": _read_roberta, "write_more": _write_roberta, **more}
         return _bert(target, rules, model_type, "roberta.", **more)
 
-    head = (
-        Rule("head.0.@", "lm_head.dense.@"),
-        Rule("head.2.@", "lm_head.layer_norm.@"),
-        Rule("head_bias", "lm_head.bias"),
+    head = rules_in(
+        """
+        head.0.@   lm_head.dense.@
+        head.2.@   lm_head.layer_norm.@
+        head_bias  lm_head.bias
+        """
     )
     classifier = (Rule("pooler.@", "classifier.dense.@"), Rule("head.@", "classifier.out_proj.@"))
     return {
@@ -380,7 +396,7 @@ def _write_mt5(ours: Config) -> dict[str, Any]:
     return written
 
 
-_T5_ARGUMENTS: dict[str, tuple[str, Any]] = {
+_T5_ARGUMENTS = {
     "vocab_size": ("vocab_size", 32128),
     "max_seq_length": ("n_positions", 512),
     "hidden_size": ("d_model", 512),
@@ -413,7 +429,7 @@ def _t5(model_type: str, write: Callable[[Config], dict[str, Any]], arguments: M
 
 
 #: architecture of config.json -> family
-TEXT_FAMILIES: dict[str, Family] = {
+TEXT_FAMILIES = {
     "BertForPreTraining": _bert(
         "libai.models.BERT",
         _MASKED_LM_RULES,

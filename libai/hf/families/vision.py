@@ -127,7 +127,7 @@ def _swin(model_type: str, target: str, **required: tuple[Any, ...]) -> Family:
 
 
 #: architecture of config.json -> family
-VISION_FAMILIES: dict[str, Family] = {
+VISION_FAMILIES = {
     "SwinForImageClassification": _swin("swin", "libai.models.Swin"),
     "Swinv2ForImageClassification": _swin(
         "swinv2", "libai.models.SwinV2", pretrained_window_sizes=([0] * 4, [0] * 3, [0] * 2)

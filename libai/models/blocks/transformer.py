@@ -160,7 +160,7 @@ class GELUTanh(nn.Module):
 
 
 #: name -> activation module of the inner units of `MLPBlock`
-ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "gelu_tanh": GELUTanh, "relu": nn.ReLU, "silu": nn.SiLU}
+ACTIVATIONS = {"gelu": nn.GELU, "gelu_tanh": GELUTanh, "relu": nn.ReLU, "silu": nn.SiLU}
 
 
 def activation_module(name: str) -> nn.Module:

@@ -49,7 +49,7 @@ class JobEdit:
 
     def kind(self, op: Any) -> str:
         """Return the type of a model operation, or `variable_conf`, `input_conf`, ... for any other operation."""
-        kind: str = op.WhichOneof("op_type")
+        kind = op.WhichOneof("op_type")
         return op.user_conf.op_type_name if kind == "user_conf" else kind
 
     def maker(self, value: str) -> Any:
@@ -93,7 +93,7 @@ class JobEdit:
 
     def redirect_output(self, op: Any, source: str) -> str:
         """Make a job output (an operation with `output_conf`) return the value `source`. Return the previous value."""
-        before: str = getattr(op.output_conf, "in")
+        before = getattr(op.output_conf, "in")
         setattr(op.output_conf, "in", source)
         self._learn(op)
         return before

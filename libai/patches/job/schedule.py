@@ -34,7 +34,7 @@ def compute_on_two_threads(job: JobEdit) -> None:
     This is list scheduling: a thread that is free starts the operation with the longest path to the end of the job. A
     short operation stays on the thread of its last input, because a message to the other thread takes longer.
     """
-    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(job.ops, ()))
+    sorter = TopologicalSorter(dict.fromkeys(job.ops, ()))
     for name in job.ops:
         for reader in job.readers(name):
             sorter.add(reader.name, name)

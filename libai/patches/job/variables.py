@@ -89,7 +89,7 @@ def first_of_equal(job: JobEdit, source: Any) -> str:
     op.user_conf.attr["axis"].at_list_int32.val.append(0)
     op.user_conf.attr["keepdims"].at_bool = True
     job.lay_out(op, job.layout_of(source.name, "out"))
-    reduced: str = op.user_conf.output["output_tensor"].s[0]
+    reduced = op.user_conf.output["output_tensor"].s[0]
     job.shapes[reduced].CopyFrom(job.shapes[value])
     job.shapes[reduced].shape.dim[:] = [1]
     return reduced

@@ -45,6 +45,7 @@ class Gradients:
         forward: the model as called by updates: unwrapped, or wrapped by OneFlow's DDP.
         clear: clears all gradients, as the mode requires before its next update.
         has_own_graph: true if a user-defined graph makes the updates, and these passes are for evaluation only.
+        updates_eagerly: false in graph mode, unless no graph can train the model.
         evaluated: name of the dataset and number of the batch that is being evaluated; None outside of evaluation.
     """
 
@@ -58,6 +59,7 @@ class Gradients:
         self.index_check = IndexCheck(self)
         self.facts = Facts()
         self.has_own_graph = False
+        self.updates_eagerly = True
         self.evaluated: tuple[str, int] | None = None
         #: factor for the loss before the backward pass (loss scaling); None: no scaling
         self.loss_scale: float | None = None

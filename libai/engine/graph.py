@@ -33,6 +33,7 @@ from libai.layers.random import draws_randomness, fold, random_context
 from libai.optim import bias_corrections
 from libai.parallel import Mesh
 from libai.parallel.batch_statistics import count_batches
+from libai.patches.compiled_graph import Uncompilable, writes_to
 from libai.patches.polling import let_polling_threads_sleep
 from libai.patches.writes import INPUTS
 from libai.utils.distributed import any_rank, is_main_process
@@ -93,8 +94,7 @@ class GraphTrainer(ModelTrainer):
         self._step_inputs: dict[str, flow.Tensor] = {}
         #: true if the graph takes a random key as input. Dropout probabilities are compiled in, even if they are 0
         self._takes_key = False
-        #: make every update eagerly: a graph that accumulates would not see the buffer changes of each micro-batch
-        self._updates_eagerly = False
+        self.gradients.updates_eagerly = False
         has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
         self.optimizer_state = GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
         self._shapes: Shapes | None = None
@@ -135,7 +135,7 @@ class GraphTrainer(ModelTrainer):
         Compiles the graph if there is none, or if a value that was compiled in has changed. The update runs eagerly if
         such a value changes often, or if the batches have a different shape.
         """
-        if self._updates_eagerly:
+        if self.gradients.updates_eagerly:
             return False
         shapes = list(map(_shapes, batches))
         # a number cannot be cut into micro-batches
@@ -199,14 +199,20 @@ class GraphTrainer(ModelTrainer):
     def _use_facts(self, facts: Facts) -> None:
         """See `ModelTrainer._use_facts`."""
         super()._use_facts(facts)
-        self._updates_eagerly = bool(facts.written) and self.options.num_accumulation_steps > 1
-        if self._updates_eagerly and is_main_process():
-            logger.warning(
-                "forward changes %s, and a OneFlow 0.9 graph with accumulation would not see the change from one "
-                "micro-batch to the next: updates run eagerly, with the same result. For a compiled step set "
-                "train.num_accumulation_steps=1.",
-                with_class(self.model, facts.written[0]),
+        if facts.written and self.options.num_accumulation_steps > 1:
+            self._update_eagerly(
+                f"forward changes {with_class(self.model, facts.written[0])}, and a OneFlow 0.9 graph with "
+                "accumulation would not see the change from one micro-batch to the next",
+                "set train.num_accumulation_steps=1",
             )
+        for name in set(facts.parameters).difference(facts.written):
+            self._update_eagerly(*writes_to(with_class(self.model, name)).args)
+
+    def _update_eagerly(self, reason: str, remedy: str) -> None:
+        """Run all updates eagerly from now on."""
+        self.gradients.updates_eagerly = True
+        if is_main_process():
+            logger.warning("%s: updates run eagerly, with the same result. For a compiled step %s.", reason, remedy)
 
     def _set_step_inputs(self) -> None:
         """Replace the scalars that have changed since the last update.
@@ -258,7 +264,7 @@ class GraphTrainer(ModelTrainer):
         self._takes_key = draws_randomness(self.model)
         if self.gradients.facts.reached is None and (own_buffers(self.model) or frozen_parameters(self.model)):
             self._use_facts(facts_of(self, batches))  # no facts yet: `update` was called without `train`
-            if self._updates_eagerly:
+            if self.gradients.updates_eagerly:
                 return
         state = self.optimizer_state
         with forward_rolled_back(self.model), ExitStack() as stack:
@@ -275,7 +281,10 @@ class GraphTrainer(ModelTrainer):
                 reads = []
                 inputs_of_step = ()
                 stack.enter_context(traced_build(graph, state.prefix, reads))
-            self._trace(graph, inputs)
+            try:
+                self._trace(graph, inputs)
+            except Uncompilable as error:
+                return self._update_eagerly(*error.args)
             # OneFlow 0.9's forward reads it once per call in training mode; a layer that is called twice counts twice
             self._counting_norms = [
                 module for module, name in reads if name == "track_running_stats" and module in self._batch_norms
@@ -288,15 +297,11 @@ class GraphTrainer(ModelTrainer):
         except Exception as error:  # on all ranks
             if "mutable_consumer" not in str(error):
                 raise explain_build_error(error, self.model) from error
-            self._updates_eagerly = True
-            if is_main_process():
-                logger.warning(
-                    "%s calls a batch normalization twice in one forward, and a graph of OneFlow 0.9 updates its "
-                    "running statistics only once: updates run op by op, with the same result. For a compiled step "
-                    "use a layer for each call.",
-                    type(self.model).__name__,
-                )
-            return
+            return self._update_eagerly(
+                f"{type(self.model).__name__} calls a batch normalization twice in one forward, and a graph of OneFlow "
+                "0.9 updates its running statistics only once",
+                "use a layer for each call",
+            )
         state.keep_in(graph)
         self._guards = Guards(self.model, reads, self.optimizer, inputs_of_step, before=self._guards)
         # bypass nn.Graph.__setattr__, which refuses it in a graph of the user's own

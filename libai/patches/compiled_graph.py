@@ -134,26 +134,38 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, flow.Tensor)
 
 
-def refuse_unsupported(proxy: Any, known: Sequence[str], accumulates: bool) -> None:
-    """Raise `GraphBuildError` for parts of a traced model that a graph would lose, or that would abort the process.
+class Uncompilable(GraphBuildError):
+    """A graph would lose a part of the model, or end the process. Eager updates train the model.
 
-    These are writes to trainable parameters that are not among the `known`, and with accumulation batch normalizations
-    without running statistics. `proxy`: the graph's proxy of the model.
+    The arguments are the reason, and what to change for a compiled step.
+    """
+
+
+def refuse_uncompilable(proxy: Any, known: Sequence[str], accumulates: bool) -> None:
+    """Raise `Uncompilable` if the traced model has a part that OneFlow 0.9 cannot compile.
+
+    Such parts are writes to trainable parameters that are not among the `known`, and with accumulation batch
+    normalizations without running statistics. `proxy`: the graph's proxy of the model.
     """
     for path, owner in proxy.named_modules():
         module = owner.to(nn.Module)
         if accumulates and isinstance(module, _BatchNorm) and module.running_mean is None:
-            raise GraphBuildError(
-                f"{path} is a batch normalization without running statistics, and OneFlow 0.9 cannot compile one with "
-                "accumulation. Remove track_running_stats=False, or set num_accumulation_steps=1 or "
-                "graph.enabled=false."
+            raise Uncompilable(
+                f"{path} is a batch normalization without running statistics, which a OneFlow 0.9 graph with "
+                "accumulation cannot contain",
+                "remove track_running_stats=False or set train.num_accumulation_steps=1",
             )
         for name, parameter in owner.__dict__["_parameters"].items():
             traced = parameter.lazy_origin  # None if forward has not read it
             full_name = f"{path}.{name}".lstrip(".")
             # a write turns the traced parameter into a leaf
             if traced is not None and traced.requires_grad and traced.is_leaf and full_name not in known:
-                raise GraphBuildError(
-                    f"forward writes to the trainable parameter {full_name}, and a graph would lose the write. Freeze "
-                    "it if nothing trains it, write to it in a hook (after_step), or set graph.enabled=false."
-                )
+                raise writes_to(full_name)
+
+
+def writes_to(name: str) -> Uncompilable:
+    """Return the error for a forward that writes to the trainable parameter `name`."""
+    return Uncompilable(
+        f"forward writes to the trainable parameter {name}, and a graph would lose the write",
+        "write to it in a hook (after_step), or freeze it if nothing trains it",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,8 @@ def repair_operations() -> None:
     `flow.empty` without a device uses the CPU of this rank, as all other functions do, instead of the CPU of rank 0.
     The gradient of `flow.diagonal` has the shape of its input, even if the two axes are not the first ones.
     `flow.einsum` raises `UserError` for an index that appears twice in a term (`bii->bi`), because the gradient would
-    have the same error.
+    have the same error. In a graph with accumulation, a gradient hook of a parameter gets the gradient of each
+    micro-batch, as in eager mode, and not their sum.
     """
     import oneflow as flow
 
@@ -25,6 +27,7 @@ def repair_operations() -> None:
     flow.diagonal = functools.wraps(flow.diagonal)(diagonal)
     flow.Tensor.diagonal = lambda self, *args, **kwargs: diagonal(self, *args, **kwargs)
     flow.einsum = functools.wraps(flow.einsum)(functools.partial(_einsum, flow.einsum))
+    flow.Tensor.register_hook = functools.partialmethod(_register_hook, flow.Tensor.register_hook)
 
 
 def _empty(operation: Callable[..., Any], *size: Any, **kwargs: Any) -> Any:
@@ -48,3 +51,43 @@ def _einsum(operation: Callable[..., Any], equation: str, *operands: Any) -> Any
             "gradient. Take the diagonal first: flow.diagonal(x, 0, axis, other_axis)."
         )
     return operation(equation, *operands)
+
+
+class LeafHooks(list[Callable[[Any], Any]]):
+    """The gradient hooks of a parameter, or of another leaf. In a graph, `trace_hooks` runs them instead."""
+
+    def __call__(self, gradient: Any) -> Any:
+        return None if gradient.is_lazy else self.run(gradient)
+
+    def run(self, gradient: Any) -> Any:
+        """Return what the hooks make of `gradient`."""
+        for hook in self:
+            changed = hook(gradient)
+            gradient = gradient if changed is None else changed
+        return gradient
+
+    def run_as_leaf(self, gradient: Any) -> Any:
+        """Run the hooks twice, as OneFlow 0.9 does for a leaf. Hooks that change the gradient in place need it."""
+        self.run(gradient)
+        return self.run(gradient)
+
+
+#: id of a leaf -> its hooks, which only the leaf keeps alive
+_leaf_hooks: weakref.WeakValueDictionary[int, LeafHooks] = weakref.WeakValueDictionary()
+
+
+def _register_hook(tensor: Any, operation: Callable[..., Any], hook: Callable[[Any], Any]) -> None:
+    if tensor.is_lazy or not tensor.is_leaf:
+        return operation(tensor, hook)
+    hooks = _leaf_hooks.get(id(tensor))
+    if hooks is None:
+        hooks = _leaf_hooks[id(tensor)] = LeafHooks()
+        operation(tensor, hooks)
+    hooks.append(hook)
+
+
+def trace_hooks(parameter: Any, traced: Any) -> None:
+    """Run the hooks of `parameter` on the gradient of `traced`, which a graph reads in each micro-batch."""
+    hooks = _leaf_hooks.get(id(parameter))
+    if hooks is not None:
+        traced.register_hook(hooks.run_as_leaf)

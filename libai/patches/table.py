@@ -66,6 +66,7 @@ _oneflow_internal.lazy_mode.is_enabled
 _oneflow_internal.nn.graph.RunLazyNNGraph(arg0, arg1, arg2, arg3)
 _oneflow_internal.nn.graph.SoftSyncNNGraphBuffers(arg0, arg1)
 _oneflow_internal.one.OpBuilder
+core.common.data_type_pb2.kDouble
 core.common.data_type_pb2.kFloat
 framework.tensor_tuple_util.convert_to_tensor_tuple(args)
 nn.Graph._Graph__flatten_io(self, io_type, args, kwargs)

@@ -57,7 +57,8 @@ def test_importing_libai_sets_the_openblas_core_unless_given_and_uses_the_standa
 def import_fake_oneflow(folder: Path, source: str, **environment: str) -> subprocess.CompletedProcess:
     """Import a fake oneflow with `source` as its `__init__.py`, under the guard."""
     (folder / "oneflow").mkdir()
-    needed = "class Tensor: pass\nclass _C: diagonal = len\nempty = diagonal = einsum = len\n"  # libai patches these
+    # libai patches these
+    needed = "class Tensor: register_hook = len\nclass _C: diagonal = len\nempty = diagonal = einsum = len\n"
     (folder / "oneflow" / "__init__.py").write_text(needed + textwrap.dedent(source))
     code = """
         import sys

@@ -74,7 +74,14 @@ def a_clamp_in_place(self, h, x):
     return h
 
 
-@plant("right", "refused", named="middle.gain")
+@plant("refused", "refused", accumulation=2)
+def a_change_in_place_beside_a_buffer(self, h, x):
+    self.average.mul_(0.9)
+    h = flow.sigmoid(h)
+    return h.add_(1.0) * self.average
+
+
+@plant()
 def a_clamp_of_a_trained_parameter_that_changes_nothing_yet(self, h, x):
     with flow.no_grad():
         self.gain.clamp_(-9.0, 9.0)
@@ -128,9 +135,9 @@ def a_buffer_that_counts_twice_in_graphs(self, h, x):
 # ------------------------------------------------------------------------------------------------- views
 
 #: names of changes that reach another view of the memory for local tensors, but not in graphs or for global tensors
-LOST: list[str] = []
+LOST = []
 #: names of changes that have the same result everywhere
-KEPT: list[str] = []
+KEPT = []
 
 
 def view(names: list[str], graph: str):

@@ -401,8 +401,22 @@ def _with_a_hook_that_remembers(layer):
     layer.inner.weight.register_hook(hook)
 
 
-plant(name="gradient hook", setup=lambda layer: layer.inner.weight.register_hook(lambda grad: grad * 2.0))(_inner)
+plant(
+    accumulation=2,
+    name="gradient hook",  # not linear: it must get the gradient of each micro-batch
+    setup=lambda layer: layer.inner.weight.register_hook(lambda grad: grad.sign() * layer.scale),
+)(_inner)
 plant("right", "refused", name="gradient hook that remembers", setup=_with_a_hook_that_remembers)(_inner)
+
+
+@plant(accumulation=2, setup=lambda layer: setattr(layer, "norm", nn.BatchNorm1d(WIDTH, track_running_stats=False)))
+def a_norm_without_statistics(self, h, x):
+    return self.norm(h)
+
+
+@plant(accumulation=2, setup=lambda layer: layer.inner.double())
+def parameters_in_float64(self, h, x):
+    return self.inner(h.double()).float()
 
 
 @plant("refused", "refused", named="Create it in __init__")

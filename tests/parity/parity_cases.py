@@ -238,7 +238,7 @@ def grouped(kind: str, lr: float, **options: Any) -> Callable[[nn.Module], Any]:
 
 
 #: every optimizer of OneFlow 0.9.0 with every option that changes its update
-OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
+OPTIMIZERS = {
     "sgd": grouped("SGD", 0.1),
     "momentum": grouped("SGD", 0.05, momentum=0.9),
     "dampening": grouped("SGD", 0.05, momentum=0.9, dampening=0.5),

@@ -161,10 +161,10 @@ def image_batches(classes: int = 10, seed: int = 2) -> toy.Batches:
 
 # with eps=1e-8 Adam turns the rounding noise of zero gradients, such as for the bias of a key, into whole steps
 _FAMILY = grouped("AdamW", 0.01, eps=1e-3)
-_TEXT: dict[str, Any] = {"optimizer": _FAMILY, "batches": text_batches(), "weight_bound": FAMILY_WEIGHT_BOUND}
-_IMAGES: dict[str, Any] = {"optimizer": _FAMILY, "batches": image_batches, "weight_bound": FAMILY_WEIGHT_BOUND}
+_TEXT = {"optimizer": _FAMILY, "batches": text_batches(), "weight_bound": FAMILY_WEIGHT_BOUND}
+_IMAGES = {"optimizer": _FAMILY, "batches": image_batches, "weight_bound": FAMILY_WEIGHT_BOUND}
 
-VARIANTS: dict[str, Case] = {
+VARIANTS = {
     "no_clip": Case(ADAMW, max_norm=None),
     "groups_of_rates_and_decay": Case(lambda m: flow.optim.AdamW(get_param_groups(m, weight_decay=0.1), lr=0.01)),
     "groups_of_betas": Case(groups_with("AdamW", {"betas": (0.8, 0.9)}, {"betas": (0.95, 0.99)}, lr=0.01)),

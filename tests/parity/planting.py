@@ -39,10 +39,10 @@ class Fault:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-FAULTS: dict[str, Fault] = {}
+FAULTS = {}
 #: variables of a module for faults to change
 STEPS = [0]
-SCALES: dict[str, flow.Tensor] = {}
+SCALES = {}
 
 OPTIMIZERS = {
     "momentum": lambda parameters: flow.optim.SGD(parameters, lr=0.1, momentum=0.9),

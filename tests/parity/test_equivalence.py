@@ -13,7 +13,7 @@ from parity_variants import MOMENTUM, SCHEDULES, VARIANTS, groups_with
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*param `maximize` takes effect:FutureWarning")
 
-CASES: dict[str, Case] = {
+CASES = {
     **{f"optimizer {name}": Case(build, accumulation=4) for name, build in OPTIMIZERS.items()},
     **{f"schedule {name}": Case(MOMENTUM, schedule=build) for name, build in SCHEDULES.items()},
     **{name: case.with_(accumulation=2) for name, case in VARIANTS.items()},

@@ -54,10 +54,6 @@ _REMEDIES = (
         "the forward of the class",
     ),
     (
-        r"model_0: kDouble",
-        "OneFlow 0.9 would update float64 parameters, but cannot compile that. Use float32: `model.float()`",
-    ),
-    (
         r"autograd\.grad\(",
         "forward computes gradients, but OneFlow 0.9 compiles only gradients of the loss. Write the formula of these "
         "gradients instead",

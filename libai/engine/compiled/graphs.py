@@ -25,7 +25,7 @@ from libai.engine.options import TrainOptions
 from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.native.kernels import are_kernels_on
 from libai.parallel import GlobalLayout, Layout, named_tensors
-from libai.patches.compiled_graph import CompiledGraph, refuse_unsupported
+from libai.patches.compiled_graph import CompiledGraph, refuse_uncompilable
 from libai.patches.job.clip import clip_by_value
 from libai.patches.job.gradients import sum_gradients
 from libai.patches.job.job_edit import JobEdit
@@ -136,7 +136,7 @@ class TrainGraph(CompiledGraph):
                 total = total_loss(losses) / self._accumulation
             else:
                 total = total_loss(losses)
-            refuse_unsupported(self.model, self._changing, self._accumulation > 1)
+            refuse_uncompilable(self.model, self._changing, self._accumulation > 1)
             buffers = traced_buffers(self.model, self._changing)
         total.backward()
         # a placeholder: once the job is complete, the norm that clipping computes replaces it

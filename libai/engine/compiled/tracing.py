@@ -27,6 +27,7 @@ from oneflow import nn
 from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict, ProxyParameterList, ProxyTensor
 
 from libai.forward.python_state import cell_value
+from libai.patches.local_operations import trace_hooks
 from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
 
 #: attributes that a forward has read during the trace: `(module, name)` of each read
@@ -162,8 +163,11 @@ def _build_with_gradient(self: Any) -> None:
 
     A parameter that is first read under `no_grad` would otherwise have no gradient anywhere.
     """
+    is_new = not self._lazy_origin_builder.finished  # tied parameters share one builder
     with flow.enable_grad():
         _try_build(self)
+    if is_new:
+        trace_hooks(self.to(flow.Tensor), self.lazy_origin)
 
 
 def _lazy(owner: Any, kind: str, name: str) -> flow.Tensor:

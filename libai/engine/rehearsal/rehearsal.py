@@ -100,7 +100,7 @@ def compare_on_mesh(trainer: Any, iterations: Iterations, reference: Reference) 
     This runs before the update is compiled, because some kernels of OneFlow 0.9 would end the process in the compiled
     update. It also runs with AMP, for which nothing else is compared. Raises `NotTheSame`. Collective.
     """
-    is_eager = trainer.mode == "eager" and _why_incomparable(trainer) is None  # `require_same` compares it
+    is_eager = trainer.gradients.updates_eagerly and _why_incomparable(trainer) is None  # `require_same` compares it
     if iterations and reference.is_of_one_process and not is_eager:
         _require_equal(trainer, iterations[:1], reference, partial(update_op_by_op, trainer))
 
@@ -110,7 +110,7 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
 
     Does nothing if they are meant to differ, or if graph mode has not compiled yet. Collective.
     """
-    is_ready = trainer.mode == "eager" or trainer.graph is not None
+    is_ready = trainer.gradients.updates_eagerly or trainer.graph is not None
     if iterations and is_ready and _why_incomparable(trainer) is None:
         _require_equal(trainer, iterations[: len(reference.losses)], reference)
 
@@ -128,9 +128,9 @@ def _require_equal(
         if make is None and reference.is_of_one_process and not trainer.layout.is_global:
             _warn_of_odd_metrics(trainer, reference, found)
         return
-    is_compiled = make is None and trainer.mode == "graph"
+    is_compiled = make is None and not trainer.gradients.updates_eagerly
     gradients = trainer.gradients
-    if trainer.mode == "eager" and gradients.facts.written:
+    if gradients.updates_eagerly and gradients.facts.written:
         # giving changed buffers new memory is wrong if a view of one is read after the change
         written, gradients.facts = gradients.facts, replace(gradients.facts, written=())
         if compared_updates(trainer, iterations, reference, make)[1] is None:
@@ -147,7 +147,7 @@ def _require_equal(
             "forward uses random numbers that no seed controls, reads a clock, or remembers earlier calls in a place "
             "that cannot be restored"
         )
-        if trainer.mode == "graph":
+        if not trainer.gradients.updates_eagerly:
             raise NotTheSame(
                 f"{unstable}; a compiled step would repeat the value read during compilation. Pass such a number in "
                 "the batch, or run with graph.enabled=false."
@@ -375,7 +375,7 @@ class RehearsalHook(HookBase):
 
     def before_step(self) -> None:
         """Rehearse the update of this iteration if it is due."""
-        trainer: Any = self.trainer
+        trainer = self.trainer
         is_first = trainer.iter == trainer.start_iter  # `trainer.prepare` covers that one
         if is_first or (trainer.iter + 1) % self._every:
             return

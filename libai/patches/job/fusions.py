@@ -83,7 +83,10 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> None:
     joinable = [
         op
         for op in job.ops.values()
-        if job.kind(op) in _JOINED and "max_v" not in op.user_conf.input and not op.ctrl_in_op_name
+        if job.kind(op) in _JOINED
+        and job.shapes[op.user_conf.input["model"].s[0]].data_type == kFloat
+        and "max_v" not in op.user_conf.input
+        and not op.ctrl_in_op_name
     ]
     buckets = cut_into_buckets(
         joinable, partial(_shared, job), lambda op: job.size(op.user_conf.input["model"].s[0]), max_numbers

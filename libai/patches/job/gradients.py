@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+from oneflow.core.common.data_type_pb2 import kDouble
+
 from libai.parallel.data_parallel import BUCKET_BYTES
 from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.variables import is_update
@@ -40,6 +42,15 @@ def sum_gradients(job: JobEdit) -> None:
     for op in [op for op in job.ops.values() if op.name.startswith(_MEAN) and job.kind(op) == "scalar_mul"]:
         job.redirect(f"{op.name}/out_0", op.user_conf.input["in"].s[0])
         job.remove(op.name)
+
+
+def keep_float64(job: JobEdit) -> None:
+    """Remove OneFlow's casts of float64 gradients to float32, which no update of a float64 parameter can read."""
+    for op in [op for op in job.ops.values() if op.name.endswith("-cast_h2f")]:
+        (gradient,) = op.user_conf.input["in"].s
+        if job.shapes[gradient].data_type == kDouble:
+            job.redirect(f"{op.name}/out_0", gradient)
+            job.remove(op.name)
 
 
 def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from libai.patches.job.clip import join_clip_norms, make_clip_norm_exact
 from libai.patches.job.fusions import decay_in_updates, join_additions, join_updates, scale_in_updates
-from libai.patches.job.gradients import join_gradients
+from libai.patches.job.gradients import join_gradients, keep_float64
 from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.schedule import compute_on_one_thread, compute_on_two_threads
 from libai.patches.job.variables import read_copies_of_variables, remove_step_count
@@ -35,6 +35,7 @@ def repair_job(job: JobEdit, facts: JobFacts) -> None:
     """Run the passes that come before updates are connected to the inputs of a step."""
     if facts.joins_gradients and is_on("joined-gradients"):
         join_gradients(job)
+    keep_float64(job)
     join_clip_norms(job)
     make_clip_norm_exact(job)
     if facts.copied_variables:

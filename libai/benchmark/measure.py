@@ -42,7 +42,9 @@ class Measured:
 
     Args:
         unavailable: why the variant cannot run, or None.
-        matmul_flops: floating-point operations per second of its library's fastest large matmul, or None.
+        matmul_flops: floating-point operations per second of its library's large matmul, one value per round; empty
+            if it reports none.
+        peak_rss_bytes: after the first round, before the first matmul.
         first_seconds: time of the first iteration, which includes compilation.
         blocks: seconds per iteration, one value per round.
     """
@@ -52,7 +54,7 @@ class Measured:
     samples_per_iter: int = 0
     tokens_per_iter: int | None = None
     flops_per_iter: float | None = None
-    matmul_flops: float | None = None
+    matmul_flops: list[float] = field(default_factory=list)
     peak_rss_bytes: int | None = None
     first_seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
@@ -96,7 +98,10 @@ def measure(
             loads.append(os.getloadavg()[0])
             for process, measured in running:
                 answer = process.run(measured.block_iterations)
-                measured.peak_rss_bytes = answer.get("peak_rss_bytes")
+                if not round_number:  # a matmul's memory stays in OneFlow's allocator
+                    measured.peak_rss_bytes = answer.get("peak_rss_bytes")
+                if "matmul_flops" in answer:
+                    measured.matmul_flops.append(answer["matmul_flops"])
                 measured.blocks.append(answer["seconds"] / measured.block_iterations)
     return everyone, loads
 
@@ -105,7 +110,6 @@ def _first_iterations(process: VariantProcess, measured: Measured, settings: Set
     """Run the iterations that the loss check compares, while no other variant is running."""
     ready = process.answer()
     measured.samples_per_iter = ready.get("samples_per_iter", 0)
-    measured.matmul_flops = ready.get("matmul_flops")
     first = process.run(1, losses=True)
     measured.first_seconds = first["seconds"]
     count = settings.check_iterations - 1

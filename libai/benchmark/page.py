@@ -22,8 +22,8 @@ def to_page(report: Mapping[str, Any], picture: str) -> str:
         "* Every variant runs in its own process, and their blocks alternate. Figures are medians over blocks, and "
         "ratios are medians over paired blocks; ± is half of the 95 % interval. The first iteration (`first s`) "
         "compiles and is not counted. Losses were compared before the measurement; the learning rate is constant. "
-        "`of matmul` is the fraction of the speed of the fastest large matmul (OneFlow's or PyTorch's) with the same "
-        "number of threads.",
+        "`of matmul` is the fraction of the speed of the faster large matmul (OneFlow's or PyTorch's) in the same "
+        "round, with the same number of threads.",
         f"\n![milliseconds per iteration]({picture})\n",
     ]
     for case in report["cases"]:

@@ -1,9 +1,8 @@
 """Define the line protocol between the benchmark and a variant, and time the iterations. Standard library only.
 
 A variant is a program that reads JSON objects from standard input, one per line, and answers each with one line on
-standard output. It first writes `{"event": "ready", "samples_per_iter": ...}` with the global batch size, and may add
-`matmul_flops`, the floating-point operations per second of its library's fastest large matmul. Until its input ends, it
-answers each request
+standard output. It first writes `{"event": "ready", "samples_per_iter": ...}` with the global batch size. Until its
+input ends, it answers each request
 
     {"iterations": 20, "losses": true}
 
@@ -14,6 +13,7 @@ with `{"event": "done", ...}` and these fields:
     peak_rss_bytes  sum of the peak resident memory of all its processes so far   (optional)
     tokens_per_iter tokens per iteration                                          (optional)
     flops_per_iter  floating-point operations per iteration                       (optional)
+    matmul_flops    median rate of its library's large matmuls right afterwards   (optional)
 
 A variant that cannot fulfill a request answers `{"event": "unavailable", "reason": TEXT}` and exits. Other lines on
 standard output are ignored. A variant must not use the CPU while it waits for a line.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -32,7 +33,7 @@ from typing import Any, TextIO
 READY, DONE, UNAVAILABLE = "ready", "done", "unavailable"
 #: size of the square matrices, and number of matmuls, in the measurement of a library's matmul speed
 MATMUL_SIZE = 1024
-MATMUL_COUNT = 30
+MATMUL_COUNT = 10
 
 
 class Unavailable(Exception):
@@ -87,25 +88,28 @@ class Variant:
 
 
 def measure_matmul(multiply: Callable[[], object]) -> float:
-    """Return the floating-point operations per second of the fastest of `MATMUL_COUNT` calls."""
-    fastest = float("inf")
+    """Return the floating-point operations per second of the median of `MATMUL_COUNT` calls."""
+    multiply()
+    times = []
     for _ in range(MATMUL_COUNT):
         start = time.perf_counter()
         multiply()
-        fastest = min(fastest, time.perf_counter() - start)
-    return 2 * MATMUL_SIZE**3 / fastest
+        times.append(time.perf_counter() - start)
+    return 2 * MATMUL_SIZE**3 / statistics.median(times)
 
 
 def serve(build: Callable[[], Variant], lines: Iterable[str], reply: Callable[[Mapping[str, Any]], object]) -> None:
     """Build a variant and answer each request in `lines` through `reply`."""
     try:
         variant = build()
-        multiply = variant.build_matmul(MATMUL_SIZE)
-        rate = measure_matmul(multiply) if multiply is not None else None
-        del multiply  # its matrix would keep 24 MB of OneFlow's allocator, which a graph cannot use
-        reply({"event": READY, "samples_per_iter": variant.samples_per_iter, "matmul_flops": rate})
+        reply({"event": READY, "samples_per_iter": variant.samples_per_iter})
         for line in lines:
-            reply({"event": DONE, **variant.run(**json.loads(line))})
+            request = json.loads(line)
+            answer = variant.run(**request)
+            multiply = None if request["losses"] else variant.build_matmul(MATMUL_SIZE)
+            if multiply is not None:
+                answer["matmul_flops"] = measure_matmul(multiply)
+            reply({"event": DONE, **answer})
     except Unavailable as reason:
         reply({"event": UNAVAILABLE, "reason": str(reason)})
 

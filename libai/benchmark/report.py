@@ -70,7 +70,7 @@ def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[floa
         row["name"] = row.pop("spec")["name"]
         if measured.blocks:
             row["step_seconds"] = estimate(measured.blocks)
-            row["matmul_share"] = flops / row["step_seconds"]["median"] / fastest_matmul(measured, everyone)
+            row["matmul_share"] = matmul_share(flops, measured, everyone)
             row.update(compare(measured, baseline, limit))
             row["verdict"] = row["verdict"] if measured is not baseline else ""
         rows.append(row)
@@ -90,11 +90,16 @@ def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[floa
     return {"title": title, "loads": loads, "noise": noise, "variants": rows, "notes": notes}
 
 
-def fastest_matmul(measured: Measured, everyone: Sequence[Measured]) -> float:
-    """Return the best `matmul_flops` of all variants with the same number of threads; infinite if none reports one."""
+def matmul_share(flops: float, measured: Measured, everyone: Sequence[Measured]) -> float:
+    """Return the median rate of training, as a fraction of the fastest matmul of the same round.
+
+    Variants with the same number of threads count. The result is 0 if none reports a matmul. `flops`: floating-point
+    operations per iteration.
+    """
     has_one_thread = ONE_THREAD in measured.spec.name
-    alike = [one for one in everyone if (ONE_THREAD in one.spec.name) == has_one_thread]
-    return max((one.matmul_flops for one in alike if one.matmul_flops), default=math.inf)
+    alike = [one.matmul_flops for one in everyone if (ONE_THREAD in one.spec.name) == has_one_thread]
+    fastest = np.max([rates for rates in alike if rates] or [[math.inf]], axis=0)
+    return float(np.median(flops / np.asarray(measured.blocks) / fastest))
 
 
 def compare(measured: Measured, baseline: Measured, floor: float) -> dict[str, Any]:

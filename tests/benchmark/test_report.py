@@ -37,7 +37,7 @@ def case():
     """Return a case with both modes, a loop, a duplicate, and an excluded variant."""
     eager = planted("eager", TIMES, tokens_per_iter=512, peak_rss_bytes=2**28)
     eager.flops_per_iter = 1e9
-    eager.matmul_flops = 1e11
+    eager.matmul_flops = [1e11] * len(TIMES)
     graph = planted("graph", scaled(0.5), first=1.5)
     absent = planted("raw-graph", [], unavailable="it clips otherwise")
     twin = planted("eager (again)", scaled(1.01))

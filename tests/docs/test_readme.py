@@ -185,6 +185,7 @@ def test_pages_hold_no_path_of_a_machine(page):
 
 def test_the_readme_names_the_two_commands_and_every_page():
     text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 600, "five minutes"
     assert "bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py 1\nbash tools/test.sh\n" in text
     index = (ROOT / "docs/README.md").read_text()
     unnamed = [page.name for page in ROOT.glob("docs/*.md") if page.name not in index]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import weakref
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -53,11 +53,14 @@ def _einsum(operation: Callable[..., Any], equation: str, *operands: Any) -> Any
     return operation(equation, *operands)
 
 
-class LeafHooks(list[Callable[[Any], Any]]):
-    """The gradient hooks of a parameter, or of another leaf. In a graph, `trace_hooks` runs them instead."""
+class ParameterHooks(list[Callable[[Any], Any]]):
+    """The gradient hooks of a parameter. In a graph, `trace_hooks` runs them instead."""
 
     def __call__(self, gradient: Any) -> Any:
-        return None if gradient.is_lazy else self.run(gradient)
+        from libai.patches.internals import is_tracing
+
+        # `gradient` may be one of OneFlow's constant zeros, which end the process if they are asked `is_lazy`
+        return None if is_tracing() else self.run(gradient)
 
     def run(self, gradient: Any) -> Any:
         """Return what the hooks make of `gradient`."""
@@ -72,22 +75,27 @@ class LeafHooks(list[Callable[[Any], Any]]):
         return self.run(gradient)
 
 
-#: id of a leaf -> its hooks, which only the leaf keeps alive
-_leaf_hooks: weakref.WeakValueDictionary[int, LeafHooks] = weakref.WeakValueDictionary()
+#: id of a parameter -> the parameter, so that no other object gets the id, and its hooks
+_hooked: dict[int, tuple[Any, ParameterHooks]] = {}
+#: references to a parameter that only `_hooked` and the loop below hold
+_OWN_REFERENCES = 3
 
 
 def _register_hook(tensor: Any, operation: Callable[..., Any], hook: Callable[[Any], Any]) -> None:
-    if tensor.is_lazy or not tensor.is_leaf:
+    from oneflow import nn
+
+    if not isinstance(tensor, nn.Parameter):
         return operation(tensor, hook)
-    hooks = _leaf_hooks.get(id(tensor))
-    if hooks is None:
-        hooks = _leaf_hooks[id(tensor)] = LeafHooks()
-        operation(tensor, hooks)
-    hooks.append(hook)
+    for key, (parameter, _) in list(_hooked.items()):
+        if sys.getrefcount(parameter) == _OWN_REFERENCES:
+            del _hooked[key]
+    if id(tensor) not in _hooked:
+        _hooked[id(tensor)] = tensor, ParameterHooks()
+        operation(tensor, _hooked[id(tensor)][1])
+    _hooked[id(tensor)][1].append(hook)
 
 
 def trace_hooks(parameter: Any, traced: Any) -> None:
     """Run the hooks of `parameter` on the gradient of `traced`, which a graph reads in each micro-batch."""
-    hooks = _leaf_hooks.get(id(parameter))
-    if hooks is not None:
-        traced.register_hook(hooks.run_as_leaf)
+    if id(parameter) in _hooked:
+        traced.register_hook(_hooked[id(parameter)][1].run_as_leaf)

@@ -41,8 +41,12 @@ from libai.utils.rank_notes import (
 # import names of the packages in requirements/core.in that every command needs
 _NEEDED = ("oneflow", "numpy", "omegaconf", "hydra", "tensorboardX", "rich", "safetensors", "filelock", "tokenizers")
 
-# A rank opens about 20 files, and more for connections to other ranks and for processes that load data.
-MIN_OPEN_FILES = 64
+# option of `ulimit`, its limit, the smallest accepted value, what it limits. A rank opens about 20 files, and more for
+# connections to other ranks and for processes that load data. It starts about 20 threads, and more on many cores.
+_LIMITS = (
+    ("-n", resource.RLIMIT_NOFILE, 64, "open files"),
+    ("-u", resource.RLIMIT_NPROC, 32, "processes and threads"),
+)
 
 # package, its module, the first major version that does not work, arguments of `pip install`
 _TOO_NEW = (
@@ -131,12 +135,13 @@ class _OneFlowLoader:
     def exec_module(self, module: ModuleType) -> None:
         if (text := explain_versions()) is not None:
             raise OneFlowImportError(text)
-        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if 0 <= soft_limit < MIN_OPEN_FILES:  # oneflow would abort the process
-            raise OneFlowImportError(
-                f"`ulimit -n` allows {soft_limit} open files, and training needs {MIN_OPEN_FILES}. Raise it: "
-                "`ulimit -n 1024`."
-            )
+        for option, limit, least, what in _LIMITS:
+            soft_limit = resource.getrlimit(limit)[0]
+            if 0 <= soft_limit < least:  # oneflow would abort the process
+                raise OneFlowImportError(
+                    f"`ulimit {option}` allows {soft_limit} {what}, and training needs {least}. Raise it: "
+                    f"`ulimit {option} 1024`."
+                )
         # Report mistakes in LIBAI_PATCHES and LIBAI_NATIVE before anything is loaded.
         is_on("openblas")
         kernels.allowed_levels()

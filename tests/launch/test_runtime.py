@@ -124,10 +124,11 @@ def test_an_import_that_lacks_a_library_or_memory_is_one_line(tmp_path, message,
     assert advice in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_too_few_open_files_are_one_line():
+@pytest.mark.parametrize(("limit", "allows"), [("NOFILE", "-n` allows 12 open"), ("NPROC", "-u` allows 12 processes")])
+def test_too_few_open_files_or_processes_are_one_line(limit, allows):
     """Without the check, OneFlow would abort the process."""
-    code = "import resource, libai; resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12)); import oneflow"
-    assert "OneFlowImportError: `ulimit -n` allows 12 open files" in run_python(code).stderr
+    code = f"import resource, libai; resource.setrlimit(resource.RLIMIT_{limit}, (12, 12)); import oneflow"
+    assert f"OneFlowImportError: `ulimit {allows}" in run_python(code).stderr
 
 
 def test_other_import_errors_inside_oneflow_keep_their_traceback(tmp_path):

@@ -13,7 +13,7 @@ from libai.engine import trainer as trainer_module
 from libai.engine.hooks import CallbackHook
 from libai.engine.run.build import amp_dtype
 from libai.optim import LossScaling
-from libai.utils.errors import UserError
+from libai.utils.errors import GraphBuildError, UserError
 
 #: gradients of inputs of 1e4 overflow with this loss scale
 LARGE = LossScaling(init_scale=2.0**120, growth_interval=2)
@@ -89,6 +89,8 @@ def test_a_static_scale_changes_no_loss_and_skips_no_update(mode):
     if mode == "graph":
         train_conf = trainer.graph._full_job_proto.job_conf.train_conf
         assert train_conf.loss_scale_factor == 1024.0 and not train_conf.HasField("dynamic_loss_scale_policy")
+        with pytest.raises(GraphBuildError, match="a static loss scale .* is combined with gradient accumulation"):
+            scaled(mode, LossScaling(1024.0, growth_interval=None), num_accumulation_steps=2)
 
 
 @pytest.mark.e2e

@@ -58,6 +58,11 @@ _REMEDIES = (
         "forward computes gradients, but OneFlow 0.9 compiles only gradients of the loss. Write the formula of these "
         "gradients instead",
     ),
+    (
+        r"\(1,1,(\d+),\1\) vs \(1,1,\1\)",
+        "a static loss scale (train.amp.growth_interval=null) is combined with gradient accumulation, which OneFlow "
+        "0.9 cannot compile. Leave growth_interval at its default, or set train.num_accumulation_steps=1",
+    ),
     (r"IsIndexDataType", "indices are floating point. Convert them to int64: astype('int64') in the dataset"),
     (
         r"input/output item only support types",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import sys
 
 import contract_runs
 import jobs
@@ -152,8 +155,9 @@ def test_a_run_may_have_a_trainer_class_for_one_mode(mode, tmp_path):
         trainers = {mode: MyTrainer}
 
     contract_runs.make_run(tmp_path, mode, cls=MyRun).train()
-    with pytest.raises(UserError, match="written by a trainer class of test_contract_config, and .* Resume with the"):
-        contract_runs.train(tmp_path, mode, resume=True)
+    done = jobs.run([*jobs.LIBAI, "resume", str(tmp_path)], PYTHONPATH=os.pathsep.join(sys.path))
+    (error,) = done.errors
+    assert re.search("written by a trainer class of test_contract_config, and .* Resume with the", error), done
     other = "eager" if mode == "graph" else "graph"
     with pytest.raises(UserError, match=f"MyRun.trainers has no trainer for {other} mode. Add a class to it, or set "):
         contract_runs.make_run(tmp_path, other, cls=MyRun)

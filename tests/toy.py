@@ -88,6 +88,11 @@ def optimizer_of(name: str, model: nn.Module, lr: float = 0.01):
     return flow.optim.AdamW(groups, lr=lr)
 
 
+def flat_weights(model: nn.Module) -> np.ndarray:
+    """Return all parameters of a model as one vector."""
+    return np.concatenate([parameter.numpy().reshape(-1) for parameter in model.parameters()])
+
+
 def trainer_of(mode: str, model: nn.Module, loader, optimizer, **options):
     """Return the trainer of a mode on one process."""
     cls = {"eager": EagerTrainer, "graph": GraphTrainer}[mode]

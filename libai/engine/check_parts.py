@@ -31,13 +31,19 @@ def _can_be_read(loader: Any) -> bool:
     return is_iterable and not isinstance(loader, (str, bytes, nn.Module))
 
 
-def _can_evaluate(evaluator: Any) -> bool:
+def accepts(part: Any, method: str, *arguments: str) -> bool:
+    """Return whether `part` has a method that can be called with `arguments`."""
     try:
-        inspect.signature(evaluator.process).bind("batch", "outputs")
-        inspect.signature(evaluator.compute).bind("sums")
+        inspect.signature(getattr(part, method), follow_wrapped=False).bind(*arguments)
     except (AttributeError, TypeError):
         return False
+    except ValueError:
+        return True  # some functions written in C have no signature
     return True
+
+
+def _can_evaluate(evaluator: Any) -> bool:
+    return accepts(evaluator, "process", "batch", "outputs") and accepts(evaluator, "compute", "sums")
 
 
 #: part of a run → its rules, checked in order: (a class or a predicate, what the part must be, the remedy)

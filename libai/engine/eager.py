@@ -107,8 +107,7 @@ class EagerTrainer(ModelTrainer):
 
         Training continues as if `gradient_reduction` had been "global".
         """
-        options = replace(self.options, gradient_reduction="global")
-        self._change_to(type(self), options, self._settings)
+        self._change_to(type(self), replace(self.options, gradient_reduction="global"), self._settings)
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:

@@ -66,6 +66,7 @@ class GraphTrainer(ModelTrainer):
 
     def _refuse_parts(self, options: TrainOptions, train_graph: MakeGraph | None = None, **settings: Any) -> None:
         """See `ModelTrainer._refuse_parts`."""
+        ModelTrainer._refuse_parts(self, options)  # without super(), because `self` may still be in another mode
         if not type(self).update.__module__.startswith("libai."):
             raise UserError(
                 f"{type(self).__name__}.update replaces the compiled step, which then never runs. Pass a custom "

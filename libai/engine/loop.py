@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from libai.config.settings.other_names import member_meant
-from libai.engine.check_parts import check_iterations
+from libai.engine.check_parts import accepts, check_iterations
 from libai.engine.data_feed import DataFeed, LoaderOrBuilder
 from libai.engine.events.storage import EventStorage
 from libai.engine.hook_base import HOOK_POINTS, LIKE_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
@@ -25,6 +25,7 @@ from libai.launch.stop import STOP, Agreement
 from libai.patches.internals import quick_thread_switches, wait_for_device
 from libai.utils.atomic import is_full_disk
 from libai.utils.distributed import get_world_size, is_main_process
+from libai.utils.errors import UserError
 from libai.utils.logging import setup_logging
 from libai.utils.rank_notes import note_progress, own_state, phase
 from libai.utils.sizes import check_sizes
@@ -184,7 +185,8 @@ class TrainerBase:
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
         """Attach hooks, sorted by `priority` and then by order of registration. `None` entries are ignored.
 
-        Raises `TypeError` if an entry is not a hook, and `UserError` if a hook cannot work in this mode.
+        Raises `TypeError` if an entry is not a hook, and `UserError` if a hook cannot work in this mode or has a method
+        with other arguments.
         """
         for hook in hooks:
             if hook is None:
@@ -198,6 +200,11 @@ class TrainerBase:
             if self.loop.is_mode_final:
                 hook.check_mode(self.mode)
             for name in dir(hook):
+                if name in HOOK_POINTS and not accepts(hook, name, *["extra"] * (name == "before_save")):
+                    raise UserError(
+                        f"{type(hook).__name__}.{name} cannot be called: the methods of a hook take no arguments "
+                        "except self, and before_save(self, extra)."
+                    )
                 if name.startswith(LIKE_POINTS) and not hasattr(HookBase, name) and is_main_process():
                     logger.warning(
                         "the trainer never calls %s.%s. The methods of a hook are %s.",

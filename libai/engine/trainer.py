@@ -92,7 +92,6 @@ class ModelTrainer(TrainerBase):
         super().__init__(data_loader, num_accumulation_steps=options.num_accumulation_steps)
         self.options = options
         device = default_device(options.device)
-        _refuse_amp_without_effect(options.amp, device)
         self.loop.device = device
         self.mesh = options.mesh or Mesh.of_this_job(device)
         self.model = model.to(device)
@@ -172,6 +171,11 @@ class ModelTrainer(TrainerBase):
 
     def _refuse_parts(self, options: TrainOptions, **settings: Any) -> None:
         """Raise `UserError` for an optimizer, a schedule or settings that this mode does not support."""
+        if options.amp is not None and self.loop.device not in AMP_DEVICES:
+            raise UserError(
+                f"amp={options.amp!r} does nothing on {self.loop.device}: OneFlow 0.9 computes in lower precision only "
+                "on CUDA. Remove amp, or train with device='cuda'."
+            )
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:
@@ -253,11 +257,9 @@ class ModelTrainer(TrainerBase):
         """Raise `UserError` on every rank if two data-parallel ranks start with the same samples. Collective."""
         if self.mesh.data == 1:
             return
-        loader = self.feed.loader
-        mine = None if getattr(loader, "is_replicated", False) else digest_of(micro_batches)
-        found = gather_objects((self.mesh.data_rank, mine))
+        mine = None if getattr(self.feed.loader, "is_replicated", False) else digest_of(micro_batches)
         ranks: dict[int, int] = {}
-        for rank, digest in found:
+        for rank, digest in gather_objects((self.mesh.data_rank, mine)):
             if digest is not None and ranks.setdefault(digest, rank) != rank:
                 raise UserError(
                     f"data-parallel ranks {ranks[digest]} and {rank} begin with the same samples, which would be "
@@ -494,8 +496,9 @@ class ModelTrainer(TrainerBase):
                     raise_forward_error(error, self.model, batch, is_first)
                     raise
         num_samples = len(next(iter(batch.values())))
-        local = layout.local_output
-        return batch, map_tensors(outputs, lambda tensor: local(tensor, num_samples, replicated, everywhere))
+        return batch, map_tensors(
+            outputs, lambda tensor: layout.local_output(tensor, num_samples, replicated, everywhere)
+        )
 
     # ------------------------------------------------------------------ switching between modes
 
@@ -534,21 +537,18 @@ class ModelTrainer(TrainerBase):
             )
         shared = {name: settings.pop(name) for name in OPTIONS_OF_A_MODE if name in settings}
         options = replace(self.options, **{"amp": None, "gradient_reduction": "auto", **shared})
-        _refuse_amp_without_effect(options.amp, self.loop.device)
         self.check_finite()
         for hook in self.hooks:
             hook.check_mode(mode)
         target._refuse_parts(self, options, **settings)
-        before = (type(self), self.options, self._settings)
-        self._change_to(target, options, settings)
-        self._switched_from = before
+        self._switched_from = self._change_to(target, options, settings)
         self._is_prepared = False
 
-    def _change_to(self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any]) -> None:
+    def _change_to(self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any]) -> Any:
         """Change the class to `target` and the options. Optimizer and hook state and the facts of forward are kept.
 
-        After a `UserError` the trainer is as before. Other errors may occur on one rank only. They are not undone,
-        because undoing is collective.
+        Returns the class, options and settings before. After a `UserError` the trainer is as before. Other errors may
+        occur on one rank only. They are not undone, because undoing is collective.
         """
         before = (type(self), self.options, self._settings)
         layout, facts = self.layout, self.gradients.facts
@@ -566,6 +566,7 @@ class ModelTrainer(TrainerBase):
             for hook, of_hook in tensors:
                 hook.load_tensors(of_hook)
             self.loop.generation += 1
+        return before
 
     def _enter_mode(
         self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any], layout: Layout
@@ -580,11 +581,3 @@ class ModelTrainer(TrainerBase):
         self._settings = settings
         self._set_up_model(layout if layout.is_global == is_global == was_global else None)
         self._begin_mode(**settings)
-
-
-def _refuse_amp_without_effect(amp: str | None, device: str) -> None:
-    if amp is not None and device not in AMP_DEVICES:
-        raise UserError(
-            f"amp={amp!r} does nothing on {device}: OneFlow 0.9 computes in lower precision only on CUDA. Remove "
-            "amp, or train with device='cuda'."
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from functools import wraps
 
 import oneflow as flow
 import pytest
@@ -25,6 +26,8 @@ class Recorder(HookBase):
     """Records the points at which it was called. `name` distinguishes two instances."""
 
     on_step_end = None  # no point of the loop
+    before_eval = dict  # has no signature
+    after_eval = wraps(len)(lambda self: None)  # takes other arguments than the function that it wraps
 
     def __init__(self, calls, name="", priority=50):
         self.calls, self.name, self.priority = calls, name, priority
@@ -102,6 +105,11 @@ def test_none_hooks_are_ignored_and_other_objects_are_refused(mode, caplog):
     assert len(trainer.hooks) == 1 and "never calls Recorder.on_step_end." in caplog.text
     with pytest.raises(TypeError, match="must be an instance of HookBase, not str"):
         trainer.register_hooks(["hook"])
+    wrong = type("Wrong", (HookBase,), {"before_save": Recorder.after_step})
+    with pytest.raises(
+        UserError, match=r"Wrong.before_save cannot be called: .* except self, and before_save\(self, ex"
+    ):
+        trainer.register_hooks([wrong()])
 
 
 def test_hooks_run_by_priority_and_within_one_by_registration(mode):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import oneflow as flow
 import pytest
+import toy
 from oneflow import nn
 
 from libai.engine import EagerTrainer, GraphTrainer, HookBase
@@ -201,7 +202,7 @@ def train(mode, optimizer, change, build=Model, **settings):
 
 
 def weights(trainer):
-    return np.concatenate([parameter.numpy().reshape(-1) for parameter in trainer.model.parameters()])
+    return toy.flat_weights(trainer.model)
 
 
 @pytest.mark.parametrize(

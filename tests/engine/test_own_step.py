@@ -19,7 +19,7 @@ BATCHES = toy.batches(12)
 
 
 def weights(trainer):
-    return np.concatenate([parameter.numpy().reshape(-1) for parameter in trainer.model.parameters()])
+    return toy.flat_weights(trainer.model)
 
 
 def trained(cls, iterations=12, optimizer="sgd", schedule=False, **settings):
@@ -215,7 +215,7 @@ def plain_gan(batches):
         model(**{name: flow.tensor(value) for name, value in batch.items()})[model.turn].backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return np.concatenate([parameter.numpy().reshape(-1) for parameter in model.parameters()])
+    return toy.flat_weights(model)
 
 
 @pytest.mark.promise

@@ -115,14 +115,13 @@ class BadLossHook(HookBase, LossPolicy):
         """See `LossPolicy.on_bad_loss`. Restores the state and repeats the later updates without the bad ones."""
         trainer = self.trainer
         present = trainer.iter
-        batches = self._batches
         if self._snapshot is None:  # nothing to undo: a hook has changed the weights since a save
             return super().on_bad_loss(iteration, losses, latest)
         self._snapshot.restore(trainer)
         numbers = latest
         is_found = False
         tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
-        for trainer.iter, micro_batches in batches:
+        for trainer.iter, micro_batches in self._batches:
             before = Snapshot(trainer)
             found = trainer.collect([trainer.update(micro_batches)])[0]
             if math.isfinite(found["train/loss"]) and are_finite(tensors):
@@ -187,13 +186,13 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
     for batch in batches:
         for name, tensor in batch.items():
             look(f"the input {name} of the batch is not finite: check the data", tensor)
-    trainer.gradients.clear()
+    gradients.clear()
     # roll back, because batch statistics would absorb the bad values
     with forward_rolled_back(model), replaced((flow.nn.Module, "__call__", call_and_look)):
-        trainer.gradients.accumulate_gradients(model, batches)
+        gradients.accumulate_gradients(model, batches)
     for name, parameter in reversed(list(model.named_parameters())):
         look(f"the gradient of {name} is not finite, though the forward pass is", parameter.grad)
-    trainer.gradients.clear()
+    gradients.clear()
     of_ranks = gather_objects(found)
     everywhere = [one for of_rank in of_ranks for one in of_rank]
     if not everywhere:

@@ -101,8 +101,7 @@ def _watch(
         trainer.iter = start + len(updates) - 1
         batches = copied(trainer, updates[-1])
         if is_compiled:
-            result = trainer.update(batches)
-            return recorder.graph_record(result.metrics, trainer.options.num_accumulation_steps)
+            return recorder.graph_record(trainer.update(batches).metrics, trainer.options.num_accumulation_steps)
         recorder.start()
         update_op_by_op(trainer, batches, None if is_own else keeping_copies(trainer))
         record = recorder.eager_record()

@@ -24,7 +24,7 @@ def update_op_by_op(
     named = [gradients.name_inputs(batch) for batch in micro_batches]
     # as in both modes: parameters without an optimizer do not count for the norm
     parameters = [parameter for group in optimizer.param_groups for parameter in group.parameters]
-    trainer.gradients.clear()
+    gradients.clear()
     with gradients.index_check.watch(named):
         batches = [gradients.to_device(batch) for batch in named]
         result = gradients.accumulate_gradients(forward or gradients.forward, batches)
@@ -39,6 +39,6 @@ def update_op_by_op(
         result.grad_norm = clip_grad_norm(parameters, options.max_grad_norm)
     with trainer.optimizer_state.in_optimizer():
         optimizer.step()
-    trainer.gradients.clear()
+    gradients.clear()
     trainer.finish_update()
     return result

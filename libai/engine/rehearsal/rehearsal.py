@@ -286,8 +286,8 @@ def _require_deterministic(trainer: Any, iterations: Iterations, reference: Refe
 
 def _agreed_difference(reference: Reference, found: Updates) -> Difference | None:
     """Return on every rank the difference found by the first rank that has a difference, or None. Collective."""
-    found_by = gather_objects(first_difference(reference, found))
-    return next((Difference(*one) for one in found_by if one is not None), None)
+    differences = gather_objects(first_difference(reference, found))
+    return next((Difference(*one) for one in differences if one is not None), None)
 
 
 def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> None:

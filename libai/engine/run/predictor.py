@@ -13,7 +13,6 @@ import oneflow as flow
 
 from libai import checkpoint
 from libai.config import load_config
-from libai.engine.options import TrainOptions
 from libai.engine.run import build
 from libai.engine.run.modes import first_mode
 from libai.engine.trainer import TRAINERS
@@ -48,9 +47,8 @@ class Predictor:
         self.mesh = mesh or Mesh.of_this_job(default_device("auto"))
         self.config = config
         plan = None if config is None else config.train.dist.plan
-        options = TrainOptions(mesh=self.mesh, plan=plan, device=self.mesh.device)
         unused = flow.optim.SGD(model.parameters(), lr=0.0)
-        self._trainer = TRAINERS[mode](model, [], unused, options)
+        self._trainer = TRAINERS[mode](model, [], unused, mesh=self.mesh, plan=plan, device=self.mesh.device)
 
     @classmethod
     def of_run(

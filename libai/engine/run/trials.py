@@ -92,7 +92,7 @@ def try_forward(trainer: ModelTrainer) -> None:
     batches = [gradients.to_device(batch) for batch in named]
     with forward_rolled_back(trainer.model), gradients.index_check.watch(named):
         gradients.accumulate_gradients(gradients.forward, batches)
-    trainer.gradients.clear()
+    gradients.clear()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from oneflow import nn
 from oneflow.nn.parallel import DistributedDataParallel
 
 from libai.parallel.plan import named_tensors
+from libai.patches.local_operations import hooks_of
 from libai.utils.distributed import all_reduce, gather_objects, get_world_size
 from libai.utils.errors import UserError
 from libai.utils.sizes import cut_into_buckets
@@ -268,7 +269,10 @@ def functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
 
 
 def renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
-    """Replace every parameter with an equal copy, in the model and the optimizer. Tied parameters stay tied."""
+    """Replace every parameter with an equal copy without DDP's hooks, in the model and the optimizer.
+
+    Tied parameters stay tied, and the user's gradient hooks are kept.
+    """
     renewed = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -276,10 +280,12 @@ def renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
                 continue
             if id(parameter) not in renewed:
                 fresh = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+                for hook in hooks_of(parameter):
+                    fresh.register_hook(hook)
                 renewed[id(parameter)] = fresh
             module._parameters[name] = renewed[id(parameter)]
     for group in optimizer.param_groups:
         for index, parameter in enumerate(group._parameters):
-            optimizer._state.pop(parameter, None)
-            group._parameters[index] = renewed[id(parameter)]
-            optimizer._state[group._parameters[index]] = {}
+            fresh = renewed[id(parameter)]
+            optimizer._state[fresh] = optimizer._state.pop(parameter, {})
+            group._parameters[index] = fresh

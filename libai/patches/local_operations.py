@@ -95,6 +95,12 @@ def _register_hook(tensor: Any, operation: Callable[..., Any], hook: Callable[[A
     _hooked[id(tensor)][1].append(hook)
 
 
+def hooks_of(parameter: Any) -> list[Callable[[Any], Any]]:
+    """Return the user's gradient hooks of `parameter`, without those of OneFlow's DDP."""
+    _, hooks = _hooked.get(id(parameter), (None, []))
+    return [hook for hook in hooks if not getattr(hook, "__module__", "").startswith("oneflow.")]
+
+
 def trace_hooks(parameter: Any, traced: Any) -> None:
     """Run the hooks of `parameter` on the gradient of `traced`, which a graph reads in each micro-batch."""
     if id(parameter) in _hooked:

@@ -169,6 +169,21 @@ later(lambda one: one.model.requires_grad_(True))
 own_graph = weights(trained(GraphTrainer, own_batches, train_graph=own_step.OwnGraph))
 np.testing.assert_allclose(own_graph, weights(trained(EagerTrainer, own_batches)), rtol=1e-4, atol=1e-6)
 
+
+# a switch away from OneFlow's DDP, whose hooks stay in the parameters
+def switched(reduction):
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    model.a.weight.register_hook(lambda gradient: gradient * 3.0)
+    trainer = EagerTrainer(model, own_batches, toy.optimizer_of("sgd", model), gradient_reduction=reduction)
+    trainer.train(0, 3)
+    trainer.switch_to("graph", gradient_reduction="auto")
+    trainer.train(3, 6)
+    return weights(trainer)
+
+
+np.testing.assert_allclose(switched("ddp"), switched("flat"), rtol=1e-6)
+
 # the recipe with two losses
 random = np.random.RandomState(rank)
 pairs = [{name: random.randn(4, 2).astype("float32") for name in ("real", "noise")} for _ in range(12)]

@@ -27,6 +27,7 @@ from oneflow import nn
 
 from libai.forward.state import with_class
 from libai.patches.internals import FunctionContext
+from libai.patches.local_operations import hooks_of_parameter
 from libai.utils.tensors import local_part, tensors_in
 
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
@@ -207,10 +208,12 @@ def _lines_of(cls: type) -> list[str]:
 
 
 def functions_of(model: nn.Module) -> list[Any]:
-    """Return what a call of `model` may run: methods, hooks, and functions in attributes of its modules."""
+    """Return what an update of `model` may run: methods, hooks, and functions in attributes of its modules."""
     found = []
     for module in model.modules():
         found += [*hooks_of(module), *vars(module).values()]
+    for parameter in model.parameters():
+        found += hooks_of_parameter(parameter)
     for kind in dict.fromkeys(map(type, model.modules())):
         for cls in kind.__mro__:
             found += vars(cls).values()

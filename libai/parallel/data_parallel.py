@@ -17,7 +17,7 @@ from oneflow import nn
 from oneflow.nn.parallel import DistributedDataParallel
 
 from libai.parallel.plan import named_tensors
-from libai.patches.local_operations import hooks_of
+from libai.patches.local_operations import hooks_of_parameter
 from libai.utils.distributed import all_reduce, gather_objects, get_world_size
 from libai.utils.errors import UserError
 from libai.utils.sizes import cut_into_buckets
@@ -280,7 +280,7 @@ def renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
                 continue
             if id(parameter) not in renewed:
                 fresh = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-                for hook in hooks_of(parameter):
+                for hook in hooks_of_parameter(parameter):
                     fresh.register_hook(hook)
                 renewed[id(parameter)] = fresh
             module._parameters[name] = renewed[id(parameter)]

@@ -6,9 +6,11 @@ It uses private parts of `nn.Graph` in OneFlow 0.9.0.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import oneflow as flow
@@ -132,6 +134,35 @@ def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, flow.Tensor)
+
+
+@functools.cache  # one wrapper for all names of an operation: other replacements then find every name
+def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wrapper of `operation` that copies the second argument if it is the same tensor as the first.
+
+    OneFlow 0.9.0 may choose two layouts for the arguments. It ends the process if both arguments are the same tensor
+    (`op_graph.cpp:150] Check failed`).
+    """
+
+    @functools.wraps(operation)
+    def distinct(one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        if one is other and isinstance(one, flow.Tensor) and one.is_lazy and one.is_global:
+            other = flow._C.identity(other)
+        return operation(one, other, *args, **kwargs)
+
+    return distinct
+
+
+_OF_TWO = [
+    *("__mul__", "__truediv__", "__matmul__", "__pow__"),
+    *("mul", "multiply", "div", "matmul", "bmm", "dot", "mm", "pow"),
+]
+#: `(owner, name, replacement)` of the operations that may read the same tensor twice
+READING_TWICE = [
+    (owner, name, _reading_twice(vars(owner)[name]))
+    for owner, name in itertools.product((flow.Tensor, flow, flow._C), _OF_TWO)
+    if name in vars(owner)
+]
 
 
 class Uncompilable(GraphBuildError):

@@ -54,7 +54,7 @@ def _einsum(operation: Callable[..., Any], equation: str, *operands: Any) -> Any
 
 
 class ParameterHooks(list[Callable[[Any], Any]]):
-    """The gradient hooks of a parameter. In a graph, `trace_hooks` runs them instead."""
+    """The gradient hooks of a parameter. A graph runs them on its traced parameter instead."""
 
     def __call__(self, gradient: Any) -> Any:
         from libai.patches.internals import is_tracing
@@ -95,13 +95,7 @@ def _register_hook(tensor: Any, operation: Callable[..., Any], hook: Callable[[A
     _hooked[id(tensor)][1].append(hook)
 
 
-def hooks_of(parameter: Any) -> list[Callable[[Any], Any]]:
+def hooks_of_parameter(parameter: Any) -> list[Callable[[Any], Any]]:
     """Return the user's gradient hooks of `parameter`, without those of OneFlow's DDP."""
     _, hooks = _hooked.get(id(parameter), (None, []))
     return [hook for hook in hooks if not getattr(hook, "__module__", "").startswith("oneflow.")]
-
-
-def trace_hooks(parameter: Any, traced: Any) -> None:
-    """Run the hooks of `parameter` on the gradient of `traced`, which a graph reads in each micro-batch."""
-    if id(parameter) in _hooked:
-        traced.register_hook(_hooked[id(parameter)][1].run_as_leaf)

@@ -41,7 +41,7 @@ def watch_attributes(names: Iterable[str]) -> None:
 
 
 def count_new_data(tensor: flow.Tensor) -> int:
-    """Return how often `tensor.data` was set, or a gradient hook was added, since counting started."""
+    """Return how often `tensor.data` was set since counting started."""
     return _new_data[id(tensor)]
 
 
@@ -54,10 +54,11 @@ def _begin() -> None:
         (nn.Module, "register_forward_pre_hook"),
         (Optimizer, "add_param_group"),
         (ParamGroup, "setdefault"),
+        (flow.Tensor, "register_hook"),
         (flow.Tensor, "requires_grad_"),
         (flow.Tensor, "backward"),
     ):
-        setattr(owner, name, _counting(vars(owner)[name]))
+        setattr(owner, name, _counting(getattr(owner, name)))
     set_item, set_attribute = ParamGroup.__setitem__, nn.Module.__setattr__
 
     def set_attribute_of_module(self: nn.Module, name: str, value: Any) -> None:
@@ -75,15 +76,6 @@ def _begin() -> None:
     ParamGroup.__setitem__ = set_setting
     # code that gets the dict of settings may write to it
     ParamGroup.options = property(_counting(ParamGroup.options.fget))
-    register_hook = flow.Tensor.register_hook
-
-    def count_hook(self: flow.Tensor, hook: Any) -> Any:
-        if self.is_leaf:
-            _new_data[id(self)] += 1
-            _add_one()
-        return register_hook(self, hook)
-
-    flow.Tensor.register_hook = count_hook
     data, needs_gradient = vars(flow.Tensor)["data"], vars(flow.Tensor)["requires_grad"]
 
     def set_data(self: flow.Tensor, value: flow.Tensor) -> None:

@@ -43,7 +43,8 @@ class Model(nn.Module):
         self.dropout = nn.Identity()
         self.dropout.shift = 0.0
         self.scale, self.use_l1, self.powers = 1.0, False, (1, 2)
-        self.unread = 0
+        self.unread, self.slope = 0, 1.0
+        self.body.weight.register_hook(lambda grad: grad * self.slope)
         self.weights, self.config = {"a": 1.0}, SimpleNamespace(inner=SimpleNamespace(weight=1.0))
         self.table, self.constant, self.activation = np.ones(2, "float32"), None, Activation()
         self.register_buffer("temperature", flow.ones(()))
@@ -142,6 +143,7 @@ CHANGES = {
     "loss weight annealed": (set_on("", "scale", lambda i: 1 + 0.1 * i), 1),
     "loss switched": (set_on("", "use_l1", lambda i: i >= 7), 1),
     "number of a submodule": (set_on("dropout", "shift", lambda i: 0.5 if i >= 3 else 0.0), 1),
+    "number of a gradient hook": (set_on("", "slope", lambda i: 3.0 if i >= 5 else 1.0), 1),
     "frozen and trained again": (lambda trainer, i: freeze(trainer, 5 <= i < 12), 1),
     "an attribute that forward does not read": (set_on("", "unread", lambda i: i), 0),
     "the rate": (set_group("lr", lambda i: 0.1 / (i + 1)), 0),
@@ -178,6 +180,7 @@ CHANGES.update(
 
 QUICK = (
     "weight decay rises",
+    "number of a gradient hook",
     "loss switched",
     "frozen and trained again",
     "the rate",

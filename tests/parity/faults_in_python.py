@@ -406,6 +406,10 @@ plant(
     name="gradient hook",  # not linear: it must get the gradient of each micro-batch
     setup=lambda layer: layer.inner.weight.register_hook(lambda grad: grad.sign() * layer.scale),
 )(_inner)
+plant(
+    name="gradient hook that changes a buffer",
+    setup=lambda layer: layer.inner.weight.register_hook(lambda grad: grad * layer.average.mul_(0.9).mean()),
+)(_inner)
 plant("right", "refused", name="gradient hook that remembers", setup=_with_a_hook_that_remembers)(_inner)
 
 

@@ -137,8 +137,8 @@ class TrainGraph(CompiledGraph):
             else:
                 total = total_loss(losses)
             refuse_uncompilable(self.model, self._changing, self._accumulation > 1)
+            total.backward()
             buffers = traced_buffers(self.model, self._changing)
-        total.backward()
         # a placeholder: once the job is complete, the norm that clipping computes replaces it
         norm = total.detach() * 1.0 if self._clips else None
         return losses, {name: value.detach() for name, value in metrics.items()}, norm, buffers

@@ -25,6 +25,7 @@ from libai.engine.compiled.buffers import buffers_of, keep_buffers
 from libai.engine.compiled.tracing import Reads
 from libai.forward.python_state import Watched, fingerprint, functions_of, hooks_of, variables_of
 from libai.parallel import named_tensors
+from libai.patches.local_operations import hooks_of_parameter
 from libai.patches.writes import count_new_data, count_writes, watch_attributes
 from libai.utils.errors import UserError
 from libai.utils.tensors import local_part
@@ -145,7 +146,8 @@ class Guards:
             values[name] = tuple(map(id, [module, vars(module).get("forward"), *hooks_of(module)]))
             self._held.append(module)
         for name, tensor in named_tensors(self._model):
-            values[name] = (id(tensor), count_new_data(tensor), "tensor")
+            hooks = fingerprint(tuple(hooks_of_parameter(tensor)), self._watched)
+            values[name] = (id(tensor), count_new_data(tensor), hooks, "tensor")
             values[f"{name}.requires_grad"] = fingerprint(tensor.requires_grad)
         self._add_groups(self._optimizer.param_groups, values)
         return values

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,7 +26,8 @@ from oneflow import nn
 from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict, ProxyParameterList, ProxyTensor
 
 from libai.forward.python_state import cell_value
-from libai.patches.local_operations import trace_hooks
+from libai.patches.compiled_graph import READING_TWICE
+from libai.patches.local_operations import ParameterHooks, hooks_of_parameter
 from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
 
 #: attributes that a forward has read during the trace: `(module, name)` of each read
@@ -50,7 +50,9 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
             wrap_forward(module, run_with_hooks)
             stack.callback(unwrap_forward, module)
         get_missing = functools.partialmethod(_get_missing, reads)
-        stack.enter_context(replaced((ProxyModule, "__getattr__", get_missing), *_REPLACEMENTS))
+        build = functools.partialmethod(_build_with_gradient, proxies)
+        of_this_trace = (ProxyModule, "__getattr__", get_missing), (ProxyTensor, "try_build", build)
+        stack.enter_context(replaced(*of_this_trace, *_REPLACEMENTS))
         yield
 
 
@@ -86,20 +88,24 @@ def _run_with_hooks(
 
 
 def _traced_hook(proxies: Proxies, hook: Any) -> Any:
-    """Return `hook` with the modules and tensors in its closure, or its `self`, replaced by their traced counterparts.
+    """Return `hook` with the modules and tensors that it is given replaced by their traced counterparts.
 
-    The original tensors have no gradient in a trace. The rehearsal refuses a hook that finds them in another place.
+    A hook is given its `self`, its closure, its defaults, and the arguments of a partial. The original tensors have no
+    gradient in a trace. The rehearsal refuses a hook that finds them in another place.
     """
+    traced = functools.partial(_traced_value, proxies)
     if isinstance(hook, types.MethodType):
-        return types.MethodType(hook.__func__, _traced_value(proxies, hook.__self__))
-    if not isinstance(hook, types.FunctionType) or hook.__closure__ is None:
+        return types.MethodType(hook.__func__, traced(hook.__self__))
+    if isinstance(hook, functools.partial):
+        return functools.partial(_traced_hook(proxies, hook.func), *map(traced, hook.args), **hook.keywords)
+    if not isinstance(hook, types.FunctionType):
         return hook
     closure = []
-    for cell in hook.__closure__:
+    for cell in hook.__closure__ or ():
         value = cell_value(cell)
-        traced = _traced_value(proxies, value)
-        closure.append(cell if traced is value else types.CellType(traced))
-    made = types.FunctionType(hook.__code__, hook.__globals__, hook.__name__, hook.__defaults__, tuple(closure))
+        closure.append(cell if traced(value) is value else types.CellType(traced(value)))
+    defaults = tuple(map(traced, hook.__defaults__ or ()))
+    made = types.FunctionType(hook.__code__, hook.__globals__, hook.__name__, defaults, tuple(closure))
     made.__kwdefaults__ = hook.__kwdefaults__
     return made
 
@@ -158,16 +164,20 @@ def _set_attribute(self: Any, name: str, value: Any) -> None:
 _try_build = ProxyTensor.try_build
 
 
-def _build_with_gradient(self: Any) -> None:
-    """Build the traced tensor with gradients enabled.
+def _build_with_gradient(self: Any, proxies: Proxies) -> None:
+    """Build the traced tensor with gradients enabled, and with the gradient hooks of its parameter.
 
     A parameter that is first read under `no_grad` would otherwise have no gradient anywhere.
     """
     is_new = not self._lazy_origin_builder.finished  # tied parameters share one builder
     with flow.enable_grad():
         _try_build(self)
-    if is_new:
-        trace_hooks(self.to(flow.Tensor), self.lazy_origin)
+    hooks = hooks_of_parameter(self.to(flow.Tensor))
+    if is_new and hooks and self.lazy_origin.requires_grad:
+        # traced in the backward pass, in which they read what forward has written
+        self.lazy_origin.register_hook(
+            lambda gradient: ParameterHooks(_traced_hook(proxies, hook) for hook in hooks).run_as_leaf(gradient)
+        )
 
 
 def _lazy(owner: Any, kind: str, name: str) -> flow.Tensor:
@@ -217,35 +227,13 @@ def _detach_lazily(self: flow.Tensor) -> flow.Tensor:
     if not self.requires_grad:
         return self  # a change of the detached tensor must change this one
     detached = _detach(self)
-    # an operation must not read a tensor together with its detached alias: see `_reading_twice`
+    # an operation must not read a tensor together with its detached alias: see `READING_TWICE`
     return flow._C.identity(detached) if self.is_global else detached
 
 
-@functools.cache  # one wrapper for all names of an operation: other replacements then find every name
-def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper of `operation` that copies the second argument if it is the same tensor as the first.
-
-    OneFlow 0.9.0 may choose two layouts for the arguments. It ends the process if both arguments are the same tensor
-    (`op_graph.cpp:150] Check failed`).
-    """
-
-    @functools.wraps(operation)
-    def distinct(one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-        if one is other and isinstance(one, flow.Tensor) and one.is_lazy and one.is_global:
-            other = flow._C.identity(other)
-        return operation(one, other, *args, **kwargs)
-
-    return distinct
-
-
-_OF_TWO = [
-    *("__mul__", "__truediv__", "__matmul__", "__pow__"),
-    *("mul", "multiply", "div", "matmul", "bmm", "dot", "mm", "pow"),
-]
 _REPLACEMENTS = (
     (ProxyModule, "__getattribute__", _get_attribute),
     (ProxyModule, "__setattr__", _set_attribute),
-    (ProxyTensor, "try_build", _build_with_gradient),
     (ProxyModule, "parameters", _tensors("_parameters")),
     (ProxyModule, "named_parameters", _named_tensors("_parameters")),
     (ProxyModule, "buffers", _tensors("_buffers")),
@@ -265,9 +253,5 @@ _REPLACEMENTS = (
         ),
     ),
     (flow.Tensor, "detach", _detach_lazily),
-    *(
-        (owner, name, _reading_twice(vars(owner)[name]))
-        for owner, name in itertools.product((flow.Tensor, flow, flow._C), _OF_TWO)
-        if name in vars(owner)
-    ),
+    *READING_TWICE,
 )

@@ -116,9 +116,13 @@ class Gradients:
             with values_kept(model, written) if written else _NO_SCOPE:
                 random_keys = self.random_scope(micro) if self.draws_randomness else _NO_SCOPE
                 with random_keys, layout.source_ops() if layout.is_global else _NO_SCOPE:
-                    outputs = self._call(forward, batch)
-                step_losses, step_metrics = read_losses(outputs, self.model)
-                self._backward(step_losses, scale)
+                    try:
+                        outputs = forward(**(layout.lay_out_batch(batch) if layout.is_global else batch))
+                        step_losses, step_metrics = read_losses(outputs, model)
+                        self._backward(step_losses, scale)  # its hooks may create tensors
+                    except Exception as error:
+                        raise_forward_error(error, model, batch, self._trainer.iter == self._trainer.start_iter)
+                        raise
             losses.append(dict(zip(step_losses, map(detached, step_losses.values()))))
             metrics.append(dict(zip(step_metrics, map(detached, step_metrics.values()))))
         return StepResult.of(losses, metrics, shares)
@@ -142,14 +146,6 @@ class Gradients:
                 f"the losses of {type(self.model).__name__}.forward ({list(losses)}) depend on no parameter. "
                 "Compute them from the layers' outputs without detach(), no_grad() or numpy()."
             ) from error
-
-    def _call(self, forward: Callable[..., Any], batch: Batch) -> Any:
-        try:
-            layout = self._trainer.layout
-            return forward(**(layout.lay_out_batch(batch) if layout.is_global else batch))
-        except Exception as error:
-            raise_forward_error(error, self.model, batch, self._trainer.iter == self._trainer.start_iter)
-            raise
 
     def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
         """Return `(scales, shares)` of the micro-batches.

@@ -404,7 +404,7 @@ def _with_a_hook_that_remembers(layer):
 plant(
     accumulation=2,
     name="gradient hook",  # not linear: it must get the gradient of each micro-batch
-    setup=lambda layer: layer.inner.weight.register_hook(lambda grad: grad.sign() * layer.scale),
+    setup=lambda layer: layer.inner.weight.register_hook(lambda grad: grad.sign() * layer.scale * flow.ones(WIDTH)),
 )(_inner)
 plant(
     name="gradient hook that changes a buffer",

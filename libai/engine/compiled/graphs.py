@@ -124,10 +124,8 @@ class TrainGraph(CompiledGraph):
         micro-batch's weight in the mean over counted items, or the weights of its losses. `key`: the random key of the
         micro-batch.
         """
-        with tracing(self.model, self.reads):
-            with self._random_scope(key), self._layout.source_ops():
-                outputs = self.model(**batch)
-            losses, metrics = read_losses(outputs, self.model.to(nn.Module))
+        with tracing(self.model, self.reads), self._random_scope(key), self._layout.source_ops():
+            losses, metrics = read_losses(self.model(**batch), self.model.to(nn.Module))
             # a sum that includes an integer loss would end the process
             losses = {name: loss if loss.is_floating_point() else loss.float() for name, loss in losses.items()}
             if share is not None:

@@ -34,7 +34,16 @@ from libai.layers.lora import refuse_unused_adapters
 from libai.layers.random import find_unseeded_dropouts
 from libai.optim import Optimizers, export_state, import_state
 from libai.optim.state import walk_parameters
-from libai.parallel import Layout, LocalLayout, Mesh, ParallelPlan, localize, parallelize, recompute_in_backward
+from libai.parallel import (
+    Layout,
+    LocalLayout,
+    Mesh,
+    ParallelPlan,
+    localize,
+    named_tensors,
+    parallelize,
+    recompute_in_backward,
+)
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.patches.internals import release_memory, wait_for_device
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
@@ -117,6 +126,9 @@ class ModelTrainer(TrainerBase):
     def _set_up_model(self, layout: Layout | None = None) -> None:
         """Train with the existing `layout` of the model. None: lay it out as this mode requires."""
         self.gradients = Gradients(self, self.loop.device)
+        for _, tensor in named_tensors(self.model):
+            if not tensor.is_contiguous():  # a compiled step would ignore the strides
+                tensor.data = tensor.data.contiguous()
         self.layout = layout or self._lay_out()
         refuse_split_statistics(self.model)
         # raises if the optimizer belongs to another model

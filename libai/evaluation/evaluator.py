@@ -13,7 +13,7 @@ import numpy as np
 
 from libai.utils.errors import UserError
 
-Sums = dict[str, Any]  # name -> float or float64 array; added over batches and ranks
+Sums = dict[str, Any]  # name -> float or float64 array, added over batches and ranks, or list, which is extended
 
 
 class EvaluatorError(UserError):
@@ -35,7 +35,8 @@ class Evaluator:
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
         """Return the additive sums of one batch.
 
-        Every batch must give the same keys. Each value is a float or an array of fixed shape.
+        Every batch must give the same keys. Numbers, tensors and arrays of fixed shape are added. Lists are joined, for
+        metrics that need all samples at once.
         """
         raise NotImplementedError(f"{type(self).__name__} must define process(batch, outputs).")
 
@@ -47,23 +48,29 @@ class Evaluator:
 def add_sums(total: Sums, sums: Sums) -> Sums:
     """Return `total + sums`, key by key, as a new dict. An empty dict counts as zero.
 
-    >>> add_sums({"correct": 3.0}, {"correct": 4.0})
-    {'correct': 7.0}
+    >>> add_sums({"correct": 3.0, "scores": [0.5]}, {"correct": 4.0, "scores": [0.1]})
+    {'correct': 7.0, 'scores': [0.5, 0.1]}
 
-    Raises `EvaluatorError` if a value is not a number or an array of numbers, and if the keys differ, because then some
-    sums would not cover all batches.
+    Raises `EvaluatorError` if a value is not a number, an array of numbers or a list, and if the keys differ, because
+    then some sums would not cover all batches.
     """
-    words = [key for key, value in sums.items() if np.asarray(value).dtype.kind not in "fiub"]
-    if words:
-        raise EvaluatorError(f"an evaluator returned {words} of process() as text or objects, not as numbers to add.")
+    added = {}
+    for key, value in sums.items():
+        if isinstance(value, list):
+            added[key] = [to_numpy(each).tolist() for each in value]
+            continue
+        array = to_numpy(value)
+        if array.dtype.kind not in "fiub":
+            raise EvaluatorError(f"an evaluator returned {key!r} of process() as text or an object, not as a number.")
+        added[key] = array.astype(np.float64)[()]  # a number instead of an array of shape ()
     if not total or not sums:
-        return dict(total or sums)
+        return dict(total or added)
     if total.keys() != sums.keys():
         raise EvaluatorError(
             f"an evaluator returned the sums {sorted(sums)} for one batch and {sorted(total)} for others: process() "
             "must return the same keys for every batch."
         )
-    return {key: total[key] + sums[key] for key in total}
+    return {key: total[key] + added[key] for key in total}
 
 
 def evaluators_of(evaluators: Mapping[str, Any], dataset: str) -> dict[str, Any]:
@@ -84,17 +91,18 @@ def directions_of(evaluators: Mapping[str, Any], dataset: str) -> dict[str, str]
 
 
 def reduce_sums(sums: Sums) -> Sums:
-    """Add the sums over all ranks. Keys may be missing on a rank that had no batch. Collective."""
-    from libai.utils.distributed import all_reduce, gather_objects
+    """Return the sums of all ranks, added by `add_sums`. A rank that had no batch passes an empty dict. Collective."""
+    from libai.utils.distributed import gather_objects
 
-    shapes = {}
-    for of_rank in gather_objects({key: list(np.shape(value)) for key, value in sums.items()}):
-        shapes.update(of_rank)
-    reduced = {}
-    for key, shape in sorted(shapes.items()):
-        own = np.asarray(sums.get(key, np.zeros(shape)), dtype=np.float64)
-        reduced[key] = all_reduce(own).reshape(shape)
-    return reduced
+    # the sender marks arrays, because JSON has only lists
+    encoded = {key: value if isinstance(value, list) else {"array": value.tolist()} for key, value in sums.items()}
+    total: Sums = {}
+    for of_rank in gather_objects(encoded):
+        decoded = {
+            key: value if isinstance(value, list) else np.array(value["array"]) for key, value in of_rank.items()
+        }
+        total = add_sums(total, decoded)
+    return total
 
 
 def ratio(numerator: float, denominator: float) -> float:

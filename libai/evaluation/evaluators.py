@@ -63,8 +63,8 @@ class ClassificationEvaluator(Evaluator):
         own = np.take_along_axis(logits, labels, axis=1)
         before = (logits > own) | ((logits == own) & (np.arange(num_classes) < labels))
         rank = np.where(np.isnan(logits).any(1), num_classes, before.sum(1))
-        counts = {f"top{k}": float(np.count_nonzero(rank < k)) for k in self.topk}
-        return {**counts, "num_samples": float(len(labels))}
+        counts = {f"top{k}": np.count_nonzero(rank < k) for k in self.topk}
+        return {**counts, "num_samples": len(labels)}
 
     def compute(self, sums: Sums) -> dict[str, float]:
         """Return `{"accuracy": ..., "top5_accuracy": ...}` for the values in `topk`."""
@@ -166,8 +166,8 @@ class RegressionEvaluator(Evaluator):
         errors = rows[1] - rows[2]  # summed separately, because errors derived from the moments would lose precision
         return {
             "moments": rows @ rows.T,  # (3, 3): count, first and second moments of predictions and labels
-            "squared_error": float(errors @ errors),
-            "absolute_error": float(np.abs(errors).sum()),
+            "squared_error": errors @ errors,
+            "absolute_error": np.abs(errors).sum(),
         }
 
     def compute(self, sums: Sums) -> dict[str, float]:
@@ -233,7 +233,7 @@ class BleuEvaluator(Evaluator):
         texts = [self._text(ids) for ids in predictions]
         references = [self._text(ids) for ids in labels]
         statistics = self._bleu._extract_corpus_statistics(texts, [references])
-        return {"statistics": np.array(statistics, np.float64).sum(axis=0)}
+        return {"statistics": np.array(statistics).sum(axis=0)}
 
     def compute(self, sums: Sums) -> dict[str, float]:
         """Return `{"bleu": …}`."""

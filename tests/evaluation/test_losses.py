@@ -21,8 +21,9 @@ def output(items, **losses):
     return {"losses": {name: np.float32(value) for name, value in losses.items()}, "num_loss_items": items}
 
 
-def test_the_mean_is_over_items_not_over_batches():
-    assert evaluate(MeanLossEvaluator(), output(1, lm=4.0), output(3, lm=2.0)) == {"loss": 2.5}
+def test_the_mean_is_over_items_so_a_batch_without_any_has_no_weight():
+    outputs = [output(1, lm=4.0), output(0, lm=math.nan), output(3, lm=2.0)]
+    assert evaluate(MeanLossEvaluator(), *outputs) == {"loss": 2.5}
 
 
 def test_without_a_count_the_samples_count():
@@ -33,10 +34,6 @@ def test_without_a_count_the_samples_count():
 def test_several_losses_are_added_and_named():
     result = evaluate(MeanLossEvaluator(), output(2, cls=1.0, aux=0.5), output(2, cls=3.0, aux=0.5))
     assert result == {"loss": 2.5, "cls": 2.0, "aux": 0.5}
-
-
-def test_a_batch_without_counted_items_has_no_weight():
-    assert evaluate(MeanLossEvaluator(), output(0, lm=math.nan), output(2, lm=3.0)) == {"loss": 3.0}
 
 
 def test_a_nan_loss_that_counts_is_seen():

@@ -105,7 +105,7 @@ def start_banner(run: Any) -> None:
     if run.lr_scheduler is not None:
         named = target_of(run.config.lr_scheduler)  # None for a list of schedules
         schedule = getattr(named, "__name__", type(run.lr_scheduler).__name__)
-    epochs = f" ({round(plan.train_iter / plan.iters_per_epoch, 2):,g} epochs)" if plan.iters_per_epoch else ""
+    epochs = f" (until epoch {round(plan.train_iter / plan.iters_per_epoch, 2):,g})" if plan.iters_per_epoch else ""
     warmup = getattr(run.lr_scheduler, "warmup_iter", 0)
     rises = f", {warmup} of warm-up" if warmup else ""
     lines = {

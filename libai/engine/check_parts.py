@@ -49,7 +49,7 @@ def _can_evaluate(evaluator: Any) -> bool:
 #: part of a run → its rules, checked in order: (a class or a predicate, what the part must be, the remedy)
 _PARTS = {
     "model": [
-        (nn.Module, "an oneflow.nn.Module", "Inherit from it: model = LazyCall(YourModule)(...)."),
+        (nn.Module, "a oneflow.nn.Module", "Inherit from it: model = LazyCall(YourModule)(...)."),
         (
             lambda model: type(model).forward is not nn.Module.forward or "forward" in vars(model),
             "a module with a forward",
@@ -62,7 +62,7 @@ _PARTS = {
         ),
     ],
     "loader": [(_can_be_read, "an iterable of batches", "Set a loader such as LazyCall(build_train_loader)(...).")],
-    "optimizer": [(flow.optim.Optimizer, "an oneflow.optim.Optimizer", "Use one such as oneflow.optim.AdamW.")],
+    "optimizer": [(flow.optim.Optimizer, "a oneflow.optim.Optimizer", "Use one such as oneflow.optim.AdamW.")],
     "schedule": [(lambda it: hasattr(it, "step"), "an object with step()", "Use a schedule of libai.scheduler.")],
     "hook": [(HookBase, "a hook", "Inherit from libai.engine.HookBase.")],
     "writer": [(Writer, "a writer", "Inherit from libai.engine.Writer and define write(record).")],

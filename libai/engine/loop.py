@@ -401,7 +401,7 @@ class TrainerBase:
                     try:
                         call()
                     except Exception as error:
-                        if not is_full_disk(error) and not is_full_disk(self.loop.failure):  # every file has this error
+                        if not is_full_disk(error) and not is_full_disk(self.loop.failure):  # every write fails
                             logger.exception("a hook failed in %s, after training itself had failed", point)
 
     def _log_every(self, period: int) -> None:

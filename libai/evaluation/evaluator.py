@@ -54,7 +54,7 @@ def add_sums(total: Sums, sums: Sums) -> Sums:
     Raises `EvaluatorError` if a value is not a number, an array of numbers or a list, and if the keys differ, because
     then some sums would not cover all batches.
     """
-    added = {}
+    added: Sums = {}
     for key, value in sums.items():
         if isinstance(value, list):
             added[key] = [to_numpy(each).tolist() for each in value]

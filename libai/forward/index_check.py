@@ -67,7 +67,7 @@ class _Range:
             return self
         low = int(values.min())
         high = int(values.max())
-        if self.low <= self.high and (low > self.high or high < self.low):  # all are new, as from a counter
+        if self.low <= self.high and (low > self.high or high < self.low):  # all are outside, as with a counter
             low -= abs(low)
             high += abs(high)
         return _Range(min(low, self.low), max(high, self.high))

@@ -125,7 +125,7 @@ def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | N
 
 
 def attributes_of(model: nn.Module) -> dict[str, Any]:
-    """Return the fingerprints of the plain attributes of the modules of `model`, by dotted name."""
+    """Return the fingerprints of the plain attributes of `model` and its submodules, by dotted name."""
     values = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():

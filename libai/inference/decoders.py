@@ -61,7 +61,7 @@ class Decoder:
             self._context = self._run(self.model.keys_values, tokens, is_token.astype(np.int64))
 
     def start(self, tokens: np.ndarray, is_token: np.ndarray, capacity: int) -> np.ndarray:
-        """Begin the rows and return the scores of the next tokens. `capacity` is the maximum length of a row."""
+        """Process the prompts and return the scores of the next tokens. `capacity`: maximum length of a row."""
         self._is_token = is_token
         self._capacity = capacity
         return self._compute_prompt(tokens)

@@ -85,7 +85,7 @@ class LocalLayout:
 
     @property
     def sees_outputs(self) -> bool:
-        """True if this rank's `local_output` should be used; False if it repeats or lacks another rank's output."""
+        """True if this rank's `local_output` should be used; False if another rank returns the same or only output."""
         return True
 
 

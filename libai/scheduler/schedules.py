@@ -49,7 +49,7 @@ def multi_step(milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
 
 
 def every_step(step_size: int, gamma: float = 0.1) -> Schedule:
-    """Return `gamma` to the power of the number of completed periods of `step_size` iterations.
+    """Return a schedule that multiplies by `gamma` after every `step_size` iterations.
 
     >>> [every_step(2, gamma=0.5)(step) for step in (1, 2, 5)]
     [1.0, 0.5, 0.25]

@@ -151,7 +151,7 @@ def test_impossible_arguments_are_refused(options, text):
 
 
 def test_a_builder_must_build():
-    with pytest.raises(UserError, match=r"returned a int, not an oneflow\.nn\.Module"):
+    with pytest.raises(UserError, match=r"returned a int, not a oneflow\.nn\.Module"):
         check(lambda: 3)
 
 

@@ -250,7 +250,7 @@ def _kind_conf(conf: Any) -> Any:
 
 
 def _structure(conf: Any) -> str:
-    """Return the kind of update, with the options that one compiled update cannot mix."""
+    """Return the kind of update and the options that must be equal in all groups of one compiled update."""
     kind = _kind_conf(conf)
     flags = [f"{name}={getattr(kind, name)}" for name in _STRUCTURAL if hasattr(kind, name)]
     return " ".join([conf.WhichOneof("normal_mdupdt"), *flags])

@@ -125,7 +125,7 @@ def check_parity(
     model = build_model()
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"build_model returned a {type(model).__name__}, not an oneflow.nn.Module. It must take no argument and "
+            f"build_model returned a {type(model).__name__}, not a oneflow.nn.Module. It must take no argument and "
             "return a new model, such as `lambda: MyModel(width=64)`."
         )
     optimizer = build_optimizer(model)

@@ -78,7 +78,7 @@ def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[Any
     OneFlow's generator is seeded if `reference` sampled from it.
     """
     is_local = trainer.mesh.is_single and trainer.mesh.device == "cpu"
-    weights = reference.states[0].weights if is_local else ()  # current, so no copy is needed
+    weights = reference.states[0].weights if is_local else ()  # these are current, so no copy is needed
     return updates_undone(trainer, reference.functions, _SEED if reference.draws else None, weights)
 
 

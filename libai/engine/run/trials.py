@@ -29,7 +29,7 @@ logger = logging.getLogger("libai.engine")
 DIVERGED = 4.0
 #: weight of the earlier losses in the smoothed loss
 SMOOTHING = 0.98
-#: smallest number of points of a curve
+#: minimum number of points in a curve
 FEWEST_POINTS = 10
 #: updates per timed block
 UPDATES_PER_BLOCK = 3
@@ -160,8 +160,8 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
                 break
     if len(losses) < FEWEST_POINTS:
         raise UserError(
-            f"the loss diverged after {len(losses)} updates, at a learning rate of {lr:.1e}: too few for a curve. "
-            f"Begin below {lowest:g}."
+            f"the loss diverged after {len(losses)} updates, at a learning rate of {lr:.1e}, which is too few for "
+            f"a curve. Begin below {lowest:g}."
         )
     return LRCurve(lrs, losses)
 

@@ -119,7 +119,6 @@ class TrainerCheckpointer:
             if self.last_saved is None or trainer.completed_iters != self._last_saved_iter:
                 self.last_saved = self._save(None, best)
                 self._last_saved_iter = trainer.completed_iters
-                self._note_saved()
             elif best is not None:
                 self.close()  # the checkpoint must be written before it can be marked
                 self._after_write(self.last_saved, best)
@@ -144,20 +143,22 @@ class TrainerCheckpointer:
     def _after_write(self, path: Path, best: Best | None = None) -> None:
         """Mark, prune and link checkpoints on rank 0. With `async_save` this runs in the background thread."""
         best = self._choices.pop(path, best)
+        iteration = checkpoint.iteration_of(path.name)
+        if iteration is not None and not self._weights_only:
+            own_state().saved = iteration  # not before the checkpoint is written, because a kill would lose it
         if not is_main_process():
             return
         if best is not None:
             checkpoint.mark_best(self.root, path, *best)
             self._best = path
-        if checkpoint.iteration_of(path.name) is not None:  # a named checkpoint belongs to the user
+        if iteration is not None:  # a named checkpoint belongs to the user
             if self._max_to_keep:
                 protect = [] if self._best is None else [self._best]
                 checkpoint.prune(self.root, self._max_to_keep, protect, among=self._among)
             self._link("last", path)
             if best is not None:
                 self._link("best", path)
-        iteration = checkpoint.iteration_of(path.name) or self.trainer.completed_iters
-        logger.info("save %s  %s", position(iteration, self.trainer.max_iter), path)
+        logger.info("save %s  %s", position(iteration or self.trainer.completed_iters, self.trainer.max_iter), path)
 
     def _link(self, name: str, path: Path) -> None:
         if self._links is not None:
@@ -234,11 +235,6 @@ class TrainerCheckpointer:
         self.load(path)
         return self.trainer.iter
 
-    def _note_saved(self) -> None:
-        """Record how many iterations the checkpoint holds, for the message after a second Ctrl-C."""
-        if not self._weights_only:
-            own_state().saved = self.trainer.completed_iters
-
     @property
     def resumable(self) -> Path | None:
         """The newest checkpoint that a run can be resumed from."""
@@ -255,7 +251,7 @@ class TrainerCheckpointer:
         trainer = self.trainer
         saved = self.take_back(path, reset)
         self.last_saved = Path(path)
-        self._note_saved()
+        own_state().saved = trainer.iter
         # an interrupted iteration is finished first and then saved again
         self._last_saved_iter = -1 if saved.state["trainer"].get("unfinished_hooks") else trainer.iter
         if is_main_process():

@@ -15,6 +15,7 @@ from libai.engine.checkpointer import TrainerCheckpointer, find_checkpoint
 from libai.engine.hooks import BestCheckpointHook, CallbackHook, CheckpointHook, RandomStateHook
 from libai.engine.run.run_folder import require_checkpoint
 from libai.utils.errors import UserError
+from libai.utils.rank_notes import own_state
 
 
 def make(mode="eager", optimizer="adamw", **options):
@@ -53,6 +54,7 @@ def test_a_background_save_holds_the_weights_of_its_iteration(tmp_path):
 
     trainer.register_hooks([CheckpointHook(saver, period=1), CallbackHook(after_step=keep)])
     trainer.train(0, 5)
+    assert own_state().saved == 5
     for path in checkpoint.list_checkpoints(tmp_path):
         loaded = checkpoint.load(path)
         expected = kept[loaded.iteration]
@@ -82,11 +84,13 @@ def test_a_failed_background_save_ends_the_run_with_its_reason(tmp_path, monkeyp
         raise checkpoint.CheckpointError("planted: no space left")
 
     monkeypatch.setattr("libai.checkpoint.background.write_checkpoint", full_disk)
+    monkeypatch.setattr(own_state(), "saved", 0)
     trainer = make()
     trainer.register_hooks([CheckpointHook(TrainerCheckpointer(trainer, tmp_path, async_save=True), period=2)])
     with pytest.raises(checkpoint.CheckpointError, match="planted: no space left"):
         trainer.train(0, 50)
     assert trainer.completed_iters < 50, "the error was raised at the end, not by the next save at the latest"
+    assert own_state().saved == 0, "the launcher would promise that a resume continues from there"
 
 
 def test_a_failure_in_a_hook_saves_the_state_and_one_in_an_update_does_not(mode, tmp_path):

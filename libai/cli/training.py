@@ -46,7 +46,8 @@ def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
     config = config_of_run(folder)
     # an evaluation of given weights does not need the run's checkpoint
     has_weights = "--eval-only" in words and any(word.startswith("train.load_weight") for word in words)
-    words = [f"train.output_dir={folder}", *([] if has_weights else ["--resume"]), *words]
+    # the flag is not last, because it would take a mistaken word after the run as the path of a checkpoint
+    words = [*([] if has_weights else ["--resume"]), f"train.output_dir={folder}", *words]
     return start(str(config), processes, words, default_processes=_processes_of(folder))
 
 

@@ -119,8 +119,8 @@ class Rank:
 
     @property
     def failed_at(self) -> float:
-        """Time of the rank's failure, in seconds since the epoch; infinity if it is unknown."""
-        return self.note.get("time") or self.state.ended_at or float("inf")
+        """Time of the rank's failure, in seconds since the epoch; 0 if its end was not recorded, which ends the job."""
+        return self.note.get("time") or self.state.ended_at
 
     @property
     def phase(self) -> str:
@@ -443,7 +443,7 @@ class Supervisor:
             problem = "it did not stop in time" if self._is_stop_passed_on else f"no progress for {hung:g} s"
             return f"{problem} {rank.where()}. {limit}=<seconds> waits longer, 0 waits without a limit"
         if rank.is_lost:
-            return "it ended because oneflow.distributed.launch was killed"
+            return "its process or oneflow.distributed.launch was killed"
         done = f" after iteration {state.iteration}" if state.iteration else ""
         if state.has_left:  # it could not write a note
             return "its error is above"

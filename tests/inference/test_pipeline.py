@@ -148,8 +148,9 @@ def test_texts_are_embedded_alone_as_beside_others(tmp_path, capsys):
 
 def test_texts_are_classified_by_the_library_and_by_the_command(tmp_path):
     folder = with_tokenizer("bert_classifier", tmp_path / "bert")
-    found = Pipeline(folder).classify(TEXTS)
-    (tmp_path / "in.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    found = Pipeline(folder).classify([f"{text} ?" for text in TEXTS])
+    halves = [f"{text} \ud83d" for text in TEXTS]  # half of a surrogate pair is read as "?"
+    (tmp_path / "in.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in halves))
     output = tmp_path / "out.jsonl"
     assert predict.run([str(folder), "-i", str(tmp_path / "in.jsonl"), "-o", str(output), "--classify"]) == 0
     rows = [json.loads(line) for line in output.read_text().splitlines()]
@@ -242,6 +243,7 @@ def test_mistakes_are_one_clear_error(llama, tmp_path):
         (generate, [bert, "a"], "contains a BERTEmbedder, which does not generate text"),
         (generate, [str(llama), "a", "--file", "b.txt"], "Remove one of them"),
         (generate, [str(llama), "--file", str(tmp_path / "bad.jsonl")], "no prompts can be read"),
+        (generate, [str(llama), "a\udcff"], "no prompts can be read"),
         (generate, [str(FIXTURES / "llama"), "a"], "has no tokenizer"),
         (generate, [str(llama), "a", "--tokenizer", str(tmp_path / "bad.jsonl")], "cannot be read as a tokenizer"),
         (generate, [str(llama), "a", "-n", "0"], "both must be at least 1"),

@@ -120,16 +120,17 @@ def read_prompts(args: Any) -> list[str]:
     """Return the prompts from the command line, a file or stdin. Raises `UserError` if there are none."""
     if args.prompts and args.file is not None:
         raise UserError(f"prompts are given both on the command line and in --file {args.file}. Remove one of them.")
-    if given := args.given or args.prompts:
-        return given
+    lines = args.given or args.prompts
     try:
-        text = sys.stdin.read() if args.file is None else args.file.read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines() if line.strip()]
+        if not lines:
+            text = sys.stdin.read() if args.file is None else args.file.read_text(encoding="utf-8")
+            lines = [line for line in text.splitlines() if line.strip()]
         if args.file is not None and args.file.suffix == ".jsonl":
             lines = [str(json.loads(line)["prompt"]) for line in lines]
+        "".join(lines).encode()  # raises an error for bytes that are not UTF-8
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f'{args.file}: no prompts can be read ({error}). .jsonl needs {{"prompt": …}} on each line.'
+            f'{args.file or "text"}: no prompts can be read ({error}). .jsonl needs {{"prompt": …}} on each line.'
         ) from None
     if not lines:
         raise UserError("no prompt given. Write one after the source, use --file FILE, or pipe lines to stdin.")

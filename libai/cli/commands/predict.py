@@ -150,7 +150,8 @@ def _array(file: Path, name: str, values: list[Any]) -> np.ndarray:
                 f"{file}, sample {texts[0] + 1}: {name} is {values[texts[0]]!r}, but a number in earlier samples."
             )
     if all(isinstance(value, str) for value in values):
-        return np.array(values)
+        # half of a surrogate pair cannot be encoded, so no tokenizer accepts it
+        return np.array([value.encode("utf-8", "replace").decode() for value in values])
     try:
         array = np.array(values)
     except ValueError:

@@ -2,20 +2,11 @@
 
 import os
 import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 
-from libai.launch import runtime
-
-ROOT = Path(__file__).resolve().parents[1]
-NOT_INHERITED = {*runtime.RENDEZVOUS_VARIABLES, "NODE", "NODE_RANK", "ADDR", "PORT", "OMP_NUM_THREADS", "VENV"}
-
-
-def make_environment(**extra: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-    return {**kept, "NO_VENV": "1", "PYTHON": sys.executable, **extra}
+from jobs import TRAIN_SH, clean_environment
 
 
 class Script:
@@ -33,19 +24,18 @@ class Script:
         self.config.write_text("")
 
     def command(self, processes: int, *arguments: str) -> list[str]:
-        train = str(ROOT / "tools" / "train.sh")
-        return ["bash", train, str(self.path), str(self.config), str(processes), *arguments]
+        return ["bash", TRAIN_SH, str(self.path), str(self.config), str(processes), *arguments]
 
     def run(self, processes: int = 2, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            self.command(processes, *arguments), cwd=self.folder, env=make_environment(**environment),
+            self.command(processes, *arguments), cwd=self.folder, env=clean_environment(**environment),
             capture_output=True, text=True, timeout=100,
         )  # fmt: skip
 
     def start(self, processes: int = 2, **environment: str) -> subprocess.Popen:
         """Start the job and return once every rank runs."""
         process = subprocess.Popen(
-            self.command(processes), cwd=self.folder, env=make_environment(**environment),
+            self.command(processes), cwd=self.folder, env=clean_environment(**environment),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.started.append(process)

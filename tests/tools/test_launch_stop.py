@@ -6,8 +6,9 @@ import pty
 import signal
 import time
 
+import jobs
 import pytest
-from launched import make_environment, wait_until
+from launched import wait_until
 
 from libai.launch.supervisor import Rank, Supervisor
 from libai.utils.rank_notes import RankState
@@ -102,7 +103,7 @@ def test_ctrl_c_in_a_terminal_ends_the_job(script):
     pid, terminal = pty.fork()
     if pid == 0:
         command = program.command(2)
-        os.execvpe(command[0], command, make_environment())
+        os.execvpe(command[0], command, jobs.clean_environment())
     assert wait_until(lambda: len(program.pids()) == 2)
     time.sleep(0.5)
     os.write(terminal, b"\x03")

@@ -42,6 +42,8 @@ class TestConsole:
             "iter  20/200  loss 4.8249  4,812 tok/s  accuracy 0.5  eta 0:00:22  122 ms/step  lr 6.00e-04  "
             "grad 0.921  epoch 0.40  data 0.4%  mem 0.9 GB"
         )
+        slow = train_fields(record(20, **{**FULL, "perf/data_ms": 61.0}), 121.6)
+        assert [*slow.values()][2:4] == ["4,812 tok/s", "data 50.2%"]
 
     def test_several_losses_are_shown_but_a_single_loss_only_once(self):
         several = train_fields(record(1, **{"train/loss": 3.0, "train/mlm": 2.0, "train/nsp": 1.0}))

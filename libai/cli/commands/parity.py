@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 
 from libai.config import load_config
-from libai.launch.guard import guarded_main
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
@@ -51,7 +50,3 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
-
-
-if __name__ == "__main__":
-    guarded_main(lambda: run(sys.argv[1:]))

@@ -53,7 +53,7 @@ def refused(run: Any) -> list[str]:
     has_metric = evaluation.enabled and datasets and metric is not None
     zero = train.zero_optimization
     inner = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size
-    start, end = train.profile if train.profile is not None and len(train.profile) == 2 else (1, 0)
+    start, end = train.profile if list(map(type, train.profile or [])) == [int, int] else (1, 0)
     rules: list[Rule] = [
         (
             not has_metric,

@@ -72,8 +72,8 @@ def load(path: str | Path) -> DictConfig:
         elif name in SECTIONS and not (name in LAZY_SECTIONS and value is None):
             right = "LazyCall(Target)(argument=value)" if name in LAZY_SECTIONS else f'defaults("{name}")'
             problems.append(
-                f"{shown(path)}: {name} is {value!r:.60}, not a config section. Write {name} = {right}, or rename "
-                "the variable."
+                f"{shown(path)}: {name} is {' '.join(repr(value).split()):.60}, not a config section. "
+                f"Write {name} = {right}, or rename the variable."
             )
         elif is_foreign(name) and isinstance(value, (int, float, str)) and _is_unused(name, source):
             problems.append(f"{shown(path)}: {name}={value!r} has no effect.{meant(name)}")
@@ -251,7 +251,7 @@ def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         line = f"\n    {error.text.strip()}" if error.text else ""
         return f"{shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}.{line}"
-    text = re.sub(CONFIG_PACKAGE.pattern.removeprefix("^"), ".", str(error))
+    text = re.sub(CONFIG_PACKAGE.pattern.removeprefix("^"), ".", str(error)) or "no message"
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename in files]
     if not inside:

@@ -26,7 +26,11 @@ FILES = {
         GOOD + "from user_parts import Net as model\n",
         ("model is <class 'user_parts.Net'>", "LazyCall"),
     ),
-    "model_built.py": (GOOD + "from user_parts import Net\nmodel = Net()\n", ("model is Net(", "LazyCall")),
+    "model_built.py": (
+        GOOD + "from user_parts import Net\nmodel = Net()\n",
+        ("model is Net( (a): Linear(", "LazyCall"),
+    ),
+    "no_message.py": ("assert 1 > 2\n", ("no_message.py:1: AssertionError: no message.",)),
     "optim_module.py": (GOOD + "from oneflow import optim\n", ("optim is <module 'oneflow.optim'", "LazyCall")),
     "train_number.py": (GOOD + "train = 3\n", ("train is 3", 'defaults("train")')),
     "train_null.py": (GOOD + "train = None\n", ("train is None", 'defaults("train")')),

@@ -46,6 +46,8 @@ OVERRIDES = {
     "train.evaluation.early_stop_patience=0": (WHOLE + " >= 1",),
     "train.clip_grad.max_norm=-1": ("a number > 0",),
     "train.checkpointer.max_to_keep=1.5": (WHOLE + " >= 1 or null",),
+    "train.profile=[1.5,3]": ("train.profile=[1.5, 3]: expected [start, end] with 0 <= start < end",),
+    "train.freeze=[1]": ("train.freeze has 1, which is not a regular expression",),
     "train.profile=[5,3]": ("expected [start, end] with 0 <= start < end, such as [10, 15]",),
     "train.dist.data_parallel_size=0": (WHOLE + " >= 1",),
     "train.zero_optimization.stage=4": (">= 1 and <= 3",),

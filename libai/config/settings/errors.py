@@ -74,7 +74,7 @@ def names_matching(patterns: Sequence[str], names: Sequence[str], setting: str, 
     for pattern in patterns:
         try:
             found = [name for name in names if re.search(pattern, name)]
-        except re.error as error:
+        except (re.error, TypeError) as error:
             raise UserError(
                 f"{setting} has {pattern!r}, which is not a regular expression ({error}). "
                 r"Escape special characters, for example 'blocks\.0\.'."

@@ -15,7 +15,7 @@ model.update(hidden_size=96, num_layers=3, num_heads=4)
 
 optim.lr = 4e-3
 optim.betas = [0.9, 0.95]
-optim.params.weight_decay = 0.1
+optim.weight_decay = 0.1
 
 train.output_dir = "out/gpt_stdlib"
 train.warmup_ratio = 0.05

@@ -8,7 +8,7 @@ from .common.models.vit import model
 
 model.update(image_size=8, patch_size=2, num_channels=1, hidden_size=48, num_layers=3)
 
-optim.params.weight_decay = 0.05
+optim.weight_decay = 0.05
 
 train.output_dir = "out/vit_digits"
 train.clip_grad.max_norm = 1.0

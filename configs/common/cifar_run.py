@@ -6,9 +6,10 @@ from .graph import graph
 from .train import train
 
 optim = LazyCall("oneflow.optim.SGD")(
-    params=LazyCall("libai.optim.get_param_groups")(weight_decay=5e-4),
+    params=LazyCall("libai.optim.get_param_groups")(weight_decay="${..weight_decay}"),
     lr=0.1,
     momentum=0.9,
+    weight_decay=5e-4,
 )
 lr_scheduler = LazyCall("libai.scheduler.WarmupCosineLR")(alpha=0.0)
 

@@ -7,7 +7,7 @@ from .optim import optim
 from .train import train
 
 optim.lr = 3e-3
-optim.params.weight_decay = 0.01
+optim.weight_decay = 0.01
 lr_scheduler = LazyCall("libai.scheduler.WarmupCosineLR")(alpha=0.01)
 
 graph.enabled = False  # true compiles the same training

@@ -9,7 +9,7 @@ from .graph import graph as graph
 from .optim import optim
 from .train import train
 
-optim.params.weight_decay = 0.05
+optim.weight_decay = 0.05
 optim.lr = 1e-3
 lr_scheduler = LazyCall("libai.scheduler.WarmupCosineLR")(alpha=0.01)
 

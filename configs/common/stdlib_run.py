@@ -6,7 +6,7 @@ from .graph import graph
 from .optim import optim
 from .train import train
 
-optim.params.weight_decay = 0.05
+optim.weight_decay = 0.05
 lr_scheduler = LazyCall("libai.scheduler.WarmupCosineLR")(alpha=0.1)
 
 graph.enabled = False  # true compiles the same training

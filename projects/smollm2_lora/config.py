@@ -29,7 +29,7 @@ dataloader = OmegaConf.create(
 )
 
 optim.lr = 1e-3
-optim.params.weight_decay = 0.0
+optim.weight_decay = 0.0
 lr_scheduler = LazyCall("libai.scheduler.WarmupCosineLR")(alpha=0.1)
 
 train.output_dir = "out/smollm2_lora"

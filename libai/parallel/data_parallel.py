@@ -90,7 +90,7 @@ def require_equal_modules(model: nn.Module) -> None:
             pairs = [(a, b) for a, b in zip([*first, "nothing"], [*theirs, "nothing"]) if a != b]
             raise UserError(
                 f"the ranks have built different models: rank 0 has {pairs[0][0].strip()} where rank {rank} has "
-                f"{pairs[0][1].strip()}, so their gradients cannot be averaged. Build the same model on all ranks."
+                f"{pairs[0][1].strip()}, so they cannot train together. Build the same model on all ranks."
             )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.parallel.data_parallel import require_equal_modules
 from libai.parallel.mesh import Mesh
 from libai.parallel.plan import ParallelPlan, ShardingPlan, TensorLayout
 from libai.parallel.recompute import recompute_in_backward
@@ -200,6 +201,7 @@ def parallelize(
         zero_stage: above 0, data-parallel ranks share the parameters (`libai.parallel.zero`).
         recomputed_blocks: names of modules that recompute their activations in an eager backward pass.
     """
+    require_equal_modules(module)
     sharding = plan.arrange(module, mesh, shares_parameters=zero_stage > 0)
     layout = GlobalLayout(sharding)
     for name, parameter in module.named_parameters():

@@ -147,8 +147,8 @@ def choose_port(text: str, num_nodes: int, node_rank: int) -> int:
     port = read_port(text) or DEFAULT_PORT
     if node_rank == 0 and not _can_bind("", port):
         raise UserError(
-            f"PORT={port} is in use on this machine. Choose another port on every machine; a job on one machine "
-            "finds a free port if PORT is not set."
+            f"PORT={port} is in use on this machine, or only root may use it. Choose another port on every machine; a "
+            "job on one machine finds a free port if PORT is not set."
         )
     return port
 

@@ -150,7 +150,7 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
         is_own = tag.startswith("train/") and tag not in _PLACED
         if is_own and value != loss:  # a single loss equals the total
             rows.append((tag, tag, "{2} {0:.4g}"))
-    if numbers.get(_DATA_SHARE, 0) >= 0.1:  # waiting for data: more important than the fields after it
+    if numbers.get(_DATA_SHARE, 0) >= 0.3:  # waiting for data: more important than the fields after it
         rows.append(("data", _DATA_SHARE, "data {0:.1%}"))
     if math.isfinite(step_ms):
         remaining = timedelta(seconds=round((record.max_iter - record.iter) * step_ms / 1e3))

@@ -73,8 +73,10 @@ def cells() -> dict[str, Cell]:
     plain = faults.Fault(cm.UNCOUPLED["plain"])
     found["plain, each rank, graph"] = Cell(plain, "graph", "right", options={"batch_scope": "rank"})
     found["a parameter unfrozen later, eager"] = Cell(faults.FAULTS["a parameter unfrozen later"], "eager", "right")
-    moving = ("buffer, copy_", "buffer, through detach", "a frozen parameter that moves")
-    for name in (*moving, "a parameter without dimensions", "hook of an object with a module"):
+    for name in (
+        *("buffer, copy_", "buffer, through detach", "a frozen parameter that moves", "a parameter without dimensions"),
+        *("hook of an object with a module", "gradient hook", "parameters in float64"),
+    ):
         for mode in ("eager", "graph"):
             fault = faults.FAULTS[name]
             found[f"{name}, {mode}"] = Cell(fault, mode, getattr(fault, mode))

@@ -33,9 +33,9 @@ class JobFacts:
 
 def repair_job(job: JobEdit, facts: JobFacts) -> None:
     """Run the passes that come before updates are connected to the inputs of a step."""
+    keep_float64(job)
     if facts.joins_gradients and is_on("joined-gradients"):
         join_gradients(job)
-    keep_float64(job)
     join_clip_norms(job)
     make_clip_norm_exact(job)
     if facts.copied_variables:

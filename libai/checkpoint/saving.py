@@ -68,8 +68,8 @@ class Plan:
                 reason = f"{error.filename or self.root}: {os_reason(error)}{space}"
             raise CheckpointWriteError(
                 f"checkpoint {self.path.name} ({format_bytes(self.num_bytes)}) could not be written: {reason}. Earlier "
-                f"checkpoints in {self.root} are untouched. Free space or grant permission there, or choose another "
-                "train.output_dir."
+                f"checkpoints in {self.root} are untouched. Free space or grant permission there, raise the limit of "
+                "`ulimit -f` if there is one, or choose another train.output_dir."
             ) from error
 
 

@@ -223,7 +223,7 @@ def test_a_save_that_the_system_refuses_is_not_a_user_error(tmp_path, monkeypatc
     monkeypatch.setattr(saving, "_fill", fail)
     assert run_guarded(run.train) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert "could not be written" in line and ("memory" in line or error.args[-1] in line), line
+    assert "raise the limit of `ulimit -f`" in line and ("memory" in line or error.args[-1] in line), line
 
 
 # ---------------------------------------------------------------------- named after the time

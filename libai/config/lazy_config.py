@@ -32,7 +32,7 @@ class LazyCall:
     {'_target_': 'collections.Counter', 'a': 3}
     """
 
-    def __init__(self, target: Callable[..., Any] | str) -> None:
+    def __init__(self, target: Callable[..., Any] | str):
         if not (hasattr(target, "__qualname__") or isinstance(target, str)):  # a built module is callable
             raise ConfigError(
                 "LazyCall takes a class, a function or a dotted path, found an object of type "

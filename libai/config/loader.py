@@ -121,7 +121,7 @@ class _ConfigFile(SourceFileLoader):
 class _Finder:
     """Find the files of one load. The finder is on `sys.meta_path` during the load."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path):
         self.path = path
         self.package = f"_config_{next(_loads)}"
         #: package of the file's folder; each parent folder has its own package, so that `from ..x import y` works

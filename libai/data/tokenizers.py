@@ -75,7 +75,7 @@ class BPETokenizer:
 
     def __init__(self, model: Any, end_token: str | None = None):
         self._model = model
-        self.vocab_size: int = model.get_vocab_size()
+        self.vocab_size = model.get_vocab_size()
         names = _END_TOKENS if end_token is None else (end_token,)
         found = [number for number in map(model.token_to_id, names) if number is not None]
         if not found:
@@ -83,7 +83,7 @@ class BPETokenizer:
                 f"the vocabulary has no token {' or '.join(names)} to end documents with: choose one of its tokens, "
                 "such as a separator (end_token, --end-token)."
             )
-        self.end_of_document: int = found[0]
+        self.end_of_document = found[0]
 
     @classmethod
     def load(cls, path: Path, end_token: str | None = None) -> BPETokenizer:

@@ -77,7 +77,7 @@ class Decoder:
         self._select(rows)
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
-        self._caches: list[KeyValues] = _no_keys_values(self.model)
+        self._caches = _no_keys_values(self.model)
         return self._compute(tokens, self._positions(), self._mask())
 
     def _compute_token(self, tokens: np.ndarray) -> np.ndarray:

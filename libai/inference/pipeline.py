@@ -55,7 +55,7 @@ class Pipeline:
             raise UserError(
                 f"{source} is neither the folder of a run (no config.yaml) nor a Hugging Face folder (no config.json)."
             )
-        self.model: Any = self.predictor.model
+        self.model = self.predictor.model
 
     def _load_hf(self, folder: Path, mode: str | None) -> None:
         mesh = Mesh.of_this_job(default_device(), 1, get_world_size())

@@ -28,6 +28,11 @@ def repair_operations() -> None:
     flow.Tensor.diagonal = lambda self, *args, **kwargs: diagonal(self, *args, **kwargs)
     flow.einsum = functools.wraps(flow.einsum)(functools.partial(_einsum, flow.einsum))
     flow.Tensor.register_hook = functools.partialmethod(_register_hook, flow.Tensor.register_hook)
+    flow.Tensor.requires_grad_ = functools.partialmethod(_set_requires_grad, flow.Tensor.requires_grad_)
+    trained = flow.Tensor.requires_grad
+    flow.Tensor.requires_grad = property(
+        trained.__get__, lambda tensor, value: _set_requires_grad(tensor, trained.__set__, value)
+    )
 
 
 def _empty(operation: Callable[..., Any], *size: Any, **kwargs: Any) -> Any:
@@ -77,8 +82,6 @@ class ParameterHooks(list[Callable[[Any], Any]]):
 
 #: id of a parameter -> the parameter, so that no other object gets the id, and its hooks
 _hooked: dict[int, tuple[Any, ParameterHooks]] = {}
-#: references to a parameter that only `_hooked` and the loop below hold
-_OWN_REFERENCES = 3
 
 
 def _register_hook(tensor: Any, operation: Callable[..., Any], hook: Callable[[Any], Any]) -> None:
@@ -87,12 +90,19 @@ def _register_hook(tensor: Any, operation: Callable[..., Any], hook: Callable[[A
     if not isinstance(tensor, nn.Parameter):
         return operation(tensor, hook)
     for key, (parameter, _) in list(_hooked.items()):
-        if sys.getrefcount(parameter) == _OWN_REFERENCES:
+        if sys.getrefcount(parameter) == 3:  # `_hooked`, this loop and this call
             del _hooked[key]
     if id(tensor) not in _hooked:
-        _hooked[id(tensor)] = tensor, ParameterHooks()
-        operation(tensor, _hooked[id(tensor)][1])
+        hooks = ParameterHooks()
+        operation(tensor, hooks)
+        _hooked[id(tensor)] = tensor, hooks
     _hooked[id(tensor)][1].append(hook)
+
+
+def _set_requires_grad(tensor: Any, operation: Callable[..., Any], requires_grad: bool = True) -> Any:
+    if not requires_grad:
+        _hooked.pop(id(tensor), None)  # OneFlow drops the hooks of a frozen tensor
+    return operation(tensor, requires_grad)
 
 
 def hooks_of_parameter(parameter: Any) -> list[Callable[[Any], Any]]:

@@ -37,7 +37,7 @@ class _ScreenFormatter(logging.Formatter):
 class _ScreenHandler(logging.StreamHandler):
     """Write to the current `sys.stdout`, which lets a progress bar print lines above itself."""
 
-    def __init__(self, is_quiet: bool) -> None:
+    def __init__(self, is_quiet: bool):
         logging.Handler.__init__(self)
         self.setFormatter(_ScreenFormatter("%(message)s"))
         self.is_quiet = is_quiet

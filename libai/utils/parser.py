@@ -25,7 +25,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` without abbreviations. Mistakes raise `UserError` with the nearest flag."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Any):
         super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:

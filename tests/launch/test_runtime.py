@@ -58,7 +58,10 @@ def import_fake_oneflow(folder: Path, source: str, **environment: str) -> subpro
     """Import a fake oneflow with `source` as its `__init__.py`, under the guard."""
     (folder / "oneflow").mkdir()
     # libai patches these
-    needed = "class Tensor: register_hook = len\nclass _C: diagonal = len\nempty = diagonal = einsum = len\n"
+    needed = (
+        "class Tensor: requires_grad = property(); register_hook = requires_grad_ = len\n"
+        "class _C: diagonal = len\nempty = diagonal = einsum = len\n"
+    )
     (folder / "oneflow" / "__init__.py").write_text(needed + textwrap.dedent(source))
     code = """
         import sys

@@ -27,7 +27,7 @@ class CaseVariant(Variant):
     def __init__(self, folder: Path):
         self.model_folder = folder / "model"
         self.groups_folder = folder / "groups"
-        self.case: dict[str, Any] = json.loads((folder / "case.json").read_text(encoding="utf-8"))
+        self.case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
         self.samples_per_iter = self.case["samples_per_iter"]
         # argument of forward -> (micro-batches, samples, ...)
         self._data = dict(np.load(folder / "batches.npz"))

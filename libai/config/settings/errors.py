@@ -16,7 +16,7 @@ class ConfigError(UserError):
     `problems` is the list of mistakes. The message has one line or short paragraph for each.
     """
 
-    def __init__(self, problems: str | Sequence[str]) -> None:
+    def __init__(self, problems: str | Sequence[str]):
         self.problems = [problems] if isinstance(problems, str) else list(dict.fromkeys(problems))
         super().__init__("\n".join(self.problems))
 

@@ -56,7 +56,7 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module):
-        self._wrapped: list[nn.Module] = []
+        self._wrapped = []
         for name, module in list(model.named_modules()):
             # containers have no forward, and the graph recognizes them by their classes
             if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):

@@ -275,7 +275,12 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
         head_bias  lm_head.bias
         """
     )
-    classifier = (Rule("pooler.@", "classifier.dense.@"), Rule("head.@", "classifier.out_proj.@"))
+    classifier = rules_in(
+        """
+        pooler.@  classifier.dense.@
+        head.@    classifier.out_proj.@
+        """
+    )
     return {
         f"{name}ForMaskedLM": family(
             "libai.models.BERT",
@@ -330,7 +335,14 @@ def _num_layers(config: Config) -> tuple[int, int]:
 
 def _t5_rules(config: Config) -> tuple[Rule, ...]:
     """Return the rules of T5. Files number encoder and decoder blocks separately; libai numbers them consecutively."""
-    rules = [Rule("token_embedding.weight", "shared.weight"), Rule("head.weight", "lm_head.weight")]
+    rules = list(
+        rules_in(
+            """
+            token_embedding.weight  shared.weight
+            head.weight             lm_head.weight
+            """
+        )
+    )
     first = 0
     for part, count, layers in zip(("encoder", "decoder"), _num_layers(config), (_ENCODER_LAYERS, _DECODER_LAYERS)):
         bias = f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"

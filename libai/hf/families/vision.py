@@ -17,7 +17,7 @@ from libai.hf.families.family import (
     read_encoder,
     write_encoder,
 )
-from libai.hf.families.rules import BATCHED, COLUMN, Rule, kernel, rules_of
+from libai.hf.families.rules import BATCHED, COLUMN, Rule, kernel, rules_in, rules_of
 
 # --------------------------------------------------------------------------------------------------------------- ViT
 
@@ -27,17 +27,21 @@ _VIT_BLOCK = {ours: theirs.replace("attention.self", "attention.attention") for 
 
 def _vit_rules(config: Config) -> tuple[Rule, ...]:
     return (
-        Rule("class_token", "vit.embeddings.cls_token"),
+        *rules_in(
+            """
+            class_token           vit.embeddings.cls_token
+            patch_embedding.bias  vit.embeddings.patch_embeddings.projection.bias
+            norm.@                vit.layernorm.@
+            head.@                classifier.@
+            """
+        ),
         Rule("position_embedding", "vit.embeddings.position_embeddings", BATCHED),
         Rule(
             "patch_embedding.weight",
             "vit.embeddings.patch_embeddings.projection.weight",
             kernel(config.get("num_channels", 3), config.get("patch_size", 16)),
         ),
-        Rule("patch_embedding.bias", "vit.embeddings.patch_embeddings.projection.bias"),
         *rules_of(_VIT_BLOCK, "blocks.*", "vit.encoder.layer.*"),
-        Rule("norm.@", "vit.layernorm.@"),
-        Rule("head.@", "classifier.@"),
     )
 
 

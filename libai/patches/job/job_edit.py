@@ -26,7 +26,7 @@ class JobEdit:
 
     def __init__(self, job: Any):
         self._job = job
-        self.ops: dict[str, Any] = {op.name: op for op in job.net.op}
+        self.ops = {op.name: op for op in job.net.op}
         self.shapes = job.helper.lbn2logical_blob_desc
         self.layouts = job.job_parallel_view_conf
         self.is_on_cpu = all(group.parallel_conf.device_tag == "cpu" for group in job.placement.placement_group)

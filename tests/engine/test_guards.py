@@ -44,7 +44,7 @@ class Model(nn.Module):
         self.dropout = nn.Identity()
         self.dropout.shift = 0.0
         self.scale, self.use_l1, self.powers = 1.0, False, (1, 2)
-        self.unread, self.slope = 0, 1.0
+        self.unread, self.slope = 0, 2.0
         self.body.weight.register_hook(lambda grad: grad * self.slope)
         self.weights, self.config = {"a": 1.0}, SimpleNamespace(inner=SimpleNamespace(weight=1.0))
         self.table, self.constant, self.activation = np.ones(2, "float32"), None, Activation()

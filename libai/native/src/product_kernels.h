@@ -21,7 +21,7 @@ struct Product {
   double Work() const { return static_cast<double>(m) * n * k; }
   // True if our loops are faster: at least as wide as an AVX2 vector, and not so large that OpenBLAS is as fast.
   bool IsOurs() const {
-    const bool is_small = Work() < (transposes_a ? 5e7 : 1e9);
+    const bool is_small = Work() < (transposes_a || g_maths != &kMathsAvx512 ? 5e7 : 1e9);
     return m >= 4 && n >= kNarrow / 2 && Work() >= 1e3 && (is_small || g_sgemm_is_narrow);
   }
   void operator()(const float* a, const float* b, float* c) const {

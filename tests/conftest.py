@@ -1,7 +1,5 @@
 """Fixtures for all tests: tiny models and data, both modes as a parameter, launches with a time limit."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import sys
@@ -76,7 +74,7 @@ def script(tmp_path):
 
     made = []
 
-    def make(body: str) -> Script:
+    def make(body):
         folder = tmp_path / "a folder"
         folder.mkdir()
         made.append(Script(folder, body))

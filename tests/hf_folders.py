@@ -1,7 +1,5 @@
 """Small Hugging Face folders of random weights, with a tokenizer."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,14 +1,11 @@
 """Continuous integration runs every test: each collected test is in one tier, and `.ci/run` runs every tier."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def collected(tmp_path_factory) -> dict[str, Any]:
+def collected(tmp_path_factory):
     """Return the tests that the default command selects, and the markers of every test."""
     folder = tmp_path_factory.mktemp("collected")
     (folder / "marker_plugin.py").write_text(PLUGIN.replace("MARKERS", str(folder / "markers.json")))
@@ -51,7 +48,7 @@ def collected(tmp_path_factory) -> dict[str, Any]:
     return {"selected": selected, "markers": json.loads((folder / "markers.json").read_text())}
 
 
-def tiers_of(markers: list[str]) -> list[str]:
+def tiers_of(markers):
     """Return the tiers with an expression that matches a test with these markers."""
     values = {name: name in markers for name in ("e2e", "slow", "dist")}
     return [tier for tier, expression in TIERS.items() if eval(expression, {}, values)]

@@ -1,7 +1,5 @@
 """A test without a marker is short. In continuous integration a longer one fails and names the marker to set."""
 
-from __future__ import annotations
-
 import duration
 import pytest
 

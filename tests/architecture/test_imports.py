@@ -1,7 +1,5 @@
 """Imports point in one direction (docs/dev/architecture.md). The test reads the AST."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 from pathlib import Path
@@ -36,7 +34,7 @@ FLOOR = {folder: floor for floor, folders in enumerate(FLOORS) for folder in fol
 ENGINE_FLOOR = FLOOR["engine"]
 
 
-def _imports(tree: ast.AST) -> list[tuple[int, str]]:
+def _imports(tree):
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -46,14 +44,14 @@ def _imports(tree: ast.AST) -> list[tuple[int, str]]:
     return found
 
 
-def folder_of(name: str) -> str | None:
+def folder_of(name):
     """Return the folder of libai that contains a module or a name in it; None for libai itself and others."""
     first, *parts = name.split(".")
     prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next((prefix for prefix in prefixes if first == "libai" and prefix in FLOOR), None)
 
 
-def violations(path: Path, source: str) -> list[str]:
+def violations(path, source):
     """Return the imports in one file of libai that point in the wrong direction."""
     own = ".".join(path.relative_to(PACKAGE).parts[:-1])
     wrong = []
@@ -66,7 +64,7 @@ def violations(path: Path, source: str) -> list[str]:
     return wrong
 
 
-def _sources() -> list[Path]:
+def _sources():
     # a __main__.py starts a program, and nothing imports it
     return sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE and path.stem != "__main__")
 
@@ -98,7 +96,7 @@ def test_libai_itself_imports_only_what_prepares_the_process():
     assert {folder_of(name) for name in imported} == {"launch"}
 
 
-def _folders() -> dict[str, list[Path]]:
+def _folders():
     """Return each folder of libai with its files, except `__init__.py`."""
     folders = {path.parent for path in _sources()}
     return {
@@ -112,7 +110,7 @@ def test_every_folder_has_a_floor():
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
-def circles(sources: dict[str, str]) -> list[str]:
+def circles(sources):
     """Return a chain of modules that import each other in a cycle, including imports for type checkers only."""
     graph = {}
     for name, source in sources.items():

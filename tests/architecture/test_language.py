@@ -3,8 +3,6 @@
 Only the folders in `CLEAN` are checked.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re
@@ -46,7 +44,7 @@ CLEAN = (
 )
 
 
-def _texts(source: str) -> list[tuple[int, str]]:
+def _texts(source):
     """Return line and text of every string of at least three words and of every comment."""
     strings = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
     found = [(node.lineno, node.value) for node in strings if isinstance(node.value, str) and node.value.count(" ") > 1]
@@ -54,7 +52,7 @@ def _texts(source: str) -> list[tuple[int, str]]:
     return found + [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
 
 
-def findings(source: str) -> list[tuple[int, str, str]]:
+def findings(source):
     """Return line, pattern and matched words of every finding."""
     found = []
     for line, text in _texts(source):

@@ -1,7 +1,5 @@
 """Only one place reads the mode from the config. All other code asks a trainer or gets the mode as an argument."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from pathlib import Path
@@ -26,11 +24,11 @@ READERS = {
 OTHER_RUNS = ("libai/engine/rehearsal/check_parity.py",)
 
 
-def _name(node: ast.expr) -> str:
+def _name(node):
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def readers(source: str) -> int:
+def readers(source):
     """Count the expressions that read `graph.enabled`, `["graph"]["enabled"]`, "graph.enabled" or a config's `mode`."""
     count = 0
     for node in ast.walk(ast.parse(source)):

@@ -1,7 +1,5 @@
 """Only patches/ and native/ use private parts of OneFlow and functions that change the whole process."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -19,7 +17,7 @@ ELSEWHERE = {
 }
 
 
-def private_parts(source: str) -> set[str]:
+def private_parts(source):
     """Return the uses in a file that are reserved for those folders."""
     found = set()
     for node in ast.walk(ast.parse(source)):

@@ -1,19 +1,17 @@
 """User-facing classes have a limited number of public members, including inherited and instance members."""
 
-from __future__ import annotations
-
 import pytest
 import toy
 
 MOST_MEMBERS = 38
 
 
-def public_members(instance: object) -> set[str]:
+def public_members(instance):
     """Return the names of attributes, properties and methods without a leading underscore."""
     return {name for name in dir(instance) if not name.startswith("_")}
 
 
-def trainer_of(mode: str):
+def trainer_of(mode):
     model = toy.Classifier()
     return toy.trainer_of(mode, model, toy.batches(1), toy.optimizer_of("sgd", model))
 

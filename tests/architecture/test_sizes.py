@@ -1,7 +1,5 @@
 """The library and its tests may only become smaller, and no file or folder exceeds its limit."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -26,7 +24,7 @@ MOST_LINES_OF_A_FILE = 600
 MOST_FILES_OF_A_FOLDER = 16  # without `__init__.py`
 
 
-def too_large(package: Path) -> dict[str, int]:
+def too_large(package):
     """Return the lines of files, and the number of files of folders (`folder/*`), that are above their limit."""
     found = {}
     for folder in {path.parent for path in package.rglob("*.py")}:

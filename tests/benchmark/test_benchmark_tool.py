@@ -1,7 +1,5 @@
 """tools/benchmark.py with real variants: both modes, two processes, one and two ranks, refusals and exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -17,11 +15,11 @@ CONFIG = str(HERE / "mlp_config.py")
 QUICK = ["--rounds", "2", "--block-seconds", "0.05", "--check-iterations", "4"]
 
 
-def benchmark(*arguments: str, **options) -> jobs.Finished:
+def benchmark(*arguments, **options):
     return jobs.run([sys.executable, TOOL, *arguments], **{"timeout": 280, **options})
 
 
-def variants_of(folder: Path) -> dict:
+def variants_of(folder):
     (case,) = json.loads((folder / "report.json").read_text())["cases"]
     return {c["name"]: c for c in case["variants"]}
 

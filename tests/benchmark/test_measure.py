@@ -1,7 +1,5 @@
 """Test the controller with variants that sleep: blocks, refusals, failures, and no processes left behind."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The hand-written loops train like the trainers for any config, or refuse it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The report: drift cancels in pairs, noise is not a difference, break-even, and the page made from the JSON."""
 
-from __future__ import annotations
-
 import json
 from xml.dom import minidom
 

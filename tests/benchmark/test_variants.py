@@ -1,7 +1,5 @@
 """The variants of a command line: global batches of several ranks, settings of processes, parts switched off."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Random faults strike real jobs: each is survived or ends with a clear error, and the run goes on as it was."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

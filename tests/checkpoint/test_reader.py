@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,12 +22,12 @@ STATE = {"trainer": {"iter": 200}, "rates": [0.1, 0.2], "best": None}
 
 
 @pytest.fixture
-def path(tmp_path) -> Path:
+def path(tmp_path):
     """A valid checkpoint of iteration 200 in several shards."""
     return checkpoint.save(tmp_path / "root", 200, TENSORS, STATE, shard_bytes=50)
 
 
-def _rewrite_manifest(path: Path, change) -> None:
+def _rewrite_manifest(path, change):
     """Change the manifest and correct its digest."""
     body = json.loads((path / "manifest.json").read_text())
     body.pop("sha256_of_the_rest")

@@ -105,7 +105,7 @@ print((peak[0] - before) / shard)
 """
 
 
-def _peak_in_shards(tmp_path, what: str) -> float:
+def _peak_in_shards(tmp_path, what):
     """Return the additional resident memory for saving (and loading) a model of ten shards, in units of one shard."""
     command = [sys.executable, "-c", _MEMORY, str(tmp_path), what]
     return float(subprocess.run(command, check=True, cwd=REPO, capture_output=True, text=True, timeout=60).stdout)

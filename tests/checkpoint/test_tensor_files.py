@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,7 +69,7 @@ def test_a_write_that_fails_keeps_the_old_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
-def _file(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+def _file(header, data=b"", length=None):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
@@ -102,7 +101,7 @@ def test_a_hostile_file_is_an_error(name, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("bytes")
 
 

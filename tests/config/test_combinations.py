@@ -1,7 +1,5 @@
 """A setting without effect is refused or named in a warning. A default never is."""
 
-from __future__ import annotations
-
 import pytest
 
 from libai.config import ConfigError, LazyCall, LazyConfig, combinations, parse_args, schema, validate

@@ -1,7 +1,5 @@
 """The best checkpoints, the metric that selects them, and the result of training (FEATURES A3 rows 49 and 50)."""
 
-from __future__ import annotations
-
 import json
 
 import contract_runs

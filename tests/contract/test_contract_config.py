@@ -1,7 +1,5 @@
 """Settings of a config take effect in both modes, or are refused before anything is built."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Evaluators of one data set, and the better direction of the deciding metric, in both modes."""
 
-from __future__ import annotations
-
 import contract_runs
 import pytest
 

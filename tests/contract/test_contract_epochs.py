@@ -3,8 +3,6 @@
 44 samples in iterations of 8 are 5.5 iterations: epochs end in iterations 6 and 11.
 """
 
-from __future__ import annotations
-
 import contract_runs
 import jobs
 import pytest

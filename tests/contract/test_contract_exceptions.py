@@ -1,7 +1,5 @@
 """The handling of exceptions in hooks and in runs (FEATURES A3 51, B 32)."""
 
-from __future__ import annotations
-
 import contract_runs
 import jobs
 import pytest

@@ -1,7 +1,5 @@
 """The learning-rate finder trains with increasing rates, suggests one, and restores everything, in both modes."""
 
-from __future__ import annotations
-
 import json
 import random
 
@@ -15,7 +13,7 @@ from libai.engine.run.trials import find_lr, find_lr_of_run
 from libai.utils.errors import UserError
 
 
-def state_of(trainer) -> dict[str, np.ndarray]:
+def state_of(trainer):
     tensors, scalars = trainer.optimizer_state.export()
     state = {name: tensor.numpy().copy() for name, tensor in {**trainer.model.state_dict(), **tensors}.items()}
     rates = [group["lr"] for group in trainer.optimizer.param_groups]

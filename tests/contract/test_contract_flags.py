@@ -3,12 +3,9 @@
 The command runs inside the test process; `tests/launch` starts it as a user does.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from pathlib import Path
 
 import jobs
 import pytest
@@ -26,7 +23,7 @@ CONFIG = str(jobs.ROOT / "configs" / "mlp_digits.py")
 def command(mode, monkeypatch, capsys):
     """Return `command(folder, *words)`, which runs the training command on a small config and returns its output."""
 
-    def run(folder: Path, *words: str) -> list[str]:
+    def run(folder, *words):
         settings = [f"train.output_dir={folder}", f"graph.enabled={str(mode == 'graph').lower()}"]
         settings += ["train.writers=[console,jsonl]", "train.seed=3"]
         monkeypatch.setattr("sys.argv", ["train_net.py", CONFIG, *settings, *words])
@@ -37,7 +34,7 @@ def command(mode, monkeypatch, capsys):
     return run
 
 
-def evaluated(lines: list[str]) -> list[float]:
+def evaluated(lines):
     """Return the losses in the evaluation lines."""
     return [float(found[1]) for line in lines if (found := re.match(r"eval +\d+/\d+  \w+  loss (\S+)", line))]
 

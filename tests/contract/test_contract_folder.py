@@ -1,7 +1,5 @@
 """The output folder contains one run at a time. An earlier run is moved aside, and no other job writes into it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -30,7 +28,7 @@ from libai.utils.folder_lock import FolderLock, find_holder
 pytestmark = pytest.mark.e2e
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return [path.name for path in checkpoint.list_checkpoints(folder / "checkpoints")]
 
 
@@ -242,7 +240,7 @@ def test_a_folder_is_named_after_the_time_of_the_job(tmp_path, mode, monkeypatch
 # ---------------------------------------------------------------------- the banner
 
 
-def banner_of(run) -> dict[str, str]:
+def banner_of(run):
     """Return the lines of the banner of `run`: title -> text."""
     lines = []
     handler = logging.Handler()

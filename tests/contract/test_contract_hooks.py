@@ -1,7 +1,5 @@
 """Guarantees for hooks, in both modes (FEATURES A1 rows 1-5, 8-11)."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import weakref

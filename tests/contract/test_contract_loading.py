@@ -1,7 +1,5 @@
 """A run can start from weights of another model, from the model's initial weights, or from parts of a checkpoint."""
 
-from __future__ import annotations
-
 import contract_runs
 import jobs
 import numpy as np

@@ -1,7 +1,5 @@
 """The loop and its data, in both modes (FEATURES A1 rows 6, 7, 15, 17, 18, 23, 24)."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

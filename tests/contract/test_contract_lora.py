@@ -1,7 +1,5 @@
 """`train.lora`: only adapters are trained, saved and loaded."""
 
-from __future__ import annotations
-
 import contract_runs
 import jobs
 import numpy as np

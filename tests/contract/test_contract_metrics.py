@@ -1,7 +1,5 @@
 """Metrics, losses and the finite check, in both modes (FEATURES A1 rows 12-16, A4 B1, B2; LiBai defects 3, 7)."""
 
-from __future__ import annotations
-
 import logging
 import math
 

@@ -1,7 +1,5 @@
 """Several optimizers, each with its own parameters and schedule, make one update together in both modes."""
 
-from __future__ import annotations
-
 import contract_runs
 import jobs
 import numpy as np

@@ -1,7 +1,5 @@
 """Hook points for evaluation, saving and failure, and the options of `CallbackHook` (FEATURES A1 1, 8, 11)."""
 
-from __future__ import annotations
-
 import contract_runs
 import numpy as np
 import pytest

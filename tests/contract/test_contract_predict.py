@@ -1,7 +1,5 @@
 """A finished run predicts from its folder as it did after training, in both modes (FEATURES A1 23)."""
 
-from __future__ import annotations
-
 import contract_runs
 import numpy as np
 import pytest

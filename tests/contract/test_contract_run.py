@@ -1,7 +1,5 @@
 """Whole runs from a config, in both modes (FEATURES A1 rows 14, 19-22; LiBai defects 1, 4, 6, 7, 10, 11)."""
 
-from __future__ import annotations
-
 import json
 import signal
 

@@ -3,8 +3,6 @@
 With 44 samples in batches of 8, an epoch has 5.5 iterations.
 """
 
-from __future__ import annotations
-
 import contract_runs
 import jobs
 import numpy as np

@@ -1,7 +1,5 @@
 """Settings of a run that take effect in both modes: evaluation, profiler, hooks of one rank, preparation."""
 
-from __future__ import annotations
-
 import pstats
 
 import contract_runs as cr

@@ -1,7 +1,5 @@
 """Every test that a table in README.md names exists in the named file."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache
@@ -14,13 +12,13 @@ FILES = {name: f"tests/contract/{file}" for name, file in re.findall(r"`(\w+)` =
 
 
 @cache
-def functions_of(file: str) -> set[str]:
+def functions_of(file):
     path = HERE.parents[1] / file
     tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def missing_tests(table: str) -> list[str]:
+def missing_tests(table):
     """Return `file: test` for each test that a row names but the file does not contain."""
     missing = []
     for row in table.splitlines():

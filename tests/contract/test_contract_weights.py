@@ -1,7 +1,5 @@
 """Averages of weights, frozen parameters, and clipping by value."""
 
-from __future__ import annotations
-
 import contract_runs
 import numpy as np
 import oneflow as flow

@@ -1,7 +1,5 @@
 """`train.writers` selects the writers of metrics (FEATURES B 21)."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import contract_runs

@@ -1,7 +1,5 @@
 """`train.rehearse` and `train.rehearse_every` refuse a run that trains differently and do not change a correct one."""
 
-from __future__ import annotations
-
 import jobs
 import numpy as np
 import oneflow as flow

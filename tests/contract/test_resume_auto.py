@@ -1,7 +1,5 @@
 """`train.resume=auto`: one command for a job that is queued repeatedly."""
 
-from __future__ import annotations
-
 from contract_runs import make_run
 
 

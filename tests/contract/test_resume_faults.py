@@ -1,7 +1,5 @@
 """Faults of a resume, which the comparison of `libai verify-resume` detects."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import contract_runs

@@ -1,7 +1,5 @@
 """How a run gets its mode: `graph.enabled=auto`, `graph.on_build_error`, and switching from a hook."""
 
-from __future__ import annotations
-
 import json
 
 import jobs

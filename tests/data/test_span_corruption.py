@@ -1,7 +1,5 @@
 """`SpanCorruption`: the removed spans can be restored, and all samples have one length."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -13,14 +11,14 @@ SENTINELS = {"first_sentinel": 1000, "last_sentinel": 1031, "end_token": 999}
 class Tokens:
     """Samples of 60 tokens, without batch reads."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 200
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, index):
         return {"input_ids": np.random.default_rng(index).integers(0, 900, 60)}
 
 
-def restored(sample: dict[str, np.ndarray]) -> list[int]:
+def restored(sample):
     """Return the text: every sentinel of the input is replaced by the tokens that follow it in the labels."""
     *labels, end = sample["labels"].tolist()
     assert end == 999
@@ -36,7 +34,7 @@ def restored(sample: dict[str, np.ndarray]) -> list[int]:
     return [t for token in inputs for t in (spans[token] if token >= 1000 else [token])]
 
 
-def test_a_visit_has_other_spans_of_the_same_texts() -> None:
+def test_a_visit_has_other_spans_of_the_same_texts():
     dataset = SpanCorruption(Tokens(), **SENTINELS)
     batch = dataset.get_batch(np.arange(50))
     visit = dataset.augment_batch(batch, SampleRandom(0, np.arange(1000, 1050)))
@@ -53,6 +51,6 @@ def test_a_visit_has_other_spans_of_the_same_texts() -> None:
         ({"mean_span": 0.5}, "mean_span=0.5.*at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused(change: dict[str, float], message: str) -> None:
+def test_what_cannot_be_is_refused(change, message):
     with pytest.raises(DataError, match=message):
         SpanCorruption(Tokens(), **{**SENTINELS, **change})

@@ -1,10 +1,7 @@
 """MNIST files and folders of images."""
 
-from __future__ import annotations
-
 import gzip
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,11 +13,11 @@ PIXELS = np.random.RandomState(0).randint(0, 256, (5, 28, 28)).astype(np.uint8)
 LABELS = np.array([3, 1, 4, 1, 5], np.uint8)
 
 
-def idx(array: np.ndarray) -> bytes:
+def idx(array):
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def mnist(folder: Path, is_packed: bool) -> Path:
+def mnist(folder, is_packed):
     for name, array in (("train-images-idx3-ubyte", PIXELS), ("train-labels-idx1-ubyte", LABELS)):
         content = idx(array)
         (folder / (f"{name}.gz" if is_packed else name)).write_bytes(gzip.compress(content) if is_packed else content)
@@ -28,7 +25,7 @@ def mnist(folder: Path, is_packed: bool) -> Path:
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_mnist_is_read_packed_or_not(tmp_path: Path, is_packed: bool) -> None:
+def test_mnist_is_read_packed_or_not(tmp_path, is_packed):
     dataset = MnistDataset(mnist(tmp_path, is_packed))
     batch = dataset.get_batch(np.array([4, 0]))
     np.testing.assert_array_equal(batch["labels"], [5, 3])
@@ -36,7 +33,7 @@ def test_mnist_is_read_packed_or_not(tmp_path: Path, is_packed: bool) -> None:
     assert batch["images"].dtype == np.float32 and len(dataset) == 5
 
 
-def test_mnist_says_what_is_wrong(tmp_path: Path) -> None:
+def test_mnist_says_what_is_wrong(tmp_path):
     with pytest.raises(DataError, match="train-images-idx3-ubyte.gz in .*is empty"):
         MnistDataset(tmp_path)
     path = mnist(tmp_path, False) / "train-images-idx3-ubyte"
@@ -45,7 +42,7 @@ def test_mnist_says_what_is_wrong(tmp_path: Path) -> None:
         MnistDataset(tmp_path)
 
 
-def test_a_folder_for_each_class(tmp_path: Path) -> None:
+def test_a_folder_for_each_class(tmp_path):
     image_module = pytest.importorskip("PIL.Image")
     for name, colour, size in (("cat", (255, 0, 0), (40, 20)), ("dog", (0, 0, 255), (16, 30))):
         (tmp_path / name).mkdir()
@@ -71,7 +68,7 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
         ImageFolderDataset(tmp_path / "cat")
 
 
-def test_resizing_a_part_follows_pillow() -> None:
+def test_resizing_a_part_follows_pillow():
     image_module = pytest.importorskip("PIL.Image")
     image = np.random.RandomState(0).rand(1, 1, 20, 20).astype(np.float32)
     for size in (9, 20, 37):

@@ -1,7 +1,5 @@
 """Averaging gradients over ranks. Most checks need no second rank; the rest run in one job of two ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jobs

@@ -1,7 +1,5 @@
 """Every planted fault trains on two ranks as in one process, or is refused: couplings of samples, views, state."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Operations over global tensors on two ranks give the values and gradients of one process, in both modes."""
 
-from __future__ import annotations
-
 import pytest
 from mesh_launch import launch
 

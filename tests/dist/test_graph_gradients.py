@@ -1,7 +1,5 @@
 """Joined gradients of compiled steps, in one job of two ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jobs

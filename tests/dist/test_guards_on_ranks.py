@@ -1,7 +1,5 @@
 """What hooks change has the same effect in both modes on two data-parallel ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jobs

@@ -1,9 +1,6 @@
 """A plain module with a plan trains on every mesh, in both modes, as one process does; one launch per world size."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any
 
 import pytest
 from mesh_launch import LIMIT, LOSS_BOUND, described, is_right, launch
@@ -18,7 +15,7 @@ def rows_of(tmp_path_factory):
     """World size -> what its ranks measured."""
 
     @functools.cache
-    def measured(world: int) -> list[dict[str, Any]]:
+    def measured(world):
         folder = tmp_path_factory.mktemp(f"world{world}")
         return launch("mesh_ranks.py", world, folder, str(folder / "rows.json"))
 
@@ -43,7 +40,7 @@ def journeys(tmp_path_factory):
     return found
 
 
-def relative(losses: list[float], expected: list[float]) -> float:
+def relative(losses, expected):
     assert len(losses) == len(expected)
     return max(abs(a / b - 1) for a, b in zip(losses, expected))
 

@@ -1,7 +1,5 @@
 """eager = graph = a plain loop of one process, on two ranks: a single launch runs all cases of tests/parity."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -14,14 +12,14 @@ SCRIPT = Path(__file__).parents[1] / "parity" / "parity_ranks.py"
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory) -> list[dict]:
+def rows(tmp_path_factory):
     """What the two ranks measured."""
     folder = tmp_path_factory.mktemp("ranks")
     jobs.run_ranks(SCRIPT, 2, folder / "rows.json", cwd=folder, timeout=600)
     return json.loads((folder / "rows.json").read_text())
 
 
-def described(row: dict) -> str:
+def described(row):
     return "{name} accumulation {accumulation} {mode}: loss {loss:.1e} weights {weights:.1e} norm {norm:.1e}".format(
         **row
     )

@@ -1,8 +1,6 @@
 """`train.rehearse` and `train.rehearse_every` on two data-parallel ranks leave no trace, give one verdict and never
 hang."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """On two ranks without a config, custom training steps, graphs and loaders are correct or refused on both ranks."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every model of text trains on every mesh of two ranks, in both modes, as one process does."""
 
-from __future__ import annotations
-
 import pytest
 from mesh_launch import LIMIT, described, is_right, launch
 

@@ -1,7 +1,5 @@
 """Data x tensor and data x pipeline on four ranks: the one file of this folder that the default test command runs."""
 
-from __future__ import annotations
-
 import pytest
 from mesh_launch import LIMIT, LOSS_BOUND, described, is_right, launch
 

@@ -1,7 +1,5 @@
 """ZeRO and activation checkpointing over several ranks equal one plain process; one launch for each number of ranks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -13,20 +11,20 @@ pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(660)]
 SCRIPT = Path(__file__).parent / "zero_ranks.py"
 
 
-def launch(folder: Path, processes: int) -> dict:
+def launch(folder, processes):
     """Return the measurements of the ranks."""
     jobs.run_ranks(SCRIPT, processes, folder / "rows.json", cwd=folder, timeout=600)
     return json.loads((folder / "rows.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> dict:
+def measured(tmp_path_factory):
     """Of two ranks."""
     return launch(tmp_path_factory.mktemp("ranks"), 2)
 
 
 @pytest.fixture(scope="module")
-def rows(measured) -> dict[tuple[str, str], dict]:
+def rows(measured):
     """(name, mode) -> row, of two ranks."""
     return {(row["name"], row["mode"]): row for row in measured["rows"]}
 

@@ -1,11 +1,8 @@
 """Every model of the zoo in both modes, on every mesh, with one and two micro-batches: equal to the plain loop of one
 process, or refused before the first update with a line that says why. There is no third outcome."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,7 +26,7 @@ REFUSED = {
 }
 
 
-def is_right(cell: Cell, row: dict[str, Any]) -> bool:
+def is_right(cell, row):
     """Equal, or refused where that is expected, with a line that says why."""
     words = REFUSED.get((cell.model, cell.mode, cell.mesh))
     if words is not None:

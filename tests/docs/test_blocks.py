@@ -3,8 +3,6 @@
 The blocks of README.md, the hook and the switch of modes run in jobs: see test_readme.py.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import OrderedDict
@@ -33,11 +31,11 @@ COUNTS = {"model_and_data": 13, "training": 10, "quickstart": 4, "modes": 2, "pa
 COUNTS.update(config=2, checkpoints=2, inference=3)
 
 
-def block(page: str, index: int = 0) -> str:
+def block(page, index=0):
     return blocks((jobs.ROOT / f"docs/{page}.md").read_text(), "python")[index]
 
 
-def run(source: str, **names):
+def run(source, **names):
     exec(compile(source, "docs", "exec"), names)
     return names
 

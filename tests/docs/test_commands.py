@@ -1,7 +1,5 @@
 """The parsers and the schema accept every command on the pages."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shlex
@@ -34,7 +32,7 @@ class Parsed(Exception):
     """Raised if the arguments are accepted."""
 
 
-def commands(text: str) -> list[list[str]]:
+def commands(text):
     """Return the arguments of every command in the blocks and code spans of a page, except comments and usage lines."""
     shell = [block for language, block in BLOCK.findall(text) if language in ("", "bash", "text")]
     lines = [line for block in shell for line in block.replace("\\\n", " ").splitlines()]
@@ -45,7 +43,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in shown if not PLACEHOLDER.search(line)]
 
 
-def stop_after_parsing(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def stop_after_parsing(patch, folder):
     """Make every parser and the launcher raise `Parsed` instead of continuing.
 
     `folder` contains the run that the pages refer to.
@@ -68,7 +66,7 @@ def stop_after_parsing(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.chdir(folder)
 
 
-def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def parse(words, monkeypatch):
     """Return the launcher's arguments, or none for other commands. Raises an error if a command would be refused."""
     program, *arguments = words[1:] if words[0] == "python" else words
     entry = TOOLS[program] if program != "libai" else []
@@ -81,7 +79,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return parsed.value.args[0] if parsed.value.args else []
 
 
-def accept(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def accept(words, monkeypatch):
     """Raise an error if the command would be refused, without running the command."""
     job = words[2:] if words[:2] == ["bash", "tools/train.sh"] else parse(words, monkeypatch)
     if job:

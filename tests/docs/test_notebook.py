@@ -1,7 +1,5 @@
 """docs/notebook.ipynb: its code runs from top to bottom."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Files for a host, a package index or a citation manager agree with the project."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -14,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
-def _load(path: Path) -> dict:
+def _load(path):
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 

@@ -1,7 +1,5 @@
 """The tests of every project pass."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,11 +1,8 @@
 """README and docs are correct: their model trains and switches in both modes; their commands and paths work."""
 
-from __future__ import annotations
-
 import re
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import jobs
 import numpy as np
@@ -24,24 +21,24 @@ def names(pages):
     return [str(page.relative_to(ROOT)) for page in pages]
 
 
-def blocks(text: str, language: str) -> list[str]:
+def blocks(text, language):
     """Return the contents of the fenced code blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def file_shown(page: str, after: str) -> str:
+def file_shown(page, after):
     """Return the first Python block of `page` after the first occurrence of a text."""
     text = (ROOT / page).read_text()
     return blocks(text[text.index(after) :], "python")[0]
 
 
-def missing_paths(text: str) -> list[str]:
+def missing_paths(text):
     """Return the repository paths in a text that do not exist. The beginning of a file name is enough."""
     found = {path for path in REPOSITORY_PATH.findall(text) if not any(mark in path for mark in PLACEHOLDERS)}
     return sorted(path for path in found if not any(ROOT.glob(path.rstrip("/") + "*")))
 
 
-def broken_links(page: Path, text: str) -> list[str]:
+def broken_links(page, text):
     """Return the relative links of a page to missing headings, missing files and files outside the repository."""
     broken = []
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
@@ -53,13 +50,13 @@ def broken_links(page: Path, text: str) -> list[str]:
     return broken
 
 
-def headings(page: Path) -> set[str]:
+def headings(page):
     """Return the anchors of a page's headings in GitHub's form."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def check_command(words: list[str]) -> None:
+def check_command(words):
     """Raise `ConfigError` if a documented command would be refused before it starts."""
     file, config, processes, *arguments = words
     assert (ROOT / file).is_file()
@@ -84,7 +81,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def train(folder: Path, name: str, *overrides: str) -> jobs.Finished:
+def train(folder, name, *overrides):
     settings = [
         f"train.output_dir={name}",
         "train.train_iter=60",
@@ -97,7 +94,7 @@ def train(folder: Path, name: str, *overrides: str) -> jobs.Finished:
     return result
 
 
-def assert_same_curve(first: Path, second: Path) -> None:
+def assert_same_curve(first, second):
     for tag in ("train/loss", "eval/val/mse"):
         expected, found = jobs.read_column(first, tag), jobs.read_column(second, tag)
         assert expected and list(expected) == list(found), tag
@@ -192,12 +189,12 @@ def test_the_readme_names_the_two_commands_and_every_page():
     assert unnamed == []
 
 
-def user_pages() -> list[Path]:
+def user_pages():
     """Return the pages for users, without the index, the generated reference, `docs/migrate` and `docs/dev`."""
     return sorted(page for page in ROOT.glob("docs/*.md") if page.name not in ("README.md", "config.md"))
 
 
-def long_lines(text: str) -> list[str]:
+def long_lines(text):
     """Return the lines of prose beyond 105 columns with more than one sentence."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     lines = [line for line in prose.splitlines() if len(line) > 105 and not line.startswith(("|", "#"))]

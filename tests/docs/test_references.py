@@ -1,7 +1,5 @@
 """No page, docstring or message refers to a missing file or heading."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -25,7 +23,7 @@ PAGE = re.compile(r"\b(docs/(?!dev/decisions/NNNN)[\w/-]+\.md)(?:#([\w-]+))?")
 DECISION = re.compile(r"\bdecisions?/(\d{4})|\bdecision (\d{4})\b|\((0\d{3})\)")
 
 
-def unknown_references(text: str) -> list[str]:
+def unknown_references(text):
     """Return the notes, pages, headings and decisions in `text` that are not in the repository."""
     unknown = OUTSIDE.findall(text)
     for page, heading in PAGE.findall(text):

@@ -1,7 +1,5 @@
 """The rendered site: doctests, and the build itself if mkdocs is installed."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 

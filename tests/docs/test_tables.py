@@ -59,7 +59,7 @@ SPANS = list(dict.fromkeys(span for _, here in ROWS for span in SPAN.findall(her
 class Returns(toy.Classifier):
     """A model that returns a plain loss or a flat dict of losses."""
 
-    def __init__(self, form: str):
+    def __init__(self, form):
         super().__init__()
         self.form = form
 
@@ -71,7 +71,7 @@ class Returns(toy.Classifier):
 class Session:
     """The names that the tables assume, for one mode."""
 
-    def __init__(self, mode: str):
+    def __init__(self, mode):
         self.mode = mode
         self.calls: set[str] = set()
         self.trainer_class = {"eager": libai.engine.EagerTrainer, "graph": libai.engine.GraphTrainer}[mode]
@@ -102,7 +102,7 @@ class Session:
         self.names = {**vars(libai.evaluation), **vars(libai.engine), **locals(), "libai": libai, "np": np, "nn": nn}
         self.names.update(Trainer=self.trainer_class, Returns=Returns, fit=self._fit)
 
-    def _fit(self, model: nn.Module) -> None:
+    def _fit(self, model):
         """Make an update on a batch with the arguments of the model."""
         tokens = np.arange(32).reshape(2, 16) % 10
         known = {"input_ids": tokens, "labels": tokens, **toy.batches(1, 2)[0]}
@@ -112,7 +112,7 @@ class Session:
         batch = {name: known[name] for name in names if name in known}
         self.trainer_class(model, [batch], flow.optim.SGD(model.parameters(), lr=0.1)).train(0, 1)
 
-    def execute(self, code: str) -> None:
+    def execute(self, code):
         """Run `code`. Raises an error if it fails, evaluates to False, or names a point at which no hook was called."""
         try:
             compiled = compile(code, code, "eval")
@@ -133,12 +133,12 @@ def session(mode, tmp_path, monkeypatch):
     reset_logging()
 
 
-def _is_python(code: str) -> bool:
+def _is_python(code):
     """Return True unless the text is a setting, file or command, which tests/docs/test_commands.py covers."""
     return not (SETTING.match(code) or code.startswith(("bash ", "libai ")) or (jobs.ROOT / code).is_file())
 
 
-def _problems(session: Session, trains_models: bool) -> list[str]:
+def _problems(session, trains_models):
     """Run the Python code of all rows, either only the code that trains or only the rest. Return the failures."""
     problems = []
     for code, only in SPANS:
@@ -213,7 +213,7 @@ def _train(words, monkeypatch, capfd):
     }
 
 
-def _is_told(item: tuple[str, object]) -> bool:
+def _is_told(item):
     """Return True for values that describe a setting, and False for measurements and other objects."""
     return isinstance(item[1], (bool, int, str, Path, type(None)))
 

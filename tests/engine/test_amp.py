@@ -1,7 +1,5 @@
 """Mixed precision: the configuration of the compiled job, the state of the loss scale, and refusals."""
 
-from __future__ import annotations
-
 import contextlib
 
 import oneflow as flow

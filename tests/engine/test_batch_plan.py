@@ -1,7 +1,5 @@
 """Batch and length arithmetic."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """OneFlow's errors for a forward with global tensors are explained in the user's terms."""
 
-from __future__ import annotations
-
 import oneflow as flow
 import pytest
 from oneflow import nn

@@ -1,7 +1,5 @@
 """Without a config, arguments of the wrong kind or order raise errors with a remedy."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints of a trainer: what is saved and restored, when, and what happens if a save fails."""
 
-from __future__ import annotations
-
 import random
 import shutil
 

@@ -1,7 +1,5 @@
 """Micro-batches stay in order if they are read ahead, and the position counts the batches that iterations have used."""
 
-from __future__ import annotations
-
 import pytest
 
 from libai.engine.data_feed import DataFeed

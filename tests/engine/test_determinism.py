@@ -1,7 +1,5 @@
 """`train.deterministic` refuses a model with random numbers that no seed controls."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Names from other trainers: each error gives libai's name."""
 
-from __future__ import annotations
-
 import importlib
 import pydoc
 import re

@@ -1,7 +1,5 @@
 """The graph trainer beyond the common contract: shapes, state in place, build errors."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

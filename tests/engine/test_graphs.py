@@ -1,7 +1,5 @@
 """The compiled step equals an eager one, group by group, and describes what it was compiled for."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

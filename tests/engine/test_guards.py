@@ -1,7 +1,5 @@
 """A hook may change any value compiled into a graph: the compiled run trains like the eager run."""
 
-from __future__ import annotations
-
 import logging
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Rates include all time of iterations, with hooks and waiting, but no time outside training."""
 
-from __future__ import annotations
-
 import pytest
 import toy
 

@@ -1,7 +1,5 @@
 """Evaluation, numbers from the device, and errors when a trainer is constructed."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

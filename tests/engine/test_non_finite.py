@@ -1,7 +1,5 @@
 """A loss that is not finite raises an error, or is undone, explained and skipped or rolled back, in both modes."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

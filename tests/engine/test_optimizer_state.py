@@ -1,7 +1,5 @@
 """Users can read and store the optimizer state in graph mode in the same way as in eager mode."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

@@ -1,7 +1,5 @@
 """Custom training steps: `run_step`, `update`, an `nn.Graph`, and two alternating losses."""
 
-from __future__ import annotations
-
 import re
 
 import jobs

@@ -1,7 +1,5 @@
 """The table of a model's parameters: numbered modules share their rows."""
 
-from __future__ import annotations
-
 import oneflow as flow
 from oneflow import nn
 

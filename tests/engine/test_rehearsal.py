@@ -1,7 +1,5 @@
 """A rehearsal leaves custom optimizers and schedules unchanged, and its bounds detect wrong gradients."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from pathlib import Path

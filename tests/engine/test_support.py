@@ -1,7 +1,5 @@
 """Options that a mode cannot honour on a device are refused, each with a reason and a remedy."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

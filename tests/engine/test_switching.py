@@ -1,7 +1,5 @@
 """Switching the mode during a run continues the same curve, for every optimizer. Auto mode changes nothing."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -78,7 +78,7 @@ def saver():
     command = [sys.executable, "-c", _SERVER]
     with subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
 
-        def run(root: Path, program: str, argument: int) -> int:
+        def run(root, program, argument):
             assert server.stdin is not None and server.stdout is not None
             print(root, program, argument, file=server.stdin, flush=True)
             return int(server.stdout.readline())
@@ -94,7 +94,7 @@ def pristine(tmp_path, saver):
     return tmp_path / "pristine"
 
 
-def _assert_whole(path: Path) -> None:
+def _assert_whole(path):
     """Assert that the tensors and the state of a checkpoint come from the same save."""
     loaded = checkpoint.load(path)
     assert checkpoint.verify(path) == []
@@ -103,7 +103,7 @@ def _assert_whole(path: Path) -> None:
             assert (array == loaded.state["value"]).all()
 
 
-def _assert_all_whole(root: Path) -> None:
+def _assert_all_whole(root):
     """Assert that every folder with the name of a checkpoint is valid."""
     for path in checkpoint.list_checkpoints(root):
         _assert_whole(path)

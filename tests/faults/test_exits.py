@@ -1,7 +1,5 @@
 """Ranks that exit, die or fail during real jobs: the job fails, names the first rank, and can be resumed."""
 
-from __future__ import annotations
-
 import jobs
 import pytest
 

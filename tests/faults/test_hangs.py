@@ -1,7 +1,5 @@
 """A hanging rank ends the job, and the report shows where every rank is. A slow job is not ended."""
 
-from __future__ import annotations
-
 import signal
 
 import jobs

@@ -1,7 +1,5 @@
 """`--max-restarts`: a failed job continues from its last checkpoint, unless it would fail again or was stopped."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A resumed run stays on the same curve with another mode, number of processes, seed setting or a larger length."""
 
-from __future__ import annotations
-
 import json
 
 import jobs

@@ -1,7 +1,5 @@
 """2 N iterations equal N iterations plus N in a fresh process, byte for byte. The tests run `libai verify-resume`."""
 
-from __future__ import annotations
-
 import json
 
 import jobs
@@ -22,7 +20,7 @@ HARD = [
 ]
 
 
-def verify(*arguments: str, timeout: float = 240) -> tuple[int, dict]:
+def verify(*arguments, timeout=240):
     done = jobs.run(
         [
             *jobs.LIBAI,

@@ -1,7 +1,5 @@
 """After a signal, a real job saves between two iterations and exits with 75; `--resume` continues the same curve."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """FLOPs are counted per operation of the first rehearsed update, for any module, and are equal in both modes."""
 
-from __future__ import annotations
-
 import oneflow as flow
 import pytest
 import toy

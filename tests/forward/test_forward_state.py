@@ -1,7 +1,5 @@
 """Buffers that forward changes survive a change of mode, and an eager run names state that no checkpoint contains."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -12,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
 import faults
 
 
-def trainer_of(name: str, mode: str):
+def trainer_of(name, mode):
     fault = faults.FAULTS[name]
     model, optimizer = faults.build(fault)
     data = faults.batches(faults.UPDATES * fault.accumulation)

@@ -1,7 +1,5 @@
 """Ids and labels that are out of range end a run with one clear error, in both modes, before they are used."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

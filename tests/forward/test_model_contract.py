@@ -1,7 +1,5 @@
 """The contract of forward, and the errors that explain it."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

@@ -1,7 +1,5 @@
 """Assignments that OneFlow's backward pass ignores are refused before the first update, in both modes."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

@@ -1,7 +1,5 @@
 """LoRA adapters of a run are merged into a Hugging Face folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Every architecture gives the outputs of `transformers` and exports its files byte for byte (see
 `make_fixtures.py`)."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`libai hf`: files, output and exit codes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

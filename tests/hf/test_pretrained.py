@@ -1,7 +1,5 @@
 """Published weights give published results. The weights are packages, see requirements/pretrained.txt."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import zipfile

@@ -1,7 +1,5 @@
 """Settings of config.json are supported or refused by name; and the settings of an exported run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every way to compute generates the same tokens, and every sampling option has its promised effect."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

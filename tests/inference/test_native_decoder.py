@@ -1,7 +1,5 @@
 """The native generation step equals the model and is used only for models that it supports."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

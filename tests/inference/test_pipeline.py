@@ -1,7 +1,5 @@
 """Trained models used from their folders, with equal results in Python and by `libai generate` and `libai predict`."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

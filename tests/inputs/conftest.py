@@ -18,11 +18,11 @@ HERE = Path(__file__).parent
 class Worker:
     """Answers command lines of tools/train_net.py, see input_worker.py; `folder` is a user's."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.folder = folder
         self._process: subprocess.Popen | None = None
 
-    def ask(self, *arguments: str, limit_seconds: float = 120) -> jobs.Finished:
+    def ask(self, *arguments, limit_seconds=120):
         """Return how a command line ends. It is killed after `limit_seconds`."""
         if self._process is None:
             self._process = subprocess.Popen(
@@ -46,7 +46,7 @@ class Worker:
         answer = json.loads(line)
         return jobs.Finished(answer["code"], answer["out"], answer["err"])
 
-    def close(self) -> None:
+    def close(self):
         """End the process, and wait for it."""
         if self._process is not None:
             self._process.stdin.close()
@@ -65,7 +65,7 @@ def worker(tmp_path_factory):
     worker.close()
 
 
-def is_one_clear_error(result: jobs.Finished) -> bool:
+def is_one_clear_error(result):
     """Exit code 2 and one error without a traceback; its lines are one message, however many problems it lists."""
     starts = [line for line in result.errors if line.startswith("error:")]
     return (

@@ -1,7 +1,5 @@
 """Every bad input ends with exit code 2 and one error that names the key, the place and what to change."""
 
-from __future__ import annotations
-
 import bad_files
 import bad_parts
 import bad_settings

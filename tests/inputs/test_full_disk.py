@@ -3,8 +3,6 @@
 The limit of `ulimit -f` stands for a full disk, so that an ordinary user can run this.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

@@ -1,14 +1,11 @@
 """`libai train` under another launcher: the detected ranks, and real jobs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import jobs
 import pytest
@@ -23,7 +20,7 @@ MAIN = [sys.executable, str(jobs.ROOT / "libai" / "__main__.py")]
 SMALL = ["train.train_iter=2", "train.log_period=1", "train.device=cpu", "train.evaluation.enabled=false"]
 
 
-def srun(rank: int, size: int, **others: str) -> dict[str, str]:
+def srun(rank, size, **others):
     """Return the variables that srun sets for a task, with all tasks on one node."""
     return {
         "SLURM_JOB_ID": str(os.getpid()),
@@ -38,14 +35,14 @@ def srun(rank: int, size: int, **others: str) -> dict[str, str]:
     }
 
 
-def open_mpi(rank: int, size: int, **others: str) -> dict[str, str]:
+def open_mpi(rank, size, **others):
     """Return the variables that Open MPI's mpirun sets, with all ranks on one machine."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": size, "LOCAL_SIZE": size}
     found = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in numbers.items()}
     return {**found, "PMIX_NAMESPACE": f"prterun-node7-{os.getpid()}@1", **others}
 
 
-def oneflow(rank: int, size: int, **others: str) -> dict[str, str]:
+def oneflow(rank, size, **others):
     """Return the variables that oneflow.distributed.launch sets."""
     found = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501", **others}
@@ -122,7 +119,7 @@ def test_contradictions_are_one_clear_error(environment, text):
 def dispatch(monkeypatch):
     """Run a command line with this environment. Return the command that would be launched."""
 
-    def run(environment: dict[str, str], *words: str) -> tuple[list[str], dict[str, str]]:
+    def run(environment, *words):
         started = []
         monkeypatch.setattr(os, "environ", dict(environment))
         monkeypatch.setattr(sys, "argv", ["libai"])
@@ -164,10 +161,10 @@ def test_what_contradicts_the_launcher_is_an_error(dispatch, environment, words,
 # --------------------------------------------------------------------------------------------------- real jobs
 
 
-def start(environments: list[dict[str, str]], *words: str, cwd: Path) -> list[jobs.Finished]:
+def start(environments, *words, cwd):
     """Start one process per environment at the same time, as a launcher would."""
 
-    def one(environment: dict[str, str]) -> jobs.Finished:
+    def one(environment):
         return jobs.run([*MAIN, "train", "mlp_digits", *words], cwd=cwd, timeout=120, **environment)
 
     with ThreadPoolExecutor(len(environments)) as pool:

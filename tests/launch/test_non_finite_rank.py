@@ -1,7 +1,5 @@
 """If a loss is not finite because of one rank's samples, the error names that rank."""
 
-from __future__ import annotations
-
 import jobs
 import pytest
 

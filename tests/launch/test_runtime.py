@@ -18,7 +18,7 @@ OLD_CPU = "vendor_id : GenuineIntel\nflags : fpu sse2 avx\n"
 AVX512 = "avx2 fma avx512f avx512dq avx512bw avx512vl"
 
 
-def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+def run_python(code, *arguments, **environment):
     """Run `code` in a new interpreter that finds libai, without the variables of any launcher."""
     hidden = {*runtime.RENDEZVOUS_VARIABLES, "OPENBLAS_CORETYPE"}
     base = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -54,7 +54,7 @@ def test_importing_libai_sets_the_openblas_core_unless_given_and_uses_the_standa
 # ------------------------------------------------------------------------------------------ importing oneflow
 
 
-def import_fake_oneflow(folder: Path, source: str, **environment: str) -> subprocess.CompletedProcess:
+def import_fake_oneflow(folder, source, **environment):
     """Import a fake oneflow with `source` as its `__init__.py`, under the guard."""
     (folder / "oneflow").mkdir()
     # libai patches these
@@ -170,7 +170,7 @@ def test_a_package_that_is_too_new_is_one_line(tmp_path, package, version, advic
 # ------------------------------------------------------------------------------------------------- rendezvous
 
 
-def closed_port() -> int:
+def closed_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -213,7 +213,7 @@ def test_a_phase_has_the_limit_of_the_start_until_an_iteration_is_completed(monk
 # ------------------------------------------------------------------------------------------ living and dying
 
 
-def run_guarded(body: str, **environment: str) -> subprocess.CompletedProcess:
+def run_guarded(body, **environment):
     body = textwrap.indent(textwrap.dedent(body), "    ")
     imports = "import atexit, os, sys, time\nfrom libai.launch.runtime import guarded_main"
     code = f"{imports}\ndef main():\n{body}\nguarded_main(main)"

@@ -1,7 +1,5 @@
 """The messages during start-up, and modules that the command line must not import."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -23,7 +21,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def imported_by(*arguments: str) -> list[str]:
+def imported_by(*arguments):
     """Return the slow modules that `train_net.py ARGUMENTS` imports."""
     command = [sys.executable, "-c", _RUN_AND_LIST, "oneflow,hydra,libai.engine", jobs.TRAIN_NET, *arguments]
     result = jobs.run(command, timeout=60)

@@ -1,7 +1,5 @@
 """Real jobs of `tools/train.sh`: the number of processes and the mode change only the time, not the results."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """One job on two machines (two network namespaces), started by `NODE=2 NODE_RANK=… ADDR=… bash tools/train.sh`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A user mistake gives exit code 2 and one clear error on stderr, without a traceback or a second line."""
 
-from __future__ import annotations
-
 import jobs
 import pytest
 

@@ -1,7 +1,5 @@
 """SyncBatchNorm computes what OneFlow's batch normalization does, in both modes; on ranks: tests/dist."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 
@@ -34,12 +32,12 @@ class Convolutional(nn.Module):
         return {"losses": {"mse": ((self.head(h).squeeze(1) - x.mean((1, 2, 3))) ** 2).mean()}}
 
 
-def images(count: int) -> list[dict[str, np.ndarray]]:
+def images(count):
     rng = np.random.RandomState(0)
     return [{"x": (rng.randn(8, 2, 4, 4) * 2.0 + 1.0).astype(np.float32)} for _ in range(count)]
 
 
-def differ(one: flow.Tensor, other: flow.Tensor) -> float:
+def differ(one, other):
     return float(abs(one.numpy() - other.numpy()).max() / max(1.0, abs(one.numpy()).max()))
 
 

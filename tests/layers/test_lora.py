@@ -1,7 +1,5 @@
 """Adapters of single layers: their outputs, merging, and layers that cannot be adapted."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest
@@ -24,7 +22,7 @@ class Net(nn.Module):
         return self.head(flow.relu(self.mix(flow.relu(self.stem(x)).mean(dim=(2, 3)))))
 
 
-def adapted(**options) -> Net:
+def adapted(**options):
     """All linear layers adapted, by adapters that count."""
     flow.manual_seed(0)
     net = Net()

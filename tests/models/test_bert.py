@@ -1,7 +1,5 @@
 """BERT and the dataset that masks its tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest
@@ -16,20 +14,20 @@ MASK = 256
 class Tokens:
     """1000 windows of 64 byte tokens, without batch reads."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 1000
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, index):
         tokens = np.random.RandomState(index).randint(0, MASK, 64)
         return {"input_ids": tokens, "labels": np.roll(tokens, -1)}
 
 
 @pytest.fixture
-def masked() -> MaskedTokens:
+def masked():
     return MaskedTokens(Tokens(), MASK, seed=4)
 
 
-def test_masking_keeps_its_shares(masked: MaskedTokens) -> None:
+def test_masking_keeps_its_shares(masked):
     original = np.stack([masked.dataset[i]["input_ids"] for i in range(1000)])
     batch = masked.get_batch(np.arange(1000))
     chosen = batch["labels"] != -100
@@ -43,12 +41,12 @@ def test_masking_keeps_its_shares(masked: MaskedTokens) -> None:
     assert batch["input_ids"].max() == MASK and batch["input_ids"].min() == 0
 
 
-def test_impossible_share_is_refused() -> None:
+def test_impossible_share_is_refused():
     with pytest.raises(UserError, match=r"mask_prob=15 is not a fraction.*0\.15"):
         MaskedTokens(Tokens(), MASK, mask_prob=15)
 
 
-def test_padding_does_not_change_the_other_positions() -> None:
+def test_padding_does_not_change_the_other_positions():
     flow.manual_seed(0)
     model = BERT(16, 8, 12, 1, 3).eval()
     padded = np.array([[1, 2, 3, 4, 0, 0, 0, 0]])

@@ -1,12 +1,10 @@
 """The shipped experiment configs: they validate, the small ones run dry."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from libai.config import LazyConfig, RunConfig, instantiate, load_config
+from libai.config import LazyConfig, instantiate, load_config
 from libai.data import DataError
 from libai.engine import Run
 from libai.evaluation import MeanLossEvaluator, directions_of
@@ -34,21 +32,21 @@ PUBLISHED_SIZE = {
 FEW_MERGES = "dataloader.train.dataset.vocab_size=300"
 
 
-def load(name: str, overrides: list[str] | None = None) -> RunConfig:
+def load(name, overrides=None):
     return load_config(CONFIGS / f"{name}.py", overrides or [])
 
 
 @pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("data")
 
 
-def test_every_config_is_tried() -> None:
+def test_every_config_is_tried():
     assert sorted([*SMALL, *CIFAR, *PUBLISHED_SIZE]) == EXPERIMENTS
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_config_validates_and_decides_what_is_best(name: str) -> None:
+def test_config_validates_and_decides_what_is_best(name):
     run = load(name)
     assert run.train.output_dir == f"out/{name}"
     dataset, metric = run.train.evaluation.eval_metric.split("/")
@@ -64,9 +62,7 @@ def test_config_validates_and_decides_what_is_best(name: str) -> None:
     "name",
     ["mlp_digits", *(pytest.param(name, marks=pytest.mark.e2e) for name in SMALL if name != "mlp_digits")],
 )
-def test_small_config_runs_dry(
-    name: str, mode: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_config_runs_dry(name, mode, data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("LIBAI_DATA_DIR", str(data_dir))
     monkeypatch.chdir(tmp_path)
     sizes = ["train.train_micro_batch_size=2", "train.test_micro_batch_size=2", f"graph.enabled={mode == 'graph'}"]
@@ -79,7 +75,7 @@ def test_small_config_runs_dry(
 
 
 @pytest.mark.parametrize("name", PUBLISHED_SIZE)
-def test_config_has_the_published_size(name: str) -> None:
+def test_config_has_the_published_size(name):
     model = load(name).model
     published = dict(PUBLISHED[PUBLISHED_SIZE[name]])
     published.pop("max_seq_length", None)  # of which the config may take less
@@ -87,7 +83,7 @@ def test_config_has_the_published_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.endswith("_imagenet")])
-def test_missing_folders_of_classes_are_asked_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_folders_of_classes_are_asked_for(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="imagenet/train .*expected one folder of images per class"):
         instantiate(load(name).dataloader.train, micro_batch_size=2)

@@ -1,7 +1,5 @@
 """GPT: its loss, its causality and its tied head. `tests/hf` compares its logits with those of `transformers`."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest
@@ -13,7 +11,7 @@ VOCABULARY, LENGTH = 11, 7
 
 
 @pytest.fixture
-def model() -> GPT:
+def model():
     """A tiny GPT whose weights are large enough for every part to matter."""
     flow.manual_seed(3)
     gpt = GPT(VOCABULARY, LENGTH, hidden_size=12, num_layers=2, num_heads=3)
@@ -25,11 +23,11 @@ def model() -> GPT:
 
 
 @pytest.fixture
-def input_ids() -> np.ndarray:
+def input_ids():
     return np.random.RandomState(1).randint(0, VOCABULARY, (2, LENGTH))
 
 
-def test_loss_is_the_mean_over_counted_labels(model: GPT, input_ids: np.ndarray) -> None:
+def test_loss_is_the_mean_over_counted_labels(model, input_ids):
     labels = np.roll(input_ids, -1, axis=1)
     labels[0, 2:] = -100
     logits = model(flow.tensor(input_ids))["logits"].numpy().astype(np.float64)
@@ -41,35 +39,35 @@ def test_loss_is_the_mean_over_counted_labels(model: GPT, input_ids: np.ndarray)
     assert model.num_loss_items(input_ids, labels) == np.sum(labels != -100)
 
 
-def logits_before_the_last_token(model: GPT, input_ids: np.ndarray, last: int) -> np.ndarray:
+def logits_before_the_last_token(model, input_ids, last):
     changed = input_ids.copy()
     changed[:, -1] = last
     return model(flow.tensor(changed))["logits"].numpy()[:, :-1]
 
 
-def test_last_token_never_changes_earlier_logits(model: GPT, input_ids: np.ndarray) -> None:
+def test_last_token_never_changes_earlier_logits(model, input_ids):
     first, second = (logits_before_the_last_token(model, input_ids, last) for last in (0, 1))
     np.testing.assert_array_equal(first, second)
 
 
-def test_without_the_mask_the_last_token_does_change_them(model: GPT, input_ids: np.ndarray) -> None:
+def test_without_the_mask_the_last_token_does_change_them(model, input_ids):
     for block in model.blocks:
         block.attention.causal_mask.fill_(0.0)
     first, second = (logits_before_the_last_token(model, input_ids, last) for last in (0, 1))
     assert np.abs(first - second).max() > 0.1
 
 
-def test_tied_head_is_one_parameter(model: GPT) -> None:
+def test_tied_head_is_one_parameter(model):
     tables = [name for name, p in model.named_parameters() if VOCABULARY in p.shape]
     assert tables == ["token_embedding.weight"]
     assert [name for name in model.state_dict() if "head" in name or "mask" in name] == []
 
 
-def test_too_long_a_sequence_is_refused(model: GPT) -> None:
+def test_too_long_a_sequence_is_refused(model):
     with pytest.raises(UserError, match=r"sequences of 8 tokens, but the model has 7 positions.*Cut"):
         model(flow.zeros(1, LENGTH + 1, dtype=flow.int64))
 
 
-def test_heads_of_unequal_width_are_refused() -> None:
+def test_heads_of_unequal_width_are_refused():
     with pytest.raises(UserError, match=r"hidden_size=10 is not a multiple of num_heads=4.*8 or 12"):
         GPT(VOCABULARY, LENGTH, hidden_size=10, num_heads=4)

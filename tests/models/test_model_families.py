@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import oneflow as flow
@@ -75,12 +75,12 @@ FAMILIES = {
 each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 
 
-def build(family: Family, seed: int = 1) -> nn.Module:
+def build(family, seed=1):
     flow.manual_seed(seed)
     return family.build()
 
 
-def batch_of(family: Family) -> dict[str, flow.Tensor]:
+def batch_of(family):
     random = np.random.RandomState(0)
     if family.is_text:
         labels = random.randint(0, VOCABULARY, (BATCH, LENGTH))
@@ -92,7 +92,7 @@ def batch_of(family: Family) -> dict[str, flow.Tensor]:
     return {name: flow.tensor(array) for name, array in arrays.items()}
 
 
-def training_loss(model: nn.Module, batch: dict[str, flow.Tensor]) -> flow.Tensor:
+def training_loss(model, batch):
     outputs = model(**batch)
     assert outputs.keys() <= {"losses", "metrics"}
     assert all(value.ndim == 0 for group in outputs.values() for value in group.values())
@@ -100,14 +100,14 @@ def training_loss(model: nn.Module, batch: dict[str, flow.Tensor]) -> flow.Tenso
     return loss
 
 
-def predict(model: nn.Module, batch: dict[str, flow.Tensor]) -> dict[str, flow.Tensor]:
+def predict(model, batch):
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
     if isinstance(model, T5):
         inputs["decoder_input_ids"] = inputs["input_ids"]
     return model(**inputs)
 
 
-def losses_of_training(family: Family, mode: str) -> list[float]:
+def losses_of_training(family, mode):
     model, batch = build(family), batch_of(family)
     arrays = {name: tensor.numpy() for name, tensor in batch.items()}
     trainer = toy.trainer_of(mode, model, [arrays] * 4, flow.optim.SGD(model.parameters(), lr=0.05))
@@ -117,7 +117,7 @@ def losses_of_training(family: Family, mode: str) -> list[float]:
 
 
 @each_family
-def test_first_loss_is_that_of_a_guess(family: Family) -> None:
+def test_first_loss_is_that_of_a_guess(family):
     loss = training_loss(build(family), batch_of(family)).item()
     if family.is_text:
         # a tied head starts with logits of variance 2/5, which cost half of that more than a guess; twice as much is
@@ -134,7 +134,7 @@ def test_first_loss_is_that_of_a_guess(family: Family) -> None:
         for name in FAMILIES
     ],
 )
-def test_eager_and_graph_train_alike(family: Family) -> None:
+def test_eager_and_graph_train_alike(family):
     eager, graph = (losses_of_training(family, mode) for mode in ("eager", "graph"))
     # the kernels are the same; a bound of a few units in the last place leaves room for another order of additions
     np.testing.assert_allclose(graph, eager, rtol=1e-6)
@@ -142,7 +142,7 @@ def test_eager_and_graph_train_alike(family: Family) -> None:
 
 
 @each_family
-def test_gradient_reaches_every_parameter(family: Family) -> None:
+def test_gradient_reaches_every_parameter(family):
     model = build(family)
     training_loss(model, batch_of(family)).backward()
     without = [n for n, p in model.named_parameters() if p.grad is None or not np.any(p.grad.numpy())]
@@ -151,7 +151,7 @@ def test_gradient_reaches_every_parameter(family: Family) -> None:
 
 
 @each_family
-def test_evaluation_gives_losses_and_prediction_gives_logits(family: Family) -> None:
+def test_evaluation_gives_losses_and_prediction_gives_logits(family):
     model, batch = build(family).eval(), batch_of(family)
     outputs = model(**batch)
     assert outputs["losses"] and all(loss.ndim == 0 for loss in outputs["losses"].values())
@@ -162,7 +162,7 @@ def test_evaluation_gives_losses_and_prediction_gives_logits(family: Family) -> 
 
 
 @each_family
-def test_plan_names_parameters_and_blocks_that_exist(family: Family) -> None:
+def test_plan_names_parameters_and_blocks_that_exist(family):
     model = build(family)
     parameters = dict(model.named_parameters())
     for pattern, axis in model.plan["split"].items():
@@ -182,8 +182,8 @@ def test_plan_names_parameters_and_blocks_that_exist(family: Family) -> None:
     ],
     ids=["gpt", "t5", "vit", "swinv2_drop_path"],
 )
-def test_dropout_acts_in_training_and_not_in_evaluation(build_with: Callable[[float], Any]) -> None:
-    def loss(p: float, training: bool) -> float:
+def test_dropout_acts_in_training_and_not_in_evaluation(build_with):
+    def loss(p, training):
         flow.manual_seed(1)
         model = build_with(p).train(training)
         family = FAMILIES["gpt" if isinstance(model, (GPT, T5)) else "mlp"]

@@ -1,7 +1,5 @@
 """Losses and metrics shared by the families."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 from oneflow.nn import functional as F
@@ -12,7 +10,7 @@ LOGITS = np.random.RandomState(0).randn(2, 5, 7).astype(np.float32)
 LABELS = np.random.RandomState(1).randint(0, 7, (2, 5))
 
 
-def test_no_counted_label_gives_zero_loss_and_zero_gradient() -> None:
+def test_no_counted_label_gives_zero_loss_and_zero_gradient():
     logits, labels = flow.tensor(LOGITS, requires_grad=True), flow.full((2, 5), -100, dtype=flow.int64)
     loss = token_cross_entropy(logits, labels, ignore_index=-100)
     loss.backward()
@@ -22,7 +20,7 @@ def test_no_counted_label_gives_zero_loss_and_zero_gradient() -> None:
     assert np.isnan(own.item())
 
 
-def test_classifier_reports_accuracy_in_training_only() -> None:
+def test_classifier_reports_accuracy_in_training_only():
     logits, labels = flow.tensor(LOGITS[0]), flow.tensor(LOGITS[0].argmax(1))
     assert classification_outputs(logits, labels, training=True)["metrics"]["accuracy"].item() == 1
     logits[:2] = 0.0

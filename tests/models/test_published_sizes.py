@@ -1,7 +1,5 @@
 """Published sizes have valid arguments, and the small models have the published number of parameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -26,14 +24,14 @@ NUM_PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", NUM_PARAMETERS)
-def test_number_of_parameters(name: str) -> None:
+def test_number_of_parameters(name):
     with without_initial_values():
         model = instantiate(PUBLISHED[name])
     assert sum(p.numel() for p in model.parameters()) == NUM_PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_arguments_are_those_of_the_model(name: str) -> None:
+def test_arguments_are_those_of_the_model(name):
     target = target_of(PUBLISHED[name])
     arguments = [key for key in PUBLISHED[name] if key != TARGET]
     assert unknown_arguments(target, arguments, name) == []

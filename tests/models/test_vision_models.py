@@ -1,7 +1,5 @@
 """Properties of individual vision models."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest
@@ -12,11 +10,11 @@ from libai.utils.errors import UserError
 IMAGES = np.random.RandomState(0).rand(3, 2, 8, 8).astype(np.float32)
 
 
-def test_windows_are_apart_until_they_are_shifted() -> None:
+def test_windows_are_apart_until_they_are_shifted():
     """A pixel reaches its own window in the first block, and its neighbours in the second, but not around the edge."""
     model = Swin(8, 1, 2, hidden_size=8, blocks_per_stage=(2,), num_heads=(2,), window_size=4).eval()
 
-    def reached(num_blocks: int) -> set[tuple[int, int]]:
+    def reached(num_blocks):
         maps = []
         for images in (IMAGES, changed):
             x = model.patch_embedding(flow.tensor(images).flatten(2).transpose(1, 2))
@@ -43,6 +41,6 @@ def test_windows_are_apart_until_they_are_shifted() -> None:
         (lambda: MLP(64)(flow.tensor(IMAGES)), r"128 numbers per sample.*input_size=64.*input_size=128"),
     ],
 )
-def test_impossible_sizes_are_refused(build, text: str) -> None:
+def test_impossible_sizes_are_refused(build, text):
     with pytest.raises(UserError, match=text):
         build()

@@ -1,7 +1,5 @@
 """Fixtures that select an instruction set, count computed operations, and use OneFlow's own kernels."""
 
-from __future__ import annotations
-
 import pytest
 
 from libai.native.kernels import LEVELS, allowed_levels

@@ -1,7 +1,5 @@
 """Compare libai's float32 results with OneFlow's float64 results on random numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 

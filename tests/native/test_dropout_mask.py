@@ -1,7 +1,5 @@
 """The fused dropout mask equals the mask that thirty operations compute, bit for bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

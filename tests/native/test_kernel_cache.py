@@ -1,7 +1,5 @@
 """A library is compiled once, tested before use, and never used after any change."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
@@ -23,28 +21,28 @@ class Compiler:
     `give` selects the library that it returns. After `fail`, it prints an error and makes nothing.
     """
 
-    def __init__(self, folder: Path, monkeypatch):
+    def __init__(self, folder, monkeypatch):
         folder.mkdir()
         self._log, self._program, self._made = folder / "calls", folder / "fake-g++", folder / "made.so"
         self.give(build.find_library())
         monkeypatch.setenv("CXX", str(self._program))
 
-    def give(self, library: Path) -> None:
+    def give(self, library):
         shutil.copyfile(library, self._made)
         # the last argument of a call is the file that it makes
         self._write(f'for target; do :; done; echo "$target" >> {self._log}; cp {self._made} "$target"')
 
-    def fail(self) -> None:
+    def fail(self):
         self._write(f"echo call >> {self._log}; echo 'x.cpp:1: error: no such thing' >&2; exit 1")
 
-    def _write(self, body: str) -> None:
+    def _write(self, body):
         self._program.write_text(f"#!/bin/sh\n{body}\n")
         self._program.chmod(0o755)
 
-    def times_linked(self) -> int:
+    def times_linked(self):
         return self._log.read_text().count("libai_native.so") if self._log.exists() else 0
 
-    def calls(self) -> int:
+    def calls(self):
         return len(self._log.read_text().splitlines()) if self._log.exists() else 0
 
 

@@ -1,7 +1,5 @@
 """Values and gradients of every operation with a libai kernel, compared with OneFlow in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

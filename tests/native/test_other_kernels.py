@@ -1,7 +1,5 @@
 """Training gives the same results with OneFlow's own kernels and with lower instruction sets."""
 
-from __future__ import annotations
-
 import json
 import sys
 

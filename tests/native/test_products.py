@@ -1,7 +1,5 @@
 """Large matmuls are split over threads if that is faster, with the same bits."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys
@@ -16,7 +14,7 @@ from libai.patches import openblas
 FLAGS = {"Nehalem": "sse4_2", "Sandybridge": "avx", "Haswell": "avx2", "SkylakeX": "avx512vl"}
 
 
-def in_new_process(code: str, **environment: str) -> str:
+def in_new_process(code, **environment):
     """Return the output of a separate process with the kernels."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = jobs.run(command, timeout=300, **environment)

@@ -1,7 +1,5 @@
 """Loops of large operations are split over threads and give the bits of one thread."""
 
-from __future__ import annotations
-
 import sys
 
 import jobs

@@ -1,7 +1,5 @@
 """Optimizer updates equal the updates by OneFlow's kernels bit for bit, in both modes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,14 +1,12 @@
 """OneFlow 0.9.0's LAMB computes what docs/modes.md describes."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 
 RATE, DECAY, EPS, BETAS, STEPS = 0.02, 0.1, 1e-6, (0.9, 0.999), 10
 
 
-def by_hand(start: np.ndarray, gradients: list[np.ndarray], decays_in_ratio: bool) -> np.ndarray:
+def by_hand(start, gradients, decays_in_ratio):
     """You et al. 2020, algorithm 2, with the identity for phi; the paper has the decay in the trust ratio's norm."""
     w, m, v = start.astype(np.float64), 0.0, 0.0
     for step, g in enumerate(gradients, 1):

@@ -1,7 +1,5 @@
 """`train.dist.auto` enables auto-parallel in the graph's configuration and does not change the losses."""
 
-from __future__ import annotations
-
 import jobs
 import pytest
 import toy

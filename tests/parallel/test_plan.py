@@ -1,7 +1,5 @@
 """Plans raise errors with clear messages, and the plans of libai's models fit the models."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 
 import pytest
@@ -29,7 +27,7 @@ class Stack(nn.Module):
         self.heads = 3
 
 
-def error_of(plan: dict, mesh: Mesh | None = None, **options) -> str:
+def error_of(plan, mesh=None, **options):
     with pytest.raises(UserError) as caught:
         ParallelPlan.read(plan).arrange(Stack(), mesh or Mesh(), **options)
     return str(caught.value)

@@ -1,7 +1,5 @@
 """Activation checkpointing gives bit-equal results with less memory."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Pipeline stages have similar numbers of parameters, and at least one block each."""
 
-from __future__ import annotations
-
 import pytest
 from oneflow import nn
 

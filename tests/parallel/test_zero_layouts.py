@@ -1,7 +1,5 @@
 """ZeRO splits the expected axes of parameters. tests/dist/test_zero.py runs these layouts."""
 
-from __future__ import annotations
-
 import logging
 
 import oneflow as flow

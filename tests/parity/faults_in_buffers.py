@@ -1,7 +1,5 @@
 """Faults in buffers: ways to change a buffer before and after it is read."""
 
-from __future__ import annotations
-
 import functools
 
 import oneflow as flow

@@ -1,7 +1,5 @@
 """Faults in Python state: attributes, globals, random numbers, clocks, and hooks."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

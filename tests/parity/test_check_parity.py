@@ -1,7 +1,5 @@
 """`check_parity` passes sound models, and names the module in which a planted fault begins."""
 
-from __future__ import annotations
-
 import json
 
 import faults
@@ -17,7 +15,7 @@ from libai.patches.internals import is_tracing
 from libai.utils.errors import UserError
 
 
-def check(build_model, build_optimizer=None, *, batches=None, num_iters=3, **options) -> ParityReport:
+def check(build_model, build_optimizer=None, *, batches=None, num_iters=3, **options):
     return check_parity(
         build_model,
         batches or toy.batches(4),
@@ -28,7 +26,7 @@ def check(build_model, build_optimizer=None, *, batches=None, num_iters=3, **opt
     )
 
 
-def check_fault(name: str) -> ParityReport:
+def check_fault(name):
     fault = faults.FAULTS[name]
     model, optimizer = faults.build(fault)
     return check(lambda: model, lambda _: optimizer, batches=faults.batches(4))

@@ -3,12 +3,10 @@
 tests/dist/test_parity_two_ranks.py tests the same on two ranks. test_equivalence_controls.py plants differences.
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest
-from parity_cases import OPTIMIZERS, Case, Result, compare, expected_of, trained
+from parity_cases import OPTIMIZERS, Case, compare, expected_of, trained
 from parity_variants import MOMENTUM, SCHEDULES, VARIANTS, groups_with
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*param `maximize` takes effect:FutureWarning")
@@ -30,7 +28,7 @@ MARKED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.e2e) f
 
 
 @functools.cache
-def expected(name: str) -> Result:
+def expected(name):
     """The plain loop's result, computed once for both modes."""
     return expected_of(CASES[name])
 

@@ -1,14 +1,12 @@
 """Each known cause of different results is planted, and the comparison of test_equivalence must detect it."""
 
-from __future__ import annotations
-
 import oneflow as flow
 import pytest
-from parity_cases import OPTIMIZERS, Case, Difference, compare, expected_of, plain_loop, trained
+from parity_cases import OPTIMIZERS, Case, compare, expected_of, plain_loop, trained
 from parity_variants import ADAMW, MOMENTUM, SCHEDULES, VARIANTS, MeanOfMeans, Normalized
 
 
-def assert_seen(difference: Difference, case: Case, at_least: float | None = None) -> None:
+def assert_seen(difference, case, at_least=None):
     assert not difference.is_rounding(case), difference
     if at_least is not None:
         assert difference.loss > at_least, difference

@@ -1,7 +1,5 @@
 """Every planted fault trains like the plain loop or is refused before the first update, in both modes."""
 
-from __future__ import annotations
-
 import faults
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ import toy
 from libai.utils.errors import UserError
 
 
-def outcome(fault: faults.Fault, mode: str, **options) -> str:
+def outcome(fault, mode, **options):
     """Return `right`, or `wrong: …` or `refused: …` with the difference or the error."""
     model, optimizer = faults.build(fault)
     before = faults.state_of(model)

@@ -1,7 +1,5 @@
 """Schedules that follow a metric give the same learning rates in both modes, and an error without a metric."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

@@ -1,7 +1,5 @@
 """The work of all passes over a compiled job is proportional to the number of its operations."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -23,7 +21,7 @@ PACKAGE = str(Path(libai.__file__).parent)
 class Deep(nn.Module):
     """Layers with operations that change nothing. Each layer adds a loss term with a constant gradient."""
 
-    def __init__(self, num_layers: int):
+    def __init__(self, num_layers):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(num_layers)])
 

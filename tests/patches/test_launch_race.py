@@ -1,7 +1,5 @@
 """A graph neither crashes nor hangs if its job ends before OneFlow has put the job into its queue."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -64,7 +62,7 @@ os._exit(0)
 """
 
 
-def launch_late(race: str, seconds: float) -> str:
+def launch_late(race, seconds):
     """Return the output of a process with jobs that end before they enter the queue. `race` is `open` or `closed`."""
     command = [sys.executable, "-c", PROGRAM, race]
     try:
@@ -103,7 +101,7 @@ def not_done():
     slot.value = before
 
 
-def enter(caplog) -> list[str]:
+def enter(caplog):
     launch_race.close_launch_race.__wrapped__()
     return [record.getMessage() for record in caplog.records if record.name == "libai.engine"]
 

@@ -1,7 +1,5 @@
 """Repaired operations have the same values and gradients as in NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import oneflow as flow
 import pytest

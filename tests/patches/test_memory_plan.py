@@ -1,7 +1,5 @@
 """Results of a compiled step share memory, and are bit-equal to results with separate memory."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 

@@ -1,7 +1,5 @@
 """OneFlow threads that wait for a graph sleep between polls once they have been idle for a while."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,10 +1,7 @@
 """The table lists every private part of OneFlow that libai uses, and other OneFlow versions are refused in one line."""
 
-from __future__ import annotations
-
 import re
 import sys
-from collections.abc import Iterator
 
 import jobs
 import oneflow as flow
@@ -18,7 +15,7 @@ PUBLIC = ("nn.parallel.DistributedDataParallel", "nn.functional", "optim.Optimiz
 MODULES = ("core.common.data_type_pb2", "nn.modules.normalization", "_oneflow_internal.nn.graph")
 
 
-def private_names(source: str) -> Iterator[str]:
+def private_names(source):
     """Yield names such as `_C.matmul` for `flow._C.matmul`, and `nn.graph.proxy.ProxyModule` if it is imported."""
     yield from re.findall(r"\bflow\.(_C\.\w+|_oneflow_internal\.[\w.]+)", source)
     yield from (f"nn.Graph.{name}" for name in re.findall(r"\b_Graph__\w+", source))

@@ -1,7 +1,5 @@
 """Operations are replaced in every module that refers to them, and OneFlow is unchanged afterwards."""
 
-from __future__ import annotations
-
 import functools
 
 import oneflow as flow

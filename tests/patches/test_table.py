@@ -1,7 +1,5 @@
 """The table of patches is correct, and its optional patches can be disabled."""
 
-from __future__ import annotations
-
 import sys
 
 import jobs

@@ -1,7 +1,5 @@
 """The commands in the docs, started with a Python without packages."""
 
-from __future__ import annotations
-
 import sys
 
 import jobs

@@ -1,7 +1,5 @@
 """The command `libai`: its help, its errors, the jobs that its subcommands launch, and the content of the wheel."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`libai compare`: tables, JSON, and a self-contained page."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser
@@ -26,7 +24,7 @@ def make_run(folder, lr=0.1, losses=(2.0, 1.0), *, processes=1, status="finished
     return str(folder)
 
 
-def compared(capsys, *words) -> list[list[str]]:
+def compared(capsys, *words):
     """Return the cells of the table that a command prints."""
     assert compare.run(list(words)) == 0
     return [re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines()]

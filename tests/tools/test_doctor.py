@@ -1,7 +1,5 @@
 """`libai doctor`."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -25,7 +25,7 @@ TOOLS = [
 TOO_MUCH_MB = "999999999"  # stops the script at its check of the disk, before it installs anything
 
 
-def write_wheel(folder: Path, name: str) -> str:
+def write_wheel(folder, name):
     """Write a wheel of that name into `folder` and return the line of a lock that asks for it."""
     info = f"{name}-0.9.0.dist-info"
     files = {
@@ -46,7 +46,7 @@ def write_wheel(folder: Path, name: str) -> str:
 class Checkout:
     """A folder with spaces in its name that holds tools/env.sh and its locks, on a machine with only `TOOLS`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.root = folder / "my clone"
         (self.root / "tools").mkdir(parents=True)
         shutil.copy(ROOT / "tools" / "env.sh", self.root / "tools")
@@ -64,28 +64,28 @@ class Checkout:
         self.home.mkdir()
         self.venv = self.root / ".venv"
 
-    def add_program(self, name: str, text: str) -> Path:
+    def add_program(self, name, text):
         """Put a shell script on the machine's PATH."""
         path = self.bin / name
         path.write_text(f"#!/usr/bin/env bash\n{text}\n")
         path.chmod(0o755)
         return path
 
-    def environment(self, **extra: str) -> dict[str, str]:
+    def environment(self, **extra):
         base = {"PATH": str(self.bin), "HOME": str(self.home), "NO_UV": "1", "NEED_MB": "100"}
         pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
         # a copied interpreter, as in .ci/run, finds its library by it
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         return {**kept, **base, **pip, **extra}
 
-    def start(self, *words: str, **extra: str) -> subprocess.Popen:
+    def start(self, *words, **extra):
         command = ["bash", str(self.root / "tools" / "env.sh"), *words]
         return subprocess.Popen(
             command, cwd="/", env=self.environment(**extra), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
-    def run(self, *words: str, **extra: str) -> subprocess.CompletedProcess:
+    def run(self, *words, **extra):
         process = self.start(*words, **extra)
         out, errors = process.communicate(timeout=100)
         return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
@@ -96,7 +96,7 @@ def checkout(tmp_path):
     return Checkout(tmp_path)
 
 
-def error_lines(text: str) -> list[str]:
+def error_lines(text):
     return [line for line in text.splitlines() if line]
 
 
@@ -162,7 +162,7 @@ def test_a_folder_of_somebody_else_is_left_alone(checkout, tmp_path):
 # ------------------------------------------------------------------------- an environment that is already there
 
 
-def active_environment(folder: Path, command: str) -> str:
+def active_environment(folder, command):
     (folder / "active" / "bin").mkdir(parents=True)
     python = folder / "active" / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec {command} "$@"\n')

@@ -1,7 +1,5 @@
 """The exported case for other frameworks, and their variants as far as they can be tested without them."""
 
-from __future__ import annotations
-
 import ast
 import json
 

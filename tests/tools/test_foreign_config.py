@@ -1,7 +1,5 @@
 """Every command works with a user's config, a single file outside the repository."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -56,7 +54,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def run(folder: Path, words: list[str]) -> jobs.Finished:
+def run(folder, words):
     return jobs.run([sys.executable, str(jobs.ROOT / "libai" / "__main__.py"), *words], cwd=folder)
 
 

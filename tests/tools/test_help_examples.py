@@ -1,7 +1,5 @@
 """Every example in a `--help` runs as written, in a folder with the files it uses."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
@@ -20,7 +18,7 @@ EXAMPLE = re.compile(r"^    (libai .+)$|^First run: (libai .+)$", re.MULTILINE)
 SHORT = ["train.train_iter=2", "train.evaluation.eval_period=2", "train.evaluation.eval_iter=1"]
 
 
-def examples() -> list[str]:
+def examples():
     texts = [usage(), *(module_of(name).__doc__ or "" for name in COMMANDS)]
     return list(dict.fromkeys(first or second for text in texts for first, second in EXAMPLE.findall(text)))
 

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from launched import Script, command_of, descendants
+from launched import command_of, descendants
 
 from libai.launch import request
 from libai.launch.job import TRAINING, prepare_ranks, run_job
@@ -15,7 +15,7 @@ from libai.utils.errors import UserError
 # ------------------------------------------------------------------------------------------- the command line
 
 
-def read_job(script: Script, processes: str = "2", **environment: str):
+def read_job(script, processes="2", **environment):
     return request.read_job([str(script.path), str(script.config), processes, "a=1"], environment)
 
 

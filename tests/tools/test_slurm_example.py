@@ -1,7 +1,5 @@
 """`tools/slurm_example.sh` with fake `srun` and `scontrol`: the commands that Slurm would start, and exit code 75."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -38,7 +36,7 @@ def slurm(tmp_path):
         (tmp_path / name).chmod(0o755)
     calls = tmp_path / "calls"
 
-    def run(*arguments: str, code: int = 0, **variables: str) -> tuple[subprocess.CompletedProcess, list[str]]:
+    def run(*arguments, code=0, **variables):
         environment = {
             "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "SLURM_JOB_ID": "123456",

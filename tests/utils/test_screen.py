@@ -18,7 +18,7 @@ def open_terminal(monkeypatch):
     """`open_terminal()` makes both standard streams one terminal, in the test itself: pytest sets them
     between a fixture and its test."""
 
-    def make() -> Terminal:
+    def make():
         stream = Terminal()
         for name in ("stdout", "stderr"):
             monkeypatch.setattr(screen.sys, name, stream)

@@ -1,7 +1,5 @@
 """A detached view loses its storage offset in OneFlow 0.9.0, but not with `detached`."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Recurrent and attention models of the zoo, as their users would write them."""
 
-from __future__ import annotations
-
 import oneflow as flow
 import oneflow.nn.functional as F
 from oneflow import nn

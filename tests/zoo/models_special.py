@@ -1,7 +1,5 @@
 """Models of the zoo that keep state, hook their modules or couple the samples of a batch."""
 
-from __future__ import annotations
-
 import oneflow as flow
 import oneflow.nn.functional as F
 from oneflow import nn

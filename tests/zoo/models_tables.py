@@ -1,7 +1,5 @@
 """Models over vectors and tables of the zoo: experts, several inputs, shared parts, unusual operations."""
 
-from __future__ import annotations
-
 import oneflow as flow
 import oneflow.nn.functional as F
 from oneflow import nn

@@ -1,13 +1,10 @@
 """Plain models, written without regard to modes or meshes, train the same in both modes and in PyTorch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 import zoo_data
-from oneflow import nn
 from zoo_runs import BOUND, Cell, difference, expected, expected_of, optimizer_name, plain_loop, trained, zoo
 
 # OneFlow 0.9.0 says so of its own flow.zeros in a graph
@@ -49,7 +46,7 @@ def test_a_plain_model_trains_as_its_twin_in_pytorch_does(name):
     assert max(abs(a / b - 1) for a, b in zip(losses, twin)) <= BOUND
 
 
-def _shrink_the_parameters(model: nn.Module) -> None:
+def _shrink_the_parameters(model):
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data.mul_(0.999)

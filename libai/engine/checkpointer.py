@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -20,12 +19,13 @@ from libai.scheduler import scheduler_state
 from libai.utils.atomic import point_link
 from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.errors import UserError
+from libai.utils.logging import main_logger
 from libai.utils.rank_notes import own_state, phase
 
 if TYPE_CHECKING:
     from libai.engine.trainer import ModelTrainer
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 Best = tuple[str, float]
 #: parts of the state that a resume can leave unchanged instead of loading them from the checkpoint
 RESETTABLE = ("optimizer", "schedule", "data")
@@ -254,14 +254,13 @@ class TrainerCheckpointer:
         own_state().saved = trainer.iter
         # an interrupted iteration is finished first and then saved again
         self._last_saved_iter = -1 if saved.state["trainer"].get("unfinished_hooks") else trainer.iter
-        if is_main_process():
-            self._warn_of_changes(saved.state.get("facts", {}))
-            written = saved.state.get("mode")
-            switched = f" (written in {written} mode)" if written != trainer.mode else ""
-            run_id = self._facts.get("run_id")
-            of_run = f" of run {run_id}" if run_id else ""
-            without = f" without its {', '.join(reset)}" if reset else ""
-            logger.info("resumed %s after iteration %d%s%s%s", path, trainer.iter, of_run, switched, without)
+        self._warn_of_changes(saved.state.get("facts", {}))
+        written = saved.state.get("mode")
+        switched = f" (written in {written} mode)" if written != trainer.mode else ""
+        run_id = self._facts.get("run_id")
+        of_run = f" of run {run_id}" if run_id else ""
+        without = f" without its {', '.join(reset)}" if reset else ""
+        logger.info("resumed %s after iteration %d%s%s%s", path, trainer.iter, of_run, switched, without)
 
     def take_back(self, path: str | Path, reset: Collection[str] = ()) -> checkpoint.Checkpoint:
         """Load and return a checkpoint without logging it or recording it as `last_saved`. Collective."""
@@ -297,7 +296,7 @@ class TrainerCheckpointer:
         """Restore the tensors of hooks, such as averaged weights. Collective when parameters are global."""
         for group, hook in keyed(self.trainer.hooks, "tensors"):
             hook.load_tensors(saved.tensors.get(group, {}))
-            if group not in saved.tensors and is_main_process():
+            if group not in saved.tensors:
                 logger.warning(
                     "the checkpoint has no tensors of %s, which starts from its initial state", type(hook).__name__
                 )

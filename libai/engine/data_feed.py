@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -11,11 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from libai.engine.check_parts import check_part
-from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
+from libai.utils.logging import main_logger
 from libai.utils.seeding import generators_kept
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 
 #: batches of this rank, or a function that returns them and is called at the first read
 LoaderOrBuilder: TypeAlias = "Iterable[Any] | Callable[[], Iterable[Any]]"
@@ -139,13 +138,12 @@ class DataFeed:
             self.loader.load_state_dict(position)
         elif iteration:
             count = iteration * self._num_micro_batches
-            if is_main_process():
-                logger.warning(
-                    "%s has no state_dict/load_state_dict: reading and dropping %d micro-batches to reach iteration %d",
-                    type(self.loader).__name__,
-                    count,
-                    iteration,
-                )
+            logger.warning(
+                "%s has no state_dict/load_state_dict: reading and dropping %d micro-batches to reach iteration %d",
+                type(self.loader).__name__,
+                count,
+                iteration,
+            )
             for _ in range(count):
                 self._next()
 

@@ -26,11 +26,11 @@ from libai.patches.internals import quick_thread_switches, wait_for_device
 from libai.utils.atomic import is_full_disk
 from libai.utils.distributed import get_world_size, is_main_process
 from libai.utils.errors import UserError
-from libai.utils.logging import setup_logging
+from libai.utils.logging import main_logger, setup_logging
 from libai.utils.rank_notes import note_progress, own_state, phase
 from libai.utils.sizes import check_sizes
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 
 #: key of the question that all ranks answer together: has a hook on the main rank requested a stop?
 _STOP_OF_MAIN = "stop of the main rank"
@@ -205,7 +205,7 @@ class TrainerBase:
                         f"{type(hook).__name__}.{name} cannot be called: the methods of a hook take no arguments "
                         "except self, and before_save(self, extra)."
                     )
-                if name.startswith(LIKE_POINTS) and not hasattr(HookBase, name) and is_main_process():
+                if name.startswith(LIKE_POINTS) and not hasattr(HookBase, name):
                     logger.warning(
                         "the trainer never calls %s.%s. The methods of a hook are %s.",
                         type(hook).__name__,
@@ -473,5 +473,5 @@ class TrainerBase:
         for key, value in state.get("hooks", {}).items():
             if key in hooks:
                 hooks[key].load_state_dict(value)
-            elif is_main_process():
+            else:
                 logger.warning("the checkpoint contains the state of hook %s, which is not registered: dropped", key)

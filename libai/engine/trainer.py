@@ -6,7 +6,6 @@ A mode defines `update`, `_begin_mode`, `_needs_global_tensors` and `_build_step
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -47,12 +46,13 @@ from libai.parallel import (
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
 from libai.patches.internals import release_memory, wait_for_device
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
-from libai.utils.distributed import default_device, gather_objects, is_main_process
+from libai.utils.distributed import default_device, gather_objects
 from libai.utils.errors import GraphBuildError, UserError
+from libai.utils.logging import main_logger
 from libai.utils.rank_notes import note_progress, phase
 from libai.utils.tensors import detached, digest_of, local_part, map_tensors, saved_values
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 _lr_of = itemgetter("lr")
 #: devices on which OneFlow 0.9 computes in lower precision; compilation tests add the CPU
 AMP_DEVICES = ("cuda",)
@@ -110,7 +110,7 @@ class ModelTrainer(TrainerBase):
         self._batch_norms = batch_norms(model)
         if options.non_finite != "raise":
             self.register_hooks([BadLossHook(options.non_finite, lr_scheduler)])
-        if options.zero_stage and self.mesh.data == 1 and is_main_process():
+        if options.zero_stage and self.mesh.data == 1:
             logger.warning(
                 "ZeRO (stage %d) saves no memory here: there is only one data-parallel rank",
                 options.zero_stage,
@@ -165,7 +165,7 @@ class ModelTrainer(TrainerBase):
 
     def _warn_of_stock_dropout(self) -> None:
         names = find_unseeded_dropouts(self.model)
-        if names and is_main_process():
+        if names:
             logger.warning(
                 "%s: OneFlow 0.9's own dropout ignores the seed and uses the same mask in every layer and rank. Use "
                 "libai.layers.Dropout instead: seeded, resumable, equal in both modes.",
@@ -248,7 +248,7 @@ class ModelTrainer(TrainerBase):
         """Store the side effects of forward and handle them. Collective."""
         self.gradients.facts = facts
         note = note_unsaved_buffers(self.model, facts.buffers)
-        if note is not None and is_main_process():
+        if note is not None:
             logger.warning("%s", note)
         reached = facts.reached
         if reached is None:
@@ -257,7 +257,7 @@ class ModelTrainer(TrainerBase):
         if not self.options.detect_anomalous_params:
             return
         names = [name for name, p in self.model.named_parameters() if p.requires_grad and name not in reached]
-        if names and is_main_process():
+        if names:
             logger.warning(
                 "%d trainable parameter(s) get no gradient from the losses of the first micro-batch: %s. Use them in "
                 "the loss, freeze them (requires_grad_(False)) or remove them.",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import logging
 import math
 import os
 import secrets
@@ -24,8 +23,9 @@ from typing import Any
 
 from libai.utils.atomic import atomic_write_bytes, naming
 from libai.utils.errors import OutputLostError, UserError
+from libai.utils.logging import main_logger
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ batch of an update that is not finite is then run eagerly to find the first modu
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,11 +23,12 @@ from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.engine.snapshot import Snapshot
 from libai.patches.wrapping import replaced
 from libai.scheduler import has_state
-from libai.utils.distributed import any_rank, gather_objects, get_rank, is_main_process
+from libai.utils.distributed import any_rank, gather_objects, get_rank
 from libai.utils.errors import UserError
+from libai.utils.logging import main_logger
 from libai.utils.tensors import part_here, tensors_in
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 
 #: at a log point the state is copied again after this number of iterations, or if the kept batches exceed this size
 MIN_ITERS_BETWEEN_COPIES = 50
@@ -150,8 +150,7 @@ class BadLossHook(HookBase, LossPolicy):
         self._bad_in_a_row += 1
         if self._bad_in_a_row > MAX_BAD_IN_A_ROW:
             raise NonFiniteLoss(iteration, losses, diagnosis, num_undone=self._bad_in_a_row)
-        if is_main_process():
-            logger.warning("iteration %d is not finite: %s; %s", iteration, diagnosis, _DONE[self.policy])
+        logger.warning("iteration %d is not finite: %s; %s", iteration, diagnosis, _DONE[self.policy])
 
 
 def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:

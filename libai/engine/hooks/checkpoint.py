@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
 from libai.checkpoint import CheckpointError
 from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.hook_base import HookBase, Period, is_due, step_period_of
 from libai.engine.metrics import NonFiniteLoss
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import OutputLostError
+from libai.utils.logging import main_logger
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 
 
 class CheckpointHook(HookBase):

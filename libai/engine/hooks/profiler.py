@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import cProfile
-import logging
 import pstats
 from pathlib import Path
 
 from libai.engine.hook_base import HookBase
 from libai.utils.distributed import get_rank
+from libai.utils.logging import main_logger
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 
 
 class ProfilerHook(HookBase):

@@ -6,7 +6,6 @@ Every rank makes the same updates with local tensors, so only the batches are co
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -20,10 +19,11 @@ from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import fold, random_context
 from libai.parallel import LocalLayout, Mesh, localized
 from libai.patches.wrapping import unwrap_forward, wrap_forward
-from libai.utils.distributed import gather_arrays, gather_objects, is_main_process
+from libai.utils.distributed import gather_arrays, gather_objects
+from libai.utils.logging import main_logger
 from libai.utils.sizes import available_bytes
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 
 Batches = list[list[dict[str, Any]]]
 #: copies of the weights in memory: weights, gradients, two Adam states, and saved copies of weights and Adam states
@@ -48,11 +48,10 @@ def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches
     if any(of_rank != shapes[0] for of_rank in shapes):
         return None
     if not all(gather_objects(_fits_on_a_rank(trainer))):
-        if is_main_process():
-            logger.warning(
-                "the first updates are not compared with one process: the whole model, with its gradients and "
-                "optimizer state, does not fit into the memory of each rank."
-            )
+        logger.warning(
+            "the first updates are not compared with one process: the whole model, with its gradients and "
+            "optimizer state, does not fit into the memory of each rank."
+        )
         return None
     # rank numbers run over tensor peers first, then over data peers, then over pipeline peers
     data_ranks = slice(0, mesh.data * mesh.tensor, mesh.tensor)

@@ -6,7 +6,6 @@ read. The trainer makes the same updates as in training: fused, averaged over ra
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,10 +35,11 @@ from libai.engine.rehearsal.reference import (
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.layers.lora import has_adapters
 from libai.layers.random import find_unseeded_dropouts
-from libai.utils.distributed import gather_objects, is_main_process
+from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
+from libai.utils.logging import main_logger
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 #: largest relative difference between a metric over several ranks and over one process
 _METRIC_BOUND = 1e-4
 
@@ -74,7 +74,7 @@ def make_reference(trainer: Any) -> tuple[Iterations, Reference | None]:
         reason = _why_incomparable(trainer)
         if reason is not None:  # ranks still compare an eager update on the mesh with the same update of one process
             wanted = min(wanted, 0 if trainer.mesh.is_single else 1)
-    if reason is not None and is_own and is_main_process():
+    if reason is not None and is_own:
         logger.warning("the first updates are not rehearsed: %s.", reason)
     if obstacle is not None or not (wanted or _needs_facts(trainer)):
         return [], None
@@ -84,7 +84,7 @@ def make_reference(trainer: Any) -> tuple[Iterations, Reference | None]:
         _require_deterministic(trainer, iterations, reference)
     if is_graph:
         refuse_untraceable(trainer, reference)
-    elif reference.remembered and is_main_process():
+    elif reference.remembered:
         logger.warning(
             "%s.forward changes %s, which no checkpoint contains: a resumed run starts with its initial value. Keep "
             "numbers in buffers (`register_buffer`) if the losses depend on them.",
@@ -152,23 +152,21 @@ def _require_equal(
                 f"{unstable}; a compiled step would repeat the value read during compilation. Pass such a number in "
                 "the batch, or run with graph.enabled=false."
             )
-        if is_main_process():
-            logger.warning("%s. A resumed run will not repeat this one.", unstable)
+        logger.warning("%s. A resumed run will not repeat this one.", unstable)
         return
     begins = begins_in(trainer, iterations, difference.update, reference, is_compiled)
     options = trainer.options
     may_change = options.batch_scope == "global" and options.gradient_reduction == "auto"
     if is_compiled or trainer.layout.is_global or not may_change or not reference.is_of_one_process:
         raise NotTheSame(text + begins)
-    if is_main_process():
-        logger.info(
-            "%s mixes the samples of a batch: %s.%s Eager mode therefore uses global tensors, which include the "
-            "samples of all %d data ranks (train.dist.batch_scope=global)",
-            name,
-            difference,
-            begins,
-            trainer.mesh.data,
-        )
+    logger.info(
+        "%s mixes the samples of a batch: %s.%s Eager mode therefore uses global tensors, which include the "
+        "samples of all %d data ranks (train.dist.batch_scope=global)",
+        name,
+        difference,
+        begins,
+        trainer.mesh.data,
+    )
     trainer.use_global_tensors()
     try:
         _, still = compared_updates(trainer, iterations, reference, make)
@@ -297,7 +295,7 @@ def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> 
         other = found.metrics[0][name]
         if abs(other - value) > _METRIC_BOUND * max(abs(value), abs(other)):  # false for NaN
             odd.append(f"metric {name!r}")
-    if odd and is_main_process():
+    if odd:
         logger.warning(
             "%s of %s: not a mean over samples (or counted items). Eager data-parallel ranks log the mean of their "
             "values; graph mode and one process log the value over the samples of all ranks. Training is the same. "

@@ -6,7 +6,6 @@ Every builder takes the `RunConfig` and the objects that were built before it. N
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,12 +24,11 @@ from libai.optim import Optimizers, auto_scale_lr, get_param_groups
 from libai.parallel import Mesh
 from libai.patches.layer_sizes import checked_sizes
 from libai.scheduler import by_optimizer, in_sequence, with_momentum
-from libai.utils.distributed import is_main_process
 from libai.utils.errors import UserError
-from libai.utils.logging import warn_once
+from libai.utils.logging import main_logger, warn_once
 from libai.utils.seeding import resolve_seed, seed_everything
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 
 
 def build_part(part: str, section: Any, place: str, **facts: Any) -> Any:
@@ -68,7 +66,7 @@ def adapt_model(run: Any, model: flow.nn.Module) -> None:
 
     Calling it again has no further effect.
     """
-    if run.train.dist.sync_batch_norm and not synchronize_batch_norms(model) and is_main_process():
+    if run.train.dist.sync_batch_norm and not synchronize_batch_norms(model):
         logger.warning(
             "train.dist.sync_batch_norm=true has no effect: %s has no batch normalization", type(model).__name__
         )
@@ -267,9 +265,8 @@ def amp_dtype(run: Any, mode: str, device: str) -> str | None:
         return None
     if device == "cuda":
         return amp.dtype
-    if is_main_process():
-        text = f"train.amp.enabled=auto: this run computes in float32, because {NO_AMP[mode]}."
-        warn_once(logger, f"amp-{mode}", text)
+    text = f"train.amp.enabled=auto: this run computes in float32, because {NO_AMP[mode]}."
+    warn_once(logger, f"amp-{mode}", text)
     return None
 
 
@@ -326,9 +323,8 @@ class Parts:
         if tuned_for is not None:
             samples = self.plan.global_batch_size
             factor = auto_scale_lr(optimizer, tuned_for, samples)
-            if is_main_process():
-                text = "learning rates multiplied by %.4g: %d samples per iteration instead of %d"
-                logger.info(text, factor, samples, tuned_for)
+            text = "learning rates multiplied by %.4g: %d samples per iteration instead of %d"
+            logger.info(text, factor, samples, tuned_for)
         return optimizer
 
     def new_schedule(self, optimizer: flow.optim.Optimizer) -> Any:

@@ -5,7 +5,6 @@ No other file of the engine reads the mode from the config. All other code asks 
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from libai.config import RunConfig
@@ -15,11 +14,11 @@ from libai.engine.rehearsal.rehearsal import NotTheSame
 from libai.engine.run import build
 from libai.engine.run.trials import compare_speed, try_forward
 from libai.engine.trainer import TRAINERS
-from libai.utils.distributed import is_main_process
 from libai.utils.errors import GraphBuildError, UserError
+from libai.utils.logging import main_logger
 from libai.utils.seeding import seed_everything
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 #: the mode reason of a run that has not chosen its mode yet
 UNDECIDED = "graph.enabled=auto"
 
@@ -65,8 +64,7 @@ def resolve(run: Any) -> None:
             raise
         could_not = "be compiled" if isinstance(error, GraphBuildError) else "train the same model"
         run.mode_reason = f"the graph could not {could_not}"
-        if is_main_process():
-            logger.warning("%s The run trains in eager mode, because %s.", error, run.mode_reason)
+        logger.warning("%s The run trains in eager mode, because %s.", error, run.mode_reason)
         _set_mode(run, "eager")  # a trainer that was switched to graph mode is already back
         run.trainer.prepare()
         return
@@ -90,8 +88,7 @@ def _keep_the_faster(run: Any) -> None:
     )
     if high >= 1:  # graph mode is not clearly faster, and eager mode is simpler
         _set_mode(run, "eager")
-    if is_main_process():
-        logger.info("%s", run.mode_reason)  # the next line on the screen names the mode
+    logger.info("%s", run.mode_reason)  # the next line on the screen names the mode
 
 
 def _refusal(run: Any, mode: str) -> str:
@@ -126,10 +123,9 @@ def switch(run: Any, mode: str, reason: str) -> None:
     check_supported(run.config, mode, run.mesh.device)
     _set_mode(run, mode)
     run.mode_reason = reason
-    if is_main_process():
-        logger.info(
-            "switched from %s to %s mode after iteration %d (%s)", before, mode, run.trainer.completed_iters, reason
-        )
+    logger.info(
+        "switched from %s to %s mode after iteration %d (%s)", before, mode, run.trainer.completed_iters, reason
+    )
 
 
 def _set_mode(run: Any, mode: str) -> None:

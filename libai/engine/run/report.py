@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 from collections.abc import Mapping
@@ -24,9 +23,10 @@ from libai.native.kernels import kernels_in_use
 from libai.optim import Optimizers
 from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
+from libai.utils.logging import main_logger
 from libai.utils.screen import format_table
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def starting_files(run: Any, run_id: str) -> dict[str, str]:
 
 
 def start_banner(run: Any) -> None:
-    """Log what is about to run, in six lines of about 72 columns. Rank 0 only.
+    """Log what is about to run, in six lines of about 72 columns.
 
     `env.json` lists the software in full.
     """

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -42,11 +41,11 @@ from libai.utils.distributed import (
     is_main_process,
 )
 from libai.utils.errors import OutputLostError, UserError
-from libai.utils.logging import setup_logging
+from libai.utils.logging import main_logger, setup_logging
 from libai.utils.rank_notes import phase
 from libai.utils.seeding import raise_open_file_limit, resolve_seed, seed_everything
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 
 
 def default_setup(
@@ -126,9 +125,8 @@ class Run(build.Parts):
             self.resume(resumed, reset)
         elif load_weight.path:
             self.load_weights(load_weight.path, load_weight.revise_keys, load_weight.strict)
-        if is_main_process():
-            for line in combinations.warnings(config, get_world_size(), self.plan.train_iter, self.start_iter):
-                logger.warning("%s", line)
+        for line in combinations.warnings(config, get_world_size(), self.plan.train_iter, self.start_iter):
+            logger.warning("%s", line)
 
     if not TYPE_CHECKING:  # a type checker would accept every name
 
@@ -241,10 +239,9 @@ class Run(build.Parts):
         with suppress(Interrupted):  # the answer to STOP is read below
             self.resolve_mode()
             if self.trainer.completed_iters < last:
-                if is_main_process():
-                    start_banner(self)
+                start_banner(self)
                 self.check_evaluation()
-            elif is_main_process():
+            else:
                 logger.info(
                     "nothing left to do: all %d iterations are done. To continue, set a larger train.train_iter", last
                 )
@@ -269,19 +266,18 @@ class Run(build.Parts):
         if best is not None:
             self.load_weights(str(best))
             self.checkpointer.load_tensors_of_hooks(checkpoint.load(best))  # also the weight average of that checkpoint
-        elif is_main_process():
+        else:
             logger.warning("no evaluation returned a finite %s: the model keeps its last weights", self.metric)
 
     def _stopped(self) -> StoppedFromOutside:
         asked_by, saved = self.trainer.loop.agreement.take(STOP), self.checkpointer.resumable
         barrier()  # rank 0 may still be writing, and oneflow aborts it if another rank exits first
-        if is_main_process():
-            logger.info(
-                "stopped by %s after iteration %d; %s",
-                describe_stop(asked_by),
-                self.trainer.completed_iters,
-                f"--resume continues from {saved.name}" if saved else "no checkpoint holds it",
-            )
+        logger.info(
+            "stopped by %s after iteration %d; %s",
+            describe_stop(asked_by),
+            self.trainer.completed_iters,
+            f"--resume continues from {saved.name}" if saved else "no checkpoint holds it",
+        )
         return StoppedFromOutside(exit_code_of(asked_by, is_resumable=saved is not None))
 
     # ------------------------------------------------------------------ mode
@@ -332,20 +328,19 @@ class Run(build.Parts):
         metrics = self.evaluate(max(num_batches, 1))
         if self.metric is not None and not self.config.train.extra_hooks:  # a hook may add its own metric later
             refuse_unknown(f"eval/{self.metric}", metrics)
-        if num_batches and is_main_process():
+        if num_batches:
             logger.info("evaluation works: tested on %d batch(es) of %s", num_batches, ", ".join(self.test_loaders))
 
     def report_evaluation(self) -> dict[str, float]:
         """Evaluate once, log the result and return it (`--eval-only`). Collective."""
         start = time.perf_counter()
-        if is_main_process() and not self.start_iter and not self.config.train.load_weight.path:
+        if not self.start_iter and not self.config.train.load_weight.path:
             logger.warning("these are the initial weights; to evaluate others, use --resume or train.load_weight=FILE")
         metrics = self.evaluate()
-        if is_main_process():
-            scalars = {**metrics, EVAL_SECONDS: time.perf_counter() - start}
-            record = LogRecord(self.start_iter, self.plan.train_iter, scalars)
-            for line in format_eval_lines(record):
-                logger.info("%s", line, extra={"is_result": True})
+        scalars = {**metrics, EVAL_SECONDS: time.perf_counter() - start}
+        record = LogRecord(self.start_iter, self.plan.train_iter, scalars)
+        for line in format_eval_lines(record):
+            logger.info("%s", line, extra={"is_result": True})
         return metrics
 
     dry_run = dry_run  # `--dry-run`
@@ -365,6 +360,5 @@ class Run(build.Parts):
         Adapters that are not in `source` keep their initial weights.
         """
         report = checkpoint.load_weights(source, self.model, *args, **{"optional": ADAPTER, **kwargs})
-        if is_main_process():
-            origin = source if isinstance(source, str) else "the given tensors"
-            logger.info("loaded weights from %s: %s", origin, report)
+        origin = source if isinstance(source, str) else "the given tensors"
+        logger.info("loaded weights from %s: %s", origin, report)

@@ -8,7 +8,6 @@ moves the previous one to `previous/<id>`; `--resume` continues the run that is 
 from __future__ import annotations
 
 import json
-import logging
 import re
 import secrets
 import shutil
@@ -25,12 +24,12 @@ from libai.checkpoint import list_checkpoints
 from libai.checkpoint.manifest import STATE
 from libai.engine.checkpointer import RESETTABLE, find_checkpoint
 from libai.utils.atomic import atomic_write_text, read_json
-from libai.utils.distributed import barrier, is_main_process, result_of_rank_0
+from libai.utils.distributed import barrier, result_of_rank_0
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.folder_lock import LOCK_FILE, FolderInUseError, FolderLock, describe_holder, find_holder
-from libai.utils.logging import open_log_files
+from libai.utils.logging import main_logger, open_log_files
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 #: the value of `resume` that continues a run if there is one
 AUTO = "auto"
 RUN_FILE, ENV_FILE = "run.json", "env.json"
@@ -119,7 +118,7 @@ class RunFolder:
         #: the names of the run's checkpoints now, before the folder is locked
         self._names = self._own_names()
         foreign = [path.name for path in list_checkpoints(self.root) if path.name not in self._names]
-        if foreign and self._is_continued and is_main_process():
+        if foreign and self._is_continued:
             logger.warning("ignored %s: not part of run %s", ", ".join(foreign), self.run_id)
         self.is_held = False  # set on every rank, although only rank 0 has the lock
         self._has_begun = False

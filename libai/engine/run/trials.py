@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 from dataclasses import dataclass
@@ -22,9 +21,10 @@ from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
 from libai.utils.distributed import all_reduce, is_main_process
 from libai.utils.errors import UserError
+from libai.utils.logging import main_logger
 from libai.utils.rank_notes import phase
 
-logger = logging.getLogger("libai.engine")
+logger = main_logger("libai.engine")
 #: the loss counts as diverged above this multiple of its minimum, both smoothed
 DIVERGED = 4.0
 #: weight of the earlier losses in the smoothed loss
@@ -48,10 +48,9 @@ def dry_run(run: Any) -> None:
     began = time.perf_counter()
     run.resolve_mode()
     run.check_evaluation()
-    if is_main_process():
-        start_banner(run)
-        for line in parameter_table(run.model):
-            logger.info("%s", line)
+    start_banner(run)
+    for line in parameter_table(run.model):
+        logger.info("%s", line)
     trainer = run.trainer
     trainer.prepare()
     with rolled_back(trainer):
@@ -67,17 +66,16 @@ def dry_run(run: Any) -> None:
             done.append("the content of a checkpoint")
         if run.config.train.evaluation.enabled and run.test_loaders:
             done.append(f"one evaluation batch of {', '.join(run.test_loaders)}")
-    if is_main_process():
-        memory = [f"{value:.2f} GiB" for value in memory_gb(trainer.loop.device).values()]
-        iterations = max(run.plan.train_iter - run.start_iter, 0)
-        total = timedelta(seconds=round(seconds * iterations))
-        for text in (
-            f"memory  {' and on the device '.join(memory)} at the peak of a process in {trainer.mode} mode",
-            f"time    {seconds:.3g} s per iteration, {total} for {iterations:,} iterations, excluding data, "
-            "evaluation and checkpoints",
-            f"dry run passed in {time.perf_counter() - began:.1f} s: {', '.join(done)}. Everything has been undone",
-        ):
-            logger.info("%s", text, extra={"is_result": True})
+    memory = [f"{value:.2f} GiB" for value in memory_gb(trainer.loop.device).values()]
+    iterations = max(run.plan.train_iter - run.start_iter, 0)
+    total = timedelta(seconds=round(seconds * iterations))
+    for text in (
+        f"memory  {' and on the device '.join(memory)} at the peak of a process in {trainer.mode} mode",
+        f"time    {seconds:.3g} s per iteration, {total} for {iterations:,} iterations, excluding data, "
+        "evaluation and checkpoints",
+        f"dry run passed in {time.perf_counter() - began:.1f} s: {', '.join(done)}. Everything has been undone",
+    ):
+        logger.info("%s", text, extra={"is_result": True})
 
 
 def try_forward(trainer: ModelTrainer) -> None:

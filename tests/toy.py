@@ -28,13 +28,6 @@ class Classifier(nn.Module):
         return {"losses": {"cls": loss}, "metrics": {"mean_logit": logits.mean()}}
 
 
-class MeanLoss(Classifier):
-    """The mean square of the logits."""
-
-    def forward(self, x, y):
-        return {"losses": {"square": flow.mean(flow.square(self.b(flow.relu(self.a(x)))))}}
-
-
 class Tagger(Classifier):
     """A model whose loss is over the labels that are not ignored, as in a language model."""
 

@@ -170,16 +170,16 @@ def gather_arrays(array: np.ndarray) -> list[np.ndarray]:
 
 def any_rank(flag: bool) -> bool:
     """Return True on every rank if `flag` is true on any. Ranks use it to agree to stop or save. Collective."""
-    return bool(all_reduce(np.array([bool(flag)]), "sum")[0] > 0)
+    return bool(all_reduce(np.array([bool(flag)]))[0] > 0)
 
 
-def broadcast_object(obj: Any, src: int = 0) -> Any:
-    """Return the object of rank `src` on every rank. The objects of other ranks are ignored. Collective.
+def broadcast_object(obj: Any) -> Any:
+    """Return the object of rank 0 on every rank. The objects of other ranks are ignored. Collective.
 
     Only JSON values are supported, and nothing is pickled. Values are returned as JSON decodes them (tuples as lists),
-    also with one process. Every rank raises `TypeError` if `src` passes anything else.
+    also with one process. Every rank raises `TypeError` if rank 0 passes anything else.
     """
-    return gather_objects(obj if get_rank() == src else None)[src]
+    return gather_objects(obj if is_main_process() else None)[0]
 
 
 def result_of_rank_0(

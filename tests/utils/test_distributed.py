@@ -119,7 +119,7 @@ found = {
     "int": d.all_reduce(np.array([big, rank])).tolist(),
     "scalar": d.all_reduce(np.float64(rank + 1)).tolist(),
     "empty": d.all_reduce(np.empty((0, 3))).shape,
-    "from_1": d.broadcast_object({"rank": rank, "text": "é"}, src=1),
+    "from_0": d.broadcast_object({"rank": rank, "text": "é"}),
     "gathered": d.gather_objects([rank] * (1 + 5 * rank)),
     "any": [d.any_rank(rank == 1), d.any_rank(False)],
     "seed": resolve_seed(None),
@@ -160,7 +160,7 @@ class TestTwoRanks:
 
     def test_objects_arrive_on_every_rank(self, two_ranks):
         for found in two_ranks:
-            assert found["from_1"] == {"rank": 1, "text": "é"}
+            assert found["from_0"] == {"rank": 0, "text": "é"}
             assert found["gathered"] == [[0], [1] * 6]
 
     def test_a_flag_of_one_rank_is_seen_by_all(self, two_ranks):

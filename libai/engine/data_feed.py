@@ -64,8 +64,8 @@ class DataFeed:
     def take(self) -> list[Any]:
         """Return the micro-batches of the next iteration."""
         start = time.perf_counter()
-        micro_batches: list[Any] = []
-        while len(micro_batches) < self._num_micro_batches:
+        micro_batches = []
+        for _ in range(self._num_micro_batches):
             micro_batches.append(self._ahead.pop(0) if self._ahead else self._next())
             self.is_ahead = True
         self.seconds += time.perf_counter() - start

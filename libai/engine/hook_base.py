@@ -101,12 +101,12 @@ class HookBase:
     #: modes in which the hook works; registering it in another mode raises `UserError`
     modes: ClassVar[tuple[str, ...]] = ("eager", "graph")
     #: "all" or "main". With "main" only rank 0 registers the hook, and it must not call collectives
-    only_on: ClassVar[str] = "all"
+    only_on = "all"
     #: hooks with smaller numbers run first; the shipped hooks use 1 ... 99
-    priority: int = 50
+    priority = 50
     #: `before_step` and `after_step` are called every `step_period` iterations, and always in the first and the last
     #: iteration of a call of `train` (0: only in these). A hook may change its period at any time
-    step_period: int = 1
+    step_period = 1
 
     def before_train(self) -> None:
         """Called once before the first iteration."""

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from libai.config.settings.other_names import member_meant
 from libai.engine.check_parts import accepts, check_iterations
@@ -140,9 +140,9 @@ class TrainerBase:
         loop: stop and pause requests, training time, and results that have not been fetched yet.
     """
 
-    mode: ClassVar[str] = "base"
+    mode = "base"
     #: see `quick_thread_switches`
-    _switch_seconds: ClassVar[float] = SWITCH_SECONDS
+    _switch_seconds = SWITCH_SECONDS
 
     def __init__(
         self,

@@ -115,10 +115,9 @@ class NonFiniteLoss(FloatingPointError):
     Attributes:
         iteration: number of the bad iteration (1 = the first update).
         losses: losses of that iteration by tag.
-        diagnosis: the cause, if it is known.
 
-    The argument `num_undone` is the number of bad updates that were undone. If it is 0, the weights in memory are
-    corrupted.
+    `diagnosis` is the cause, if it is known, and `num_undone` the number of bad updates that were undone. If it is 0,
+    the weights in memory are corrupted.
     """
 
     #: the command-line tools print only the message, because a traceback would add nothing
@@ -127,7 +126,6 @@ class NonFiniteLoss(FloatingPointError):
     def __init__(self, iteration: int, losses: Mapping[str, float], diagnosis: str = "", num_undone: int = 0):
         self.iteration = iteration
         self.losses = dict(losses)
-        self.diagnosis = diagnosis
         bad = [f"{tag}={value}" for tag, value in losses.items() if not math.isfinite(value)]
         found = f"iteration {iteration} is not finite: {diagnosis or ', '.join(bad)}."
         if num_undone:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,9 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
     # check the type first: indexing a tensor with a string crashes the process in OneFlow 0.9.0 (SIGSEGV)
     is_usual = type(outputs) is dict and type(outputs.get("losses")) is dict
     named = outputs if is_usual else structured(outputs)
-    losses = named.get("losses") if isinstance(named, dict) else None
-    metrics = None if losses is None else named.get("metrics")
-    if losses is None or not _are_scalars(losses) or not losses or not (metrics is None or _are_scalars(metrics)):
+    parts: Any = named if isinstance(named, dict) else {}
+    losses, metrics = parts.get("losses"), parts.get("metrics")
+    if not _are_scalars(losses) or not losses or not (metrics is None or _are_scalars(metrics)):
         raise ModelContractError(
             f"{_source(model)} returned {_described(outputs)}, which the trainer cannot use: {_RIGHT_CODE}."
         )
@@ -137,19 +137,13 @@ def as_batch_dict(batch: Any, model: Any) -> dict[str, Any]:
     forward does not accept the batch.
     """
     signature = inspect.signature(model.forward)
-    items: Sequence[Any] = ()
-    named: dict[str, Any] = {}
-    if isinstance(batch, dict):
-        named = batch
-        found = f"the keys {sorted(batch)}"
-    else:
-        items = batch if isinstance(batch, (tuple, list)) else [batch]
-        found = f"length {len(items)}"
+    items = batch if isinstance(batch, (dict, tuple, list)) else [batch]
     try:
-        bound = signature.bind(*items, **named)
+        bound = signature.bind(**items) if isinstance(items, dict) else signature.bind(*items)
     except TypeError as error:
+        found = f"the keys {sorted(items)}" if isinstance(items, dict) else f"length {len(items)}"
         raise ModelContractError(
             f"the batch has {found}, but {type(model).__name__}.forward takes {list(signature.parameters)}: {error}. "
             "Change what the dataset returns, or the arguments of forward and their defaults."
         ) from None
-    return batch if named is batch else dict(bound.arguments)
+    return batch if isinstance(batch, dict) else dict(bound.arguments)

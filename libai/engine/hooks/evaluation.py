@@ -106,7 +106,7 @@ class MetricHook(HookBase):
     saved: tuple[str, ...] = ("last_iter",)
     step_period = 0
 
-    def __init__(self, metric: str = ""):
+    def __init__(self, metric: str):
         self.metric = metric
         self.last_iter: int | None = None
 
@@ -120,7 +120,7 @@ class MetricHook(HookBase):
 
     def after_eval(self) -> None:
         """Raises `UserError` if the evaluation does not return the metric."""
-        if self.metric and self.trainer.storage.get(self.metric) is None:
+        if self.trainer.storage.get(self.metric) is None:
             refuse_unknown(self.metric, self.trainer.storage.names("eval/"))
 
     def after_step(self) -> None:

@@ -103,7 +103,11 @@ class RunFolder:
     def __init__(self, path: Path, resume: bool | str, reset: Collection[str] = ()):
         self.path = path
         self.root = path / "checkpoints"
-        _check_reset(reset, bool(resume))
+        if reset and not (resume and set(reset) <= set(RESETTABLE)):
+            raise UserError(
+                f"--reset {','.join(reset)}: a resume can leave out {', '.join(RESETTABLE)}, and --reset needs "
+                "--resume."
+            )
         present = result_of_rank_0(partial(find_run, path))
         self.checkpoint: Path | None = None
         if resume is True or resume == AUTO:
@@ -247,14 +251,6 @@ def checkpoint_of(given: Path) -> Path:
             f"train.load_weight={given}."
         )
     return path
-
-
-def _check_reset(reset: Collection[str], resumes: bool) -> None:
-    """Raise `UserError` for unknown parts, and for any parts if nothing is resumed."""
-    if reset and not (resumes and set(reset) <= set(RESETTABLE)):
-        raise UserError(
-            f"--reset {','.join(reset)}: a resume can leave out {', '.join(RESETTABLE)}, and --reset needs --resume."
-        )
 
 
 def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path:

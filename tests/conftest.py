@@ -1,6 +1,7 @@
 """Fixtures for all tests: tiny models and data, both modes as a parameter, launches with a time limit."""
 
 import gc
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # `import toy`, `import jobs` fr
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import duration
+import jobs
 
 #: under nohup or in the background of a script, all processes started by tests would ignore these signals
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -42,6 +44,15 @@ def _protected_graph_launches():
 def mode(request):
     """Both execution modes."""
     return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A user's folder outside the repository, with a config that imports the models next to it."""
+    folder = tmp_path_factory.mktemp("user")
+    for name in ("user_models.py", "user_config.py"):
+        shutil.copy(jobs.ROOT / "tests" / "launch" / name, folder)
+    return folder
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBAI = (sys.executable, str(ROOT / "libai" / "__main__.py"))
 TRAIN_NET = str(ROOT / "tools" / "train_net.py")
 TRAIN_SH = str(ROOT / "tools" / "train.sh")
+#: folders whose modules the scripts of ranks import, besides their own
+RANK_FOLDERS = [
+    str(ROOT / name) for name in ("", "tests", "tests/contract", "tests/engine", "tests/inference", "tests/parity")
+]
 #: `import oneflow` in the test process fills the first group in; the others may come from the user's shell
 NOT_INHERITED = {*RENDEZVOUS_VARIABLES, "NODE", "NODE_RANK", "ADDR", "PORT", "OMP_NUM_THREADS", "VENV"}
 #: what oneflow 0.9.0 writes to stderr on a machine without InfiniBand or a GPU
@@ -46,14 +49,6 @@ class Finished:
 
     def __str__(self) -> str:
         return f"exit code {self.returncode}\n--- stdout\n{self.stdout[-6000:]}\n--- stderr\n{self.stderr[-6000:]}"
-
-
-def user_folder(tmp_path_factory: Any) -> Path:
-    """Create a user's folder outside the repository, with a config that imports the models next to it."""
-    folder = tmp_path_factory.mktemp("user")
-    for name in ("user_models.py", "user_config.py"):
-        shutil.copy(ROOT / "tests" / "launch" / name, folder)
-    return folder
 
 
 def does(statement: str, once: str = "") -> str:
@@ -135,9 +130,9 @@ def rank_command(script: str | Path, processes: int) -> list[str]:
 
 
 def run_ranks(script: str | Path, processes: int, *arguments: str | Path, **options: Any) -> Finished:
-    """Run a script on several ranks. If it fails, the test fails."""
+    """Run a script on several ranks. It can import the modules of `RANK_FOLDERS`. If it fails, the test fails."""
     command = [*rank_command(script, processes), *map(str, arguments)]
-    finished = run(command, **{"PYTHONPATH": str(ROOT), **options})
+    finished = run(command, **{"PYTHONPATH": os.pathsep.join(RANK_FOLDERS), **options})
     assert finished.returncode == 0, finished
     return finished
 

@@ -5,11 +5,10 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from jobs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = (ROOT / "tools" / "test.sh").read_text()
 QUICK = "not e2e and not slow and not dist"
 #: tier -> marker expression; .ci/run has the first two as one suite

@@ -1,11 +1,9 @@
 """No test has an assertion that is always true."""
 
 import ast
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from jobs import ROOT
 
 
 def vacuous(source):

@@ -2,11 +2,10 @@
 
 import ast
 import graphlib
-from pathlib import Path
 
 import pytest
+from jobs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "libai"
 
 #: the folders of libai from the lowest floor up: a file may import from lower floors, and from its own folder

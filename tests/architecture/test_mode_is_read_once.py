@@ -2,11 +2,10 @@
 
 import ast
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from jobs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 #: names of variables with a run's config
 CONFIGS = ("run", "config", "cfg")
 #: file -> number of reads of the setting or of `RunConfig.mode`; the numbers may only decrease

@@ -1,11 +1,10 @@
 """The library and its tests may only become smaller, and no file or folder exceeds its limit."""
 
 import sys
-from pathlib import Path
 
 import pytest
+from jobs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "libai"
 sys.path.append(str(ROOT / "tools"))
 

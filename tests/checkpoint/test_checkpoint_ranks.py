@@ -1,14 +1,10 @@
 """Two real ranks: every layout is gathered to full tensors and restored, and failures reach both ranks."""
 
-from pathlib import Path
-
 import jobs
 import numpy as np
 import pytest
 
 from libai import checkpoint
-
-REPO = Path(__file__).resolve().parents[2]
 
 _JOB = """
 import os, sys, threading, traceback

@@ -3,15 +3,13 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import ROOT
 
 from libai import checkpoint
 from libai.checkpoint import CheckpointError
-
-REPO = Path(__file__).resolve().parents[2]
 
 
 def test_the_folder_is_laid_out_as_documented(tmp_path):
@@ -108,7 +106,7 @@ print((peak[0] - before) / shard)
 def _peak_in_shards(tmp_path, what):
     """Return the additional resident memory for saving (and loading) a model of ten shards, in units of one shard."""
     command = [sys.executable, "-c", _MEMORY, str(tmp_path), what]
-    return float(subprocess.run(command, check=True, cwd=REPO, capture_output=True, text=True, timeout=60).stdout)
+    return float(subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout)
 
 
 @pytest.mark.e2e

@@ -1,9 +1,9 @@
 """The tables of docs/config.md match the schema."""
 
 import runpy
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from jobs import ROOT
+
 PAGE = ROOT / "docs" / "config.md"
 renew = runpy.run_path(str(ROOT / "tools" / "docs_settings.py"))["renew"]
 

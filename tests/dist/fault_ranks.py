@@ -1,6 +1,6 @@
 """Train planted faults on the ranks of one job and write the outcome of each.
 
-python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/fault_ranks.py RESULT.json
+Started with the arguments RESULT.json by `jobs.run_ranks`, which sets PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(folder) for folder in (TESTS.parent, TESTS, TESTS / "parity", TESTS / "dist")]
-
-import coupled_models as cm  # noqa: E402
-import faults  # noqa: E402
-import numpy as np  # noqa: E402
+import coupled_models as cm
+import faults
+import numpy as np
 
 
 @dataclass(frozen=True)

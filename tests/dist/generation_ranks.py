@@ -1,6 +1,6 @@
 """Generate on the ranks of one job, which share a model's weights, and write the tokens of each way to compute.
 
-python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/generation_ranks.py FOLDER
+Started with the arguments FOLDER by `jobs.run_ranks`, which sets PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -9,16 +9,12 @@ import json
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "inference")]
+from ranks import run_rank
+from test_generation import MODELS, PROMPTS, build
 
-import libai  # noqa: E402, F401, I001  (makes `import oneflow` work)
-from ranks import run_rank  # noqa: E402
-from test_generation import MODELS, PROMPTS, build  # noqa: E402
-
-from libai.inference import GenerationOptions, Generator  # noqa: E402
-from libai.parallel import Mesh, ParallelPlan, parallelize  # noqa: E402
-from libai.utils.distributed import get_rank, get_world_size  # noqa: E402
+from libai.inference import GenerationOptions, Generator
+from libai.parallel import Mesh, ParallelPlan, parallelize
+from libai.utils.distributed import get_rank, get_world_size
 
 WAYS = {"eager": {}, "graph": {"is_graph": True}}
 OPTIONS = {

@@ -6,10 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import oneflow as flow
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import test_guards as cases
 
 from libai.parallel import full_tensor

@@ -5,13 +5,8 @@ Started by test_graph_gradients.py. Ends with exit code 1 if a number or a count
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 from unittest import mock
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "parity", HERE)]
 
 
 def main() -> None:

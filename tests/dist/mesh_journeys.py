@@ -1,6 +1,6 @@
 """Runs that change mesh, mode or course in the middle, compared with the plain loop of one process that does not.
 
-    python [-m oneflow.distributed.launch --nproc_per_node 2] tests/dist/mesh_journeys.py FOLDER RESULT.json NAME …
+Started with the arguments FOLDER RESULT.json NAME … by `jobs.run_ranks`, which sets PYTHONPATH.
 
 `FOLDER` holds the checkpoints of the journey over several jobs: `start` (one process) leaves one there, `middle` (two
 processes) resumes and saves it twice, `end` (one process) resumes the last.
@@ -14,10 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "parity", HERE)]
-
-from libai.utils.distributed import all_reduce, get_rank  # noqa: E402
+from libai.utils.distributed import all_reduce, get_rank
 
 LEG = 5  # iterations of each leg of a journey
 BAD = 3  # the 0-based iteration with a batch that is not finite

@@ -1,6 +1,6 @@
 """Train the mesh cases on the ranks of one job and write the distance of each from the plain loop of one process.
 
-    python -m oneflow.distributed.launch --nproc_per_node 2 mesh_ranks.py RESULT.json [quick | MODEL]
+Started with the arguments RESULT.json [quick | MODEL] by `jobs.run_ranks`, which sets PYTHONPATH.
 
 Every rank runs the plain loop on local tensors by itself, so a rank that drifts from the others is also detected.
 """
@@ -11,10 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "parity", HERE)]
-
-from libai.utils.distributed import all_reduce, get_rank, get_world_size  # noqa: E402
+from libai.utils.distributed import all_reduce, get_rank, get_world_size
 
 
 def main(target: str, part: str = "") -> None:

@@ -1,6 +1,6 @@
 """Compute operations on global tensors on two ranks, and write the distance of values and gradients from one process.
 
-    python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/operations_on_ranks.py RESULT.json eager|graph
+Started with the arguments RESULT.json eager|graph by `jobs.run_ranks`, which sets PYTHONPATH.
 
 Each takes activations `x` (8, 6, 4), a parameter `w` (6, 4) and ids `i` (8, 3), as a model's forward has them.
 """
@@ -12,16 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent)]
+import numpy as np
+import oneflow as flow
+from oneflow import nn
+from ranks import run_rank
 
-import numpy as np  # noqa: E402
-import oneflow as flow  # noqa: E402
-from oneflow import nn  # noqa: E402
-from ranks import run_rank  # noqa: E402
-
-from libai.parallel import Mesh, ParallelPlan, full_tensor, parallelize  # noqa: E402
-from libai.utils.distributed import get_rank  # noqa: E402
+from libai.parallel import Mesh, ParallelPlan, full_tensor, parallelize
+from libai.utils.distributed import get_rank
 
 
 def assigned_in_place(h: flow.Tensor) -> flow.Tensor:

@@ -3,12 +3,7 @@ test_data_parallel.py."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
-
-from libai.utils.distributed import all_reduce, get_rank  # noqa: E402
+from libai.utils.distributed import all_reduce, get_rank
 
 
 def ragged_model():

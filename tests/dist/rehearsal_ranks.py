@@ -1,6 +1,6 @@
 """Runs with `train.rehearse` and `train.rehearse_every` on two ranks, for test_rehearsal_ranks.py.
 
-python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/rehearsal_ranks.py FOLDER
+Started with the arguments FOLDER by `jobs.run_ranks`, which sets PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(folder) for folder in (HERE.parents[1], HERE.parent, HERE.parent / "contract")]
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+from test_parity_in_training import NO_EVALUATION, Averaging, ByRank, Dropping, Wrong
 
-import oneflow as flow  # noqa: E402
-import pytest  # noqa: E402
-import toy  # noqa: E402
-from oneflow import nn  # noqa: E402
-from test_parity_in_training import NO_EVALUATION, Averaging, ByRank, Dropping, Wrong  # noqa: E402
-
-from libai.config import LazyCall, validate  # noqa: E402
-from libai.engine import EagerTrainer, Run, default_setup, hooks  # noqa: E402
-from libai.engine.rehearsal import one_process  # noqa: E402
-from libai.utils.distributed import barrier, gather_objects, get_rank  # noqa: E402
-from libai.utils.errors import UserError  # noqa: E402
+from libai.config import LazyCall, validate
+from libai.engine import EagerTrainer, Run, default_setup, hooks
+from libai.engine.rehearsal import one_process
+from libai.utils.distributed import barrier, gather_objects, get_rank
+from libai.utils.errors import UserError
 
 
 def main(folder: str) -> None:

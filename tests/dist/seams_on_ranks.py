@@ -5,21 +5,18 @@ import re
 import sys
 from pathlib import Path
 
+import jobs
 import numpy as np
 import oneflow as flow
+import test_own_step as own_step
+import toy
 from oneflow import nn
 
-sys.path[:0] = [str(Path(__file__).parents[2]), *(str(Path(__file__).parents[1] / name) for name in ("", "engine"))]
-
-import jobs  # noqa: E402
-import test_own_step as own_step  # noqa: E402
-import toy  # noqa: E402
-
-from libai.data import build_eval_loader, build_train_loader  # noqa: E402
-from libai.engine import EagerTrainer, GraphTrainer, HookBase, StopTraining  # noqa: E402
-from libai.parallel import full_tensor  # noqa: E402
-from libai.utils.distributed import barrier  # noqa: E402
-from libai.utils.errors import UserError  # noqa: E402
+from libai.data import build_eval_loader, build_train_loader
+from libai.engine import EagerTrainer, GraphTrainer, HookBase, StopTraining
+from libai.parallel import full_tensor
+from libai.utils.distributed import barrier
+from libai.utils.errors import UserError
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
 rank = flow.env.get_rank()

@@ -1,6 +1,6 @@
 """Run ZeRO and activation checkpointing on the ranks of one job and write the distance of each from one plain process.
 
-python -m oneflow.distributed.launch --nproc_per_node 2 tests/dist/zero_ranks.py RESULT.json
+Started with the arguments RESULT.json by `jobs.run_ranks`, which sets PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "parity")]
+import libai  # noqa: F401  (makes `import oneflow` work)
 
-import libai  # noqa: E402, F401, I001  (makes `import oneflow` work)
-import numpy as np  # noqa: E402
-import oneflow as flow  # noqa: E402
-import toy  # noqa: E402
-from oneflow import nn  # noqa: E402
-from parity_cases import Case, Difference, Result, compare, grouped, plain_loop  # noqa: E402
+# isort: split
+import numpy as np
+import oneflow as flow
+import toy
+from oneflow import nn
+from parity_cases import Case, Difference, Result, compare, grouped, plain_loop
 
-from libai.engine import EagerTrainer, GraphTrainer  # noqa: E402
-from libai.engine.checkpointer import TrainerCheckpointer  # noqa: E402
-from libai.engine.hooks import CallbackHook  # noqa: E402
-from libai.engine.trainer import TRAINERS  # noqa: E402
-from libai.models import GPT  # noqa: E402
-from libai.parallel import Mesh, named_tensors, full_tensor  # noqa: E402
-from libai.utils.distributed import all_reduce, barrier, broadcast_object, get_rank, get_world_size  # noqa: E402
+from libai.engine import EagerTrainer, GraphTrainer
+from libai.engine.checkpointer import TrainerCheckpointer
+from libai.engine.hooks import CallbackHook
+from libai.engine.trainer import TRAINERS
+from libai.models import GPT
+from libai.parallel import Mesh, full_tensor, named_tensors
+from libai.utils.distributed import all_reduce, barrier, broadcast_object, get_rank, get_world_size
 
 ITERATIONS, BATCH, LENGTH, VOCABULARY = 20, 8, 12, 64
 MODES = ("eager", "graph")

@@ -1,14 +1,13 @@
 """Files for a host, a package index or a citation manager agree with the project."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
+from jobs import ROOT
 
 import libai
 
-ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 

@@ -15,7 +15,6 @@ from libai.engine.events.writers import AsyncWriter, JSONLinesWriter, LogRecord,
 from libai.utils.errors import OutputLostError
 from libai.utils.logging import reset_logging, setup_logging
 
-REPO = Path(__file__).parents[2]
 FULL = {
     "train/loss": 4.82493,
     "train/lr": 6e-4,

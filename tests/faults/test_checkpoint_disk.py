@@ -11,7 +11,6 @@ import pytest
 from libai import checkpoint
 from libai.checkpoint import CheckpointError, durable, saving
 
-REPO = Path(__file__).resolve().parents[2]
 TENSORS = {"model": {f"w{i}": np.full(1000, i, np.float32) for i in range(10)}}
 
 

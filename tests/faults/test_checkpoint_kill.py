@@ -4,13 +4,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from jobs import ROOT
 
 from libai import checkpoint
-
-REPO = Path(__file__).resolve().parents[2]
 
 # Reads jobs `root program argument`, runs each in a forked child and prints how it ended. A new interpreter for each of
 # the more than one hundred savers would take a minute.
@@ -76,7 +74,7 @@ for line in sys.stdin:
 def saver():
     """Let the server run a program in a separate process, and return its exit code."""
     command = [sys.executable, "-c", _SERVER]
-    with subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
 
         def run(root, program, argument):
             assert server.stdin is not None and server.stdout is not None

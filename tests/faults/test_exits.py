@@ -6,11 +6,6 @@ import pytest
 pytestmark = [pytest.mark.launch, pytest.mark.e2e]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return jobs.user_folder(tmp_path_factory)
-
-
 LEFT = ("os._exit(0)", "launch: rank 1 failed first: it left after iteration ")  # 2 or 3
 LIMITED = ("import resource; resource.setrlimit(7, (8, 8))", "launch: rank 1 failed first: its error is above; ")
 CALLED = ("sys.exit(0)", "error: rank 1: sys.exit(0) was called at ")

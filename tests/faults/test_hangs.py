@@ -16,11 +16,6 @@ DEADLOCK = (
 pytestmark = [pytest.mark.launch, pytest.mark.e2e]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return jobs.user_folder(tmp_path_factory)
-
-
 def hang(folder, name, processes, *settings, **limits):
     """Return the `launch:` lines of a job that is ended because it hangs."""
     output = f"train.output_dir={name}"

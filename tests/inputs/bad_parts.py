@@ -1,11 +1,8 @@
 """Bad inputs that only show during building or in the first batch: overrides of user_config.py and texts in the
 error."""
 
-MODEL, DATA, HOOKS = (
-    "model={_target_: user_parts.%s}",
-    "dataloader.train.dataset={_target_: user_parts.%s}",
-    "extra_hooks[0]",
-)
+MODEL = "model={_target_: user_parts.%s}"
+DATA = "dataloader.train.dataset={_target_: user_parts.%s}"
 EVALUATOR = "train.evaluation.evaluators.mine={_target_: user_parts.%s}"
 LOADER = "dataloader.train={_target_: user_parts.%s}"
 FITS_NOT = "forward does not fit the batch"

@@ -8,12 +8,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from jobs import ROOT
 
 from libai.launch import runtime
 from libai.utils import rank_notes
 from libai.utils.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 OLD_CPU = "vendor_id : GenuineIntel\nflags : fpu sse2 avx\n"
 AVX512 = "avx2 fma avx512f avx512dq avx512bw avx512vl"
 

@@ -10,11 +10,6 @@ import pytest
 pytestmark = pytest.mark.launch
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return jobs.user_folder(tmp_path_factory)
-
-
 def start(folder, name, processes, mode, *options):
     enabled = f"graph.enabled={str(mode == 'graph').lower()}"
     output = f"train.output_dir={name}"

@@ -16,11 +16,6 @@ DEAD_PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return jobs.user_folder(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
 def machines():
     with two_machines() as names:
         yield names

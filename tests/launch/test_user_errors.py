@@ -6,11 +6,6 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return jobs.user_folder(tmp_path_factory)
-
-
 @pytest.mark.parametrize(
     ("argument", "texts"),
     [

@@ -7,8 +7,6 @@ import numpy as np
 
 import libai  # noqa: F401  (prepares the environment of oneflow)
 
-sys.path[:0] = [str(folder) for folder in Path(__file__).parents[:2]]
-
 
 def main() -> None:
     import oneflow as flow

@@ -1,7 +1,6 @@
 """SyncBatchNorm computes what OneFlow's batch normalization does, in both modes; on ranks: tests/dist."""
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import oneflow as flow
@@ -12,7 +11,6 @@ from toy import record_losses, trainer_of
 from libai.layers import SyncBatchNorm, synchronize_batch_norms
 from libai.utils.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {
     (6, 4): nn.BatchNorm1d,
     (6, 4, 7): nn.BatchNorm1d,

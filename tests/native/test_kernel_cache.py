@@ -5,14 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from jobs import ROOT
 
 from libai.native import build, check
 from libai.native.symbol_table import Unavailable
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Compiler:

@@ -1,6 +1,6 @@
 """Run parity cases on the ranks of one job and write the difference of each from the plain loop of one process.
 
-    python -m oneflow.distributed.launch --nproc_per_node 2 tests/parity/parity_ranks.py RESULT.json
+Started with the arguments RESULT.json by `jobs.run_ranks`, which sets PYTHONPATH.
 
 Every rank runs the plain loop on local tensors by itself, so a rank that drifts from the others is also detected.
 """
@@ -12,10 +12,8 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
-
-from libai.utils.distributed import all_reduce, get_rank  # noqa: E402
-from libai.utils.errors import UserError  # noqa: E402
+from libai.utils.distributed import all_reduce, get_rank
+from libai.utils.errors import UserError
 
 
 def main(target: str) -> None:

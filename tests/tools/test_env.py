@@ -12,12 +12,11 @@ import signal
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
+from jobs import ROOT
 from launched import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 TOOLS = [
     *("awk", "basename", "bash", "cat", "cut", "df", "dirname", "du", "env", "flock", "grep", "head", "ls", "mkdir"),
     *("readlink", "rm", "sha256sum", "sleep", "tail", "uname"),

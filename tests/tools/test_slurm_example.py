@@ -2,11 +2,10 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
+from jobs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tools" / "slurm_example.sh"
 #: runs its command once for each machine, as srun with one task on each does; ends with the highest code
 SRUN = """#!/usr/bin/env bash

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import jobs
 import numpy as np
@@ -7,8 +6,6 @@ import pytest
 
 from libai.utils import distributed
 from libai.utils.errors import UserError
-
-REPO = Path(__file__).parents[2]
 
 
 @pytest.fixture

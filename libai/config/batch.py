@@ -51,26 +51,15 @@ def solve_data_parallel_size(
     return data_parallel_size
 
 
-def solve_batch_sizes(
-    train_micro_batch_size: int | None,
-    global_batch_size: int | None,
-    num_accumulation_steps: int | None,
-    data_parallel_size: int,
-) -> BatchSizes:
+def solve_batch_sizes(micro: int | None, total: int | None, steps: int | None, ranks: int) -> BatchSizes:
     """Complete the micro-batch size, the global batch size and the number of accumulation steps.
 
-    None means unknown. Accumulation defaults to 1. Raises `ConfigError` with the nearest valid values if no solution
-    exists.
+    None means unknown. Accumulation defaults to 1. `ranks` is the number of data-parallel ranks. Raises `ConfigError`
+    with the nearest valid values if no solution exists.
 
     >>> solve_batch_sizes(4, 32, None, 2)
     BatchSizes(micro=4, accumulation=4, global_=32)
     """
-    micro, total, steps, ranks = (
-        train_micro_batch_size,
-        global_batch_size,
-        num_accumulation_steps,
-        data_parallel_size,
-    )
     if micro is None and total is None:
         raise ConfigError(
             "No batch size is set. Set train.train_micro_batch_size (samples per rank and forward pass) or "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from libai.utils.errors import UserError
 
@@ -99,7 +99,7 @@ class HookBase:
 
     trainer: Any
     #: modes in which the hook works; registering it in another mode raises `UserError`
-    modes: ClassVar[tuple[str, ...]] = ("eager", "graph")
+    modes: tuple[str, ...] = ("eager", "graph")
     #: "all" or "main". With "main" only rank 0 registers the hook, and it must not call collectives
     only_on = "all"
     #: hooks with smaller numbers run first; the shipped hooks use 1 ... 99

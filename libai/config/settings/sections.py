@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from libai.config.settings.coercion import key, lazy
 
@@ -14,8 +14,8 @@ class Switched:
     `works_alone` lists settings that have an effect anyway.
     """
 
-    switch: ClassVar[str]
-    works_alone: ClassVar[tuple[str, ...]] = ()
+    switch = "enabled"
+    works_alone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,6 @@ class ClipGrad:
 class Ema(Switched):
     """Exponential moving average of the weights. The model is evaluated with the average."""
 
-    switch: ClassVar[str] = "enabled"
-
     enabled: bool = key(False, "Keep an average, which takes a second copy of the weights.")
     decay: float = key(
         0.9999,
@@ -47,7 +45,7 @@ class Ema(Switched):
 class Lora(Switched):
     """Low-rank adapters (LoRA). The adapters are trained, and the model's own parameters are frozen."""
 
-    switch: ClassVar[str] = "patterns"
+    switch = "patterns"
 
     patterns: list[str] | None = key(
         None, "Regular expressions. Linear layers with a matching name get an adapter; null adapts none."
@@ -65,8 +63,6 @@ class Lora(Switched):
 @dataclass(frozen=True)
 class Amp(Switched):
     """Automatic mixed precision."""
-
-    switch: ClassVar[str] = "enabled"
 
     enabled: bool | Literal["auto"] = key(
         False, "Compute in `dtype` where that is safe; `auto` stays in float32 on devices without AMP."
@@ -100,8 +96,6 @@ class ActivationCheckpoint:
 class ZeroOptimization(Switched):
     """Sharding of optimizer state, gradients and weights over the data-parallel ranks."""
 
-    switch: ClassVar[str] = "enabled"
-
     enabled: bool = key(
         False, "Enable sharding according to `stage`; `docs/parallelism.md` describes it for each mode."
     )
@@ -113,8 +107,6 @@ class ZeroOptimization(Switched):
 @dataclass(frozen=True)
 class Checkpointer(Switched):
     """Saving and keeping checkpoints. The best one is kept too if `train.evaluation.eval_metric` is set."""
-
-    switch: ClassVar[str] = "enabled"
 
     enabled: bool = key(True, "Save checkpoints; false saves none.")
     period: int | Literal["epoch"] = key(
@@ -129,8 +121,7 @@ class Checkpointer(Switched):
 class Evaluation(Switched):
     """Evaluation on `dataloader.test`. A run is always evaluated at its end."""
 
-    switch: ClassVar[str] = "enabled"
-    works_alone: ClassVar[tuple[str, ...]] = ("eval_iter", "evaluators")  # also used by an evaluation on request
+    works_alone = ("eval_iter", "evaluators")  # also used by an evaluation on request
 
     enabled: bool = key(True, "Evaluate during training and at its end; false evaluates only on request.")
     eval_period: int | Literal["epoch"] = key(500, "Iterations between evaluations, or `epoch`.", at_least=1)
@@ -197,8 +188,8 @@ class LoadWeight(Switched):
     """Initial weights of the model. `train.load_weight=PATH` sets only the path."""
 
     #: key that is set if the section is given as text
-    text_key: ClassVar[str] = "path"
-    switch: ClassVar[str] = "path"
+    text_key = "path"
+    switch = "path"
 
     path: str = key("", "Checkpoint, safetensors file or folder of Hugging Face shards; empty loads nothing.")
     strict: bool = key(True, "Refuse weights that do not match the model exactly; false loads the ones that match.")

@@ -86,19 +86,16 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _open(path: str) -> checkpoint.Checkpoint:
-    return checkpoint.load(checkpoint.resolve(_of_run(path)))
+    return checkpoint.load(checkpoint.resolve(path))
 
 
 def _existing(path: str) -> Path:
-    if not Path(path).is_dir():
+    """Return `path`, or the folder of checkpoints in it if it is the output folder of a run."""
+    folder = Path(path)
+    if not folder.is_dir():
         raise UserError(f"{path} is not a folder. Give one such as out/gpt/checkpoints.")
-    return _of_run(path)
-
-
-def _of_run(path: str) -> Path:
-    """Return the checkpoints folder in `path` if `path` is the output folder of a run, and `path` itself otherwise."""
-    inside = Path(path) / "checkpoints"
-    return inside if inside.is_dir() else Path(path)
+    inside = folder / "checkpoints"
+    return inside if inside.is_dir() else folder
 
 
 def build_parser() -> Parser:

@@ -14,6 +14,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 import duration
 import jobs
 
+sys.path += jobs.RANK_FOLDERS  # tests import some scripts of ranks
+
 #: under nohup or in the background of a script, all processes started by tests would ignore these signals
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)

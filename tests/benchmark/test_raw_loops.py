@@ -1,14 +1,9 @@
 """The hand-written loops train like the trainers for any config, or refuse it."""
 
-import sys
-from pathlib import Path
-
+import contract_runs
 import numpy as np
 import oneflow as flow
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "contract"))
-import contract_runs
 
 from libai.benchmark.protocol import Unavailable
 from libai.benchmark.worker import RawVariant

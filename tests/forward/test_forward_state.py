@@ -1,13 +1,8 @@
 """Buffers that forward changes survive a change of mode, and an eager run names state that no checkpoint contains."""
 
-import sys
-from pathlib import Path
-
+import faults
 import pytest
 import toy
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
-import faults
 
 
 def trainer_of(name, mode):

@@ -43,7 +43,7 @@ def export(folder: Path, config: str, overrides: Sequence[str], iterations: int 
 
     Raises `UserError` if other libraries cannot train the config in the same way.
     """
-    run: Any = load_measured(config, overrides)
+    run = load_measured(config, overrides)
     if run.train.ema.enabled:
         raise UserError(
             "train.ema.enabled=true cannot be exported: the other libraries keep no weight average. Set it to false."

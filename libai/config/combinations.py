@@ -54,7 +54,7 @@ def refused(run: Any) -> list[str]:
     zero = train.zero_optimization
     inner = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size
     start, end = train.profile if list(map(type, train.profile or [])) == [int, int] else (1, 0)
-    rules: list[Rule] = [
+    rules = [
         (
             not has_metric,
             ["train.evaluation.early_stop_patience"],
@@ -223,7 +223,7 @@ def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> lis
     inner = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size
     is_cut = inner > 1 or train.zero_optimization.enabled or train.activation_checkpoint.enabled
     start = train.profile[0] if train.profile is not None else 0
-    rules: list[Rule] = [
+    rules = [
         *_sections_switched_off(train),
         (
             not datasets and evaluation.enabled,

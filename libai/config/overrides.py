@@ -33,7 +33,7 @@ def apply_overrides(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """
     config = copy_config(config)
     config._set_flag(["struct", "readonly"], [False, False])
-    problems: list[str] = []
+    problems = []
     for text in overrides:
         try:
             _apply(config, text)
@@ -86,7 +86,7 @@ def _apply(config: DictConfig, text: str) -> None:
     if not equals and not text.startswith("~"):
         raise ConfigError(f"{text}: expected key=value, without spaces (to remove a setting: ~{text}).")
     path, _, last = key.rpartition(".")
-    parent: Any = OmegaConf.select(config, path) if path else config
+    parent = OmegaConf.select(config, path) if path else config
     section: Any = schema.find(path)
     if isinstance(parent, str) and hasattr(section, "text_key"):  # train.load_weight=PATH
         OmegaConf.update(config, path, {section.text_key: parent})
@@ -114,7 +114,7 @@ def _apply(config: DictConfig, text: str) -> None:
 def _set(config: DictConfig, key: str, text: str) -> None:
     """Set `key` to the value of the override `text`. A mapping without a target is merged into an existing section."""
     value, typed = _parse(text)
-    setting: Any = schema.find(key)
+    setting = schema.find(key)
     is_scalar = not isinstance(value, (dict, list, type(None)))
     if isinstance(setting, type) and not isinstance(value, dict):
         if not is_scalar or not hasattr(setting, "text_key"):

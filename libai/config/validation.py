@@ -145,9 +145,9 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
     if not isinstance(node, Mapping):
         problems.append(f"{format_override(path, node)}: {schema.section_expected(path)}")
         return cls()
-    values: dict[str, Any] = {}
+    values = {}
     for key, where in items_of(node, path):
-        setting: Any = schema.find(where)
+        setting = schema.find(where)
         if setting is None:
             otherwise = f" The keys of {path} are fixed; docs/config.md lists them."
             problems.append(f"{where}: no such setting.{hint(where, schema.all_paths()) or otherwise}")
@@ -169,12 +169,12 @@ def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
 
 def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str]) -> None:
     """Check all values that must be a LazyCall, a built object or null, and everything below them."""
-    loaders: Any = lazy["dataloader"]
+    loaders = lazy["dataloader"]
     if not isinstance(loaders, (Mapping, type(None))):
         wanted = schema.LAZY_SECTIONS["dataloader"]
         problems.append(f"{format_override('dataloader', loaders)}: expected a section with {wanted}")
         loaders = None
-    datasets: list[str] = []
+    datasets = []
     for key, where in items_of(loaders or {}, "dataloader"):
         section = _read_item(loaders, key, where, problems)
         is_section = isinstance(section, Mapping) and TARGET not in section
@@ -245,7 +245,7 @@ def _check_below(node: Any, path: str, problems: list[str], kind: str | None = N
     """
     if isinstance(node, (str, bytes)) or not isinstance(node, (Mapping, Sequence)):
         return
-    kinds: dict[str, Any] = {}
+    kinds = {}
     if kind is not None:
         try:
             target = target_of(node, path)
@@ -273,7 +273,7 @@ def _check_below(node: Any, path: str, problems: list[str], kind: str | None = N
 
 def calls_by_dataset(evaluators: Any) -> dict[str, Any]:
     """Return name -> LazyCall. Evaluators in the section of a dataset are named `<dataset>/<name>`."""
-    found: dict[str, Any] = {}
+    found = {}
     for name, section in evaluators.items():
         if isinstance(section, Mapping) and TARGET not in section:
             found.update({f"{name!s}/{inner!s}": section[inner] for inner in section})

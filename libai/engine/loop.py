@@ -354,7 +354,7 @@ class TrainerBase:
 
         `everything`: also call the hooks whose `step_period` does not include this iteration.
         """
-        stop: StopTraining | None = None
+        stop = None
         calls = self.loop.calls_at["after_step"]
         completed = self.iter + 1
         for index in range(first, len(calls)):

@@ -471,7 +471,7 @@ class ModelTrainer(TrainerBase):
                     found = evaluator.process(batch, outputs)
                     check_part("sums", found, f"the result of {type(evaluator).__name__}.process")
                     sums[name] = add_sums(sums[name], dict(found))
-        metrics: dict[str, float] = {}
+        metrics = {}
         for name, evaluator in evaluators.items():
             total = sums[name] if self.mesh.is_single else reduce_sums(sums[name])
             if not total:

@@ -54,7 +54,7 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
     # check the type first: indexing a tensor with a string crashes the process in OneFlow 0.9.0 (SIGSEGV)
     is_usual = type(outputs) is dict and type(outputs.get("losses")) is dict
     named = outputs if is_usual else structured(outputs)
-    parts: Any = named if isinstance(named, dict) else {}
+    parts = named if isinstance(named, dict) else {}
     losses, metrics = parts.get("losses"), parts.get("metrics")
     if not _are_scalars(losses) or not losses or not (metrics is None or _are_scalars(metrics)):
         raise ModelContractError(

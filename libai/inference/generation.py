@@ -166,7 +166,7 @@ class Generator:
         scores = self._start([prompt for prompt in prompts for _ in range(width)], options)
         for step in range(options.max_new_tokens):
             log_probs = _log_softmax(scores).reshape(len(prompts), width, -1)
-            rows: list[int] = []
+            rows = []
             for i, search in enumerate(searches):
                 rows += [i * width + beam for beam in search.extend(log_probs[i])]
             if step + 1 == options.max_new_tokens or all(search.is_done for search in searches):
@@ -199,7 +199,7 @@ class _Beams:
         width, stop_tokens = self._options.num_beams, self._options.stop_tokens
         totals = (self._totals[:, None] + log_probs).reshape(-1)
         num_candidates = max(2, 1 + len(stop_tokens)) * width  # enough even if some candidates end
-        kept: list[tuple[int, float, list[int]]] = []
+        kept = []
         for rank, place in enumerate(np.argsort(-totals, kind="stable")[:num_candidates].tolist()):
             beam, token = divmod(place, log_probs.shape[1])
             text = [*self.texts[beam], token]

@@ -71,7 +71,7 @@ class JoinedUpdates:
 
         The stored gradients are not changed.
         """
-        parts: list[Any] = self._parts
+        parts = self._parts
         self._coefficient = coefficient
         for part in parts:
             part._single_tensor_update = self._update

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,10 +74,10 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
     On a GPU, each transfer synchronizes. Returns 1-D float64 arrays (a 0-dim tensor gives one element). Collective for
     global tensors.
     """
-    groups: dict[Any, list[int]] = {}
+    groups = defaultdict(list)
     for index, tensor in enumerate(tensors):
         place = tensor.placement if tensor.is_global else str(tensor.device)
-        groups.setdefault((str(tensor.dtype), place), []).append(index)
+        groups[str(tensor.dtype), place].append(index)
     fetched = [np.empty(0)] * len(tensors)
     for group in groups.values():
         parts = [detached(tensors[index]) for index in group]

@@ -6,7 +6,7 @@ import math
 import shutil
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from datetime import timedelta
 from statistics import median
@@ -188,12 +188,12 @@ def format_eval_lines(record: LogRecord) -> list[str]:
 
     The list is empty if the record has no `eval/` tags.
     """
-    datasets: dict[str, list[str]] = {}
+    datasets = defaultdict(list)
     for tag, value in record.scalars.items():
         if tag.startswith("eval/"):
             dataset, _, metric = tag.removeprefix("eval/").rpartition("/")
             mark = " (best)" if tag == record.best else ""
-            datasets.setdefault(dataset or "all", []).append(f"{metric} {_metric(value)}{mark}")
+            datasets[dataset or "all"].append(f"{metric} {_metric(value)}{mark}")
     seconds = record.scalars.get(EVAL_SECONDS)
     took = "" if seconds is None else f"  {seconds:.1f} s"
     if took and len(datasets) > 1:

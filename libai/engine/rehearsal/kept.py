@@ -157,8 +157,8 @@ class PythonKept:
             return
         self._seen[id(value)] = value
         inner: Iterable[Any] = ()
-        contents: Any = None  # a function that reads the contents, and one that writes them
-        kind: Any = type(value)
+        contents = None  # a function that reads the contents, and one that writes them
+        kind = type(value)
         if kind in RANDOM:
             contents = (kind.__getstate__, kind.__setstate__)
         elif isinstance(value, flow.Tensor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -129,11 +130,11 @@ def parameter_table(model: nn.Module) -> list[str]:
     Parameters with the same shape whose names differ only in numbers share one row (`blocks.*.fc.weight`). A tensor
     that is used twice counts once.
     """
-    alike: dict[tuple[str, str, int, str], list[str]] = {}
+    alike = defaultdict(list)
     for name, parameter in model.named_parameters():
         shape = "x".join(map(str, parameter.shape)) or "scalar"
         key = (re.sub(r"\d+", "*", name), shape, parameter.numel(), "yes" if parameter.requires_grad else "frozen")
-        alike.setdefault(key, []).append(name)
+        alike[key].append(name)
     rows = [["parameter", "tensors", "shape", "elements", "trained"]]
     for (pattern, shape, size, is_trained), names in alike.items():
         name = pattern if len(names) > 1 else names[0]

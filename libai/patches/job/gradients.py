@@ -6,6 +6,7 @@ operations. On CPU even a small message costs half a millisecond (docs/dev/decis
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -73,11 +74,11 @@ def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> None:
 
 def edges_of_gradients(job: JobEdit) -> dict[str, list[_Edge]]:
     """Return each value that ranks reduce for clipping and updates, with the inputs that read its sum."""
-    edges: dict[str, list[_Edge]] = {}
+    edges = defaultdict(list)
     seen: set[str] = set()
     for op in filter(is_update, job.ops.values()):
         for edge in _edges_above(job, op.name, seen):
-            edges.setdefault(edge.value, []).append(edge)
+            edges[edge.value].append(edge)
     return edges
 
 

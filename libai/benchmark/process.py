@@ -100,7 +100,7 @@ class VariantProcess:
     def __enter__(self) -> VariantProcess:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error) -> None:
         """End the variant and its child processes: close its input first, then send SIGTERM, then SIGKILL."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None

@@ -71,7 +71,7 @@ _EXAMPLES = {
 }
 
 
-def instantiate(config: Any, **extra: Any) -> Any:
+def instantiate(config: Any, **extra) -> Any:
     """Build the object that `config` describes. Nested `_target_`s are built first.
 
     Lists and dicts become plain lists and dicts. An object that is already built is returned unchanged.
@@ -220,7 +220,7 @@ def target_of(config: Any, path: str = "") -> Callable[..., Any] | None:
     return found
 
 
-def fill_unset(config: Any, **candidates: Any) -> dict[str, Any]:
+def fill_unset(config: Any, **candidates) -> dict[str, Any]:
     """Return the `candidates` that the target of `config` accepts and the config leaves unset.
 
     null and `???` count as unset. Use it for values that a trainer provides and a config may override:

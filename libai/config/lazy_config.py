@@ -43,7 +43,7 @@ class LazyCall:
     def __repr__(self) -> str:
         return f"LazyCall({describe(self._target)})"
 
-    def __call__(self, /, *args: Any, **arguments: Any) -> DictConfig:
+    def __call__(self, /, *args, **arguments) -> DictConfig:
         """Return the config of the call. Raises `ConfigError` for positional arguments: overrides need names."""
         target = self._target
         if args:

@@ -120,7 +120,7 @@ class _SplitWriter:
     def __enter__(self) -> _SplitWriter:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error) -> None:
         self._tokens.close()
         self._offsets.close()
 

@@ -118,7 +118,7 @@ def check_arguments(trainer: str, model: Any, data_loader: Any, optimizer: Any, 
         check_part("schedule", lr_scheduler, f"{trainer}'s lr_scheduler")
 
 
-def check_iterations(**iterations: Any) -> None:
+def check_iterations(**iterations) -> None:
     """Raise `UserError` unless every argument is an integer of at least 0."""
     for name, value in iterations.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:

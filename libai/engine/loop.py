@@ -81,7 +81,7 @@ class LoopState:
     _seconds_apart: float = 0.0
     _left_at: float | None = None
 
-    def call_hooks(self, point: str, *arguments: Any) -> None:
+    def call_hooks(self, point: str, *arguments) -> None:
         """Call every hook that overrides `point`, one of `HOOK_POINTS`."""
         for _, call in self.calls_at[point]:
             call(*arguments)

@@ -114,7 +114,7 @@ class GraphOptimizerState(OptimizerState):
         owner = weakref.ref(self)
         optimizer = self.optimizer
 
-        def in_optimizer(name: str, *args: Any) -> Any:
+        def in_optimizer(name: str, *args) -> Any:
             state = owner()
             with nullcontext() if state is None else state.in_optimizer():
                 return getattr(type(optimizer), name)(optimizer, *args)

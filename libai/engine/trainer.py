@@ -93,7 +93,7 @@ class ModelTrainer(TrainerBase):
         options: TrainOptions | None = None,
         *,
         lr_scheduler: Any = None,
-        **settings: Any,
+        **settings,
     ):
         of_mode = {name: settings.pop(name) for name in arguments_of(self.mode) & settings.keys()}
         options = TrainOptions.of(type(self).__name__, options, settings)
@@ -174,14 +174,14 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ defined or extended by a mode, with `update`
 
-    def _begin_mode(self, *args: Any, **settings: Any) -> None:
+    def _begin_mode(self, *args, **settings) -> None:
         """Set all attributes that only this mode has. `settings`: arguments that only this mode accepts."""
         raise NotImplementedError
 
     def _end_mode(self) -> None:
         """Move the optimizer state back to the optimizer, and undo this mode's changes to the model."""
 
-    def _refuse_parts(self, options: TrainOptions, **settings: Any) -> None:
+    def _refuse_parts(self, options: TrainOptions, **settings) -> None:
         """Raise `UserError` for an optimizer, a schedule or settings that this mode does not support."""
         if options.amp is not None and self.loop.device not in AMP_DEVICES:
             raise UserError(
@@ -514,7 +514,7 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ switching between modes
 
-    def switch_to(self, mode: str, **settings: Any) -> None:
+    def switch_to(self, mode: str, **settings) -> None:
         """Continue training in `mode` from the current state, between two iterations. Collective.
 
         Model, optimizer, schedule, loader and hooks stay the same. In a job of several processes the parameters become

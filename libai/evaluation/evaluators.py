@@ -207,9 +207,7 @@ class BleuEvaluator(Evaluator):
 
     directions: Mapping[str, str] = {"bleu": "max"}
 
-    def __init__(
-        self, tokenizer: Any, *, predictions_key: str = "predictions", labels_key: str = "labels", **options: Any
-    ):
+    def __init__(self, tokenizer: Any, *, predictions_key: str = "predictions", labels_key: str = "labels", **options):
         try:
             from sacrebleu.metrics import BLEU
         except ImportError:

@@ -34,7 +34,7 @@ def counted_flops() -> Iterator[list[int]]:
             return None
 
         @functools.wraps(operation)
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def counted(*args, **kwargs) -> Any:
             running.append(name)
             try:
                 result = operation(*args, **kwargs)

@@ -189,17 +189,15 @@ def _is_looked_up(array: np.ndarray, values: np.ndarray) -> bool:
     return any(np.array_equal(part.ravel(), values.ravel()) for part in parts)
 
 
-def _rows(table: Any, indices: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+def _rows(table: Any, indices: Any, *_, **__) -> tuple[Any, ...]:
     return table, table.shape[0], indices
 
 
-def _last_classes(logits: Any, label: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+def _last_classes(logits: Any, label: Any, *_, **__) -> tuple[Any, ...]:
     return "cross entropy", logits.shape[-1], label
 
 
-def _classes(
-    input: Any, target: Any, weight: Any = None, ignore_index: int = -100, *_: Any, **__: Any
-) -> tuple[Any, ...]:
+def _classes(input: Any, target: Any, weight: Any = None, ignore_index: int = -100, *_, **__) -> tuple[Any, ...]:
     if input.ndim > 1 and target.ndim == input.ndim - 1 and target.shape != (input.shape[0], *input.shape[2:]):
         raise UserError(  # OneFlow 0.9 ends the process
             f"the cross entropy got logits {tuple(input.shape)} for labels {tuple(target.shape)}. The second axis of "
@@ -235,7 +233,7 @@ def _lookups_replaced(model: nn.Module, look: Callable[..., None]) -> AbstractCo
             return None
 
         @functools.wraps(operation)
-        def looking(*args: Any, **kwargs: Any) -> Any:
+        def looking(*args, **kwargs) -> Any:
             try:
                 found = _LOOKUPS[name](*args, **kwargs)
             except (TypeError, AttributeError, IndexError):  # the operation itself raises an error for wrong arguments

@@ -35,7 +35,7 @@ from libai.models.blocks.init import without_initial_values
 from libai.utils.errors import UserError
 
 
-def model_config(folder: str | Path, **arguments: Any) -> Any:
+def model_config(folder: str | Path, **arguments) -> Any:
     """Return the `LazyCall` that builds the libai model for the config.json in `folder`.
 
     `arguments` override the arguments derived from config.json.
@@ -50,7 +50,7 @@ def model_config(folder: str | Path, **arguments: Any) -> Any:
     return LazyCall(family.target)(**{**found, **arguments})
 
 
-def load_pretrained(folder: str | Path, **arguments: Any) -> nn.Module:
+def load_pretrained(folder: str | Path, **arguments) -> nn.Module:
     """Build the libai model and load the weights in `folder`.
 
     Raises `CheckpointError` with the report unless all weights fit exactly.
@@ -62,7 +62,7 @@ def load_pretrained(folder: str | Path, **arguments: Any) -> nn.Module:
     return model
 
 
-def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> WeightsReport:
+def import_folder(folder: str | Path, out: str | Path, **arguments) -> WeightsReport:
     """Convert the weights in `folder` to libai's names and write them to `out`, for use with `train.load_weight`.
 
     config.json is copied next to them. Data types do not change. Raises `CheckpointError` with the report, before

@@ -245,14 +245,14 @@ class _LossesOnly(nn.Module):
         #: functions in the autograd graphs of all losses so far; None once they are no longer needed
         self.reached: set[Any] | None = set()
 
-    def forward(self, **batch: Any) -> Any:
+    def forward(self, **batch) -> Any:
         losses, self._metrics = self._split(self.model(**batch))
         if self.reached is not None:
             # must run before DDP connects every parameter to its outputs
             self.reached |= functions_behind(losses.values())
         return losses
 
-    def __call__(self, **batch: Any) -> Any:
+    def __call__(self, **batch) -> Any:
         return {"losses": super().__call__(**batch), "metrics": self._metrics}
 
 

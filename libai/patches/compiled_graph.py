@@ -63,11 +63,11 @@ class CompiledGraph(nn.Graph):
         with without_harmless_lines():
             super().__init__()
 
-    def build_graph(self, *args: Any, **kwargs: Any) -> Any:
+    def build_graph(self, *args, **kwargs) -> Any:
         with garbage_kept():
             return super().build_graph(*args, **kwargs)
 
-    def finish_complie_and_init_runtime(self, *args: Any) -> Any:
+    def finish_complie_and_init_runtime(self, *args) -> Any:
         """Plan the job and start its threads, then release the memory that was only needed for this."""
         try:
             result = super().finish_complie_and_init_runtime(*args)
@@ -79,7 +79,7 @@ class CompiledGraph(nn.Graph):
         release_memory()
         return result
 
-    def _Graph__print(self, *_: Any) -> None:
+    def _Graph__print(self, *_) -> None:
         """Print nothing, because OneFlow also raises the failures that it prints."""
 
     def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
@@ -90,7 +90,7 @@ class CompiledGraph(nn.Graph):
     def edit_job(self, out2name: Any) -> None:
         """Edit the completed job, `self._full_job_proto`. `out2name` maps each output tensor to its name."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args, **kwargs) -> Any:
         """Call the graph as `nn.Graph.__call__` does. After compilation, skip its traversal of nested arguments."""
         if self._can_skip_trees and not args:
             return self._call_compiled(kwargs)
@@ -145,7 +145,7 @@ def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(operation)
-    def distinct(one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    def distinct(one: Any, other: Any, *args, **kwargs) -> Any:
         if one is other and isinstance(one, flow.Tensor) and one.is_lazy and one.is_global:
             other = flow._C.identity(other)
         return operation(one, other, *args, **kwargs)

@@ -48,12 +48,12 @@ def source_ops(placement: Any, sbp: Any) -> Iterator[None]:
         yield
 
 
-def _eye(n: int, m: int | None = None, *_: Any, dtype: Any = flow.float32, **__: Any) -> flow.Tensor:
+def _eye(n: int, m: int | None = None, *_, dtype: Any = flow.float32, **__) -> flow.Tensor:
     columns = n if m is None else m
     return (flow.arange(n).unsqueeze(1) == flow.arange(columns).unsqueeze(0)).to(dtype)
 
 
-def _empty(*size: Any, **kwargs: Any) -> flow.Tensor:
+def _empty(*size, **kwargs) -> flow.Tensor:
     return flow.zeros(*size, **kwargs)
 
 
@@ -63,7 +63,7 @@ _SOURCES = ((flow, "eye", _eye), (flow, "from_numpy", flow.tensor), (flow, "empt
 
 def _for_global_tensors(operation: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
+    def chosen(*args, **kwargs) -> Any:
         if any(tensor.is_global for tensor in tensors_in((args, kwargs))):
             return replacement(operation, *args, **kwargs)
         return operation(*args, **kwargs)
@@ -76,12 +76,12 @@ def _stack(_: Any, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
     return flow.cat([tensor.unsqueeze(dim) for tensor in inputs], dim=dim)
 
 
-def _with_full_tensors(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _with_full_tensors(operation: Callable[..., Any], *args, **kwargs) -> Any:
     """Call the operation with full tensors. With a part of the indices, a rank would miss the writes of other ranks."""
     return operation(*map(in_full, args), **{name: in_full(value) for name, value in kwargs.items()})
 
 
-def _like(operation: Callable[..., Any], like: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
+def _like(operation: Callable[..., Any], like: flow.Tensor, *args, **kwargs) -> flow.Tensor:
     """Replicate a partial sum first, because most in-place operations have no rule for partial sums."""
     return operation(in_full(like) if flow.sbp.partial_sum in like.sbp else like, *args, **kwargs)
 
@@ -94,7 +94,7 @@ def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None =
 
 
 def _repeat_interleave(
-    operation: Callable[..., Any], input: flow.Tensor, repeats: Any, dim: int | None = None, **kwargs: Any
+    operation: Callable[..., Any], input: flow.Tensor, repeats: Any, dim: int | None = None, **kwargs
 ) -> flow.Tensor:
     if isinstance(repeats, flow.Tensor):
         return operation(input, repeats, dim, **kwargs)
@@ -110,7 +110,7 @@ def _select(_: Any, input: flow.Tensor, dim: int, index: int) -> flow.Tensor:
     return input.narrow(dim, index % input.shape[dim], 1).squeeze(dim)
 
 
-def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
+def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args, **kwargs) -> flow.Tensor:
     given = inspect.signature(operation).bind(x, *args, **kwargs).arguments
     if given.get("placement") is not None:
         return operation(**given)
@@ -123,7 +123,7 @@ def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args: Any, **kwarg
     )
 
 
-def _new_tensor(operation: Callable[..., Any], self: flow.Tensor, data: Any, *args: Any, **kwargs: Any) -> flow.Tensor:
+def _new_tensor(operation: Callable[..., Any], self: flow.Tensor, data: Any, *args, **kwargs) -> flow.Tensor:
     """Create the constant with sbp broadcast by default.
 
     With the layout of `self`, the constant would be sent between ranks, which crashes the process in a graph on CPU.
@@ -203,7 +203,7 @@ def index_with_all_ranks() -> None:
 
 def _with_full_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
-    def indexed(tensor: flow.Tensor, index: Any, *value: Any) -> Any:
+    def indexed(tensor: flow.Tensor, index: Any, *value) -> Any:
         if isinstance(index, list) and any(isinstance(one, list) for one in index):
             index = tuple(index)  # one list for each axis
         if isinstance(index, tuple):
@@ -284,7 +284,7 @@ def stages_meet(stages: Sequence[Any]) -> AbstractContextManager[None]:
 
 
 def _joining(operation: Callable[..., Any], stages: Sequence[Any]) -> Callable[..., Any]:
-    def joined(*args: Any, **kwargs: Any) -> Any:
+    def joined(*args, **kwargs) -> Any:
         given = [t for value in args for t in (value if isinstance(value, list | tuple) else (value,))]
         placements = [t.placement for t in given if isinstance(t, flow.Tensor) and t.is_global]
         if any(placement != placements[0] for placement in placements[1:]):

@@ -35,7 +35,7 @@ def repair_operations() -> None:
     )
 
 
-def _empty(operation: Callable[..., Any], *size: Any, **kwargs: Any) -> Any:
+def _empty(operation: Callable[..., Any], *size, **kwargs) -> Any:
     if kwargs.get("placement") is None and kwargs.get("device") is None:
         kwargs["device"] = "cpu"
     return operation(*size, **kwargs)
@@ -48,7 +48,7 @@ def _diagonal(operation: Callable[..., Any], input: Any, offset: int = 0, dim1: 
     return operation(input.permute(*axes, *others), offset, 0, 1)
 
 
-def _einsum(operation: Callable[..., Any], equation: str, *operands: Any) -> Any:
+def _einsum(operation: Callable[..., Any], equation: str, *operands) -> Any:
     terms = equation.partition("->")[0].replace(".", "").replace(" ", "").split(",")
     if any(len(set(term)) < len(term) for term in terms):
         raise UserError(

@@ -89,7 +89,7 @@ def wrap_forward(module: nn.Module, around: Around) -> None:
     base = type(module)
 
     class Wrapped(base):  # type: ignore[misc, valid-type]
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
+        def forward(self, *args, **kwargs) -> Any:
             return around(self, base.forward, args, kwargs)
 
     # keep the name of the original class

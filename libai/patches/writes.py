@@ -93,7 +93,7 @@ def _add_one() -> None:
 
 
 def _counting(function: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args, **kwargs) -> Any:
         result = function(*args, **kwargs)
         _add_one()
         return result

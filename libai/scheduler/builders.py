@@ -51,7 +51,7 @@ def _with_warmup(shape: Callable[..., Schedule]) -> Callable[..., FactorLR]:
     signature = inspect.Signature(parameters, return_annotation="FactorLR")
 
     @functools.wraps(shape)
-    def builder(*args: object, **kwargs: object) -> FactorLR:
+    def builder(*args, **kwargs) -> FactorLR:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import textwrap
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from libai.utils.errors import UserError
 
@@ -25,10 +25,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` without abbreviations. Mistakes raise `UserError` with the nearest flag."""
 
-    def __init__(self, **options: Any):
+    def __init__(self, **options):
         super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
 
-    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+    def add_argument(self, *names, **options) -> argparse.Action:
         """Add an argument as argparse does. An optional positional argument is not reported as required."""
         if options.get("nargs") == "*" and not names[0].startswith("-"):
             options.setdefault("default", [])

@@ -23,7 +23,7 @@ def is_size(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def check_sizes(**sizes: Any) -> None:
+def check_sizes(**sizes) -> None:
     """Raise `UserError` for the first invalid size. Each size is a number or a list of numbers."""
     for name, value in sizes.items():
         is_list = isinstance(value, (list, tuple))
@@ -32,7 +32,7 @@ def check_sizes(**sizes: Any) -> None:
             raise UserError(f"{name}={list(value) if is_list else value!r}: {wanted}.")
 
 
-def check_rate(**rates: Any) -> None:
+def check_rate(**rates) -> None:
     """Raise `UserError` for the first rate that is not a finite number above 0."""
     for name, value in rates.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):

@@ -46,7 +46,7 @@ class JaxVariant(CaseVariant):
         return loss
 
 
-def _step(config: Any, optimizer: Any, state: Any, **batch: Any) -> Any:
+def _step(config: Any, optimizer: Any, state: Any, **batch) -> Any:
     """Run one update. Return the new weights and optimizer state as a pair, and the loss."""
     weights, moments = state
     loss, gradients = jax.value_and_grad(partial(_loss, config))(weights, **batch)

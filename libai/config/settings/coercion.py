@@ -175,7 +175,7 @@ def _objects(node: Any) -> Iterator[Any]:
         yield node
 
 
-def key(default: Any, doc: str, **bounds: Any) -> Any:
+def key(default: Any, doc: str, **bounds) -> Any:
     """Return a dataclass field for a setting with its default, meaning and limits."""
     return dataclasses.field(default=default, metadata={"doc": doc, "bounds": Bounds(**bounds)})
 

@@ -69,7 +69,7 @@ def traced_build(graph: nn.Graph, name: str, reads: Reads) -> Iterator[None]:
     """Trace the user's `graph` in the block like libai's graphs. `name`: attribute of the graph with the model."""
     plain = graph.build
 
-    def build(**inputs: Any) -> Any:
+    def build(**inputs) -> Any:
         with tracing(graph._blocks[name], reads):
             return plain(**inputs)
 

@@ -54,7 +54,7 @@ class EventStorage:
         self._tokens.append(_current.set(self))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_) -> None:
         _current.reset(self._tokens.pop())
 
     # ------------------------------------------------------------------ putting
@@ -85,7 +85,7 @@ class EventStorage:
         """Set `step_period` of `hook` to 1 whenever a value of the scalar `name` is put, so its `after_step` runs."""
         self._waiting.setdefault(name, []).append(hook)
 
-    def put_scalars(self, *, cur_iter: Any = None, **scalars: Any) -> None:
+    def put_scalars(self, *, cur_iter: Any = None, **scalars) -> None:
         """Call `put_scalar` for each keyword argument. Pass tags as `put_scalars(**{"eval/val/loss": 2.3})`."""
         for name, value in scalars.items():
             self.put_scalar(name, value, cur_iter)

@@ -172,7 +172,7 @@ def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
     names = {module: name or "the model" for name, module in model.named_modules()}
     call = flow.nn.Module.__call__
 
-    def call_and_look(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_and_look(module: Any, *args, **kwargs) -> Any:
         output = call(module, *args, **kwargs)
         if module in names:
             look(f"first the output of {names[module]} ({type(module).__name__}) is not finite", output)

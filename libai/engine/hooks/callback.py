@@ -33,6 +33,6 @@ class CallbackHook(HookBase):
     def overrides(self, point: str) -> bool:
         return self._functions.get(point) is not None
 
-    def _call(self, point: str, function: Any, *arguments: Any) -> None:
+    def _call(self, point: str, function: Any, *arguments) -> None:
         if point not in STEP_POINTS or (self.trainer.iter + 1) % self._every == 0:
             function(self.trainer, *arguments)

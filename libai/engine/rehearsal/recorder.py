@@ -145,7 +145,7 @@ def recording_graph(recorder: Recorder) -> type[TrainGraph]:
     """Return a class of compiled steps that return the values recorded by `recorder` as additional metrics."""
 
     class RecordingGraph(TrainGraph):
-        def build(self, *args: Any, **kwargs: Any) -> Any:
+        def build(self, *args, **kwargs) -> Any:
             recorder.start(is_on=False)
             losses, metrics, norm, buffers = super().build(*args, **kwargs)
             return losses, {**metrics, **recorder.forwards[0]}, norm, buffers

@@ -31,7 +31,7 @@ from libai.utils.seeding import resolve_seed, seed_everything
 logger = main_logger("libai.engine")
 
 
-def build_part(part: str, section: Any, place: str, **facts: Any) -> Any:
+def build_part(part: str, section: Any, place: str, **facts) -> Any:
     """Build a lazy section of the config and check it with `check_part`.
 
     The run-time `facts` that its target accepts and the config leaves unset are added to its arguments.

@@ -354,7 +354,7 @@ class Run(build.Parts):
         self.checkpointer.load(path or require_checkpoint(self.checkpointer.root, self.folder.owns), reset)
         self.start_iter = self.trainer.completed_iters
 
-    def load_weights(self, source: str | Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    def load_weights(self, source: str | Mapping[str, Any], *args, **kwargs) -> None:
         """Load only the model's weights from `source`; arguments as in `checkpoint.load_weights`.
 
         Adapters that are not in `source` keep their initial weights.

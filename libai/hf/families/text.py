@@ -103,7 +103,7 @@ _LLAMA_RULES = rules_in(
 )
 
 
-def _llama(model_type: str, max_seq_length: int, inner_size: int, **more: Any) -> Family:
+def _llama(model_type: str, max_seq_length: int, inner_size: int, **more) -> Family:
     arguments = {
         "vocab_size": ("vocab_size", 32000),
         "max_seq_length": ("max_position_embeddings", max_seq_length),
@@ -225,7 +225,7 @@ def _write_embeddings(ours: Config) -> dict[str, Any]:
     return {**write_encoder(ours), "type_vocab_size": ours.get("num_token_types") or 1}
 
 
-def _bert(target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix: str = "bert.", **more: Any) -> Family:
+def _bert(target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix: str = "bert.", **more) -> Family:
     return Family(
         model_type,
         target,
@@ -264,7 +264,7 @@ def _write_roberta(ours: Config) -> dict[str, Any]:
 
 
 def _roberta(model_type: str, name: str) -> dict[str, Family]:
-    def family(target: str, rules: tuple[Rule, ...], **more: Any) -> Family:
+    def family(target: str, rules: tuple[Rule, ...], **more) -> Family:
         more = {"read_more": _read_roberta, "write_more": _write_roberta, **more}
         return _bert(target, rules, model_type, "roberta.", **more)
 

@@ -266,7 +266,7 @@ class Block(nn.Module):
 class ResPostNormBlock(Block):
     """A block with a norm after each branch: `x + norm(attention(x))`, then `x + norm(mlp(x))` (Liu et al. 2022)."""
 
-    def forward(self, x: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
+    def forward(self, x: flow.Tensor, *args, **kwargs) -> flow.Tensor:
         """Apply the block like `Block`, without cross-attention."""
         branch = self.attention_norm(self.attention_dropout(self.attention(x, *args, **kwargs)))
         x = x + self.attention_drop_path(branch)

@@ -116,7 +116,7 @@ def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edg
     partial = deepcopy(job.layout_of(*edge.value.split("/")))
     full = deepcopy(job.layout_of(edge.reader, f"{edge.argument}_{edge.position}"))
 
-    def add(kind: str, inputs: dict[str, list[str]], layout: Any, shapes: list[list[int]], **others: Any) -> Any:
+    def add(kind: str, inputs: dict[str, list[str]], layout: Any, shapes: list[list[int]], **others) -> Any:
         op = job.append(like, f"{_OURS}-{number}-{kind}-{len(job.ops)}", kind, inputs, "out", len(shapes))
         job.lay_out(op, layout, **others)
         for value, shape in zip(op.user_conf.output["out"].s, shapes):

@@ -43,7 +43,7 @@ class JobEdit:
     def __enter__(self) -> JobEdit:
         return self
 
-    def __exit__(self, failure: Any, *_: object) -> None:
+    def __exit__(self, failure: Any, *_) -> None:
         if failure is None and self._removed:
             self._take_out()
 
@@ -126,7 +126,7 @@ class JobEdit:
         self._learn(op)
         return op
 
-    def lay_out(self, op: Any, layout: Any, **others: Any) -> None:
+    def lay_out(self, op: Any, layout: Any, **others) -> None:
         """Set one layout (an `NdSbp`) for all inputs and outputs of an appended operation.
 
         `others` maps argument names to different layouts. With a layout of None, OneFlow chooses.

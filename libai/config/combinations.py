@@ -45,7 +45,7 @@ def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
         yield from error.problems
 
 
-def refused(run: Any) -> list[str]:
+def refused(run) -> list[str]:
     """Return a message for each combination of settings in the checked config `run` that no run can honour."""
     train, evaluation = run.train, run.train.evaluation
     metric = evaluation.eval_metric
@@ -136,7 +136,7 @@ def refused(run: Any) -> list[str]:
     return [*_lines(run, rules), *wrong_numbers(run.optim, "optim")]
 
 
-def check_supported(run: Any, mode: str, device: str) -> None:
+def check_supported(run, mode: str, device: str) -> None:
     """Raise `UserError` if `run` has options that `mode` cannot honour on `device`.
 
     The message lists all of them, each with the reason and a remedy.
@@ -212,7 +212,7 @@ def check_supported(run: Any, mode: str, device: str) -> None:
         raise UserError("\n".join(lines))
 
 
-def warnings(run: Any, world_size: int, train_iter: int, start_iter: int) -> list[str]:
+def warnings(run, world_size: int, train_iter: int, start_iter: int) -> list[str]:
     """Return one line for each group of settings that are given but have no effect.
 
     `train_iter` is the length of the run, and `start_iter` is the iteration at which a resumed run begins.
@@ -294,7 +294,7 @@ def _sections_switched_off(train: schema.Train) -> Iterator[Rule]:
         yield not state, [f"{path}.{name}" for name in names if name != switch], why
 
 
-def _lines(run: Any, rules: Iterable[Rule]) -> Iterator[str]:
+def _lines(run, rules: Iterable[Rule]) -> Iterator[str]:
     """Yield one line for each rule that applies and has at least one setting that differs from its default."""
     for holds, paths, why in rules:
         given = []
@@ -313,7 +313,7 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str("null" if value is None else value)
 
 
-def _datasets(run: Any) -> list[str]:
+def _datasets(run) -> list[str]:
     """Return the names of the evaluation datasets."""
     test = run.dataloader.get("test") if isinstance(run.dataloader, DictConfig) else None
     return [str(name) for name in test if test[name] is not None] if isinstance(test, DictConfig) else []

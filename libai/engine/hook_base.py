@@ -35,7 +35,7 @@ def step_period_of(period: Period) -> int:
     return period if isinstance(period, int) else 1
 
 
-def is_due(period: Period, trainer: Any) -> bool:
+def is_due(period: Period, trainer) -> bool:
     """Return whether an action with this period is due. After the last iteration of `trainer` it always is."""
     completed = trainer.completed_iters
     if completed == trainer.max_iter:

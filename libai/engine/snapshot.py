@@ -19,7 +19,7 @@ class Snapshot:
     name. The arrays are kept instead of copies of these parameters.
     """
 
-    def __init__(self, trainer: Any, weights: Any = ()):
+    def __init__(self, trainer, weights: Any = ()):
         with flow.no_grad():
             self._tensors = [
                 flow.from_numpy(weights[name]) if name in weights else tensor.clone()
@@ -36,7 +36,7 @@ class Snapshot:
         self._schedule = scheduler_state(trainer.lr_scheduler, trainer.optimizer)
         self._rates = trainer.loop.rates
 
-    def restore(self, trainer: Any) -> None:
+    def restore(self, trainer) -> None:
         """Restore the state of `trainer`, the trainer that was copied, bit for bit. May be called several times."""
         with flow.no_grad():
             for (_, tensor), copied in zip(named_tensors(trainer.model), self._tensors):

@@ -102,7 +102,7 @@ def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run: Any) -> argparse.ArgumentParser:
+    def command(name: str, run) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
         sub.set_defaults(run=run)
         sub.add_argument("--json", action="store_true", help="print JSON")

@@ -33,7 +33,7 @@ _REFUSED = (
 MakeGraph = Callable[[nn.Module, flow.optim.Optimizer], nn.Graph]
 
 
-def refuse_options(trainer: Any, options: TrainOptions) -> None:
+def refuse_options(trainer, options: TrainOptions) -> None:
     """Raise `UserError` for options that only the trainer's own graph supports."""
     default = TrainOptions()
     names = [name for name in _REFUSED if getattr(options, name) != getattr(default, name)]

@@ -63,7 +63,7 @@ Proxies = dict[nn.Module, Any]
 
 
 def _run_with_hooks(
-    proxies: Proxies, self: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    proxies: Proxies, self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run the forward of a proxy with its module's hooks, as `nn.Module.__call__` does outside graphs.
 
@@ -125,7 +125,7 @@ def _traced_value(proxies: Proxies, value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------- proxies
 
 
-def _get_attribute(self: Any, name: str) -> Any:
+def _get_attribute(self, name: str) -> Any:
     """Return an attribute of the proxy. `__class__`, which `isinstance` and `super()` read, is the original class."""
     if name == "__class__":
         origin = object.__getattribute__(self, "__dict__").get("_oneflow_internal_origin__")
@@ -136,7 +136,7 @@ def _get_attribute(self: Any, name: str) -> Any:
 _get_plainly, _set_plainly = ProxyModule.__getattr__, ProxyModule.__setattr__
 
 
-def _get_missing(self: Any, reads: Reads, name: str) -> Any:
+def _get_missing(self, reads: Reads, name: str) -> Any:
     """Return an attribute of the original module, and record in `reads` that it was read.
 
     A property is evaluated on the proxy.
@@ -150,7 +150,7 @@ def _get_missing(self: Any, reads: Reads, name: str) -> Any:
     return _get_plainly(self, name)
 
 
-def _set_attribute(self: Any, name: str, value: Any) -> None:
+def _set_attribute(self, name: str, value: Any) -> None:
     """Set an attribute. A tensor assigned to a buffer becomes the buffer's value for the rest of the trace."""
     if not isinstance(value, flow.Tensor) or name not in self.__dict__.get("_buffers", ()):
         _set_plainly(self, name, value)
@@ -164,7 +164,7 @@ def _set_attribute(self: Any, name: str, value: Any) -> None:
 _try_build = ProxyTensor.try_build
 
 
-def _build_with_gradient(self: Any, proxies: Proxies) -> None:
+def _build_with_gradient(self, proxies: Proxies) -> None:
     """Build the traced tensor with gradients enabled, and with the gradient hooks of its parameter.
 
     A parameter that is first read under `no_grad` would otherwise have no gradient anywhere.
@@ -186,7 +186,7 @@ def _lazy(owner: Any, kind: str, name: str) -> flow.Tensor:
 
 
 def _named_tensors(kind: str) -> Callable[..., Iterator[tuple[str, flow.Tensor]]]:
-    def named(self: Any, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, flow.Tensor]]:
+    def named(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, flow.Tensor]]:
         seen = set()
         for path, owner in self.named_modules(prefix=prefix) if recurse else [(prefix, self)]:
             for name in owner.__dict__[kind]:
@@ -203,7 +203,7 @@ def _tensors(kind: str) -> Callable[..., Iterator[flow.Tensor]]:
     return lambda self, recurse=True: (tensor for _, tensor in named(self, "", recurse))
 
 
-def _values(self: Any) -> list[flow.Tensor]:
+def _values(self) -> list[flow.Tensor]:
     return [_lazy(self, "_parameters", name) for name in self.__dict__["_parameters"]]
 
 

@@ -153,7 +153,7 @@ class BadLossHook(HookBase, LossPolicy):
         logger.warning("iteration %d is not finite: %s; %s", iteration, diagnosis, _DONE[self.policy])
 
 
-def find_first_non_finite(trainer: Any, micro_batches: list[Any]) -> str:
+def find_first_non_finite(trainer, micro_batches: list[Any]) -> str:
     """Run one iteration's batches eagerly without an update; return a description of the first non-finite value.
 
     Checks the weights, the inputs, the output of each module in order of execution and the gradients, in this order.

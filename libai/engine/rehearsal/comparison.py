@@ -56,7 +56,7 @@ class State:
     buffers: Arrays
 
     @classmethod
-    def of(cls, trainer: Any, read: Callable[[Any], Any] = array_of) -> State:
+    def of(cls, trainer, read: Callable[[Any], Any] = array_of) -> State:
         """Return the state of `trainer`, with each tensor replaced by the result of `read`. Collective."""
         named = dict(trainer.model.named_parameters())
         tensors, _ = trainer.optimizer_state.export()

@@ -67,7 +67,7 @@ class PythonKept:
             self._keep_root(root)
 
     @classmethod
-    def of_trainer(cls, trainer: Any) -> PythonKept:
+    def of_trainer(cls, trainer) -> PythonKept:
         """Keep what a trainer's modules, optimizers and schedule hold, and what their code and hooks can reach."""
         optimizers = [trainer.optimizer, *getattr(trainer.optimizer, "optimizers", {}).values()]
         owners = [one for one in (*optimizers, trainer.lr_scheduler) if hasattr(one, "__dict__")]
@@ -201,7 +201,7 @@ def _refill(container: Any, contents: Any) -> None:
 
 
 @contextmanager
-def rolled_back(trainer: Any, weights: Any = ()) -> Iterator[PythonKept]:
+def rolled_back(trainer, weights: Any = ()) -> Iterator[PythonKept]:
     """Put the state of `trainer` back at the end of the block.
 
     This includes its iteration, the generators of Python and NumPy, and the Python values that the code of its model,
@@ -234,7 +234,7 @@ def rolled_back(trainer: Any, weights: Any = ()) -> Iterator[PythonKept]:
 
 @contextmanager
 def updates_undone(
-    trainer: Any, functions: Sequence[Any] = (), seed: int | None = None, weights: Any = ()
+    trainer, functions: Sequence[Any] = (), seed: int | None = None, weights: Any = ()
 ) -> Iterator[PythonKept]:
     """Undo the updates made in the block, bit for bit. Hooks do not see these updates.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +41,7 @@ class Culprit:
 
 
 def find_culprit(
-    trainer: Any, iterations: Iterations, number: int, reference: Reference, is_compiled: bool
+    trainer, iterations: Iterations, number: int, reference: Reference, is_compiled: bool
 ) -> Culprit | None:
     """Return the module in which update `number` (counted from 1) begins to differ, or None if none is found.
 
@@ -66,9 +65,7 @@ def find_culprit(
             trainer.optimizer_state.leave_graph()
 
 
-def begins_in(
-    trainer: Any, iterations: Iterations, number: int, reference: Reference, is_compiled: bool = False
-) -> str:
+def begins_in(trainer, iterations: Iterations, number: int, reference: Reference, is_compiled: bool = False) -> str:
     """Return a space and a sentence that names the module found by `find_culprit`, or "". Collective."""
     culprit = find_culprit(trainer, iterations, number, reference, is_compiled)
     if culprit is None:
@@ -79,7 +76,7 @@ def begins_in(
 
 
 def _watch(
-    trainer: Any,
+    trainer,
     recorder: Recorder,
     updates: Iterations,
     reference: Reference,

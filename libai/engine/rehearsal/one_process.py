@@ -30,7 +30,7 @@ Batches = list[list[dict[str, Any]]]
 _COPIES = 7
 
 
-def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches | None:
+def _whole_batches(trainer, iterations: Sequence[Sequence[Any]]) -> Batches | None:
     """Return the micro-batches of `iterations` with the samples of all data ranks. Collective.
 
     With `batch_scope=rank` the batches of the ranks stay separate and follow each other. Returns None on one process
@@ -67,7 +67,7 @@ def _whole_batches(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Batches
     return [whole[start : start + steps] for start in range(0, len(whole), steps)]
 
 
-def _fits_on_a_rank(trainer: Any) -> bool:
+def _fits_on_a_rank(trainer) -> bool:
     """Return whether a rank has enough memory for the whole model.
 
     This is checked only if ranks hold parts of it, on CPU, on a machine that reports its free memory. Otherwise the
@@ -83,7 +83,7 @@ def _fits_on_a_rank(trainer: Any) -> bool:
 
 
 @contextmanager
-def by_one_process(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Iterator[tuple[Sequence[Sequence[Any]], bool]]:
+def by_one_process(trainer, iterations: Sequence[Sequence[Any]]) -> Iterator[tuple[Sequence[Sequence[Any]], bool]]:
     """Yield the micro-batches of all ranks and True, and make updates in the block as one process would.
 
     If that is not possible, yield the micro-batches of this rank and False. Tensors are local, gradients are not
@@ -120,7 +120,7 @@ def by_one_process(trainer: Any, iterations: Sequence[Sequence[Any]]) -> Iterato
 
 
 @contextmanager
-def _with_local_tensors(trainer: Any) -> Iterator[None]:
+def _with_local_tensors(trainer) -> Iterator[None]:
     layout, optimizer_state, optimizer = trainer.layout, trainer.optimizer_state, trainer.optimizer
     entries = {}
     for key, entry in optimizer._state.items():
@@ -139,7 +139,7 @@ def _with_local_tensors(trainer: Any) -> Iterator[None]:
             optimizer._state.update(entries)
 
 
-def _scope_of_a_rank(trainer: Any, ranks: int, number: int) -> Any:
+def _scope_of_a_rank(trainer, ranks: int, number: int) -> Any:
     """Return the random scope of forward `number` of an iteration in which the forwards of the ranks alternate."""
     if not trainer.gradients.draws_randomness:
         return nullcontext()

@@ -10,7 +10,7 @@ from libai.optim import clip_grad_norm, clip_grad_value
 
 
 def update_op_by_op(
-    trainer: Any,
+    trainer,
     micro_batches: Sequence[Any],
     forward: Callable[..., Any] | None = None,
     after_backward: Callable[[], None] | None = None,

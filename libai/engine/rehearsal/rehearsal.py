@@ -48,7 +48,7 @@ class NotTheSame(UserError):
     """The trainer would not make the same updates as a plain eager loop."""
 
 
-def make_reference(trainer: Any) -> tuple[Iterations, Reference | None]:
+def make_reference(trainer) -> tuple[Iterations, Reference | None]:
     """Return the batches of the next iterations, and the reference made with them. Collective.
 
     The reference is None if nothing needs it, or if the updates could not be undone. The latter is logged.
@@ -94,7 +94,7 @@ def make_reference(trainer: Any) -> tuple[Iterations, Reference | None]:
     return (iterations if wanted else []), reference
 
 
-def compare_on_mesh(trainer: Any, iterations: Iterations, reference: Reference) -> None:
+def compare_on_mesh(trainer, iterations: Iterations, reference: Reference) -> None:
     """Make the first update of `reference` eagerly on the ranks of `trainer`, undo it, and compare.
 
     This runs before the update is compiled, because some kernels of OneFlow 0.9 would end the process in the compiled
@@ -105,7 +105,7 @@ def compare_on_mesh(trainer: Any, iterations: Iterations, reference: Reference) 
         _require_equal(trainer, iterations[:1], reference, partial(update_op_by_op, trainer))
 
 
-def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> None:
+def require_same(trainer, iterations: Iterations, reference: Reference) -> None:
     """Make the updates of `reference` as `trainer` makes them, undo them, and raise `NotTheSame` if they differ.
 
     Does nothing if they are meant to differ, or if graph mode has not compiled yet. Collective.
@@ -116,7 +116,7 @@ def require_same(trainer: Any, iterations: Iterations, reference: Reference) -> 
 
 
 def _require_equal(
-    trainer: Any, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
+    trainer, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
 ) -> None:
     """Raise `NotTheSame` if the updates of `compared_updates` differ from `reference`.
 
@@ -178,7 +178,7 @@ def _require_equal(
 
 
 def compared_updates(
-    trainer: Any, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
+    trainer, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
 ) -> tuple[Updates, Difference | None]:
     """Make updates as `trainer` makes them, undo them, and compare them with `reference`. Collective.
 
@@ -213,18 +213,18 @@ def compared_updates(
     return compared_updates(trainer, iterations, reference, make)
 
 
-def facts_of(trainer: Any, micro_batches: Sequence[Any]) -> Facts:
+def facts_of(trainer, micro_batches: Sequence[Any]) -> Facts:
     """Return the side effects of a forward, found by one update that is undone. Collective."""
     return reference_of(trainer, [micro_batches]).facts
 
 
-def is_own_update(trainer: Any) -> bool:
+def is_own_update(trainer) -> bool:
     """Return whether the trainer makes updates as this project defines them, and not in a user-defined way."""
     is_plain = (trainer.update.__module__ or "").startswith("libai.")  # also true for a proxy that a hook makes
     return is_plain and not trainer.gradients.has_own_graph
 
 
-def _obstacle(trainer: Any) -> str | None:
+def _obstacle(trainer) -> str | None:
     """Return why some rank cannot make and undo updates of `trainer`, or None if all ranks can. Collective."""
     if not is_own_update(trainer):
         return f"{type(trainer).__name__} has its own kind of update"
@@ -232,7 +232,7 @@ def _obstacle(trainer: Any) -> str | None:
     return f"its model reads an iterator ({names[0]}), which cannot be restored" if names else None
 
 
-def _why_incomparable(trainer: Any) -> str | None:
+def _why_incomparable(trainer) -> str | None:
     """Return why updates of `trainer` may differ from the reference, or None if they must not differ."""
     if trainer.options.amp is not None:
         return f"amp={trainer.options.amp} rounds them differently"
@@ -241,14 +241,14 @@ def _why_incomparable(trainer: Any) -> str | None:
     return None
 
 
-def _needs_facts(trainer: Any) -> bool:
+def _needs_facts(trainer) -> bool:
     """Return whether a trainer that rehearses nothing still needs the side effects of its forward."""
     model, options = trainer.model, trainer.options
     is_asked = options.deterministic or options.detect_anomalous_params
     return is_asked or bool(own_buffers(model)) or bool(frozen_parameters(model)) or has_adapters(model)
 
 
-def refuse_untraceable(trainer: Any, reference: Reference) -> None:
+def refuse_untraceable(trainer, reference: Reference) -> None:
     """Raise `NotTheSame` for a forward that a compiled step would not repeat.
 
     A compiled step runs the Python code of forward once. So an attribute must not keep changing, and forward must not
@@ -270,7 +270,7 @@ def refuse_untraceable(trainer: Any, reference: Reference) -> None:
         )
 
 
-def _require_deterministic(trainer: Any, iterations: Iterations, reference: Reference) -> None:
+def _require_deterministic(trainer, iterations: Iterations, reference: Reference) -> None:
     """Raise `UserError` if a single bit differs when the updates of `reference` are repeated. Collective."""
     difference = _agreed_difference(replace(reference, bound=0), reference_of(trainer, iterations))
     if difference is not None:
@@ -288,7 +288,7 @@ def _agreed_difference(reference: Reference, found: Updates) -> Difference | Non
     return next((Difference(*one) for one in differences if one is not None), None)
 
 
-def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> None:
+def _warn_of_odd_metrics(trainer, reference: Reference, found: Updates) -> None:
     """Warn about metrics that replicas log with different values than one process."""
     odd = []
     for name, value in reference.metrics[0].items():
@@ -305,7 +305,7 @@ def _warn_of_odd_metrics(trainer: Any, reference: Reference, found: Updates) -> 
         )
 
 
-def refusal(trainer: Any, difference: Difference, reference: Reference) -> str:
+def refusal(trainer, difference: Difference, reference: Reference) -> str:
     """Return an error message: what differs in the mode of `trainer`, and what to do about it."""
     name = type(trainer.model).__name__
     options, facts = trainer.options, reference.facts

@@ -41,13 +41,13 @@ def build_part(part: str, section: Any, place: str, **facts) -> Any:
     return built
 
 
-def build_mesh(run: Any, device: str) -> Mesh:
+def build_mesh(run, device: str) -> Mesh:
     """Return the mesh of this job's ranks according to `train.dist`."""
     dist = run.train.dist
     return Mesh.of_this_job(device, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size)
 
 
-def build_model(run: Any) -> flow.nn.Module:
+def build_model(run) -> flow.nn.Module:
     """Return the user's module in training mode, after calling its `init_weights()` if it has that method.
 
     Raises `UserError` if the target does not return a module.
@@ -61,7 +61,7 @@ def build_model(run: Any) -> flow.nn.Module:
     return model.train()
 
 
-def adapt_model(run: Any, model: flow.nn.Module) -> None:
+def adapt_model(run, model: flow.nn.Module) -> None:
     """Apply `train.dist.sync_batch_norm`, `train.lora` and `train.freeze` in place.
 
     Calling it again has no further effect.
@@ -84,7 +84,7 @@ def adapt_model(run: Any, model: flow.nn.Module) -> None:
         )
 
 
-def build_optimizer(run: Any, model: flow.nn.Module) -> flow.optim.Optimizer:
+def build_optimizer(run, model: flow.nn.Module) -> flow.optim.Optimizer:
     """Return the optimizer of `model`. `optim.params` is a lazy call that takes `model`, or is left out.
 
     Several named optimizers become one. Each gets the parameters that its `params` selects and no earlier one has.
@@ -129,7 +129,7 @@ def _build_optimizer(
     return optimizer
 
 
-def build_lr_scheduler(run: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
+def build_lr_scheduler(run, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
     """Return the schedule of learning rates and momentum, or None; see `_build_schedule`."""
     section = run.lr_scheduler
     if isinstance(section, DictConfig) and TARGET not in section:
@@ -192,7 +192,7 @@ def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, pl
     return in_sequence(optimizer, parts, plan.train_iter) if isinstance(section, ListConfig) else parts[0]
 
 
-def build_train_loader(run: Any, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:
+def build_train_loader(run, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:
     """Return the training loader of this rank; see docs/dev/architecture.md, Data."""
     loader = build_part(
         "loader",
@@ -220,7 +220,7 @@ class RepeatedBatches(list[Any]):
     samples_per_epoch: int
 
 
-def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]:
+def build_test_loaders(run, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]:
     """Return the evaluation loaders of this rank by name.
 
     `dataloader.test` is a mapping. The loaders of a list are named test, test2, ...
@@ -241,7 +241,7 @@ def build_test_loaders(run: Any, mesh: Mesh, micro_batch_size: int) -> dict[str,
     }
 
 
-def build_evaluators(run: Any) -> dict[str, Any]:
+def build_evaluators(run) -> dict[str, Any]:
     """Return the evaluators by name, always with one for the mean losses (`eval/<dataset>/loss`).
 
     An evaluator of one dataset is named `<dataset>/<name>`.
@@ -255,7 +255,7 @@ def build_evaluators(run: Any) -> dict[str, Any]:
     return evaluators
 
 
-def amp_dtype(run: Any, mode: str, device: str) -> str | None:
+def amp_dtype(run, mode: str, device: str) -> str | None:
     """Return the mixed-precision dtype of `mode` on `device`: "fp16", "bf16" or None for float32.
 
     With `train.amp.enabled=auto` the result is None if AMP has no effect, which is logged once.
@@ -270,7 +270,7 @@ def amp_dtype(run: Any, mode: str, device: str) -> str | None:
     return None
 
 
-def mode_options(run: Any, mode: str, device: str) -> dict[str, Any]:
+def mode_options(run, mode: str, device: str) -> dict[str, Any]:
     """Return the trainer arguments that depend on the mode."""
     options = {"amp": amp_dtype(run, mode, device)}
     if mode == "graph":

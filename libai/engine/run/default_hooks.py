@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -33,7 +32,7 @@ _WRITERS = {
 }
 
 
-def default_writers(run: Any) -> list[Writer]:
+def default_writers(run) -> list[Writer]:
     """Return the writers of metrics in `train.writers`."""
     train = run.config.train
     settings = {
@@ -50,7 +49,7 @@ def default_writers(run: Any) -> list[Writer]:
     return [AsyncWriter(w) for w in writers] if train.async_write_metrics else writers
 
 
-def default_hooks(run: Any) -> list[HookBase | None]:
+def default_hooks(run) -> list[HookBase | None]:
     """Return the hooks of a standard run and of `train.extra_hooks`. Sets `run.timer`, which is one of them."""
     train, plan = run.config.train, run.plan
     run.timer = hooks.IterationTimer(plan.global_batch_size)
@@ -75,7 +74,7 @@ def default_hooks(run: Any) -> list[HookBase | None]:
     return found
 
 
-def _add_evaluation(run: Any, found: list[HookBase | None]) -> hooks.BestCheckpointHook | None:
+def _add_evaluation(run, found: list[HookBase | None]) -> hooks.BestCheckpointHook | None:
     """Add the hooks that evaluate and act on the deciding metric. Return the hook that stores the best value."""
     evaluation, best = run.config.train.evaluation, None
     if evaluation.enabled and run.test_loaders:

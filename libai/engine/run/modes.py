@@ -36,7 +36,7 @@ def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
     return "eager", UNDECIDED
 
 
-def resolve(run: Any) -> None:
+def resolve(run) -> None:
     """Choose the mode and compile before the loop starts. The training state is not changed. Collective.
 
     Falls back to eager mode if the config allows it. `graph.enabled=auto` selects the only mode that config, optimizer
@@ -72,7 +72,7 @@ def resolve(run: Any) -> None:
         _keep_the_faster(run)
 
 
-def _keep_the_faster(run: Any) -> None:
+def _keep_the_faster(run) -> None:
     graph = run.trainer
     model = run.new_model()
     eager = run.new_trainer("eager", model, graph.feed.peek(), run.new_optimizer(model))
@@ -91,7 +91,7 @@ def _keep_the_faster(run: Any) -> None:
     logger.info("%s", run.mode_reason)  # the next line on the screen names the mode
 
 
-def _refusal(run: Any, mode: str) -> str:
+def _refusal(run, mode: str) -> str:
     """Return why config, optimizer or a hook does not support `mode`, or "" if all support it."""
     try:
         trainer_class(run, mode)
@@ -105,7 +105,7 @@ def _refusal(run: Any, mode: str) -> str:
     return ""
 
 
-def trainer_class(run: Any, mode: str) -> Any:
+def trainer_class(run, mode: str) -> Any:
     """Return the class in `run.trainers` for `mode`. Raises `UserError` if there is none."""
     if mode not in run.trainers:
         raise UserError(
@@ -115,7 +115,7 @@ def trainer_class(run: Any, mode: str) -> Any:
     return run.trainers[mode]
 
 
-def switch(run: Any, mode: str, reason: str) -> None:
+def switch(run, mode: str, reason: str) -> None:
     """Continue in `mode` from now on. Does nothing if the run is already in it. Collective."""
     if mode == run.trainer.mode:
         return
@@ -128,6 +128,6 @@ def switch(run: Any, mode: str, reason: str) -> None:
     )
 
 
-def _set_mode(run: Any, mode: str) -> None:
+def _set_mode(run, mode: str) -> None:
     if mode != run.trainer.mode:
         run.trainer.switch_to(mode, **build.mode_options(run.config, mode, run.mesh.device))

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from oneflow import nn
 
@@ -53,7 +52,7 @@ class TrainResult:
     best_metrics: Mapping[str, float] | None = None
 
 
-def result_of(run: Any) -> TrainResult:
+def result_of(run) -> TrainResult:
     """Return the current result of `run`."""
     trainer = run.trainer
     always = (trainer.status, run.timer.total_seconds, trainer.completed_iters, run.checkpointer.last_saved)
@@ -68,7 +67,7 @@ def result_of(run: Any) -> TrainResult:
     return TrainResult(*always, run.metric, hook.best, at, path, per_epoch and at / per_epoch, hook.best_metrics)
 
 
-def starting_files(run: Any, run_id: str) -> dict[str, str]:
+def starting_files(run, run_id: str) -> dict[str, str]:
     """Return the files that a run writes into its output folder at the start: name → content.
 
     They contain the resolved config of the run, the command-line overrides, and the environment.
@@ -80,7 +79,7 @@ def starting_files(run: Any, run_id: str) -> dict[str, str]:
     }
 
 
-def start_banner(run: Any) -> None:
+def start_banner(run) -> None:
     """Log what is about to run, in six lines of about 72 columns.
 
     `env.json` lists the software in full.
@@ -142,7 +141,7 @@ def parameter_table(model: nn.Module) -> list[str]:
     return format_table(rows, right=[1, 3]).split("\n")
 
 
-def write_summary(run: Any) -> None:
+def write_summary(run) -> None:
     """Write `summary.json` and log the closing line. Rank 0 only.
 
     The file has status, length, time, throughput and the last metrics. Values that are not finite become null.

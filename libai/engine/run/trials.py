@@ -38,7 +38,7 @@ FEWEST_BLOCKS = 4
 MOST_BLOCKS = 12
 
 
-def dry_run(run: Any) -> None:
+def dry_run(run) -> None:
     """Make a few updates, check that a checkpoint can hold the state, and evaluate one batch of each dataset.
 
     Logs a table of the parameters, the peak memory of a process, and the seconds per iteration and for the whole run.
@@ -164,7 +164,7 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
     return LRCurve(lrs, losses)
 
 
-def find_lr_of_run(run: Any, words: str) -> LRCurve:
+def find_lr_of_run(run, words: str) -> LRCurve:
     """Run `find_lr` for a run. Rank 0 writes the curve and prints the suggestion. Collective.
 
     `words`: the lowest and the highest learning rate and the number of updates, separated by commas. The curve is

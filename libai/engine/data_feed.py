@@ -170,12 +170,11 @@ def num_bytes(batch: Any) -> int:
 
     Every tensor element counts as 8 bytes.
     """
-    values: Iterable[Any]
-    if type(batch) is dict or isinstance(batch, Mapping):  # isinstance(batch, Mapping) runs Python code and is slower
-        values = batch.values()
-    else:
-        values = batch if isinstance(batch, (list, tuple)) else [batch]
+    if isinstance(batch, (dict, Mapping)):  # dict first, because a check of Mapping alone runs Python code
+        batch = batch.values()
+    elif not isinstance(batch, (list, tuple)):
+        batch = [batch]
     total = 0
-    for value in values:  # a loop, not a generator: this runs in every iteration
+    for value in batch:  # a loop, not a generator: this runs in every iteration
         total += value.nbytes if isinstance(value, np.ndarray) else 8 * getattr(value, "numel", int)()
     return total

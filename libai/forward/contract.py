@@ -93,7 +93,7 @@ def _source(model: Any) -> str:
 
 
 def _are_scalars(values: Any) -> bool:
-    if type(values) is not dict and not isinstance(values, Mapping):
+    if not isinstance(values, (dict, Mapping)):
         return False
     for value in values.values():  # noqa: SIM110  (it runs in every forward: no generator)
         if type(value) is not flow.Tensor or value.ndim != 0:

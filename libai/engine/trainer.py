@@ -62,6 +62,13 @@ OPTIONS_OF_A_MODE = ("amp", "loss_scaling", "gradient_reduction")
 TRAINERS: dict[str, type[ModelTrainer]] = {}
 
 
+def trainer_of(mode: str) -> type[ModelTrainer]:
+    """Return the trainer class of a mode. Raises `UserError` for an unknown mode."""
+    if mode not in TRAINERS:
+        raise UserError(f"unknown mode {mode!r}: choose {' or '.join(sorted(TRAINERS))}.")
+    return TRAINERS[mode]
+
+
 class ModelTrainer(TrainerBase):
     """Trains one module with one optimizer; see `EagerTrainer` and `GraphTrainer`.
 
@@ -530,11 +537,9 @@ class ModelTrainer(TrainerBase):
         a hook that cannot work in it, and for a trainer class of your own, because the other mode would not call its
         methods.
         """
-        if mode not in TRAINERS:
-            raise UserError(f"unknown mode {mode!r}: a run trains in {' or '.join(sorted(TRAINERS))} mode.")
+        target = trainer_of(mode)
         if mode == self.mode:
             return
-        target = TRAINERS[mode]
         if type(self) is not TRAINERS[self.mode]:
             raise UserError(
                 f"{type(self).__name__} cannot switch to {mode} mode, because that mode would not call its "

@@ -15,11 +15,10 @@ from libai import checkpoint
 from libai.config import load_config
 from libai.engine.run import build
 from libai.engine.run.modes import first_mode
-from libai.engine.trainer import TRAINERS
+from libai.engine.trainer import trainer_of
 from libai.parallel import Layout, Mesh
 from libai.utils.atomic import config_of_run
 from libai.utils.distributed import default_device, get_world_size
-from libai.utils.errors import UserError
 from libai.utils.seeding import seed_everything
 
 _ALONE = ["data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size"]
@@ -48,7 +47,7 @@ class Predictor:
         self.config = config
         plan = None if config is None else config.train.dist.plan
         unused = flow.optim.SGD(model.parameters(), lr=0.0)
-        self._trainer = TRAINERS[mode](model, [], unused, mesh=self.mesh, plan=plan, device=self.mesh.device)
+        self._trainer = trainer_of(mode)(model, [], unused, mesh=self.mesh, plan=plan, device=self.mesh.device)
 
     @classmethod
     def of_run(
@@ -74,8 +73,6 @@ class Predictor:
         config = load_config(file, overrides, get_world_size())
         device = default_device(config.train.device)
         mode = mode or first_mode(config, device)[0]
-        if mode not in TRAINERS:
-            raise UserError(f"mode={mode!r}: a model predicts in {' or '.join(sorted(TRAINERS))} mode.")
         source = checkpoint.resolve(folder / "checkpoints" / which)
         seed_everything(config.train.seed or 0)
         model = build.build_model(config)

@@ -29,7 +29,7 @@ from libai.engine.run.predictor import Predictor
 from libai.engine.run.report import TrainResult, result_of, start_banner, write_summary
 from libai.engine.run.run_folder import RunFolder, facts_of, prepare_output_dir, require_checkpoint
 from libai.engine.run.trials import dry_run
-from libai.engine.trainer import TRAINERS, ModelTrainer
+from libai.engine.trainer import TRAINERS, ModelTrainer, trainer_of
 from libai.launch.stop import STOP, TIME_LIMIT, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
 from libai.layers.lora import ADAPTER
 from libai.optim import LossScaling
@@ -291,8 +291,7 @@ class Run(build.Parts):
 
         Between two calls of `train` the switch is immediate; in a hook, it follows the current iteration. Collective.
         """
-        if mode not in TRAINERS:
-            raise UserError(f"switch_mode({mode!r}): a run trains in {' or '.join(sorted(TRAINERS))} mode.")
+        trainer_of(mode)  # raises an error for an unknown mode
         if self.trainer.status == "running":
             if mode != self.trainer.mode:
                 self._next_mode = mode

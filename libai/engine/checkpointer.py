@@ -249,21 +249,6 @@ class TrainerCheckpointer:
         global.
         """
         trainer = self.trainer
-        saved = self.take_back(path, reset)
-        self.last_saved = Path(path)
-        own_state().saved = trainer.iter
-        # an interrupted iteration is finished first and then saved again
-        self._last_saved_iter = -1 if saved.state["trainer"].get("unfinished_hooks") else trainer.iter
-        self._warn_of_changes(saved.state.get("facts", {}))
-        written = saved.state.get("mode")
-        switched = f" (written in {written} mode)" if written != trainer.mode else ""
-        run_id = self._facts.get("run_id")
-        of_run = f" of run {run_id}" if run_id else ""
-        without = f" without its {', '.join(reset)}" if reset else ""
-        logger.info("resumed %s after iteration %d%s%s%s", path, trainer.iter, of_run, switched, without)
-
-    def take_back(self, path: str | Path, reset: Collection[str] = ()) -> checkpoint.Checkpoint:
-        """Load and return a checkpoint without logging it or recording it as `last_saved`. Collective."""
         saved = checkpoint.load(path)
         if missing := [name for name in ("trainer", "optimizer", "lr_scheduler") if name not in saved.state]:
             raise checkpoint.CheckpointError(
@@ -271,12 +256,12 @@ class TrainerCheckpointer:
                 f"its weights: train.load_weight={saved.path}."
             )
         module = saved.state["trainer_module"]
-        if type(self.trainer).__module__.startswith("libai.") and not module.startswith("libai."):
+        if type(trainer).__module__.startswith("libai.") and not module.startswith("libai."):
             raise UserError(
                 f"{saved.path} was written by a trainer class of {module}, and libai's own would train something else. "
                 "Resume with the program that started the run, or take only its weights (train.load_weight)."
             )
-        checkpoint.load_weights(saved.tensors["model"], self.trainer.model, strict=True)
+        checkpoint.load_weights(saved.tensors["model"], trainer.model, strict=True)
         state = dict(saved.state["trainer"])
         if "optimizer" not in reset:  # an optimizer without state, such as plain SGD, saves no tensors
             state["optimizer"] = {
@@ -287,10 +272,28 @@ class TrainerCheckpointer:
             state["lr_scheduler"] = saved.state["lr_scheduler"]
         if "data" in reset:
             state["data_loader"] = {}
-        self.trainer.load_state_dict(state)
+        trainer.load_state_dict(state)
         self.load_tensors_of_hooks(saved)
         self.extra = dict(saved.state.get("extra", {}))
-        return saved
+        self.last_saved = Path(path)
+        own_state().saved = trainer.iter
+        # an interrupted iteration is finished first and then saved again
+        self._last_saved_iter = -1 if state.get("unfinished_hooks") else trainer.iter
+        self._log_resume(saved, reset)
+
+    def _log_resume(self, saved: checkpoint.Checkpoint, reset: Collection[str]) -> None:
+        """Log the resume, and each difference from the saved run that changes the loss curve."""
+        before = saved.state.get("facts", {})
+        for name, consequence in _CHANGES_THE_CURVE.items():
+            now = self._facts.get(name)
+            if before.get(name, now) != now:
+                logger.warning("%s was %s in the resumed run and is %s now: %s", name, before[name], now, consequence)
+        written = saved.state.get("mode")
+        switched = f" (written in {written} mode)" if written != self.trainer.mode else ""
+        run_id = self._facts.get("run_id")
+        of_run = f" of run {run_id}" if run_id else ""
+        without = f" without its {', '.join(reset)}" if reset else ""
+        logger.info("resumed %s after iteration %d%s%s%s", saved.path, self.trainer.iter, of_run, switched, without)
 
     def load_tensors_of_hooks(self, saved: checkpoint.Checkpoint) -> None:
         """Restore the tensors of hooks, such as averaged weights. Collective when parameters are global."""
@@ -300,13 +303,6 @@ class TrainerCheckpointer:
                 logger.warning(
                     "the checkpoint has no tensors of %s, which starts from its initial state", type(hook).__name__
                 )
-
-    def _warn_of_changes(self, before: Mapping[str, Any]) -> None:
-        """Log each difference from the saved run's facts `before` that changes the loss curve."""
-        for name, consequence in _CHANGES_THE_CURVE.items():
-            now = self._facts.get(name)
-            if before.get(name, now) != now:
-                logger.warning("%s was %s in the resumed run and is %s now: %s", name, before[name], now, consequence)
 
 
 @phase("load")

@@ -193,10 +193,10 @@ class TrainerBase:
                 continue
             if not isinstance(hook, HookBase):
                 raise TypeError(f"a hook must be an instance of HookBase, not {type(hook).__name__}: {hook!r}")
-            if hook.only_on == "main" and get_world_size() > 1:
+            if hook.only_on == "main":
                 self.loop.agreement.ask(_STOP_OF_MAIN, lambda: int(self.loop.stop_of_main is not None))
-            if hook.only_on == "main" and not is_main_process():
-                continue
+                if not is_main_process():
+                    continue
             if self.loop.is_mode_final:
                 hook.check_mode(self.mode)
             for name in dir(hook):

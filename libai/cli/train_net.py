@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from libai.cli.main import until_nobody_reads
-from libai.config import Args, load_config, parse_args
+from libai.config import load_config, parse_args
 from libai.config.lazy_config import to_yaml
 from libai.launch.guard import guarded_main
 from libai.utils.distributed import barrier, get_world_size, is_main_process, prepare_device
@@ -30,19 +30,14 @@ FAST_DEV_RUN = [
 ]
 
 
-def config_of(args: Args):
-    """Return the checked config of the run: the file, then the overrides, then the settings implied by flags."""
-    overrides = [*args.overrides, *(FAST_DEV_RUN if args.fast_dev_run else [])]
-    return load_config(args.config, overrides, get_world_size())
-
-
 def main(run_class: Any = None) -> int:
     """Run the command line with `run_class`, a subclass of `libai.engine.Run` (default: `Run`)."""
     args = parse_args(sys.argv[1:], prog="train_net.py")
     notes = own_folder()
     if notes is None and world_size() == 1 and not (args.quiet or args.print_config):
         say(f"libai: starting {args.config} in this process")
-    config = config_of(args)
+    overrides = [*args.overrides, *(FAST_DEV_RUN if args.fast_dev_run else [])]
+    config = load_config(args.config, overrides, get_world_size())
     if args.print_config:
         if is_main_process():
             until_nobody_reads(lambda: print(to_yaml(config.to_config())))

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from libai.config.instantiation import TARGET, items_of
 from libai.config.settings import schema
-from libai.config.settings.coercion import accepts_text, copy_config, members_of
+from libai.config.settings.coercion import copy_config, members_of
 from libai.config.settings.errors import ConfigError, did_you_mean, hint
 from libai.utils.errors import first_line
 
@@ -124,7 +124,7 @@ def _set(config: DictConfig, key: str, text: str) -> None:
     old = OmegaConf.select(config, key, throw_on_resolution_failure=False)
     # For a setting or argument that is text, 7 and 007 are text as well.
     kind = setting.kind if isinstance(setting, schema.Key) else type(old)
-    if accepts_text(kind) and is_scalar and type(value) not in members_of(kind):
+    if str in members_of(kind) and is_scalar and type(value) not in members_of(kind):
         value = typed
     merge = isinstance(value, dict) and TARGET not in value and isinstance(old, DictConfig)
     OmegaConf.update(config, key, value, merge=merge, force_add=True)

@@ -140,7 +140,13 @@ class ModelTrainer(TrainerBase):
         refuse_split_statistics(self.model)
         # raises if the optimizer belongs to another model
         list(walk_parameters(self.optimizer, self.model.named_parameters()))
-        self._warn_of_stock_dropout()
+        names = find_unseeded_dropouts(self.model)
+        if names:
+            logger.warning(
+                "%s: OneFlow 0.9's own dropout ignores the seed and uses the same mask in every layer and rank. Use "
+                "libai.layers.Dropout instead: seeded, resumable, equal in both modes.",
+                ", ".join(names),
+            )
 
     @property
     def graph(self) -> Any:
@@ -169,15 +175,6 @@ class ModelTrainer(TrainerBase):
         if not self.options.activation_checkpoint:
             return []
         return self._model_plan.block_names(self.model)
-
-    def _warn_of_stock_dropout(self) -> None:
-        names = find_unseeded_dropouts(self.model)
-        if names:
-            logger.warning(
-                "%s: OneFlow 0.9's own dropout ignores the seed and uses the same mask in every layer and rank. Use "
-                "libai.layers.Dropout instead: seeded, resumable, equal in both modes.",
-                ", ".join(names),
-            )
 
     # ------------------------------------------------------------------ defined or extended by a mode, with `update`
 

@@ -20,7 +20,7 @@ from libai.checkpoint.errors import reading
 from libai.checkpoint.reader import open_safetensors
 from libai.checkpoint.shards import Entry, cut_shards
 from libai.checkpoint.strict_json import parse_json
-from libai.checkpoint.tensor_files import HUGGING_FACE, TensorSpec, write_tensors
+from libai.checkpoint.tensor_files import TensorSpec, write_tensors
 from libai.hf.families import family_of
 from libai.hf.families.family import Family
 from libai.utils.errors import UserError
@@ -127,16 +127,6 @@ def read_folder(folder: str | Path) -> Pretrained:
     return Pretrained(folder, config, architecture, family, groups)
 
 
-def write_safetensors(
-    path: Path,
-    specs: Mapping[str, TensorSpec],
-    fetch: Callable[[str], np.ndarray],
-    metadata: Mapping[str, str] = HUGGING_FACE,
-) -> None:
-    """Write tensors to one safetensors file."""
-    write_tensors(path, specs, {name: fetch(name) for name in specs}, metadata)
-
-
 def write_like(path: Path, like: Path, group: TensorGroup, fetch: Callable[[str], np.ndarray]) -> None:
     """Write tensors with the names, types and metadata of the existing file `like`.
 
@@ -144,7 +134,8 @@ def write_like(path: Path, like: Path, group: TensorGroup, fetch: Callable[[str]
     """
     with safe_open(like, "numpy") as file:
         metadata = file.metadata() or {}
-    write_safetensors(path, {name: group.spec(name) for name in group}, fetch, metadata)
+    specs = {name: group.spec(name) for name in group}
+    write_tensors(path, specs, {name: fetch(name) for name in group}, metadata)
 
 
 def write_folder(folder: Path, specs: Mapping[str, TensorSpec], fetch: Callable[[str], np.ndarray]) -> None:
@@ -152,7 +143,7 @@ def write_folder(folder: Path, specs: Mapping[str, TensorSpec], fetch: Callable[
     entries = {name: Entry(spec, lambda: None) for name, spec in specs.items()}
     shards, _ = cut_shards({"model": entries}, SHARD_BYTES)
     for shard in shards:
-        write_safetensors(folder / shard.file, shard.specs, fetch)
+        write_tensors(folder / shard.file, shard.specs, {name: fetch(name) for name in shard.specs})
     if len(shards) > 1:
         weight_map = {name: shard.file for shard in shards for name in shard.specs}
         metadata = {"total_size": sum(shard.num_bytes for shard in shards)}

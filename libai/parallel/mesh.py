@@ -75,14 +75,10 @@ class Mesh:
         """Return the OneFlow placement of all ranks, in one row."""
         return flow.placement(self.device, list(range(self.size)))
 
-    def ranks_of_stage(self, stage: int) -> list[int]:
-        """Return the ranks that hold one pipeline stage, ordered by data rank, then tensor rank."""
-        count = self.data * self.tensor
-        return list(range(stage * count, (stage + 1) * count))
-
     def stage_placement(self, stage: int) -> Any:
         """Return the OneFlow placement of one stage: a data x tensor table if both are above 1, else one row."""
-        ranks = self.ranks_of_stage(stage)
+        count = self.data * self.tensor
+        ranks = list(range(stage * count, (stage + 1) * count))
         if self.is_table:
             return flow.placement(self.device, [ranks[i : i + self.tensor] for i in range(0, len(ranks), self.tensor)])
         return flow.placement(self.device, ranks)

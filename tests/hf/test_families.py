@@ -10,10 +10,9 @@ import pytest
 
 from libai.checkpoint import CheckpointError
 from libai.checkpoint.reader import open_safetensors
-from libai.checkpoint.tensor_files import TensorSpec
+from libai.checkpoint.tensor_files import TensorSpec, write_tensors
 from libai.hf import export_folder, import_folder, model_config
 from libai.hf.families import family_of
-from libai.hf.files import write_safetensors
 from libai.hf.verify import compute, differences
 from libai.utils.errors import UserError
 
@@ -60,7 +59,7 @@ def test_missing_and_unexpected_names_are_those_of_the_file(tmp_path):
     arrays["model.norm.weight"] = arrays["model.norm.weight"][:5]
     specs = {name: TensorSpec("float32", array.shape) for name, array in arrays.items()}
     shutil.copy(source / "config.json", tmp_path)
-    write_safetensors(tmp_path / "model.safetensors", specs, arrays.__getitem__)
+    write_tensors(tmp_path / "model.safetensors", specs, arrays)
     with pytest.raises(CheckpointError) as caught:
         import_folder(tmp_path, tmp_path / "ours")
     report = str(caught.value)

@@ -144,11 +144,6 @@ def is_simple(annotation: Any) -> bool:
     return all(origin is Literal or origin in _WORDS for origin in origins)
 
 
-def accepts_text(kind: Any) -> bool:
-    """Return True if `kind` allows text."""
-    return str in members_of(kind)
-
-
 def to_nodes(value: Any) -> Any:
     """Wrap every object in `value` that OmegaConf would reject or take apart, such as a dataclass, in a node."""
     if isinstance(value, dict):

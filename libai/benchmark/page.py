@@ -12,8 +12,8 @@ from libai.benchmark.report import UNDECIDED, WITHIN_NOISE, format_spread
 _LEFT, _WIDTH = 220, 480
 
 
-def to_page(report: Mapping[str, Any], picture: str) -> str:
-    """Return the report as a Markdown page. `picture` is the file name of its chart."""
+def to_page(report: Mapping[str, Any]) -> str:
+    """Return the report as a Markdown page, which shows the chart `report.svg` next to it."""
     lines = ["# Benchmark", "", f"`{report['command']}`", ""]
     for part in ("machine", "settings"):
         facts = [f"{name} {value}" for name, value in report[part].items()]
@@ -24,7 +24,7 @@ def to_page(report: Mapping[str, Any], picture: str) -> str:
         "compiles and is not counted. Losses were compared before the measurement; the learning rate is constant. "
         "`of matmul` is the fraction of the speed of the faster large matmul (OneFlow's or PyTorch's) in the same "
         "round, with the same number of threads.",
-        f"\n![milliseconds per iteration]({picture})\n",
+        "\n![milliseconds per iteration](report.svg)\n",
     ]
     for case in report["cases"]:
         head, *rows = (f"| {' | '.join(row)} |" for row in to_rows(case))

@@ -19,13 +19,12 @@ from libai.scheduler import scheduler_state
 from libai.utils.atomic import point_link
 from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.errors import UserError
-from libai.utils.logging import main_logger
+from libai.utils.logging import engine_logger as logger
 from libai.utils.rank_notes import own_state, phase
 
 if TYPE_CHECKING:
     from libai.engine.trainer import ModelTrainer
 
-logger = main_logger("libai.engine")
 Best = tuple[str, float]
 #: parts of the state that a resume can leave unchanged instead of loading them from the checkpoint
 RESETTABLE = ("optimizer", "schedule", "data")

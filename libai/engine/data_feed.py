@@ -11,10 +11,8 @@ import numpy as np
 
 from libai.engine.check_parts import check_part
 from libai.utils.errors import UserError
-from libai.utils.logging import main_logger
+from libai.utils.logging import engine_logger as logger
 from libai.utils.seeding import generators_kept
-
-logger = main_logger("libai.engine")
 
 #: batches of this rank, or a function that returns them and is called at the first read
 LoaderOrBuilder: TypeAlias = "Iterable[Any] | Callable[[], Iterable[Any]]"

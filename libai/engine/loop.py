@@ -26,11 +26,10 @@ from libai.patches.internals import quick_thread_switches, wait_for_device
 from libai.utils.atomic import is_full_disk
 from libai.utils.distributed import get_world_size, is_main_process
 from libai.utils.errors import UserError
-from libai.utils.logging import main_logger, setup_logging
+from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import setup_logging
 from libai.utils.rank_notes import note_progress, own_state, phase
 from libai.utils.sizes import check_sizes
-
-logger = main_logger("libai.engine")
 
 #: key of the question that all ranks answer together: has a hook on the main rank requested a stop?
 _STOP_OF_MAIN = "stop of the main rank"

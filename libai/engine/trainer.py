@@ -48,11 +48,10 @@ from libai.patches.internals import release_memory, wait_for_device
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects
 from libai.utils.errors import GraphBuildError, UserError
-from libai.utils.logging import main_logger
+from libai.utils.logging import engine_logger as logger
 from libai.utils.rank_notes import note_progress, phase
 from libai.utils.tensors import detached, digest_of, local_part, map_tensors, saved_values
 
-logger = main_logger("libai.engine")
 _lr_of = itemgetter("lr")
 #: devices on which OneFlow 0.9 computes in lower precision; compilation tests add the CPU
 AMP_DEVICES = ("cuda",)

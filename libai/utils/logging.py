@@ -3,8 +3,8 @@
 A record can have another text on the screen: `logger.info(text, extra={"screen": "shorter"})`. With "", the screen does
 not show it. A quiet screen shows warnings, errors, and records with `extra={"is_result": True}`.
 
-Modules log through `logging.getLogger("libai.<package>")`, and the engine, whose ranks have the same to say, through
-`main_logger`. Only the program calls `setup_logging`.
+Modules log through `logging.getLogger("libai.<package>")`, and the engine through `engine_logger`. Only the program
+calls `setup_logging`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from libai.utils.screen import coloured, say
 
 _FILE_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _warned: set[str] = set()
+#: logger of the engine, whose ranks have the same to say: it logs on rank 0, and errors on every rank
+engine_logger = logging.getLogger("libai.engine")
+engine_logger.addFilter(lambda record: record.levelno >= logging.ERROR or is_main_process())
 
 
 class _ScreenFormatter(logging.Formatter):
@@ -121,17 +124,6 @@ def setup_logging(
         if not holds_files:
             open_log_files()
     return logger
-
-
-def main_logger(name: str) -> logging.Logger:
-    """Return the logger `name`, which logs on rank 0 only. Errors are logged on every rank."""
-    logger = logging.getLogger(name)
-    logger.addFilter(_is_for_this_rank)
-    return logger
-
-
-def _is_for_this_rank(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR or is_main_process()
 
 
 def open_log_files() -> None:

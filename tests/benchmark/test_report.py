@@ -90,7 +90,7 @@ def test_page_and_picture_are_made_from_the_json(case):
     settings = {"rounds": 2, "block_seconds": 0.1}
     report = {"command": "libai benchmark", "machine": {"cpu": "a CPU"}, "settings": settings, "cases": [case]}
     report = json.loads(json.dumps(report))
-    text = page.to_page(report, "report.svg")
+    text = page.to_page(report)
     assert "* machine: cpu a CPU" in text and "](report.svg)" in text
     assert "| eager | 10.4 ±" in text and "| graph | 5.2 ±" in text and "| raw-graph |" not in text
     assert "tokens/s" in text and f"{512 / 0.0104:,.0f}" in text

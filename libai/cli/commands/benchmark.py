@@ -102,7 +102,7 @@ def _benchmark(arguments: Sequence[str]) -> int:
     report = {"command": command, "machine": machine, "settings": asdict(settings), "cases": cases}
     atomic_write_text(args.output / "report.json", json.dumps(report, indent=1) + "\n")
     atomic_write_text(args.output / "report.svg", to_picture(report))
-    atomic_write_text(args.output / "report.md", to_page(report, "report.svg"))
+    atomic_write_text(args.output / "report.md", to_page(report))
     print(f"report.md, report.svg and report.json are in {args.output}")
     return 0
 

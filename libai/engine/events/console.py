@@ -13,11 +13,10 @@ from statistics import median
 from typing import Any
 
 from libai.engine.events.writers import LogRecord, Writer
-from libai.utils.logging import is_quiet, main_logger
+from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import is_quiet
 from libai.utils.rank_notes import own_progress
 from libai.utils.screen import is_terminal
-
-logger = main_logger("libai.engine")
 
 #: phase of `libai.utils.rank_notes` → its label in the progress bar
 _AT = {"compile": "compiling", "evaluate": "evaluating", "save": "saving", "load": "loading", "build": "building"}

@@ -23,9 +23,7 @@ from typing import Any
 
 from libai.utils.atomic import atomic_write_bytes, naming
 from libai.utils.errors import OutputLostError, UserError
-from libai.utils.logging import main_logger
-
-logger = main_logger("libai.engine")
+from libai.utils.logging import engine_logger as logger
 
 
 @dataclass(frozen=True)

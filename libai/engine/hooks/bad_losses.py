@@ -25,10 +25,8 @@ from libai.patches.wrapping import replaced
 from libai.scheduler import has_state
 from libai.utils.distributed import any_rank, gather_objects, get_rank
 from libai.utils.errors import UserError
-from libai.utils.logging import main_logger
+from libai.utils.logging import engine_logger as logger
 from libai.utils.tensors import part_here, tensors_in
-
-logger = main_logger("libai.engine")
 
 #: at a log point the state is copied again after this number of iterations, or if the kept batches exceed this size
 MIN_ITERS_BETWEEN_COPIES = 50

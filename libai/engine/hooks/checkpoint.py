@@ -8,9 +8,7 @@ from libai.engine.hook_base import HookBase, Period, is_due, step_period_of
 from libai.engine.metrics import NonFiniteLoss
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import OutputLostError
-from libai.utils.logging import main_logger
-
-logger = main_logger("libai.engine")
+from libai.utils.logging import engine_logger as logger
 
 
 class CheckpointHook(HookBase):

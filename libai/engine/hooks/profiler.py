@@ -8,9 +8,7 @@ from pathlib import Path
 
 from libai.engine.hook_base import HookBase
 from libai.utils.distributed import get_rank
-from libai.utils.logging import main_logger
-
-logger = main_logger("libai.engine")
+from libai.utils.logging import engine_logger as logger
 
 
 class ProfilerHook(HookBase):

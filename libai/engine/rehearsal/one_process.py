@@ -20,10 +20,8 @@ from libai.layers.random import fold, random_context
 from libai.parallel import LocalLayout, Mesh, localized
 from libai.patches.wrapping import unwrap_forward, wrap_forward
 from libai.utils.distributed import gather_arrays, gather_objects
-from libai.utils.logging import main_logger
+from libai.utils.logging import engine_logger as logger
 from libai.utils.sizes import available_bytes
-
-logger = main_logger("libai.engine")
 
 Batches = list[list[dict[str, Any]]]
 #: copies of the weights in memory: weights, gradients, two Adam states, and saved copies of weights and Adam states

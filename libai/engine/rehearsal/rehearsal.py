@@ -37,9 +37,8 @@ from libai.layers.lora import has_adapters
 from libai.layers.random import find_unseeded_dropouts
 from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
-from libai.utils.logging import main_logger
+from libai.utils.logging import engine_logger as logger
 
-logger = main_logger("libai.engine")
 #: largest relative difference between a metric over several ranks and over one process
 _METRIC_BOUND = 1e-4
 

@@ -25,10 +25,9 @@ from libai.parallel import Mesh
 from libai.patches.layer_sizes import checked_sizes
 from libai.scheduler import by_optimizer, in_sequence, with_momentum
 from libai.utils.errors import UserError
-from libai.utils.logging import main_logger, warn_once
+from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import warn_once
 from libai.utils.seeding import resolve_seed, seed_everything
-
-logger = main_logger("libai.engine")
 
 
 def build_part(part: str, section: Any, place: str, **facts) -> Any:

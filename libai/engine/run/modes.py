@@ -15,10 +15,9 @@ from libai.engine.run import build
 from libai.engine.run.trials import compare_speed, try_forward
 from libai.engine.trainer import TRAINERS
 from libai.utils.errors import GraphBuildError, UserError
-from libai.utils.logging import main_logger
+from libai.utils.logging import engine_logger as logger
 from libai.utils.seeding import seed_everything
 
-logger = main_logger("libai.engine")
 #: the mode reason of a run that has not chosen its mode yet
 UNDECIDED = "graph.enabled=auto"
 

@@ -23,10 +23,8 @@ from libai.native.kernels import kernels_in_use
 from libai.optim import Optimizers
 from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
-from libai.utils.logging import main_logger
+from libai.utils.logging import engine_logger as logger
 from libai.utils.screen import format_table
-
-logger = main_logger("libai.engine")
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,10 @@ from libai.utils.distributed import (
     is_main_process,
 )
 from libai.utils.errors import OutputLostError, UserError
-from libai.utils.logging import main_logger, setup_logging
+from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import setup_logging
 from libai.utils.rank_notes import phase
 from libai.utils.seeding import raise_open_file_limit, resolve_seed, seed_everything
-
-logger = main_logger("libai.engine")
 
 
 def default_setup(

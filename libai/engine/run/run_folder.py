@@ -27,9 +27,9 @@ from libai.utils.atomic import atomic_write_text, read_json
 from libai.utils.distributed import barrier, result_of_rank_0
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.folder_lock import LOCK_FILE, FolderInUseError, FolderLock, describe_holder, find_holder
-from libai.utils.logging import main_logger, open_log_files
+from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import open_log_files
 
-logger = main_logger("libai.engine")
 #: the value of `resume` that continues a run if there is one
 AUTO = "auto"
 RUN_FILE, ENV_FILE = "run.json", "env.json"

@@ -21,10 +21,9 @@ from libai.scheduler import initial_lrs
 from libai.utils.atomic import atomic_write_text
 from libai.utils.distributed import all_reduce, is_main_process
 from libai.utils.errors import UserError
-from libai.utils.logging import main_logger
+from libai.utils.logging import engine_logger as logger
 from libai.utils.rank_notes import phase
 
-logger = main_logger("libai.engine")
 #: the loss counts as diverged above this multiple of its minimum, both smoothed
 DIVERGED = 4.0
 #: weight of the earlier losses in the smoothed loss

@@ -20,6 +20,7 @@ from oneflow import nn
 
 from libai.layers import is_batch_norm_of_rank
 from libai.patches.wrapping import replaced
+from libai.utils.tensors import memory_of
 
 _NOT_CHANGES = {"requires_grad_", "contiguous_", "_zero_grad_"}
 #: methods that write into a tensor
@@ -44,14 +45,23 @@ class Facts:
 
 
 def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:
-    """Return the buffers that the model's forward may change, except in rank-local batch norms (decision 0003)."""
+    """Return the buffers that the model's forward may change, except in rank-local batch norms (decision 0003).
+
+    A buffer that shares memory with a parameter (`weight.data[:4]`) is left out: it changes with the parameter.
+    """
+    weights = list(map(memory_of, model.parameters()))
     statistics = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
         if is_batch_norm_of_rank(module)
         for name in module._buffers
     }
-    return {name: buffer for name, buffer in model.named_buffers() if name not in statistics}
+    buffers = {}
+    for name, buffer in model.named_buffers():
+        start, end = memory_of(buffer)
+        if name not in statistics and not any(first < end and start < last for first, last in weights):
+            buffers[name] = buffer
+    return buffers
 
 
 def frozen_parameters(model: nn.Module) -> dict[str, flow.Tensor]:

@@ -82,7 +82,7 @@ def _sum_of_squares(tensors: list[flow.Tensor]) -> flow.Tensor:
     """Return the sum of squares over all elements of `tensors`, which must have the same layout."""
     if are_joinable(tensors):
         return joined_sum_of_squares(tensors)
-    return flow.stack([flow.square(tensor).sum() for tensor in tensors]).sum()
+    return flow.stack([flow.square(tensor).sum().to(tensors[0].dtype) for tensor in tensors]).sum()
 
 
 def _by_layout(gradients: list[flow.Tensor]) -> list[list[flow.Tensor]]:

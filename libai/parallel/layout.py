@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from oneflow import nn
 
 from libai.parallel.data_parallel import require_equal_modules
 from libai.parallel.mesh import Mesh
-from libai.parallel.plan import ParallelPlan, ShardingPlan, TensorLayout
+from libai.parallel.plan import ParallelPlan, ShardingPlan, TensorLayout, named_tensors
 from libai.parallel.recompute import recompute_in_backward
 from libai.parallel.zero import compute_with_full_parameters
 from libai.patches.global_tensors import (
@@ -31,7 +32,8 @@ from libai.patches.global_tensors import (
     stages_meet,
 )
 from libai.patches.wrapping import wrap_forward
-from libai.utils.tensors import full_tensor, map_tensors, tensors_in
+from libai.utils.errors import UserError
+from libai.utils.tensors import full_tensor, map_tensors, memory_of, tensors_in
 
 Batch = dict[str, flow.Tensor]
 _NOTHING = nullcontext()
@@ -204,13 +206,14 @@ def parallelize(
     require_equal_modules(module)
     sharding = plan.arrange(module, mesh, shares_parameters=zero_stage > 0)
     layout = GlobalLayout(sharding)
-    for name, parameter in module.named_parameters():
-        parameter.data = _lay_out(parameter.data, sharding.tensors[name], layout)
-    _exchange_tensors(
-        module,
-        lambda name, buffer: _lay_out(buffer, sharding.tensors[name], layout),
-        lambda name, constant: layout.replicate(constant, sharding.stage_of_module(name) or 0),
-    )
+    with memory_shared(module):
+        for name, parameter in module.named_parameters():
+            parameter.data = _lay_out(parameter.data, sharding.tensors[name], layout)
+        _exchange_tensors(
+            module,
+            lambda name, buffer: _lay_out(buffer, sharding.tensors[name], layout),
+            lambda name, constant: layout.replicate(constant, sharding.stage_of_module(name) or 0),
+        )
     give_initial_states(module)
     if sharding.shares_parameters:
         full = {
@@ -242,6 +245,29 @@ def _sbp_of(where: TensorLayout, mesh: Mesh, is_shared: bool = True) -> list[Any
     """Return the sbp of a tensor, split over data-parallel ranks only if `is_shared`."""
     over_data = flow.sbp.broadcast if where.data_axis is None or not is_shared else flow.sbp.split(where.data_axis)
     return mesh.sbp(over_data, flow.sbp.broadcast if where.axis is None else flow.sbp.split(where.axis))
+
+
+@contextmanager
+def memory_shared(module: nn.Module) -> Iterator[None]:
+    """Restore, after the block, that tensors of `module` share memory (`b.data = a.data`).
+
+    Raises `UserError` for a tensor that shares a part of another's memory, because new tensors could not.
+    """
+    tensors = dict(named_tensors(module))
+    spans = sorted((*memory_of(tensor), name) for name, tensor in tensors.items() if tensor.numel())
+    pairs = []
+    for (start, end, one), (other_start, other_end, other) in pairwise(spans):
+        if other_start < end:
+            if (start, end, tensors[one].shape) != (other_start, other_end, tensors[other].shape):
+                raise UserError(
+                    f"{one} and {other} share a part of their memory, which they could not as global tensors. Clone "
+                    "one of them, or train eagerly with gradient_reduction=flat."
+                )
+            pairs.append((one, other))
+    yield
+    tensors = dict(named_tensors(module))
+    for one, other in pairs:
+        tensors[other].data = tensors[one].data
 
 
 #: (name of a buffer or module, tensor) → replacement tensor
@@ -309,11 +335,12 @@ def localize(module: nn.Module) -> None:
 
     Parameters stay the same objects and lose their gradients.
     """
-    for parameter in module.parameters():
-        parameter.grad = None
-        if parameter.is_global:
-            parameter.data = full_tensor(parameter)
-    _exchange_tensors(module, lambda _, buffer: _localized(buffer), lambda _, constant: _localized(constant))
+    with memory_shared(module):
+        for parameter in module.parameters():
+            parameter.grad = None
+            if parameter.is_global:
+                parameter.data = full_tensor(parameter)
+        _exchange_tensors(module, lambda _, buffer: _localized(buffer), lambda _, constant: _localized(constant))
 
 
 @contextmanager

@@ -67,6 +67,14 @@ def part_here(tensor: flow.Tensor) -> flow.Tensor | None:
     return tensor.to_local() if get_rank() in np.ravel(tensor.placement.ranks) else None
 
 
+def memory_of(tensor: flow.Tensor) -> tuple[int, int]:
+    """Return the first address of this rank's part of a tensor on CPU, and the address after its last byte."""
+    part = part_here(tensor)
+    if part is None or part.dtype == flow.bfloat16 or not is_on_cpu(part):  # no NumPy array shares their memory
+        return id(tensor), id(tensor)
+    return np.byte_bounds(part.numpy())
+
+
 def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
     """Copy small tensors to the host, with one transfer per dtype and placement.
 

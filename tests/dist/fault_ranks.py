@@ -67,12 +67,16 @@ def cells() -> dict[str, Cell]:
             )
     # trains on one process; as global tensors, which a changed buffer takes, the part is a copy
     found["a part of a buffer, eager"] = Cell(faults.FAULTS["a part of a buffer"], "eager", "refused")
+    shares = faults.FAULTS["tensors with a shared part"]
+    found["tensors with a shared part, eager"] = Cell(shares, "eager", "right")
+    found["tensors with a shared part, graph"] = Cell(shares, "graph", "refused", "middle.part")
     plain = faults.Fault(cm.UNCOUPLED["plain"])
     found["plain, each rank, graph"] = Cell(plain, "graph", "right", options={"batch_scope": "rank"})
     found["a parameter unfrozen later, eager"] = Cell(faults.FAULTS["a parameter unfrozen later"], "eager", "right")
     for name in (
         *("buffer, copy_", "buffer, through detach", "a frozen parameter that moves", "a parameter without dimensions"),
         *("hook of an object with a module", "gradient hook", "parameters in float64"),
+        "tensors with shared memory",
     ):
         for mode in ("eager", "graph"):
             fault = faults.FAULTS[name]

@@ -85,6 +85,41 @@ def a_frozen_parameter_that_moves(self, h, x):
     return h
 
 
+@plant(accumulation=3)
+def a_buffer_that_returns_within_an_update(self, h, x):
+    self.count.copy_((self.count + 1) % 3)
+    return h * (1.0 + self.count.clone())
+
+
+def _with_shared_memory(layer):
+    layer.other = nn.Linear(WIDTH, WIDTH)
+    layer.other.weight.data = layer.inner.weight.data
+    layer.register_buffer("shared", layer.inner.weight.data)
+
+
+@plant(setup=_with_shared_memory)
+def tensors_with_shared_memory(self, h, x):
+    return self.other(flow.tanh(self.inner(h))) * self.shared.mean()
+
+
+def _with_a_shared_part(layer):
+    layer.register_buffer("part", layer.inner.weight.data[2:4])
+
+
+@plant(setup=_with_a_shared_part)
+def tensors_with_a_shared_part(self, h, x):
+    return self.inner(h) * self.part.mean()
+
+
+def _with_two_types(layer):
+    layer.temperature = nn.Parameter(flow.tensor(0.5, dtype=flow.float64))
+
+
+@plant(setup=_with_two_types, options={"max_grad_norm": 1e6})
+def one_norm_over_two_types(self, h, x):
+    return h * self.temperature.to(flow.float32)
+
+
 @plant("right", "refused")
 def an_old_view_of_a_buffer(self, h, x):
     view = self.scale.view(1, WIDTH)

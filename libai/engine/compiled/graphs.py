@@ -25,13 +25,12 @@ from libai.engine.options import TrainOptions
 from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.native.kernels import are_kernels_on
 from libai.parallel import GlobalLayout, Layout, named_tensors
-from libai.patches.compiled_graph import CompiledGraph, refuse_uncompilable
+from libai.patches.compiled_graph import CompiledGraph, Uncompilable, refuse_uncompilable
 from libai.patches.job.clip import clip_by_value
 from libai.patches.job.gradients import sum_gradients
 from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.passes import JobFacts, repair_job, simplify_job
 from libai.patches.job.variables import first_of_equal, is_update
-from libai.utils.errors import UserError
 
 #: name of the user's module inside the graph, and thus the name prefix of its variables in a compiled job
 MODULE_NAME = "model"
@@ -160,12 +159,13 @@ class TrainGraph(CompiledGraph):
             first = kinds.setdefault(_structure(conf), deepcopy(conf))
             if first.variable_op_names != conf.variable_op_names:
                 first.variable_op_names.extend(conf.variable_op_names)
-        if len(kinds) > 1 and self._clips and self._layout.cuts_parameters:
-            raise UserError(
-                f"train.clip_grad.max_norm cannot be honoured in graph mode for {len(kinds)} kinds of updates "
-                f"({', '.join(kinds)}) if ranks hold only parts of the parameters (tensor or pipeline parallel, ZeRO): "
-                "OneFlow 0.9 would compile a separate norm for each. Use optimizers of one kind, do not clip, or run "
-                "with graph.enabled=false."
+        dtypes = {parameter.dtype for parameter in self.model.to(nn.Module).parameters() if parameter.requires_grad}
+        if self._clips and (len(dtypes) > 1 or (len(kinds) > 1 and self._layout.cuts_parameters)):
+            raise Uncompilable(
+                "train.clip_grad.max_norm needs one norm, and OneFlow 0.9 would compile a separate norm for each dtype "
+                f"({', '.join(map(str, dtypes))}) or, if ranks hold parts of the parameters, kind of update "
+                f"({', '.join(kinds)})",
+                "use one dtype and optimizers of one kind, or do not clip",
             )
         del confs[:]
         confs.extend(kinds.values())

@@ -34,7 +34,7 @@ from libai.forward.contract import read_losses
 from libai.forward.flops import counted_flops
 from libai.forward.index_check import IndexOutOfRange
 from libai.forward.python_state import attributes_of, changed_since
-from libai.forward.state import Facts, frozen_parameters, with_class
+from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.parallel.data_parallel import functions_behind
 from libai.utils.distributed import broadcast_object, gather_objects
 from libai.utils.errors import UserError, first_line
@@ -143,7 +143,7 @@ def _make(
                 f"registered with {first.shape}, so no checkpoint could restore it. Register it with the shape that "
                 "it keeps."
             )
-        if not all(is_same(first, state[name]) for state in states):
+        if name in reference.facts.buffers or not all(is_same(first, state[name]) for state in states):
             buffers.append(name)
     frozen = [name for name in reference.facts.parameters if name in frozen_parameters(trainer.model)]
     reference.facts = replace(reference.facts, buffers=tuple(sorted(buffers)), written=(*buffers, *frozen))
@@ -161,12 +161,16 @@ def _first_update(
 ) -> StepResult:
     """Make the first update, and fill in the facts of `reference`. Collective."""
     model = trainer.model
-    weights = reference.states[0].weights
-    mine: dict[str, list[str]] = {kind: [] for kind in ("errors", "program", "reached", "changed", "flags")}
+    weights, buffers = reference.states[0].weights, reference.states[0].buffers
+    kinds = ("errors", "program", "reached", "changed", "buffers", "flags")
+    mine: dict[str, list[str]] = {kind: [] for kind in kinds}
     draws = flow.get_rng_state()
 
     def forward(**batch: Any) -> Any:
         kept.stop()
+        for name, buffer in own_buffers(model).items():  # at the end of the update it may have its first value again
+            if name in buffers and not is_same(buffers[name], array_of(buffer)):
+                mine["buffers"].append(name)
         pack, unpack = (keep, _same) if keep else (lambda tensor: (tensor, _checksum(tensor)), compare)
         with saved_tensor_hooks(pack, unpack):
             outputs = trainer.gradients.forward(**batch)
@@ -218,6 +222,7 @@ def _first_update(
     reference.facts = Facts(
         reached=frozenset(found["reached"]),
         parameters=tuple(found["changed"]),
+        buffers=found["buffers"],
     )
     return result
 

@@ -137,7 +137,7 @@ class HostCopy:
             self._arrays.append(np.empty(spec.shape, "float32" if spec.dtype == "bfloat16" else spec.dtype))
         self._specs = specs
 
-    def _copy(self, index: int, value: Any) -> None:
+    def _copy(self, index: int, value) -> None:
         """Copy one tensor. If OneFlow performs the copy, it is complete only after `_wait`."""
         array = self._arrays[index]
         if isinstance(value, np.ndarray):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -50,7 +49,7 @@ def diff(a: Checkpoint, b: Checkpoint) -> dict[str, str]:
     return dict(_differences(of_a, of_b, ""))
 
 
-def _differences(a: Any, b: Any, place: str) -> Iterator[tuple[str, str]]:
+def _differences(a, b, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(a, np.ndarray):
         text = _array_difference(a, b)
         if text:

@@ -99,7 +99,7 @@ def _entry_of(tensors: Mapping[str, Any], name: str, group: str) -> Entry:
     return Entry(spec, partial(_gather, tensor) if tensor.is_global else tensor.detach)
 
 
-def _gather(tensor: Any) -> Any:
+def _gather(tensor) -> Any:
     """Return a global tensor as a full local one on rank 0. Collective unless every rank has the full tensor."""
     import oneflow as flow
 

@@ -174,7 +174,7 @@ def _difference(disk: TensorSpec, model: TensorSpec) -> str:
     return f"{disk.dtype} on disk, {model.dtype} in the model"
 
 
-def _copy(tensor: Any, value: Any) -> None:
+def _copy(tensor, value) -> None:
     """Copy a full value into a oneflow tensor, whose memory, device, placement and layout stay the same."""
     import oneflow as flow
 

@@ -90,7 +90,7 @@ def export(folder: Path, config: str, overrides: Sequence[str], iterations: int 
     np.savez(folder / "batches.npz", **{name: np.stack([batch[name] for batch in batches]) for name in batches[0]})
 
 
-def _export_model(folder: Path, section: Any, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _export_model(folder: Path, section, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Write a Hugging Face folder. Return its architecture and the names of its inputs."""
     from omegaconf import OmegaConf
 
@@ -116,7 +116,7 @@ def _export_model(folder: Path, section: Any, tensors: Mapping[str, np.ndarray])
     return {"architecture": architecture, "inputs": {ours: theirs for theirs, ours in family.inputs.items()}}
 
 
-def _numbers_of_groups(model: Any, optimizer: Any, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _numbers_of_groups(model, optimizer, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return arrays shaped like the weights, each filled with the weight's group number from 1, or 0 if frozen."""
     number_of: dict[int, int] = {}
     for number, group in enumerate(optimizer.param_groups, 1):

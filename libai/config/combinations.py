@@ -307,7 +307,7 @@ def _lines(run, rules: Iterable[Rule]) -> Iterator[str]:
             yield ", ".join(given) + (why.replace(" does ", " do ", 1) if len(given) > 1 else why)
 
 
-def _shown(value: Any) -> str:
+def _shown(value) -> str:
     if isinstance(value, Mapping):
         return "{...}"
     return str(value).lower() if isinstance(value, bool) else str("null" if value is None else value)
@@ -319,7 +319,7 @@ def _datasets(run) -> list[str]:
     return [str(name) for name in test if test[name] is not None] if isinstance(test, DictConfig) else []
 
 
-def _schedule_warms_up(section: Any) -> bool:
+def _schedule_warms_up(section) -> bool:
     """Return True if the schedule leaves its warm-up unset.
 
     The first schedule of a list counts. With several optimizers, the schedule of any of them counts.

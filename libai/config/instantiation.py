@@ -116,7 +116,7 @@ def items_of(config: Any, path: str) -> list[tuple[Any, str]]:
     return [(index, f"{path}[{index}]") for index in range(len(config))]
 
 
-def _build(config: Any, path: str, extra: Mapping[str, Any]) -> Any:
+def _build(config, path: str, extra: Mapping[str, Any]) -> Any:
     if not isinstance(config, (list, tuple, ListConfig, Mapping)):
         return config
     target = target_of(config, path)
@@ -148,7 +148,7 @@ def _build(config: Any, path: str, extra: Mapping[str, Any]) -> Any:
     return _call(target, path, built, shown)
 
 
-def _call(target: Any, path: str, arguments: dict[str, Any], shown: list[str]) -> Any:
+def _call(target, path: str, arguments: dict[str, Any], shown: list[str]) -> Any:
     """Call `target`, located at `path`. `shown` holds its arguments as they are written in the config."""
     parameters = parameters_of(target)
     problems = unknown_arguments(target, arguments, path)
@@ -189,7 +189,7 @@ def _call(target: Any, path: str, arguments: dict[str, Any], shown: list[str]) -
         ) from error
 
 
-def _shown(value: Any) -> str:
+def _shown(value) -> str:
     if isinstance(value, Mapping):
         return f"<{describe(value[TARGET])}>" if TARGET in value else "{...}"
     text = str(value) if isinstance(value, ListConfig) else repr(value)
@@ -262,7 +262,7 @@ def locate(path: str) -> Any:
     return found
 
 
-def _no_such_name(holder: Any, names: list[str], index: int) -> str:
+def _no_such_name(holder, names: list[str], index: int) -> str:
     """Return a message about the name in a dotted path that `holder` does not have, with a suggestion."""
     name = names[index]
     modules = pkgutil.iter_modules(getattr(holder, "__path__", []) if index else None)

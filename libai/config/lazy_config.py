@@ -131,7 +131,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _plain(value: Any, path: str, problems: list[str], targets: list[str]) -> Any:
+def _plain(value, path: str, problems: list[str], targets: list[str]) -> Any:
     """Return `value` as dicts, lists and types that YAML supports. Interpolations are kept as they are written.
 
     Values that cannot be written are reported in `problems`. The paths of classes and functions are added to `targets`.

@@ -182,7 +182,7 @@ def _add_package(name: str, folders: list[Path]) -> None:
     sys.modules[name] = package
 
 
-def _holds_config(name: str, module: Any) -> bool:
+def _holds_config(name: str, module) -> bool:
     """Return True if a module contains config sections and must therefore be executed again by a load."""
     names = getattr(module, "__dict__", {})
     holds_section = any(isinstance(names.get(section), DictConfig) for section in SECTIONS)
@@ -267,7 +267,7 @@ def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
     return f"{shown(last.filename)}:{last.lineno}: {what}{line}"
 
 
-def _hint(error: Any) -> str:
+def _hint(error) -> str:
     """Suggest the nearest name for a misspelt variable or attribute, or the migration page for an import from LiBai."""
     name = str(getattr(error, "name", ""))
     if isinstance(error, ImportError) and name.partition(".")[0] == "libai":

@@ -57,7 +57,7 @@ class RunConfig:
         return OmegaConf.create(sections, flags=OBJECTS)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value) -> Any:
     """Return a writable copy of a section with its interpolations resolved."""
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -114,7 +114,7 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     return run
 
 
-def _freeze(node: Any) -> None:
+def _freeze(node) -> None:
     """Make `node` and everything below it read-only. Nodes of a `LazyCall` do not inherit the flags of a parent."""
     if OmegaConf.is_config(node):
         node._set_flag("readonly", True)
@@ -122,7 +122,7 @@ def _freeze(node: Any) -> None:
             _freeze(node._get_node(key))
 
 
-def _read_item(config: Any, key: Any, path: str, problems: list[str]) -> Any:
+def _read_item(config, key, path: str, problems: list[str]) -> Any:
     """Return a value of a config. If it cannot be read, add the reason to `problems` and return None."""
     try:
         return read_item(config, key, path)
@@ -131,7 +131,7 @@ def _read_item(config: Any, key: Any, path: str, problems: list[str]) -> Any:
         return None
 
 
-def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
+def _read(cls: type, parent, path: str, problems: list[str]) -> Any:
     """Return the schema class `cls`, filled from the section at `path`. Missing or wrong values keep their default."""
     name = path.rpartition(".")[2]
     if name not in parent.keys():  # noqa: SIM118  `in parent` is false for ???
@@ -222,7 +222,7 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
         _check_calls(section, path, kind, depth, problems)
 
 
-def _check_calls(node: Any, path: str, kind: str, depth: int, problems: list[str]) -> None:
+def _check_calls(node, path: str, kind: str, depth: int, problems: list[str]) -> None:
     """Check the calls in a section of at most `depth` levels. Each call must return `kind`."""
     is_call = isinstance(node, Mapping) and TARGET in node
     if depth and not is_call and isinstance(node, (list, Mapping, ListConfig)) and len(node):
@@ -237,7 +237,7 @@ def _check_calls(node: Any, path: str, kind: str, depth: int, problems: list[str
         _check_below(node, path, problems, kind)
 
 
-def _check_below(node: Any, path: str, problems: list[str], kind: str | None = None) -> None:
+def _check_below(node, path: str, problems: list[str], kind: str | None = None) -> None:
     """Check that everything below `node` can be read and, unless `kind` is None, that targets accept their arguments.
 
     `kind` is the required result of a target at `path`, see `wrong_kind`. An empty `kind` allows anything. Values are

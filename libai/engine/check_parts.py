@@ -26,7 +26,7 @@ from libai.utils.sizes import available_bytes, format_bytes
 _LARGE_BATCH = 4096
 
 
-def _can_be_read(loader: Any) -> bool:
+def _can_be_read(loader) -> bool:
     is_iterable = isinstance(loader, Iterable) or hasattr(type(loader), "__getitem__") or callable(loader)
     return is_iterable and not isinstance(loader, (str, bytes, nn.Module))
 
@@ -42,7 +42,7 @@ def accepts(part: Any, method: str, *arguments: str) -> bool:
     return True
 
 
-def _can_evaluate(evaluator: Any) -> bool:
+def _can_evaluate(evaluator) -> bool:
     return accepts(evaluator, "process", "batch", "outputs") and accepts(evaluator, "compute", "sums")
 
 
@@ -140,7 +140,7 @@ def check_metrics(metrics: Any, evaluator: Any) -> dict[str, float]:
     return {str(name): float(value) for name, value in metrics.items()}
 
 
-def _kind(value: Any) -> str:
+def _kind(value) -> str:
     name = type(value).__name__
     if isinstance(value, (int, float, str, type, type(None))):
         return f"{value!r} ({name})"

@@ -416,7 +416,7 @@ class TrainerBase:
         if not writers:
             self.register_hooks([WriterHook([ConsoleWriter(min_seconds=0.0)], period)])
 
-    def _as_result(self, returned: Any) -> Any:
+    def _as_result(self, returned) -> Any:
         """Convert the return value of `update` to the form that `collect` expects."""
         return returned
 

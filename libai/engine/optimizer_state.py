@@ -82,7 +82,7 @@ class OptimizerState:
         return dict(self.model.named_parameters())
 
 
-def _copied(value: Any) -> Any:
+def _copied(value) -> Any:
     """Copy the state of one parameter, or a value of the optimizer. Custom optimizers may store more than tensors."""
     if isinstance(value, dict):
         return {key: _copied(entry) for key, entry in value.items()}

@@ -384,7 +384,7 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ numbers
 
-    def _as_result(self, returned: Any) -> StepResult:
+    def _as_result(self, returned) -> StepResult:
         """Convert the return value of a custom `update`, which may return losses in any form that `forward` may."""
         if isinstance(returned, StepResult):
             return returned
@@ -491,7 +491,7 @@ class ModelTrainer(TrainerBase):
         with self._evaluating():
             return self._outputs_of(batch, everywhere=True)[1]
 
-    def _outputs_of(self, batch: Any, replicated: bool = False, everywhere: bool = False) -> tuple[Batch, Any]:
+    def _outputs_of(self, batch, replicated: bool = False, everywhere: bool = False) -> tuple[Batch, Any]:
         """Return the batch as tensors on this rank's device, and the model's outputs for it as local tensors.
 
         `replicated`: every rank holds the same batch. Collective with global tensors. Then the outputs are empty on

@@ -116,7 +116,7 @@ class IndexCheck:
 
     @contextmanager
     def _watch(self, batches: Sequence[Batch], ranges: dict[str, _Range]) -> Iterator[None]:
-        def look(table: Any, size: int, indices: Any, *ignored: int) -> None:
+        def look(table, size: int, indices, *ignored: int) -> None:
             values = integers(indices)
             if values is None or size <= 0:  # without a size, one_hot counts its classes itself
                 return
@@ -189,15 +189,15 @@ def _is_looked_up(array: np.ndarray, values: np.ndarray) -> bool:
     return any(np.array_equal(part.ravel(), values.ravel()) for part in parts)
 
 
-def _rows(table: Any, indices: Any, *_, **__) -> tuple[Any, ...]:
+def _rows(table, indices, *_, **__) -> tuple[Any, ...]:
     return table, table.shape[0], indices
 
 
-def _last_classes(logits: Any, label: Any, *_, **__) -> tuple[Any, ...]:
+def _last_classes(logits, label, *_, **__) -> tuple[Any, ...]:
     return "cross entropy", logits.shape[-1], label
 
 
-def _classes(input: Any, target: Any, weight: Any = None, ignore_index: int = -100, *_, **__) -> tuple[Any, ...]:
+def _classes(input, target, weight=None, ignore_index: int = -100, *_, **__) -> tuple[Any, ...]:
     if input.ndim > 1 and target.ndim == input.ndim - 1 and target.shape != (input.shape[0], *input.shape[2:]):
         raise UserError(  # OneFlow 0.9 ends the process
             f"the cross entropy got logits {tuple(input.shape)} for labels {tuple(target.shape)}. The second axis of "

@@ -97,7 +97,7 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
     return (kind, frozenset(parts) if isinstance(contents, set | frozenset) else tuple(parts))
 
 
-def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | None]:
+def _contents_of(value, is_guard: bool) -> tuple[int, Callable[[], Any] | None]:
     """Return the size of a container, array, tensor or object, and a function that copies its contents.
 
     The function is None if `value` cannot be inspected. A guard inspects objects of the user's classes and of settings
@@ -263,7 +263,7 @@ def variables_of(
                 yield where, functools.partial(cell_value, cell), functools.partial(setattr, cell, "cell_contents")
 
 
-def _has_names_of_user(value: Any) -> bool:
+def _has_names_of_user(value) -> bool:
     """Return whether `value` is a module, class or function of the user, whose attributes code may read."""
     is_owner = isinstance(value, types.ModuleType | types.FunctionType | type)
     return is_owner and is_users(getattr(value, "__module__", value.__name__) or "")
@@ -274,7 +274,7 @@ def cell_value(cell: types.CellType) -> Any:
     return cell.cell_contents if cell != types.CellType() else None
 
 
-def _function_in(value: Any) -> types.FunctionType | None:
+def _function_in(value) -> types.FunctionType | None:
     """Return the Python function that `value` is, wraps (partial, property or method), or runs when it is called."""
     for name in ("func", "fget", "__func__"):
         value = getattr(value, name, value)
@@ -319,5 +319,5 @@ def copy_of_iterator(value: Any) -> Any:
         return value
 
 
-def _is_iterator(value: Any) -> bool:
+def _is_iterator(value) -> bool:
     return hasattr(type(value), "__next__")

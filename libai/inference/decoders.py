@@ -167,18 +167,18 @@ class _Token(_Prompt):
         return _with_new(self.model, caches, tokens, positions, mask, *context)
 
 
-def _no_keys_values(model: Any) -> list[KeyValues]:
+def _no_keys_values(model) -> list[KeyValues]:
     """Return empty caches for all decoder blocks. In a model with an encoder, these are only a part of the blocks."""
     return [KeyValues() for _ in range(getattr(model, "num_decoder_layers", len(model.blocks)))]
 
 
-def _with_new(model: Any, caches: Sequence[KeyValues], *inputs: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+def _with_new(model, caches: Sequence[KeyValues], *inputs: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
     scores = _scores(model, caches, *inputs)
     return scores, flow.stack([tensor for cache in caches for tensor in cache.new], dim=0)
 
 
 def _scores(
-    model: Any,
+    model,
     caches: Sequence[KeyValues],
     tokens: flow.Tensor,
     positions: flow.Tensor,

@@ -41,7 +41,7 @@ def can_decode(model: Any, layout: Layout) -> bool:
     )
 
 
-def _sizes(block: Any) -> tuple[Any, ...]:
+def _sizes(block) -> tuple[Any, ...]:
     """Return the sizes and types that must be equal in all blocks."""
     attention, mlp = block.attention, block.mlp
     kinds = (type(mlp), type(mlp.activation), type(block.attention_norm))

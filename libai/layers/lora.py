@@ -107,7 +107,7 @@ def has_adapters(model: nn.Module) -> bool:
     return any(_has_adapter(module) for module in model.modules())
 
 
-def _adapt(layer: Any, rank: int, scale: float, dropout: float) -> None:
+def _adapt(layer, rank: int, scale: float, dropout: float) -> None:
     device = layer.weight.device
     down = nn.Linear(layer.in_features, rank, bias=False)
     up = nn.Linear(rank, layer.out_features, bias=False)
@@ -120,7 +120,7 @@ def _adapt(layer: Any, rank: int, scale: float, dropout: float) -> None:
     wrap_forward(layer, _with_adapter)
 
 
-def _with_adapter(layer: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _with_adapter(layer, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0] if args else next(iter(kwargs.values()))
     adapted = layer.lora_B(layer.lora_A(layer.lora_dropout(x)))
     return forward(layer, *args, **kwargs) + (adapted if layer.lora_scale == 1.0 else adapted * layer.lora_scale)
@@ -130,7 +130,7 @@ def _has_adapter(module: nn.Module) -> bool:
     return "lora_A" in module._modules
 
 
-def _check(name: str, layer: Any, modules: dict[str, nn.Module]) -> None:
+def _check(name: str, layer, modules: dict[str, nn.Module]) -> None:
     for other, module in modules.items():
         if module is not layer and any(tensor is layer.weight for tensor in module._parameters.values()):
             raise UserError(

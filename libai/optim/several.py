@@ -56,7 +56,7 @@ class Optimizers(flow.optim.Optimizer):
             optimizer.step()
         self._state["step"] = count + 1
 
-    def _generate_conf_for_graph(self, train_conf: Any, vars_conf: Any) -> list[Any]:
+    def _generate_conf_for_graph(self, train_conf, vars_conf) -> list[Any]:
         return [conf for part in self.parts() for conf in part._generate_conf_for_graph(train_conf, vars_conf)]
 
 

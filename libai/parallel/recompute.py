@@ -39,7 +39,7 @@ def recompute_in_backward(model: nn.Module, blocks: Sequence[str]) -> None:
             type(modules[name])._recomputes = True
 
 
-def _recomputed(block: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _recomputed(block, forward: Callable[..., Any], args, kwargs) -> Any:
     if is_tracing() or not flow.is_grad_enabled():
         return forward(block, *args, **kwargs)
     earlier = _buffers(block)

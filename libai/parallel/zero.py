@@ -64,7 +64,7 @@ def compute_with_full_parameters(
 
 
 def _run_gathered(
-    unit_shares: Sequence[_Shared], gathers_again: bool, unit: Any, forward: Callable[..., Any], args: Any, kwargs: Any
+    unit_shares: Sequence[_Shared], gathers_again: bool, unit, forward: Callable[..., Any], args, kwargs
 ) -> Any:
     """Run a unit's forward with full copies instead of its shared parameters."""
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def _run_gathered(
 
 
 @contextmanager
-def _shadowed(owner: Any, name: str, copy: flow.Tensor) -> Iterator[None]:
+def _shadowed(owner, name: str, copy: flow.Tensor) -> Iterator[None]:
     """Make `owner.name` return `copy` inside the block.
 
     This works because modules and graph proxies look up `__dict__` before their parameters.
@@ -119,7 +119,7 @@ def _not_kept_for_backward(parameters: Sequence[flow.Tensor], copies: Sequence[f
     return saved_tensor_hooks(pack, _unpack)
 
 
-def _unpack(saved: Any) -> flow.Tensor:
+def _unpack(saved) -> flow.Tensor:
     if isinstance(saved, flow.Tensor):
         return saved
     parameter, full = saved

@@ -82,7 +82,7 @@ class CompiledGraph(nn.Graph):
     def _Graph__print(self, *_) -> None:
         """Print nothing, because OneFlow also raises the failures that it prints."""
 
-    def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
+    def _Graph__rebuild_outputs(self, out2name=None) -> None:
         """Edit the job. OneFlow calls this method between completing and planning the job."""
         self.edit_job(out2name)
         super()._Graph__rebuild_outputs(out2name)
@@ -124,7 +124,7 @@ class CompiledGraph(nn.Graph):
         return copied
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value) -> bool:
     """Return True if `value` contains only tensors and None in plain dicts, lists and tuples.
 
     `map_tensors` can copy such values.
@@ -145,7 +145,7 @@ def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(operation)
-    def distinct(one: Any, other: Any, *args, **kwargs) -> Any:
+    def distinct(one, other, *args, **kwargs) -> Any:
         if one is other and isinstance(one, flow.Tensor) and one.is_lazy and one.is_global:
             other = flow._C.identity(other)
         return operation(one, other, *args, **kwargs)

@@ -48,7 +48,7 @@ def source_ops(placement: Any, sbp: Any) -> Iterator[None]:
         yield
 
 
-def _eye(n: int, m: int | None = None, *_, dtype: Any = flow.float32, **__) -> flow.Tensor:
+def _eye(n: int, m: int | None = None, *_, dtype=flow.float32, **__) -> flow.Tensor:
     columns = n if m is None else m
     return (flow.arange(n).unsqueeze(1) == flow.arange(columns).unsqueeze(0)).to(dtype)
 
@@ -71,7 +71,7 @@ def _for_global_tensors(operation: Callable[..., Any], replacement: Callable[...
     return chosen
 
 
-def _stack(_: Any, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
+def _stack(_, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
     dim %= inputs[0].ndim + 1
     return flow.cat([tensor.unsqueeze(dim) for tensor in inputs], dim=dim)
 
@@ -94,7 +94,7 @@ def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None =
 
 
 def _repeat_interleave(
-    operation: Callable[..., Any], input: flow.Tensor, repeats: Any, dim: int | None = None, **kwargs
+    operation: Callable[..., Any], input: flow.Tensor, repeats, dim: int | None = None, **kwargs
 ) -> flow.Tensor:
     if isinstance(repeats, flow.Tensor):
         return operation(input, repeats, dim, **kwargs)
@@ -106,7 +106,7 @@ def _repeat_interleave(
     return input.unsqueeze(dim + 1).expand(*sizes).flatten(dim, dim + 1)
 
 
-def _select(_: Any, input: flow.Tensor, dim: int, index: int) -> flow.Tensor:
+def _select(_, input: flow.Tensor, dim: int, index: int) -> flow.Tensor:
     return input.narrow(dim, index % input.shape[dim], 1).squeeze(dim)
 
 
@@ -123,7 +123,7 @@ def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args, **kwargs) ->
     )
 
 
-def _new_tensor(operation: Callable[..., Any], self: flow.Tensor, data: Any, *args, **kwargs) -> flow.Tensor:
+def _new_tensor(operation: Callable[..., Any], self: flow.Tensor, data, *args, **kwargs) -> flow.Tensor:
     """Create the constant with sbp broadcast by default.
 
     With the layout of `self`, the constant would be sent between ranks, which crashes the process in a graph on CPU.
@@ -158,7 +158,7 @@ def give_initial_states(model: nn.Module) -> None:
             type(module)._gives_initial_state = True
 
 
-def _with_initial_state(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _with_initial_state(module, forward: Callable[..., Any], args, kwargs) -> Any:
     given = dict(zip(("input", "hx"), args)) | kwargs
     data = given.get("input")
     if isinstance(data, flow.Tensor) and data.is_global and given.get("hx") is None:
@@ -166,7 +166,7 @@ def _with_initial_state(module: Any, forward: Callable[..., Any], args: Any, kwa
     return forward(module, **given)
 
 
-def _initial_state(module: Any, data: flow.Tensor) -> Any:
+def _initial_state(module, data: flow.Tensor) -> Any:
     layers = module.num_layers * (2 if module.bidirectional else 1)
     samples = [data.shape[0 if module.batch_first else 1]] if data.ndim == 3 else []
 
@@ -203,7 +203,7 @@ def index_with_all_ranks() -> None:
 
 def _with_full_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
-    def indexed(tensor: flow.Tensor, index: Any, *value) -> Any:
+    def indexed(tensor: flow.Tensor, index, *value) -> Any:
         if isinstance(index, list) and any(isinstance(one, list) for one in index):
             index = tuple(index)  # one list for each axis
         if isinstance(index, tuple):
@@ -213,7 +213,7 @@ def _with_full_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
     return indexed
 
 
-def _index_in_full(index: Any, indexed: flow.Tensor) -> Any:
+def _index_in_full(index, indexed: flow.Tensor) -> Any:
     if isinstance(index, list | np.ndarray) and indexed.is_global:
         broadcast = [flow.sbp.broadcast] * len(indexed.sbp)
         return flow.tensor(np.asarray(index), placement=indexed.placement, sbp=broadcast)
@@ -236,7 +236,7 @@ def refuse_unseen_assignments() -> None:
     assign = flow.Tensor.__setitem__
 
     @functools.wraps(assign)
-    def assigned(tensor: flow.Tensor, index: Any, value: Any) -> None:
+    def assigned(tensor: flow.Tensor, index, value) -> None:
         has_gradient = tensor.requires_grad or (isinstance(value, flow.Tensor) and value.requires_grad)
         if has_gradient and flow.is_grad_enabled() and isinstance(index, tuple) and _mixes_kinds(index):
             raise UserError(

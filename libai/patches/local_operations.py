@@ -41,7 +41,7 @@ def _empty(operation: Callable[..., Any], *size, **kwargs) -> Any:
     return operation(*size, **kwargs)
 
 
-def _diagonal(operation: Callable[..., Any], input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+def _diagonal(operation: Callable[..., Any], input, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """Return the elements (i, i + offset) of two axes as the last axis, which replaces both."""
     axes = [dim1 % input.ndim, dim2 % input.ndim]
     others = [axis for axis in range(input.ndim) if axis not in axes]
@@ -84,7 +84,7 @@ class ParameterHooks(list[Callable[[Any], Any]]):
 _hooked: dict[int, tuple[Any, ParameterHooks]] = {}
 
 
-def _register_hook(tensor: Any, operation: Callable[..., Any], hook: Callable[[Any], Any]) -> None:
+def _register_hook(tensor, operation: Callable[..., Any], hook: Callable[[Any], Any]) -> None:
     from oneflow import nn
 
     if not isinstance(tensor, nn.Parameter):
@@ -99,7 +99,7 @@ def _register_hook(tensor: Any, operation: Callable[..., Any], hook: Callable[[A
     _hooked[id(tensor)][1].append(hook)
 
 
-def _set_requires_grad(tensor: Any, operation: Callable[..., Any], requires_grad: bool = True) -> Any:
+def _set_requires_grad(tensor, operation: Callable[..., Any], requires_grad: bool = True) -> Any:
     if not requires_grad:
         _hooked.pop(id(tensor), None)  # OneFlow drops the hooks of a frozen tensor
     return operation(tensor, requires_grad)

@@ -79,7 +79,7 @@ def replaced_operations(
     return replaced(*(replacement for replacement in found if replacement[2] is not None))
 
 
-def _original(operation: Any) -> Any:
+def _original(operation) -> Any:
     """Return the original of an operation that may have been replaced, for example by tracing."""
     return getattr(operation, "__wrapped__", operation)
 

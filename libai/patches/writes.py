@@ -61,14 +61,14 @@ def _begin() -> None:
         setattr(owner, name, _counting(getattr(owner, name)))
     set_item, set_attribute = ParamGroup.__setitem__, nn.Module.__setattr__
 
-    def set_attribute_of_module(self: nn.Module, name: str, value: Any) -> None:
+    def set_attribute_of_module(self: nn.Module, name: str, value) -> None:
         set_attribute(self, name, value)
         if not isinstance(value, _PLAIN) or name in _names:
             _add_one()
 
     nn.Module.__setattr__ = set_attribute_of_module
 
-    def set_setting(self: ParamGroup, key: str, value: Any) -> None:
+    def set_setting(self: ParamGroup, key: str, value) -> None:
         set_item(self, key, value)
         if key not in INPUTS:  # schedules write the learning rate in every iteration
             _add_one()

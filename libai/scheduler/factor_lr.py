@@ -148,7 +148,7 @@ def with_momentum(optimizer: flow.optim.Optimizer, rates: Any, momentum: Any) ->
     return FactorLR(optimizer, factor, momentum_factor=momentum.factor, length=momentum.length, warmup_iter=warmup_iter)
 
 
-def _require_factor(schedule: Any, what: str) -> None:
+def _require_factor(schedule, what: str) -> None:
     if not isinstance(schedule, FactorLR):
         raise UserError(
             f"{what} is a {type(schedule).__name__}, but only schedules of libai.scheduler can be combined. Use one "
@@ -170,7 +170,7 @@ def require_range(
             )
 
 
-def _momentum(group: Any) -> float:
+def _momentum(group) -> float:
     momentum = 0.0
     if "betas" in group:
         momentum = group["betas"][0]

@@ -76,7 +76,7 @@ def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: An
         group["lr"] = rate
 
 
-def _encode(value: Any, name: str, left_out: list[str]) -> Any:
+def _encode(value, name: str, left_out: list[str]) -> Any:
     """Return `value` as JSON values. An entry that JSON cannot represent is omitted from a dict and null in a list.
 
     The names of such entries are appended to `left_out`.
@@ -96,7 +96,7 @@ def _encode(value: Any, name: str, left_out: list[str]) -> Any:
     return None
 
 
-def _decode(value: Any) -> Any:
+def _decode(value) -> Any:
     if isinstance(value, Mapping):
         if set(value) == {"float"}:
             return float(value["float"])

@@ -229,7 +229,7 @@ def gather_objects(obj: Any) -> list[Any]:
     return [json.loads(one[:length].tobytes()) for one, length in zip(_all_gather(payload), lengths)]
 
 
-def _encode(obj: Any) -> bytes:
+def _encode(obj) -> bytes:
     try:
         return json.dumps(obj).encode()
     except (TypeError, ValueError) as error:

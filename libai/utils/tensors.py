@@ -149,7 +149,7 @@ def saved_tensor_hooks(pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any
         packed = pack(tensor)
         return _LeftToOthers(others[0](tensor)) if others and packed is tensor else packed
 
-    def unpack_or_pass(packed: Any) -> flow.Tensor:
+    def unpack_or_pass(packed) -> flow.Tensor:
         return others[1](packed.packed) if others and isinstance(packed, _LeftToOthers) else unpack(packed)
 
     _around.append((pack_or_pass, unpack_or_pass))

@@ -46,7 +46,7 @@ class JaxVariant(CaseVariant):
         return loss
 
 
-def _step(config: Any, optimizer: Any, state: Any, **batch) -> Any:
+def _step(config, optimizer, state, **batch) -> Any:
     """Run one update. Return the new weights and optimizer state as a pair, and the loss."""
     weights, moments = state
     loss, gradients = jax.value_and_grad(partial(_loss, config))(weights, **batch)
@@ -54,13 +54,13 @@ def _step(config: Any, optimizer: Any, state: Any, **batch) -> Any:
     return (optax.apply_updates(weights, updates), moments), loss
 
 
-def _loss(config: Any, weights: Any, input_ids: Any, labels: Any) -> Any:
+def _loss(config, weights, input_ids, labels) -> Any:
     """Return the mean cross entropy of next-token prediction."""
 
-    def linear(name: str, x: Any) -> Any:
+    def linear(name: str, x) -> Any:
         return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
-    def norm(name: str, x: Any) -> Any:
+    def norm(name: str, x) -> Any:
         scaled = jax.nn.standardize(x, epsilon=config["layer_norm_epsilon"])
         return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 

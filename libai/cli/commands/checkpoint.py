@@ -14,7 +14,6 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from libai import checkpoint
 from libai.utils.errors import UserError
@@ -27,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     return args.run(args)
 
 
-def _print(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
+def _print(args: argparse.Namespace, value, lines: Iterable[str]) -> None:
     """Print `value` as JSON if --json is given, and `lines` otherwise."""
     print(json.dumps(value, indent=1) if args.json else "\n".join(lines))
 

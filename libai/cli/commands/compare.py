@@ -168,7 +168,7 @@ def _show_best(best: dict[str, Any]) -> str:
     return f"{best['metric']} {_show(best['value'])} at {best['iteration']}" if best else "-"
 
 
-def _show(value: Any) -> str:
+def _show(value) -> str:
     """Format a value as it is written in a config. Floats get at most six digits, and an empty string gets quotes."""
     if value is _MISSING:
         return "-"

@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _texts(pipeline: Any, prompts: list[str], options: Any, as_json: bool) -> Iterator[str]:
+def _texts(pipeline, prompts: list[str], options, as_json: bool) -> Iterator[str]:
     """Yield the text to print, in pieces."""
     if len(prompts) == 1 and options.num_beams == 1 and not as_json:
         before = prompts[0]
@@ -137,7 +137,7 @@ def read_prompts(args: Any) -> list[str]:
     return lines
 
 
-def _start_ranks(args: Any, prompts: Sequence[str]) -> int:
+def _start_ranks(args, prompts: Sequence[str]) -> int:
     """Run the same command on several processes of this machine and return the exit code."""
     from libai.cli.launch import choose_environment
     from libai.launch import runtime

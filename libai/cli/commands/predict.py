@@ -234,7 +234,7 @@ def cut(columns: Columns, size: int) -> Iterator[Columns]:
         yield {name: values[start : start + size] for name, values in columns.items()}
 
 
-def _with_tokens(pipeline: Any, batch: Columns) -> Columns:
+def _with_tokens(pipeline, batch: Columns) -> Columns:
     """Return the batch with its column of text replaced by the arguments that the model takes."""
     texts = [name for name, values in batch.items() if isinstance(values, np.ndarray) and values.dtype.kind == "U"]
     if not texts:
@@ -254,7 +254,7 @@ def _with_tokens(pipeline: Any, batch: Columns) -> Columns:
     return {**batch, **encoded}
 
 
-def _dataset(predictor: Any, args: Any) -> Iterable[Columns]:
+def _dataset(predictor, args) -> Iterable[Columns]:
     from libai.engine.run import build
 
     if predictor.config is None:
@@ -272,7 +272,7 @@ def _dataset(predictor: Any, args: Any) -> Iterable[Columns]:
 # ------------------------------------------------------------------------------------------------------- outputs
 
 
-def _classes(pipeline: Any, outputs: Columns) -> Columns:
+def _classes(pipeline, outputs: Columns) -> Columns:
     """Return the most likely class of each sample and its probability."""
     if "logits" not in outputs:
         raise UserError(

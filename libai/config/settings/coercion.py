@@ -158,7 +158,7 @@ def copy_config(config: Any) -> Any:
     return copy.deepcopy(config, {id(held): held for held in _objects(config)})
 
 
-def _objects(node: Any) -> Iterator[Any]:
+def _objects(node) -> Iterator[Any]:
     if isinstance(node, AnyNode):
         node = node._value()
     if isinstance(node, (DictConfig, ListConfig)):

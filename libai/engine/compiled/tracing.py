@@ -87,7 +87,7 @@ def _run_with_hooks(
     return result
 
 
-def _traced_hook(proxies: Proxies, hook: Any) -> Any:
+def _traced_hook(proxies: Proxies, hook) -> Any:
     """Return `hook` with the modules and tensors that it is given replaced by their traced counterparts.
 
     A hook is given its `self`, its closure, its defaults, and the arguments of a partial. The original tensors have no
@@ -110,7 +110,7 @@ def _traced_hook(proxies: Proxies, hook: Any) -> Any:
     return made
 
 
-def _traced_value(proxies: Proxies, value: Any) -> Any:
+def _traced_value(proxies: Proxies, value) -> Any:
     if isinstance(value, nn.Module):
         return proxies.get(value, value)
     if isinstance(value, flow.Tensor):
@@ -150,7 +150,7 @@ def _get_missing(self, reads: Reads, name: str) -> Any:
     return _get_plainly(self, name)
 
 
-def _set_attribute(self, name: str, value: Any) -> None:
+def _set_attribute(self, name: str, value) -> None:
     """Set an attribute. A tensor assigned to a buffer becomes the buffer's value for the rest of the trace."""
     if not isinstance(value, flow.Tensor) or name not in self.__dict__.get("_buffers", ()):
         _set_plainly(self, name, value)
@@ -180,7 +180,7 @@ def _build_with_gradient(self, proxies: Proxies) -> None:
         )
 
 
-def _lazy(owner: Any, kind: str, name: str) -> flow.Tensor:
+def _lazy(owner, kind: str, name: str) -> flow.Tensor:
     """Return the traced value of a parameter or buffer. `owner`: the proxy of its module."""
     return owner._get_from_states(name, kind)
 
@@ -212,7 +212,7 @@ def _values(self) -> list[flow.Tensor]:
 _copy, _zero, _data, _detach = (vars(flow.Tensor)[name] for name in ("copy_", "zero_", "data", "detach"))
 
 
-def _copy_lazily(self: flow.Tensor, other: Any) -> flow.Tensor:
+def _copy_lazily(self: flow.Tensor, other) -> flow.Tensor:
     """Change the traced value. OneFlow would write the variable only after the step, which would use the old value."""
     if not self.is_lazy or not isinstance(other, flow.Tensor):
         return _copy(self, other)

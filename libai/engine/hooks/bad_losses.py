@@ -162,7 +162,7 @@ def find_first_non_finite(trainer, micro_batches: list[Any]) -> str:
     places = itertools.count()
     found: list[tuple[int, int, str]] = []
 
-    def look(what: str, value: Any) -> None:
+    def look(what: str, value) -> None:
         place = next(places)
         if not found and not all(map(_is_finite_here, tensors_in(value))):
             found.append((place, get_rank(), what))
@@ -170,7 +170,7 @@ def find_first_non_finite(trainer, micro_batches: list[Any]) -> str:
     names = {module: name or "the model" for name, module in model.named_modules()}
     call = flow.nn.Module.__call__
 
-    def call_and_look(module: Any, *args, **kwargs) -> Any:
+    def call_and_look(module, *args, **kwargs) -> Any:
         output = call(module, *args, **kwargs)
         if module in names:
             look(f"first the output of {names[module]} ({type(module).__name__}) is not finite", output)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from libai.engine.hook_base import HOOK_POINTS, STEP_POINTS, HookBase
 
@@ -33,6 +32,6 @@ class CallbackHook(HookBase):
     def overrides(self, point: str) -> bool:
         return self._functions.get(point) is not None
 
-    def _call(self, point: str, function: Any, *arguments) -> None:
+    def _call(self, point: str, function, *arguments) -> None:
         if point not in STEP_POINTS or (self.trainer.iter + 1) % self._every == 0:
             function(self.trainer, *arguments)

@@ -91,7 +91,7 @@ class PythonKept:
         if sys.getprofile() == self._note:
             sys.setprofile(None)
 
-    def _note(self, frame: types.FrameType, event: str, _: Any) -> None:
+    def _note(self, frame: types.FrameType, event: str, _) -> None:
         code = frame.f_code
         if event == "call" and id(code) not in self._seen:
             self._seen[id(code)] = code
@@ -101,7 +101,7 @@ class PythonKept:
                 for one in found:
                     self.keep_function(one)
 
-    def _keep_root(self, root: Any) -> None:
+    def _keep_root(self, root) -> None:
         """Keep the attributes of `root`, and everything that the methods of its user-defined classes can reach."""
         label, skip = type(root).__name__, _IN_SNAPSHOT
         if isinstance(root, nn.Module):
@@ -141,14 +141,14 @@ class PythonKept:
         for name in sorted(known - skip):
             self._keep_variable(owner[name], functools.partial(owner.__setitem__, name), f"{label}.{name}")
 
-    def _keep_variable(self, value: Any, assign: Callable[[Any], None], name: str) -> None:
+    def _keep_variable(self, value, assign: Callable[[Any], None], name: str) -> None:
         if cannot_go_back(value):
             self.iterators.append(name)
         kept = copy_of_iterator(value)
         self._put_back.append(lambda: assign(copy_of_iterator(kept)))
         self._keep(value, name)
 
-    def _keep(self, value: Any, name: str, depth: int = 0) -> None:
+    def _keep(self, value, name: str, depth: int = 0) -> None:
         """Keep the contents of `value`."""
         if depth > _MAX_DEPTH or id(value) in self._seen or isinstance(value, (*SIMPLE, *NOT_COMPARED)):
             return
@@ -194,7 +194,7 @@ def _put_values(tensor: flow.Tensor, values: flow.Tensor) -> None:
             tensor.data.copy_(values)
 
 
-def _refill(container: Any, contents: Any) -> None:
+def _refill(container, contents) -> None:
     container.clear()
     fill = container.update if isinstance(container, dict | set) else container.extend
     fill(contents)

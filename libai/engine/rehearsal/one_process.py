@@ -144,7 +144,7 @@ def _scope_of_a_rank(trainer, ranks: int, number: int) -> Any:
     return random_context(fold(trainer.options.seed, trainer.iter, number // ranks), number % ranks)
 
 
-def _rank_by_rank(ranks: int, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+def _rank_by_rank(ranks: int, module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs) -> Any:
     if not module.training:
         return forward(module, *args, **kwargs)
     return flow.cat([forward(module, part) for part in args[0].chunk(ranks, 0)], 0)

@@ -95,7 +95,7 @@ class Recorder:
                 record.means[name] /= num_micro_batches  # OneFlow averages after the backward pass
         return record
 
-    def _run(self, name: str, module: Any, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _run(self, name: str, module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run the forward of one module. `module` is the module itself, or the graph's proxy of it."""
         if not (is_tracing() or self._is_on):
             return forward(module, *args, **kwargs)
@@ -115,7 +115,7 @@ class Recorder:
         self._keep("output", call, name, outputs, bool(name))
         return outputs
 
-    def _keep(self, kind: str, call: str, coder: str, values: Any, has_gradient: bool) -> None:
+    def _keep(self, kind: str, call: str, coder: str, values, has_gradient: bool) -> None:
         forward = self.forwards[-1]
         # a copy, because in-place operations may change the tensor later
         copied = flow._C.identity if is_tracing() else flow.Tensor.clone

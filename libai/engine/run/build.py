@@ -105,9 +105,7 @@ def build_optimizer(run, model: flow.nn.Module) -> flow.optim.Optimizer:
     return Optimizers(optimizers)
 
 
-def _build_optimizer(
-    section: Any, place: str, model: flow.nn.Module, taken: Sequence[str] | None
-) -> flow.optim.Optimizer:
+def _build_optimizer(section, place: str, model: flow.nn.Module, taken: Sequence[str] | None) -> flow.optim.Optimizer:
     """Return one optimizer of the config.
 
     `taken`: names of the parameters of earlier optimizers; None if this is the only one.
@@ -141,7 +139,7 @@ def build_lr_scheduler(run, optimizer: flow.optim.Optimizer, plan: BatchPlan) ->
     return with_momentum(optimizer, schedule, momentum)
 
 
-def _build_schedules(section: Any, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
+def _build_schedules(section, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
     """Return the schedules of several optimizers, combined into one."""
     parts = optimizer.optimizers if isinstance(optimizer, Optimizers) else {}
     for name in map(str, section):
@@ -161,7 +159,7 @@ def _build_schedules(section: Any, optimizer: flow.optim.Optimizer, plan: BatchP
     )
 
 
-def _build_schedule(section: Any, name: str, optimizer: flow.optim.Optimizer, plan: BatchPlan, warmup_iter: int) -> Any:
+def _build_schedule(section, name: str, optimizer: flow.optim.Optimizer, plan: BatchPlan, warmup_iter: int) -> Any:
     """Return the schedule of a section.
 
     The schedule gets `optimizer` and the lengths of run, warm-up and epoch if it accepts them. A list of schedules

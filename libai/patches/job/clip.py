@@ -48,7 +48,7 @@ def join_clip_norms(job: JobEdit) -> None:
             job.remove(op.name)
 
 
-def _chain(job: JobEdit, op: Any) -> list[Any]:
+def _chain(job: JobEdit, op) -> list[Any]:
     """Return the operations that compute a clip coefficient, from the last one to the sum or maximum of gradients."""
     chain = [op]
     while job.kind(chain[-1]) not in (_SUM_OP, "multi_reduce_max_abs"):

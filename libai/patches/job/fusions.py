@@ -107,7 +107,7 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> None:
             job.remove(op.name)
 
 
-def _shared(job: JobEdit, op: Any) -> Any:
+def _shared(job: JobEdit, op) -> Any:
     """Return the properties that updates must have in common to be fused."""
     conf = op.user_conf
     scalars = tuple((name, conf.input[name].s[0]) for name in conf.input_order if name not in _OF_PARAMETERS)
@@ -131,7 +131,7 @@ def join_additions(job: JobEdit) -> None:
             _join_sum(job, op, op.user_conf.input["in"].s)
 
 
-def _join_in_product(job: JobEdit, op: Any, value: str, bias: str | None = None) -> None:
+def _join_in_product(job: JobEdit, op, value: str, bias: str | None = None) -> None:
     """Make the matmul that computes `value` add `bias`. Without a bias, make it multiply by the number of `op`."""
     product = _made_for(job, op, value)
     flags = product.user_conf.attr if product is not None else {}
@@ -151,7 +151,7 @@ def _join_in_product(job: JobEdit, op: Any, value: str, bias: str | None = None)
         job.remove(product.name)
 
 
-def _join_sum(job: JobEdit, op: Any, terms: Any) -> None:
+def _join_sum(job: JobEdit, op, terms) -> None:
     for own, other in permutations(terms) if len(terms) == len({*terms}) == 2 else ():
         maker = _made_for(job, op, own)
         if maker is not None:
@@ -159,7 +159,7 @@ def _join_sum(job: JobEdit, op: Any, terms: Any) -> None:
             return _replace(job, op, maker)
 
 
-def _made_for(job: JobEdit, op: Any, value: str) -> Any:
+def _made_for(job: JobEdit, op, value: str) -> Any:
     """Return the operation that makes `value` and could add to it, if only `op` reads it. Otherwise, return None."""
     maker = job.maker(value)
     if job.kind(maker) not in _CAN_ADD or _ADDED in maker.user_conf.input or job.shapes[value].data_type != kFloat:
@@ -171,7 +171,7 @@ def _made_for(job: JobEdit, op: Any, value: str) -> Any:
     return maker if has_layout and is_free and is_read_by_model and job.readers(maker.name) == [op] else None
 
 
-def _replace(job: JobEdit, op: Any, new: Any) -> None:
+def _replace(job: JobEdit, op, new) -> None:
     """Make all readers of `op` read the result of `new`, and remove `op`."""
     before, value = _result(op), _result(new)
     job.shapes[value].CopyFrom(job.shapes[before])
@@ -179,6 +179,6 @@ def _replace(job: JobEdit, op: Any, new: Any) -> None:
     job.remove(op.name)
 
 
-def _result(op: Any) -> str:
+def _result(op) -> str:
     """Return the value that `op` makes."""
     return next(iter(op.user_conf.output.values())).s[0]

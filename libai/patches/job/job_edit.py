@@ -136,7 +136,7 @@ class JobEdit:
         for key, name in [(key, f"{key}_{index}") for key, entry in entries for index in range(len(entry.s))]:
             self._set_layout(op.name, name, others.get(key, layout))
 
-    def _set_layout(self, op_name: str, name: str, layout: Any) -> None:
+    def _set_layout(self, op_name: str, name: str, layout) -> None:
         if layout is None:
             return
         self.layouts.op_name2nd_sbp_signature_conf[op_name].bn_in_op2nd_sbp[name].CopyFrom(layout)
@@ -159,7 +159,7 @@ class JobEdit:
         self.layouts.op_name2is_local_parallel_view.pop(name, None)
         self._removed.add(name)
 
-    def _learn(self, op: Any) -> None:
+    def _learn(self, op) -> None:
         """Update the index for an operation, based on the values that it reads."""
         mentions = set(_mentioned(op)) - {op.name}
         for maker in self._mentions.get(op.name, set()) - mentions:
@@ -185,7 +185,7 @@ def _maker(value: str) -> str:
     return value.split("/", 1)[0]
 
 
-def _mentioned(op: Any) -> Iterator[str]:
+def _mentioned(op) -> Iterator[str]:
     """Yield the names of operations that `op` reads from or waits for."""
     yield from op.ctrl_in_op_name
     if op.HasField("user_conf"):
@@ -196,7 +196,7 @@ def _mentioned(op: Any) -> Iterator[str]:
     yield from (_maker(text) for text in _texts(conf) if "/" in text)
 
 
-def _texts(message: Any) -> Iterator[str]:
+def _texts(message) -> Iterator[str]:
     """Yield all strings in a protobuf message."""
     for field, value in message.ListFields():
         kind = field.message_type

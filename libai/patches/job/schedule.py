@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from graphlib import TopologicalSorter
-from typing import Any
 
 from libai.patches.job.job_edit import JobEdit
 
@@ -71,7 +70,7 @@ def compute_on_two_threads(job: JobEdit) -> None:
             op.stream_name_hint = next((reader.stream_name_hint for reader in job.readers(name)), "compute-0")
 
 
-def _estimate(job: JobEdit, op: Any) -> float:
+def _estimate(job: JobEdit, op) -> float:
     """Return the estimated time of an operation."""
     if not op.HasField("user_conf"):
         return 0.0

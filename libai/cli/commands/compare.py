@@ -62,19 +62,20 @@ class Record:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return the exit code."""
     args = build_parser().parse_args(arguments)
-    if args.output and args.output.suffix != ".html":
-        raise UserError(f"--output {args.output}: it must end in .html.")
+    page = args.output
+    if page and page.suffix != ".html":
+        raise UserError(f"--output {page}: it must end in .html.")
     records = {name: read_record(Path(name)) for name in args.runs}
     tables = [metrics_table(records), settings_table(records)]
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(args.output, page_of(tables, {name: record.curves for name, record in records.items()}))
+    if page:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(page, page_of(tables, {name: record.curves for name, record in records.items()}))
     if args.json:
         print(json.dumps(as_json(records), indent=1))
     else:
         print("\n\n".join(format_table(rows) for rows in tables))
-        if args.output:
-            print(f"\nwrote {args.output}")
+        if page:
+            print(f"\nwrote {page}")
     return 0
 
 

@@ -77,42 +77,35 @@ def _texts(pipeline, prompts: list[str], options, as_json: bool) -> Iterator[str
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    parser.add_argument("source", metavar="SOURCE", help="a run's output folder or a Hugging Face folder")
-    parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="prompts (default: lines from stdin)")
-    parser.add_argument("--file", "-f", type=Path, help='file of prompts: one per line, or .jsonl with {"prompt": …}')
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help=_MOST_HELP)
-    parser.add_argument(
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="a run's output folder or a Hugging Face folder")
+    add("prompts", metavar="PROMPT", nargs="*", help="prompts (default: lines from stdin)")
+    add("--file", "-f", type=Path, help='file of prompts: one per line, or .jsonl with {"prompt": …}')
+    add("--max-new-tokens", type=int, metavar="N", help=_MOST_HELP)
+    add(
         "--temperature",
         type=float,
         default=0.0,
         help="sampling temperature; 0 selects the most likely token (default 0)",
     )
-    parser.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="sample from the K most likely tokens (default: all)"
-    )
-    parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="sample from the most likely tokens up to probability P"
-    )
-    parser.add_argument("--num-beams", type=int, default=1, help="number of beams (default 1)")
-    parser.add_argument(
-        "--length-penalty", type=float, default=1.0, help="exponent of the length that divides a score (default 1)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="random seed for sampling (default 0)")
-    parser.add_argument(
-        "--stop-token", type=int, help="ID of the token that ends a text, or -1 for none (default: the tokenizer's)"
-    )
-    parser.add_argument("--batch-size", type=int, default=8, help="prompts per batch (default 8)")
-    parser.add_argument(
+    add("--top-k", type=int, default=0, metavar="K", help="sample from the K most likely tokens (default: all)")
+    add("--top-p", type=float, default=1.0, metavar="P", help="sample from the most likely tokens up to probability P")
+    add("--num-beams", type=int, default=1, help="number of beams (default 1)")
+    add("--length-penalty", type=float, default=1.0, help="exponent of the length that divides a score (default 1)")
+    add("--seed", type=int, default=0, help="random seed for sampling (default 0)")
+    add("--stop-token", type=int, help="ID of the token that ends a text, or -1 for none (default: the tokenizer's)")
+    add("--batch-size", type=int, default=8, help="prompts per batch (default 8)")
+    add(
         "--mode",
         choices=("eager", "graph"),
         help="execution mode (default: the mode of the run's config, or eager)",
     )
-    parser.add_argument("--checkpoint", default="last", help="checkpoint of a run: last, best or a name (default last)")
-    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json, if the source has none")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON per prompt")
-    parser.add_argument("-n", "--procs", type=int, default=1, help="processes that share the model (default 1)")
-    parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)  # prompts passed to a rank
-    parser.add_argument("--config-file", help=argparse.SUPPRESS)  # passed on by the launcher
+    add("--checkpoint", default="last", help="checkpoint of a run: last, best or a name (default last)")
+    add("--tokenizer", metavar="FILE", help="a tokenizer.json, if the source has none")
+    add("--json", action="store_true", help="print one line of JSON per prompt")
+    add("-n", "--procs", type=int, default=1, help="processes that share the model (default 1)")
+    add("--given", type=json.loads, help=argparse.SUPPRESS)  # prompts passed to a rank
+    add("--config-file", help=argparse.SUPPRESS)  # passed on by the launcher
     return parser
 
 

@@ -67,24 +67,21 @@ def run(arguments: Sequence[str]) -> int:
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="the output folder of a run, or a Hugging Face folder")
-    parser.add_argument("settings", metavar="key=value", nargs="*", help="settings that change the run's config")
-    parser.add_argument("--input", "-i", type=Path, help="samples: .npz, .jsonl or .csv")
-    parser.add_argument("--data", metavar="NAME", help="a dataset of dataloader.test in the config, instead of a file")
-    parser.add_argument(
-        "--output", "-o", type=Path, help="output file: .npz, .jsonl or .csv (default: .jsonl to stdout)"
-    )
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the output folder of a run, or a Hugging Face folder")
+    add("settings", metavar="key=value", nargs="*", help="settings that change the run's config")
+    add("--input", "-i", type=Path, help="samples: .npz, .jsonl or .csv")
+    add("--data", metavar="NAME", help="a dataset of dataloader.test in the config, instead of a file")
+    add("--output", "-o", type=Path, help="output file: .npz, .jsonl or .csv (default: .jsonl to stdout)")
     help_columns = "columns for an argument of forward, such as x=first..last; other columns are left out"
-    parser.add_argument("--columns", metavar="NAME=COLUMNS", action="append", default=[], help=help_columns)
-    parser.add_argument("--drop", metavar="KEY", action="append", default=[], help="ignore this column, such as labels")
-    parser.add_argument("--checkpoint", default="last", help="last, best or a name such as iter_0000200 (default last)")
-    parser.add_argument("--batch-size", type=int, default=64, help="samples per batch (default 64)")
-    parser.add_argument("--only", metavar="KEY", help="write only this output of the model, such as embeddings")
-    parser.add_argument(
-        "--classify", action="store_true", help="write classes and probabilities instead of the outputs"
-    )
-    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json for text, if the source has none")
-    parser.add_argument("--mode", choices=("eager", "graph"), help="execution mode (default: the mode of the config)")
+    add("--columns", metavar="NAME=COLUMNS", action="append", default=[], help=help_columns)
+    add("--drop", metavar="KEY", action="append", default=[], help="ignore this column, such as labels")
+    add("--checkpoint", default="last", help="last, best or a name such as iter_0000200 (default last)")
+    add("--batch-size", type=int, default=64, help="samples per batch (default 64)")
+    add("--only", metavar="KEY", help="write only this output of the model, such as embeddings")
+    add("--classify", action="store_true", help="write classes and probabilities instead of the outputs")
+    add("--tokenizer", metavar="FILE", help="a tokenizer.json for text, if the source has none")
+    add("--mode", choices=("eager", "graph"), help="execution mode (default: the mode of the config)")
     return parser
 
 

@@ -28,16 +28,15 @@ def run(arguments: Sequence[str]) -> int:
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help=".jsonl or plain-text files")
-    parser.add_argument("--output", "-o", dest="folder", type=Path, required=True, help="a new folder")
-    parser.add_argument(
-        "--tokenizer", default="bytes", help="bytes (default), bpe (learned from the files), or a tokenizer.json"
-    )
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size for bpe")
-    parser.add_argument("--end-token", metavar="TOKEN", help="token that ends a document (default: e.g. <|endoftext|>)")
-    parser.add_argument("--key", default="text", help="key of the text in a line of .jsonl (default text)")
-    parser.add_argument("--blank-lines", action="store_true", help="treat each paragraph of plain text as a document")
-    parser.add_argument(
+    add = parser.add_argument
+    add("files", metavar="FILE", nargs="+", type=Path, help=".jsonl or plain-text files")
+    add("--output", "-o", dest="folder", type=Path, required=True, help="a new folder")
+    add("--tokenizer", default="bytes", help="bytes (default), bpe (learned from the files), or a tokenizer.json")
+    add("--vocab-size", type=int, metavar="N", help="vocabulary size for bpe")
+    add("--end-token", metavar="TOKEN", help="token that ends a document (default: e.g. <|endoftext|>)")
+    add("--key", default="text", help="key of the text in a line of .jsonl (default text)")
+    add("--blank-lines", action="store_true", help="treat each paragraph of plain text as a document")
+    add(
         "--validation-fraction",
         type=float,
         default=0.05,

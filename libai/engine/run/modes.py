@@ -41,6 +41,7 @@ def resolve(run) -> None:
     Falls back to eager mode if the config allows it. `graph.enabled=auto` selects the only mode that config, optimizer
     and hooks support, or the faster mode if they support both.
     """
+    trainer = run.trainer
     if run.mode_reason == UNDECIDED:
         refusals = {mode: text for mode in TRAINERS if (text := _refusal(run, mode))}
         if len(refusals) == len(TRAINERS):
@@ -48,15 +49,15 @@ def resolve(run) -> None:
         for text in refusals.values():
             run.mode_reason = f"graph.enabled=auto: {text.partition('. ')[0]}"
         _set_mode(run, "eager" if "graph" in refusals else "graph")
-    run.trainer.loop.is_mode_final = True
-    run.trainer.max_iter = run.plan.train_iter  # limits the rehearsal to the updates that are left
-    if run.trainer.completed_iters >= run.trainer.max_iter:
+    trainer.loop.is_mode_final = True
+    trainer.max_iter = run.plan.train_iter  # limits the rehearsal to the updates that are left
+    if trainer.completed_iters >= trainer.max_iter:
         return
-    mode = run.trainer.mode
+    mode = trainer.mode
     try:
-        run.trainer.prepare()  # before the run takes its folder, which stays unchanged if the model cannot train
+        trainer.prepare()  # before the run takes its folder, which stays unchanged if the model cannot train
         if run.config.train.rehearse == 0 and mode == "eager":
-            try_forward(run.trainer)
+            try_forward(trainer)
     except (GraphBuildError, NotTheSame) as error:
         falls_back = run.config.mode == "auto" or run.config.graph.on_build_error == "eager"
         if mode == "eager" or not falls_back:
@@ -65,7 +66,7 @@ def resolve(run) -> None:
         run.mode_reason = f"the graph could not {could_not}"
         logger.warning("%s The run trains in eager mode, because %s.", error, run.mode_reason)
         _set_mode(run, "eager")  # a trainer that was switched to graph mode is already back
-        run.trainer.prepare()
+        trainer.prepare()
         return
     if run.mode_reason == UNDECIDED:
         _keep_the_faster(run)

@@ -92,34 +92,35 @@ class Run(build.Parts):
     @phase("build")
     def __init__(self, cfg: Any, *, resume: bool | str | None = None, reset: Sequence[str] = ()):
         config = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
-        device = default_device(config.train.device)
+        train = config.train
+        device = default_device(train.device)
         mode, self.mode_reason = modes.first_mode(config, device)
-        self.output_dir = Path(config.train.output_dir)
-        self.folder = RunFolder(self.output_dir, config.train.resume if resume is None else resume, reset)
+        self.output_dir = Path(train.output_dir)
+        self.folder = RunFolder(self.output_dir, train.resume if resume is None else resume, reset)
         resumed = self.folder.checkpoint
-        seed = config.train.seed
+        seed = train.seed
         if seed is None and resumed is not None:
             seed = facts_of(resumed).get("seed")
         seed = seed_everything(resolve_seed(seed))
         self.evaluators = self.build_evaluators(config)
-        self.metric, self.better = chosen_metric(config.train.evaluation, self.evaluators)  # raises before data is read
+        self.metric, self.better = chosen_metric(train.evaluation, self.evaluators)  # raises before data is read
 
         super().__init__(config, build.build_mesh(config, device), seed)
-        self.seed_offset = self.mesh.data_rank if config.train.diff_rank_seed else 0
+        self.seed_offset = self.mesh.data_rank if train.diff_rank_seed else 0
         self.test_loaders = self.build_test_loaders(config, self.mesh, self.sizes.micro)
         self.model = self.new_model()
         self.optimizer = self.new_optimizer(self.model)
         self.trainer = self.new_trainer(mode, self.model, self.train_loader, self.optimizer)
         self.lr_scheduler = self.trainer.lr_scheduler
         self.checkpointer = self._new_checkpointer()
-        self.stop = StopRequest(config.train.max_seconds)
+        self.stop = StopRequest(train.max_seconds)
         self.trainer.loop.epoch = self.plan.epoch
         self.trainer.loop.is_mode_final = self.mode_reason != modes.UNDECIDED
         self.stop.answer_in(self.trainer.loop.agreement)
         self.trainer.register_hooks(self.build_hooks())
 
         self.start_iter = 0
-        load_weight = config.train.load_weight
+        load_weight = train.load_weight
         if resumed is not None:
             self.resume(resumed, reset)
         elif load_weight.path:
@@ -234,10 +235,11 @@ class Run(build.Parts):
         return result_of(self)
 
     def _train(self, until: int | None) -> None:
-        agreement, last = self.trainer.loop.agreement, self.plan.train_iter
+        trainer, last = self.trainer, self.plan.train_iter
+        agreement = trainer.loop.agreement
         with suppress(Interrupted):  # the answer to STOP is read below
             self.resolve_mode()
-            if self.trainer.completed_iters < last:
+            if trainer.completed_iters < last:
                 start_banner(self)
                 self.check_evaluation()
             else:
@@ -246,15 +248,15 @@ class Run(build.Parts):
                 )
             agreement.agree()
         if agreement.answer(STOP) not in (0, TIME_LIMIT):  # the run has not taken its folder, which is unchanged
-            self.trainer.status = "interrupted"
+            trainer.status = "interrupted"
             return
         if self.config.train.checkpointer.enabled:
             self.checkpointer.check_can_save(with_hooks=False)
-        self.trainer.train(self.trainer.completed_iters, min(until or last, last))
-        while self.trainer.status == "paused":
-            modes.switch(self, self._next_mode or self.trainer.mode, "requested during the run")
+        trainer.train(trainer.completed_iters, min(until or last, last))
+        while trainer.status == "paused":
+            modes.switch(self, self._next_mode or trainer.mode, "requested during the run")
             self._next_mode = None
-            self.trainer.train(self.trainer.iter, self.trainer.max_iter)
+            trainer.train(trainer.iter, trainer.max_iter)
 
     def _load_best(self) -> None:
         """Load the weights of the best checkpoint once the run is over (`train.load_best_at_end`). Collective."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import oneflow as flow
+from oneflow import nn
 
 from libai.engine.check_parts import check_arguments, check_metrics, check_part
 from libai.engine.compiled.build_errors import raise_forward_error
@@ -28,7 +29,7 @@ from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import TrainOptions, arguments_of
 from libai.engine.rehearsal.rehearsal import NotTheSame, compare_on_mesh, make_reference, require_same
 from libai.forward.contract import as_batch_dict, read_losses, structured
-from libai.forward.state import Facts, note_unsaved_buffers
+from libai.forward.state import Facts, modes_kept, note_unsaved_buffers
 from libai.layers.lora import refuse_unused_adapters
 from libai.layers.random import find_unseeded_dropouts
 from libai.optim import Optimizers, export_state, import_state
@@ -110,6 +111,9 @@ class ModelTrainer(TrainerBase):
         self.loop.device = device
         self.mesh = options.mesh or Mesh.of_this_job(device)
         self.model = model.to(device)
+        for module in model.modules():
+            if type(module).train is not nn.Module.train:  # it may keep layers in eval mode
+                module.train(module.training)
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self._schedule_needs_metric = needs_metric(lr_scheduler)
@@ -426,16 +430,15 @@ class ModelTrainer(TrainerBase):
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Put the model into eval mode for the block, inside the `evaluating` contexts of all hooks."""
-        was_training = self.model.training
         with self.loop.not_training(), ExitStack() as stack:
             for hook in self.hooks:
                 stack.enter_context(hook.evaluating())
+            stack.enter_context(modes_kept(self.model))
             self.model.eval()
             try:
                 yield
             finally:
                 self.gradients.evaluated = None
-                self.model.train(was_training)
 
     @phase("evaluate")
     def evaluate(
@@ -448,8 +451,8 @@ class ModelTrainer(TrainerBase):
         because evaluators return sums that are added over batches and ranks in float64. An evaluator called
         `<dataset>/<name>` is used only for that dataset.
 
-        Afterwards the model returns to its previous train or eval mode. Raises `Interrupted` between two batches if the
-        ranks have agreed to stop. Collective.
+        Afterwards each module returns to its previous train or eval mode. Raises `Interrupted` between two batches if
+        the ranks have agreed to stop. Collective.
         """
         from libai.evaluation import add_sums, evaluators_of, reduce_sums
 

@@ -64,6 +64,17 @@ def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:
     return buffers
 
 
+@contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Return each module of `model` to train or eval mode after the block. `train()` would change all modules."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+
+
 def frozen_parameters(model: nn.Module) -> dict[str, flow.Tensor]:
     """Return the parameters of `model` that need no gradient, by dotted name."""
     return {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}

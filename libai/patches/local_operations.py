@@ -18,7 +18,7 @@ def repair_operations() -> None:
     The gradient of `flow.diagonal` has the shape of its input, even if the two axes are not the first ones.
     `flow.einsum` raises `UserError` for an index that appears twice in a term (`bii->bi`), because the gradient would
     have the same error. In a graph with accumulation, a gradient hook of a parameter gets the gradient of each
-    micro-batch, as in eager mode, and not their sum.
+    micro-batch, as in eager mode, and not their sum. The `data` of a frozen parameter that had a hook can be set.
     """
     import oneflow as flow
 
@@ -33,6 +33,8 @@ def repair_operations() -> None:
     flow.Tensor.requires_grad = property(
         trained.__get__, lambda tensor, value: _set_requires_grad(tensor, trained.__set__, value)
     )
+    data = flow.Tensor.data
+    flow.Tensor.data = property(data.__get__, functools.partial(_set_data, data.__set__, trained.__set__))
 
 
 def _empty(operation: Callable[..., Any], *size, **kwargs) -> Any:
@@ -101,8 +103,22 @@ def _register_hook(tensor, operation: Callable[..., Any], hook: Callable[[Any], 
 
 def _set_requires_grad(tensor, operation: Callable[..., Any], requires_grad: bool = True) -> Any:
     if not requires_grad:
-        _hooked.pop(id(tensor), None)  # OneFlow drops the hooks of a frozen tensor
+        # OneFlow 0.9 drops the hooks of a frozen tensor, but restores them if `tensor.data` is set before the next use
+        _hooked.pop(id(tensor), (None, []))[1].clear()
     return operation(tensor, requires_grad)
+
+
+def _set_data(
+    set_data: Callable[[Any, Any], None], set_requires_grad: Callable[[Any, bool], None], tensor: Any, value: Any
+) -> None:
+    from oneflow import nn
+
+    if not isinstance(tensor, nn.Parameter) or tensor.requires_grad or not tensor.is_floating_point():
+        return set_data(tensor, value)
+    # OneFlow 0.9 registers hooks from before the freeze again, which raises an error for a frozen tensor
+    set_requires_grad(tensor, True)
+    set_data(tensor, value)
+    set_requires_grad(tensor, False)
 
 
 def hooks_of_parameter(parameter: Any) -> list[Callable[[Any], Any]]:

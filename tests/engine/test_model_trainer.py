@@ -75,6 +75,25 @@ def test_evaluation_follows_the_training_of_the_same_weights(mode):
     assert second == pytest.approx(whole, rel=1e-6) and second != first
 
 
+class Frozen(nn.BatchNorm1d):
+    """A norm that keeps its statistics."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+def test_an_evaluation_keeps_each_module_in_its_mode(mode):
+    """A norm with its own `train` is frozen from the start, as in a loop that calls `model.train()`."""
+    model = toy.Classifier()
+    model.fixed = Frozen(4)
+    model.frozen = nn.BatchNorm1d(4).eval()
+    trainer = make_trainer(mode, model)
+    for _ in range(2):
+        assert (model.training, model.b.training) == (True, True)
+        assert (model.fixed.training, model.frozen.training) == (False, False)
+        trainer.evaluate(toy.batches(1), {"seen": Seen()})
+
+
 def test_an_optimizer_of_another_model_is_refused(mode):
     model = toy.Classifier()
     with pytest.raises(UserError, match="not one of the model's 4 named parameters.*of this model object"):

@@ -408,6 +408,18 @@ plant(
     name="gradient hook that changes a buffer",
     setup=lambda layer: layer.inner.weight.register_hook(lambda grad: grad * layer.average.mul_(0.9).mean()),
 )(_inner)
+
+
+def _frozen_for_a_while(layer):
+    """OneFlow drops the hooks, but raises an error if the data of the frozen parameter is set."""
+    weight = layer.inner.weight
+    weight.register_hook(lambda grad: grad * 3.0)
+    weight.requires_grad_(False)
+    weight.data = weight.data * 0.5
+    weight.requires_grad_(True)
+
+
+plant(name="gradient hook of a parameter that was frozen", setup=_frozen_for_a_while)(_inner)
 plant("right", "refused", name="gradient hook that remembers", setup=_with_a_hook_that_remembers)(_inner)
 
 

@@ -24,6 +24,7 @@ from libai.parallel import Mesh, full_tensor
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
 from libai.utils.errors import UserError
+from libai.utils.logging import warn_once
 
 logger = logging.getLogger("libai.engine")
 
@@ -212,6 +213,18 @@ class EagerTrainer(ModelTrainer):
                 "of the batch. Set batch_scope=global and gradient_reduction=auto to compute it from the whole "
                 "batch, or use one rank."
             )
+
+    def _as_result(self, returned: Any) -> StepResult:
+        """See `ModelTrainer._as_result`."""
+        options = self.options
+        if not isinstance(returned, StepResult) and (options.max_grad_norm or options.max_grad_value):
+            warn_once(
+                logger,
+                f"unclipped: {type(self).__name__}",
+                f"{type(self).__name__}.update replaces the update that clips gradients, so train.clip_grad has no "
+                "effect unless this method clips them itself, between reduce_gradients() and the optimizer's step.",
+            )
+        return super()._as_result(returned)
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
         """See `ModelTrainer.collect`."""

@@ -90,6 +90,13 @@ def test_a_custom_update_trains_and_reports_its_losses(scale, monkeypatch):
     assert own.fetch_metrics() == pytest.approx(given.fetch_metrics())
 
 
+def test_a_custom_update_that_must_clip_itself_is_reported(caplog):
+    trained(EagerTrainer, iterations=1, max_grad_norm=0.1)
+    assert "clip_grad" not in caplog.text
+    trained(Own, iterations=2, max_grad_norm=0.1)
+    assert caplog.text.count("train.clip_grad has no effect unless this method clips") == 1
+
+
 @pytest.mark.parametrize(
     "base, returned, expected",
     [

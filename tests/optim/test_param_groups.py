@@ -1,9 +1,13 @@
 """The weight decay and learning rate of each parameter."""
 
+from types import SimpleNamespace
+
 import oneflow as flow
 import pytest
 from oneflow import nn
 
+from libai.config import LazyCall
+from libai.engine.run.build import build_optimizer
 from libai.optim import get_param_groups
 from libai.utils.errors import UserError
 
@@ -152,3 +156,12 @@ def test_ambiguous_blocks_are_refused_until_named():
 def test_nothing_to_train_is_refused():
     with pytest.raises(UserError, match="no trainable parameter"):
         get_param_groups(nn.ReLU())
+
+
+@pytest.mark.parametrize("decay", [0.1, 0.3])
+def test_a_weight_decay_that_another_replaces_is_reported(decay, caplog):
+    optim = LazyCall(flow.optim.AdamW)(params=LazyCall(get_param_groups)(weight_decay=0.3), weight_decay=decay)
+    optimizer = build_optimizer(SimpleNamespace(optim=optim), Block())
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.3}
+    expected = "optim.weight_decay=0.1 has no effect where optim.params.weight_decay=0.3 replaces it"
+    assert (expected in caplog.text) == (decay == 0.1)

@@ -117,6 +117,11 @@ def _build_optimizer(section, place: str, model: flow.nn.Module, taken: Sequence
             "LazyCall(flow.optim.AdamW)(lr=1e-3)."
         )
     if section.get("params") is not None:
+        own, decay = (part.get("weight_decay") for part in (section.params, section))
+        if None not in (own, decay) and own != decay:
+            logger.warning(
+                "%s.weight_decay=%g has no effect where %s.params.weight_decay=%g replaces it", place, decay, place, own
+            )
         facts = fill_unset(section.params, model=model, without=list(taken or ()))
         optimizer = instantiate(section, **{f"params.{name}": value for name, value in facts.items()})
     else:

@@ -86,6 +86,14 @@ def _like(operation: Callable[..., Any], like: flow.Tensor, *args, **kwargs) -> 
     return operation(in_full(like) if flow.sbp.partial_sum in like.sbp else like, *args, **kwargs)
 
 
+def _norm(operation: Callable[..., Any], input: flow.Tensor, *args, **kwargs) -> flow.Tensor:
+    """Give a norm over all axes the full tensor, because OneFlow takes the root before it sums over the ranks."""
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    axes = (dim,) if isinstance(dim, int) else dim
+    is_over_all = axes is None or len(axes) == input.ndim
+    return operation(in_full(input) if is_over_all else input, *args, **kwargs)
+
+
 def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     if dim is None:
         return operation(input)
@@ -136,6 +144,9 @@ _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "stack": _stack,
     "zeros_like": _like,
     "ones_like": _like,
+    "isfinite": _like,
+    "norm": _norm,
+    "vector_norm": _norm,
     "scatter_nd": _with_full_tensors,
     "tensor_scatter_nd_update": _with_full_tensors,
     "median": _median,

@@ -75,8 +75,8 @@ def cells() -> dict[str, Cell]:
     found["a parameter unfrozen later, eager"] = Cell(faults.FAULTS["a parameter unfrozen later"], "eager", "right")
     for name in (
         *("buffer, copy_", "buffer, through detach", "a frozen parameter that moves", "a parameter without dimensions"),
-        *("hook of an object with a module", "gradient hook", "parameters in float64"),
-        "tensors with shared memory",
+        *("hook of an object with a module", "gradient hook", "gradient hook that changes a buffer"),
+        *("parameters in float64", "tensors with shared memory"),
     ):
         for mode in ("eager", "graph"):
             fault = faults.FAULTS[name]

@@ -45,6 +45,8 @@ REPAIRED = {
     "zeros_like a sum, filled": lambda x, w, i: x + flow.zeros_like(x.sum(0)).fill_(0.5) + flow.ones_like(x.sum(0)),
     "from_numpy": lambda x, w, i: x * flow.from_numpy(np.arange(4, dtype=np.float32)),
     "eye": lambda x, w, i: x @ flow.eye(4),
+    "norm over all axes": lambda x, w, i: x / x.norm() + x.sum(0).norm(),
+    "isfinite of a sum": lambda x, w, i: x * flow.isfinite(x.sum(0)).to(x.dtype),
     "diagonal of samples": lambda x, w, i: flow.diagonal(x @ x.transpose(1, 2), 0, 1, 2),
     "assigned by lists": lambda x, w, i: x + assigned_in_place(x.detach() * 1.0),
 }

@@ -406,7 +406,9 @@ plant(
 )(_inner)
 plant(
     name="gradient hook that changes a buffer",
-    setup=lambda layer: layer.inner.weight.register_hook(lambda grad: grad * layer.average.mul_(0.9).mean()),
+    setup=lambda layer: layer.inner.weight.register_hook(
+        lambda grad: grad * layer.average.mul_(0.9).add_(grad.norm()).mean()
+    ),
 )(_inner)
 
 

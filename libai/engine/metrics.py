@@ -136,6 +136,8 @@ class NonFiniteLoss(FloatingPointError):
             advice = "This was the first update, so the cause is the batch, the model's forward or the initial weights."
         else:
             advice = "Lower the learning rate, or clip the gradients (train.clip_grad.max_norm)."
+        if any(map(math.isnan, losses.values())):
+            advice += " A loss that divides by a count must be 0 if a micro-batch counts nothing: count.clamp(min=1)."
         if not num_undone:
             advice += " train.non_finite=skip skips such updates and names the first bad module."
         super().__init__(f"{found} {effect} {advice}")

@@ -104,8 +104,9 @@ def test_a_bad_loss_ends_training_with_its_iteration_and_advice(mode):
     assert caught.value.iteration == 5
     assert str(caught.value) == (
         "iteration 5 is not finite: train/loss=nan. The weights in memory are corrupted; no checkpoint contains them. "
-        "Lower the learning rate, or clip the gradients (train.clip_grad.max_norm). train.non_finite=skip skips such "
-        "updates and names the first bad module."
+        "Lower the learning rate, or clip the gradients (train.clip_grad.max_norm). A loss that divides by a count "
+        "must be 0 if a micro-batch counts nothing: count.clamp(min=1). train.non_finite=skip skips such updates and "
+        "names the first bad module."
     )
 
 

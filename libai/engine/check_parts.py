@@ -16,14 +16,21 @@ from oneflow import nn
 
 from libai.config import batch_sizes_of
 from libai.config.optimizer_numbers import OPTIONS, wrong_number
+from libai.data import EvalLoader
 from libai.data.batches import BatchReader
 from libai.engine.events.writers import Writer
 from libai.engine.hook_base import HookBase
+from libai.parallel import Mesh
+from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
 from libai.utils.sizes import available_bytes, format_bytes
+from libai.utils.tensors import digest_of
 
 #: smallest number of samples per update and rank for which the memory is checked
 _LARGE_BATCH = 4096
+_SAME_SAMPLES = (
+    "Pass data_rank=mesh.data_rank and num_data_ranks=mesh.data to build_train_loader and build_eval_loader."
+)
 
 
 def _can_be_read(loader) -> bool:
@@ -116,6 +123,41 @@ def check_arguments(trainer: str, model: Any, data_loader: Any, optimizer: Any, 
     check_part("optimizer", optimizer, place("optimizer"))
     if lr_scheduler is not None:
         check_part("schedule", lr_scheduler, f"{trainer}'s lr_scheduler")
+
+
+def refuse_wrong_batches(mesh: Mesh, loader: Any, micro_batches: list[Any]) -> None:
+    """Raise `UserError` on every rank if ranks do not start with the samples of their data rank. Collective.
+
+    Two data ranks must have different samples, and all ranks of a data rank the same.
+    """
+    if mesh.is_single:
+        return
+    mine = None if getattr(loader, "is_replicated", False) else digest_of(micro_batches)
+    ranks: dict[int, int] = {}
+    digests: dict[int, int | None] = {}
+    for rank, digest in gather_objects((mesh.data_rank, mine)):
+        if digests.setdefault(rank, digest) != digest:
+            raise UserError(
+                f"the ranks of data-parallel rank {rank} begin with different samples, but tensor-parallel and "
+                f"pipeline-parallel ranks compute the same update together. {_SAME_SAMPLES}"
+            )
+        if digest is not None and ranks.setdefault(digest, rank) != rank:
+            raise UserError(
+                f"data-parallel ranks {ranks[digest]} and {rank} begin with the same samples, which would be "
+                "counted twice. Give each rank its own part of the data (build_train_loader does so; a custom "
+                "loader can use mesh.data_rank and mesh.data), or set is_replicated = True on the loader if this "
+                "is intended."
+            )
+
+
+def refuse_uncounted_samples(mesh: Mesh, loader: Any, dataset: str) -> None:
+    """Raise `UserError` if an `EvalLoader` gives samples to ranks that are not data-parallel ranks of their own."""
+    if isinstance(loader, EvalLoader) and loader.layout.num_data_ranks != mesh.data:
+        raise UserError(
+            f"the loader of the evaluation dataset {dataset!r} divides the samples among "
+            f"{loader.layout.num_data_ranks} ranks, but the mesh has {mesh.data} data-parallel ranks, so some "
+            f"samples would not be counted. {_SAME_SAMPLES}"
+        )
 
 
 def check_iterations(**iterations) -> None:

@@ -17,7 +17,13 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.check_parts import check_arguments, check_metrics, check_part
+from libai.engine.check_parts import (
+    check_arguments,
+    check_metrics,
+    check_part,
+    refuse_uncounted_samples,
+    refuse_wrong_batches,
+)
 from libai.engine.compiled.build_errors import raise_forward_error
 from libai.engine.data_feed import LoaderOrBuilder
 from libai.engine.gradients import Batch, Gradients
@@ -236,7 +242,7 @@ class ModelTrainer(TrainerBase):
     def _rehearse_and_build(self) -> None:
         micro_batches = self.feed.peek()
         self.feed.items_per_iter = self._count_tokens(micro_batches)
-        self._refuse_equal_batches(micro_batches)
+        refuse_wrong_batches(self.mesh, self.feed.loader, micro_batches)
         iterations, reference = make_reference(self)
         if reference is not None:
             self._use_facts(reference.facts)
@@ -271,21 +277,6 @@ class ModelTrainer(TrainerBase):
                 len(names),
                 ", ".join(names),
             )
-
-    def _refuse_equal_batches(self, micro_batches: list[Any]) -> None:
-        """Raise `UserError` on every rank if two data-parallel ranks start with the same samples. Collective."""
-        if self.mesh.data == 1:
-            return
-        mine = None if getattr(self.feed.loader, "is_replicated", False) else digest_of(micro_batches)
-        ranks: dict[int, int] = {}
-        for rank, digest in gather_objects((self.mesh.data_rank, mine)):
-            if digest is not None and ranks.setdefault(digest, rank) != rank:
-                raise UserError(
-                    f"data-parallel ranks {ranks[digest]} and {rank} begin with the same samples, which would be "
-                    "counted twice. Give each rank its own part of the data (build_train_loader does so; a custom "
-                    "loader can use mesh.data_rank and mesh.data), or set is_replicated = True on the loader if this "
-                    "is intended."
-                )
 
     def _count_tokens(self, micro_batches: list[Any]) -> int | None:
         """Return the number of tokens in one iteration over all ranks, for the throughput.
@@ -457,6 +448,7 @@ class ModelTrainer(TrainerBase):
         from libai.evaluation import add_sums, evaluators_of, reduce_sums
 
         evaluators = evaluators_of(evaluators, dataset)
+        refuse_uncounted_samples(self.mesh, loader, dataset)
         sums: dict[str, dict[str, Any]] = {name: {} for name in evaluators}
         poll = self.loop.agreement.poller()
         with self._evaluating():

@@ -204,7 +204,7 @@ class OneFlowDDP(GradientReduction):
         broadcast_module(model)
         self._parameters = list(parameters)
         self.reduced = list(model.parameters())
-        self._frozen = [parameter for parameter in self.reduced if not parameter.requires_grad]
+        self._are_trained = [parameter.requires_grad for parameter in self.reduced]
         self._unreached: list[flow.Tensor] | None = None
         self._adapter = _LossesOnly(model, split)
         self.forward = DistributedDataParallel(self._adapter, broadcast_buffers=False, broadcast_parameters=False)
@@ -216,11 +216,10 @@ class OneFlowDDP(GradientReduction):
         as it is, which matches `FlatReduction`. In the first iteration all ranks determine together which parameters
         are unreached. Later a parameter counts as reached once its gradient, which is equal on all ranks, is nonzero.
         """
-        if any(parameter.requires_grad for parameter in self._frozen):
+        if [parameter.requires_grad for parameter in self.reduced] != self._are_trained:
             raise UserError(
-                "a parameter that was frozen when the trainer was built is now trained, but OneFlow's DDP would not "
-                "average its gradients. Freeze it in a hook's before_train instead, or set "
-                "train.dist.gradient_reduction=flat."
+                "a parameter was frozen or unfrozen after the trainer was built, and then OneFlow's DDP does not "
+                "average all gradients. Freeze it before, or set train.dist.gradient_reduction=flat."
             )
         if self._unreached is None:
             reached, self._adapter.reached = self._adapter.reached or set(), None

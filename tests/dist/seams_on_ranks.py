@@ -14,7 +14,7 @@ from oneflow import nn
 
 from libai.data import build_eval_loader, build_train_loader
 from libai.engine import EagerTrainer, GraphTrainer, HookBase, StopTraining
-from libai.parallel import full_tensor
+from libai.parallel import Mesh, full_tensor
 from libai.utils.distributed import barrier
 from libai.utils.errors import UserError
 
@@ -60,6 +60,17 @@ found["evaluated"] = evaluated
 # two ranks with the same samples
 for mode, cls in TRAINERS.items():
     found[f"equal batches, {mode}"] = refusal(lambda cls=cls: trained(cls, toy.batches(6)))
+
+# two ranks with different samples that compute one update together
+tensor_parallel = {"mesh": Mesh(1, 2, 1), "plan": {"split": {"a.*": 0, "b.weight": 1}}}
+for mode, cls in TRAINERS.items():
+    found[f"different batches, {mode}"] = refusal(
+        lambda cls=cls: trained(cls, build_train_loader(data, micro_batch_size=8), **tensor_parallel)
+    )
+    evaluate = trained(cls, toy.batches(6), **tensor_parallel).evaluate
+    found[f"different batches, {mode} evaluation"] = refusal(
+        lambda evaluate=evaluate: evaluate(build_eval_loader(data, micro_batch_size=8), {})
+    )
 
 
 class Told(list):
@@ -159,6 +170,9 @@ found["add_decay, eager"] = refusal(lambda: later(on_one_rank(add_decay)))
 
 found["swapped"] = refusal(lambda: later(swap))
 found["thawed, ddp"] = refusal(lambda: later(lambda one: one.model.requires_grad_(True), gradient_reduction="ddp"))
+found["frozen, ddp"] = refusal(
+    lambda: later(lambda one: one.model.b.bias.requires_grad_(False), gradient_reduction="ddp")
+)
 later(lambda one: one.model.requires_grad_(True))
 
 

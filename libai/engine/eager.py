@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -25,8 +24,6 @@ from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
 from libai.utils.errors import UserError
 from libai.utils.logging import warn_once
-
-logger = logging.getLogger("libai.engine")
 
 #: maximum bytes of input tensors kept until the next log point
 MAX_HELD_BYTES = 16 * 2**20

@@ -7,7 +7,6 @@ in `libai.engine.compiled.graphs`.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,8 +24,6 @@ from libai.forward.state import Facts, values_kept
 from libai.layers.random import assign_layer_ids, fold, random_context
 from libai.utils.distributed import get_rank
 from libai.utils.tensors import clear_gradients, detached, saved_values
-
-logger = logging.getLogger("libai.engine")
 
 Batch = dict[str, flow.Tensor]
 _NO_SCOPE = nullcontext()

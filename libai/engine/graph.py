@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -36,12 +35,12 @@ from libai.parallel.batch_statistics import count_batches
 from libai.patches.compiled_graph import Uncompilable, writes_to
 from libai.patches.polling import let_polling_threads_sleep
 from libai.patches.writes import INPUTS
-from libai.utils.distributed import any_rank, is_main_process
+from libai.utils.distributed import any_rank
 from libai.utils.errors import GraphBuildError, UserError
+from libai.utils.logging import engine_logger as logger
 from libai.utils.logging import warn_once
 from libai.utils.rank_notes import note_progress, phase
 
-logger = logging.getLogger("libai.engine")
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -170,8 +169,7 @@ class GraphTrainer(ModelTrainer):
                     "(`self.register_buffer`) are inputs of the graph and may change in every iteration.",
                 )
                 return False
-            if is_main_process():
-                logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
+            logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
             name = f"compile again for {differences}"  # a rank that does so alone waits for the other ranks
         with phase(name):
             self.optimizer_state.leave_graph()
@@ -212,8 +210,7 @@ class GraphTrainer(ModelTrainer):
     def _update_eagerly(self, reason: str, remedy: str) -> None:
         """Run all updates eagerly from now on."""
         self.gradients.updates_eagerly = True
-        if is_main_process():
-            logger.warning("%s: updates run eagerly, with the same result. For a compiled step %s.", reason, remedy)
+        logger.warning("%s: updates run eagerly, with the same result. For a compiled step %s.", reason, remedy)
 
     def _set_step_inputs(self) -> None:
         """Replace the scalars that have changed since the last update.
@@ -307,9 +304,8 @@ class GraphTrainer(ModelTrainer):
         self._guards = Guards(self.model, reads, self.optimizer, inputs_of_step, before=self._guards)
         # bypass nn.Graph.__setattr__, which refuses it in a graph of the user's own
         graph.__dict__["build_seconds"] = time.perf_counter() - start
-        if is_main_process():
-            # only in `log.txt`: on the screen, the last line of the run has the time
-            logger.info("compiled the training graph in %.1f s", graph.build_seconds, extra={"screen": ""})
+        # only in `log.txt`: on the screen, the last line of the run has the time
+        logger.info("compiled the training graph in %.1f s", graph.build_seconds, extra={"screen": ""})
 
     def _new_graph(self, graph_class: type[TrainGraph]) -> TrainGraph:
         return graph_class(

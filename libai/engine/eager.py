@@ -23,6 +23,7 @@ from libai.parallel import Mesh, full_tensor
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
 from libai.utils.errors import UserError
+from libai.utils.logging import engine_logger as logger
 from libai.utils.logging import warn_once
 
 #: maximum bytes of input tensors kept until the next log point

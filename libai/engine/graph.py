@@ -169,12 +169,27 @@ class GraphTrainer(ModelTrainer):
                     "(`self.register_buffer`) are inputs of the graph and may change in every iteration.",
                 )
                 return False
+            self._refuse_lost_gradients()
             logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
             name = f"compile again for {differences}"  # a rank that does so alone waits for the other ranks
         with phase(name):
             self.optimizer_state.leave_graph()
             self.compile(batches)
         return self.graph is not None
+
+    def _held_parameters(self) -> set[flow.Tensor]:
+        return {parameter for group in self.optimizer.param_groups for parameter in group.parameters}
+
+    def _refuse_lost_gradients(self) -> None:
+        """Raise `UserError` if the optimizer has got a parameter whose gradients would have piled up in eager mode."""
+        added = self._held_parameters() - self._held
+        for name, parameter in self.model.named_parameters():
+            if parameter in added and name in (self.gradients.facts.reached or ()):
+                raise UserError(
+                    f"iteration {self.iter + 1}: {name} was added to the optimizer, but it has been trainable since "
+                    "the start, so its gradients would have piled up, and a graph does not compute them. Freeze it "
+                    "until it is added (requires_grad_(False)), or train with graph.enabled=false."
+                )
 
     def _check_indices(self, batches: Sequence[dict[str, Any]]) -> None:
         """Raise `IndexOutOfRange` if the compiled step would look up an id or a label that is out of range.
@@ -301,6 +316,7 @@ class GraphTrainer(ModelTrainer):
                 "use a layer for each call",
             )
         state.keep_in(graph)
+        self._held = self._held_parameters()
         self._guards = Guards(self.model, reads, self.optimizer, inputs_of_step, before=self._guards)
         # bypass nn.Graph.__setattr__, which refuses it in a graph of the user's own
         graph.__dict__["build_seconds"] = time.perf_counter() - start

@@ -79,6 +79,7 @@ def groups(model):
 OPTIMIZERS = {
     "sgd": lambda model: flow.optim.SGD(groups(model), lr=0.1, momentum=0.9, weight_decay=0.01),
     "adam": lambda model: flow.optim.AdamW(model.parameters(), lr=0.01),
+    "body": lambda model: flow.optim.SGD(groups(model)[:1], lr=0.1),
 }
 
 
@@ -234,6 +235,11 @@ def test_a_change_has_the_same_effect_in_both_modes(name, optimizer, caplog):
 def test_a_gradient_of_a_hook_is_refused_by_a_compiled_step():
     with pytest.raises(UserError, match=r"head.bias has a gradient before iteration 6.*optimizer.zero_grad\(\)"):
         train("graph", "sgd", once(lambda trainer: trainer.model.head.bias.sum().backward()))
+
+
+def test_a_parameter_with_gradients_from_before_cannot_join_a_compiled_step():
+    with pytest.raises(UserError, match="iteration 6: head.* was added to the optimizer.*Freeze it until"):
+        train("graph", "body", once(lambda trainer: trainer.optimizer.add_param_group(groups(trainer.model)[1])))
 
 
 def test_another_optimizer_is_refused(mode):

@@ -59,7 +59,7 @@ def import_fake_oneflow(folder, source, **environment):
     (folder / "oneflow").mkdir()
     # libai patches these
     needed = (
-        "class Tensor: requires_grad = property(); register_hook = requires_grad_ = len\n"
+        "class Tensor: data = requires_grad = property(); register_hook = requires_grad_ = len\n"
         "class _C: diagonal = len\nempty = diagonal = einsum = len\n"
     )
     (folder / "oneflow" / "__init__.py").write_text(needed + textwrap.dedent(source))

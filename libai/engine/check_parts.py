@@ -139,7 +139,8 @@ def refuse_wrong_batches(mesh: Mesh, loader: Any, micro_batches: list[Any]) -> N
         if digests.setdefault(rank, digest) != digest:
             raise UserError(
                 f"the ranks of data-parallel rank {rank} begin with different samples, but tensor-parallel and "
-                f"pipeline-parallel ranks compute the same update together. {_SAME_SAMPLES}"
+                f"pipeline-parallel ranks compute the same update together. {_SAME_SAMPLES} A random transform must "
+                "draw the same numbers on these ranks."
             )
         if digest is not None and ranks.setdefault(digest, rank) != rank:
             raise UserError(

@@ -177,18 +177,21 @@ class GraphTrainer(ModelTrainer):
             self.compile(batches)
         return self.graph is not None
 
-    def _held_parameters(self) -> set[flow.Tensor]:
-        return {parameter for group in self.optimizer.param_groups for parameter in group.parameters}
+    def _trained_without_update(self) -> set[str]:
+        """Return the names of the parameters that need a gradient but are in no parameter group."""
+        held = {parameter for group in self.optimizer.param_groups for parameter in group.parameters}
+        return {name for name, one in self.model.named_parameters() if one.requires_grad and one not in held}
 
     def _refuse_lost_gradients(self) -> None:
         """Raise `UserError` if the optimizer has got a parameter whose gradients would have piled up in eager mode."""
-        added = self._held_parameters() - self._held
+        added = self._without_update - self._trained_without_update()
+        reached = self.gradients.facts.reached or ()
         for name, parameter in self.model.named_parameters():
-            if parameter in added and name in (self.gradients.facts.reached or ()):
+            if name in added and name in reached and parameter.requires_grad:
                 raise UserError(
-                    f"iteration {self.iter + 1}: {name} was added to the optimizer, but it has been trainable since "
-                    "the start, so its gradients would have piled up, and a graph does not compute them. Freeze it "
-                    "until it is added (requires_grad_(False)), or train with graph.enabled=false."
+                    f"iteration {self.iter + 1}: {name} was added to the optimizer, but it has been trainable before, "
+                    "so its gradients would have piled up, and a graph does not compute them. Freeze it until it is "
+                    "added (requires_grad_(False)), or train with graph.enabled=false."
                 )
 
     def _check_indices(self, batches: Sequence[dict[str, Any]]) -> None:
@@ -316,7 +319,7 @@ class GraphTrainer(ModelTrainer):
                 "use a layer for each call",
             )
         state.keep_in(graph)
-        self._held = self._held_parameters()
+        self._without_update = self._trained_without_update()
         self._guards = Guards(self.model, reads, self.optimizer, inputs_of_step, before=self._guards)
         # bypass nn.Graph.__setattr__, which refuses it in a graph of the user's own
         graph.__dict__["build_seconds"] = time.perf_counter() - start

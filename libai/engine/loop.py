@@ -192,7 +192,7 @@ class TrainerBase:
                 continue
             if not isinstance(hook, HookBase):
                 raise TypeError(f"a hook must be an instance of HookBase, not {type(hook).__name__}: {hook!r}")
-            if hook.only_on == "main":
+            if hook.only_on == "main" and get_world_size() > 1:
                 self.loop.agreement.ask(_STOP_OF_MAIN, lambda: int(self.loop.stop_of_main is not None))
                 if not is_main_process():
                     continue

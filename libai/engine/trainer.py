@@ -51,6 +51,7 @@ from libai.parallel import (
     recompute_in_backward,
 )
 from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
+from libai.parallel.layout import memory_shared
 from libai.patches.internals import release_memory, wait_for_device
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects
@@ -142,9 +143,11 @@ class ModelTrainer(TrainerBase):
     def _set_up_model(self, layout: Layout | None = None) -> None:
         """Train with the existing `layout` of the model. None: lay it out as this mode requires."""
         self.gradients = Gradients(self, self.loop.device)
-        for _, tensor in named_tensors(self.model):
-            if not tensor.is_contiguous():  # a compiled step would ignore the strides
-                tensor.data = tensor.data.contiguous()
+        strided = [tensor for _, tensor in named_tensors(self.model) if not tensor.is_contiguous()]
+        if strided:
+            with memory_shared(self.model):
+                for tensor in strided:  # a compiled step would ignore the strides
+                    tensor.data = tensor.data.contiguous()
         self.layout = layout or self._lay_out()
         refuse_split_statistics(self.model)
         # raises if the optimizer belongs to another model

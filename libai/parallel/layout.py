@@ -251,17 +251,19 @@ def _sbp_of(where: TensorLayout, mesh: Mesh, is_shared: bool = True) -> list[Any
 def memory_shared(module: nn.Module) -> Iterator[None]:
     """Restore, after the block, that tensors of `module` share memory (`b.data = a.data`).
 
-    Raises `UserError` for a tensor that shares a part of another's memory, because new tensors could not.
+    Raises `UserError` for a tensor that is another view of a tensor (a part, a transpose), because new tensors could
+    not be.
     """
     tensors = dict(named_tensors(module))
     spans = sorted((*memory_of(tensor), name) for name, tensor in tensors.items() if tensor.numel())
     pairs = []
     for (start, end, one), (other_start, other_end, other) in pairwise(spans):
         if other_start < end:
-            if (start, end, tensors[one].shape) != (other_start, other_end, tensors[other].shape):
+            views = [(tensors[name].shape, tensors[name].stride()) for name in (one, other)]
+            if (start, end) != (other_start, other_end) or views[0] != views[1]:
                 raise UserError(
-                    f"{one} and {other} share a part of their memory, which they could not as global tensors. Clone "
-                    "one of them, or train eagerly with gradient_reduction=flat."
+                    f"{one} and {other} are different views of the same memory, which contiguous or global tensors "
+                    "cannot be. Clone one of them."
                 )
             pairs.append((one, other))
     yield

@@ -67,9 +67,9 @@ def cells() -> dict[str, Cell]:
             )
     # trains on one process; as global tensors, which a changed buffer takes, the part is a copy
     found["a part of a buffer, eager"] = Cell(faults.FAULTS["a part of a buffer"], "eager", "refused")
-    shares = faults.FAULTS["tensors with a shared part"]
-    found["tensors with a shared part, eager"] = Cell(shares, "eager", "right")
-    found["tensors with a shared part, graph"] = Cell(shares, "graph", "refused", "middle.part")
+    part = faults.FAULTS["a part of a parameter"]
+    found["a part of a parameter, eager"] = Cell(part, "eager", "right")
+    found["a part of a parameter, graph"] = Cell(part, "graph", "refused", "middle.part")
     plain = faults.Fault(cm.UNCOUPLED["plain"])
     found["plain, each rank, graph"] = Cell(plain, "graph", "right", options={"batch_scope": "rank"})
     found["a parameter unfrozen later, eager"] = Cell(faults.FAULTS["a parameter unfrozen later"], "eager", "right")

@@ -242,6 +242,21 @@ def test_a_parameter_with_gradients_from_before_cannot_join_a_compiled_step():
         train("graph", "body", once(lambda trainer: trainer.optimizer.add_param_group(groups(trainer.model)[1])))
 
 
+def taken_and_given_back(trainer, i):
+    """Take a group away and freeze its parameters, and give it back later."""
+    if i in (4, 8):
+        trainer.model.head.requires_grad_(i == 8)
+    if i == 4:
+        trainer.optimizer.param_groups.pop()
+    elif i == 8:
+        trainer.optimizer.add_param_group(groups(trainer.model)[1])
+
+
+def test_a_parameter_that_was_frozen_meanwhile_joins_a_compiled_step():
+    eager, graph = (weights(train(mode, "sgd", taken_and_given_back)) for mode in ("eager", "graph"))
+    np.testing.assert_allclose(graph, eager, rtol=1e-6, atol=1e-7)  # as above
+
+
 def test_another_optimizer_is_refused(mode):
     with pytest.raises(UserError, match="iteration 6: trainer.optimizer .* another object.*param_groups"):
         train(mode, "sgd", once(lambda trainer: setattr(trainer, "optimizer", OPTIMIZERS["sgd"](trainer.model))))

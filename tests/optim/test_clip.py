@@ -27,8 +27,9 @@ def norm_of(parameters):
     return norm_and_coefficient(parameters, 1.0)[0]
 
 
-def test_norm_and_scaled_gradients():
-    parameters = parameters_with_gradients((8, 4), (4,), (2, 3, 2))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_norm_and_scaled_gradients(dtype):
+    parameters = parameters_with_gradients((8, 4), (4,)) + parameters_with_gradients((2, 3, 2), dtype=dtype)
     expected = exact_norm(parameters)
     before = [parameter.grad.numpy().copy() for parameter in parameters]
     norm = clip_grad_norm(parameters, max_norm=0.5)

@@ -102,13 +102,22 @@ def tensors_with_shared_memory(self, h, x):
     return self.other(flow.tanh(self.inner(h))) * self.shared.mean()
 
 
-def _with_a_shared_part(layer):
-    layer.register_buffer("part", layer.inner.weight.data[2:4])
+def _with_views(**views):
+    def setup(layer):
+        for name, view in views.items():
+            layer.register_buffer(name, view(layer.inner.weight.data))
+
+    return setup
 
 
-@plant(setup=_with_a_shared_part)
-def tensors_with_a_shared_part(self, h, x):
+@plant(setup=_with_views(part=lambda weight: weight[2:4]))
+def a_part_of_a_parameter(self, h, x):
     return self.inner(h) * self.part.mean()
+
+
+@plant("refused", "refused", named="middle.turned", setup=_with_views(turned=lambda weight: weight.t()))
+def a_transpose_of_a_parameter(self, h, x):
+    return self.inner(h) @ self.turned
 
 
 def _with_two_types(layer):

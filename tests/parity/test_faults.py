@@ -14,9 +14,9 @@ def outcome(fault, mode, **options):
     before = faults.state_of(model)
     data = faults.batches(faults.UPDATES * fault.accumulation)
     options = {"num_accumulation_steps": fault.accumulation, **fault.options, **options}
-    trainer = toy.trainer_of(mode, model, data, optimizer, **options)
-    losses = toy.record_losses(trainer)
     try:
+        trainer = toy.trainer_of(mode, model, data, optimizer, **options)
+        losses = toy.record_losses(trainer)
         trainer.train(0, faults.UPDATES)
     except UserError as error:
         has_moved = any(not np.array_equal(value, before[name]) for name, value in faults.state_of(model).items())

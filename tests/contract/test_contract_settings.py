@@ -7,7 +7,7 @@ import pytest
 import toy
 from oneflow.optim import SGD
 
-import libai.engine.loop as trainer_module
+from libai.engine import loop
 from libai.engine.hooks import CallbackHook
 
 pytestmark = pytest.mark.e2e
@@ -39,7 +39,8 @@ def test_a_hook_for_the_main_rank_is_left_out_on_the_others(mode, monkeypatch):
     mine, everywhere = [], []
     on_main = CallbackHook(after_step=lambda t: mine.append(t.iter))
     on_main.only_on = "main"
-    monkeypatch.setattr(trainer_module, "is_main_process", lambda: False)
+    monkeypatch.setattr(loop, "get_world_size", lambda: 2)
+    monkeypatch.setattr(loop, "is_main_process", lambda: False)
     trainer.register_hooks([on_main, CallbackHook(after_step=lambda t: everywhere.append(t.iter))])
     trainer.train(0, 2)
     assert (mine, everywhere) == ([], [0, 1])

@@ -7,6 +7,7 @@ Tensor-parallel peers, which communicate most, are therefore neighbours.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import oneflow as flow
@@ -61,7 +62,7 @@ class Mesh:
         """The pipeline stage of this process."""
         return get_rank() // (self.data * self.tensor)
 
-    @property
+    @cached_property  # trainers read it in every iteration
     def is_single(self) -> bool:
         """True for one process: tensors stay local and no collective is needed."""
         return self.size == 1

@@ -175,8 +175,8 @@ class Uncompilable(GraphBuildError):
 def refuse_uncompilable(proxy: Any, known: Sequence[str], accumulates: bool) -> None:
     """Raise `Uncompilable` if the traced model has a part that OneFlow 0.9 cannot compile.
 
-    Such parts are writes to trainable parameters that are not among the `known`, and with accumulation batch
-    normalizations without running statistics. `proxy`: the graph's proxy of the model.
+    Such parts are writes to trainable parameters that are not among the `known`, and with accumulation writes to their
+    `requires_grad` and batch normalizations without running statistics. `proxy`: the graph's proxy of the model.
     """
     for path, owner in proxy.named_modules():
         module = owner.to(nn.Module)
@@ -189,14 +189,17 @@ def refuse_uncompilable(proxy: Any, known: Sequence[str], accumulates: bool) -> 
         for name, parameter in owner.__dict__["_parameters"].items():
             traced = parameter.lazy_origin  # None if forward has not read it
             full_name = f"{path}.{name}".lstrip(".")
-            # a write turns the traced parameter into a leaf
-            if traced is not None and traced.requires_grad and traced.is_leaf and full_name not in known:
+            if traced is None or not traced.requires_grad or traced.grad_fn is not None or full_name in known:
+                continue
+            # a write turns the traced parameter into a leaf; `requires_grad_` does not
+            if traced.is_leaf or accumulates:
                 raise writes_to(full_name)
 
 
 def writes_to(name: str) -> Uncompilable:
-    """Return the error for a forward that writes to the trainable parameter `name`."""
+    """Return the error for a forward that writes to the trainable parameter `name`, or to its `requires_grad`."""
     return Uncompilable(
-        f"forward writes to the trainable parameter {name}, and a graph would lose the write",
-        "write to it in a hook (after_step), or freeze it if nothing trains it",
+        f"forward changes the trainable parameter {name}, and a graph would lose the change or its gradient",
+        "change it in a hook (after_step), freeze it if nothing trains it, or, for changes of requires_grad, set "
+        "train.num_accumulation_steps=1",
     )

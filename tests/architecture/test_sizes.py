@@ -16,7 +16,7 @@ MOST_NODES = {
     "libai": 239_700,
     "libai/engine libai/forward": 69_900,
     "libai/config libai/launch libai/cli libai/benchmark libai/checkpoint libai/utils": 74_600,
-    "tests": 224_400,
+    "tests": 224_520,
 }
 MOST_FILES = {"libai": 250, "tests": 306}
 MOST_LINES_OF_A_FILE = 600

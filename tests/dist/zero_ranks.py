@@ -32,7 +32,7 @@ from libai.models import GPT
 from libai.parallel import Mesh, full_tensor, named_tensors
 from libai.utils.distributed import all_reduce, barrier, broadcast_object, get_rank, get_world_size
 
-ITERATIONS, BATCH, LENGTH, VOCABULARY = 20, 8, 12, 64
+ITERATIONS, BATCH, LENGTH, VOCABULARY = 8, 8, 12, 64
 MODES = ("eager", "graph")
 
 

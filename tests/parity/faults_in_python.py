@@ -435,6 +435,16 @@ def parameters_in_float64(self, h, x):
     return self.inner(h.double()).float()
 
 
+@plant(accumulation=2)
+def a_layer_that_is_frozen_in_between(self, h, x):
+    """As the discriminator of a GAN while the generator's loss is computed."""
+    first = self.inner(h)
+    self.inner.requires_grad_(False)
+    second = self.inner(flow.relu(h))
+    self.inner.requires_grad_(True)
+    return first * second
+
+
 @plant("refused", "refused", named="Create it in __init__")
 def a_layer_created_in_forward(self, h, x):
     self.late = nn.Linear(WIDTH, WIDTH)

@@ -33,8 +33,9 @@ class Planned:
 
 def planned() -> Iterator[Planned]:
     """Return all cases, the same on every rank."""
-    for number, (name, build) in enumerate(OPTIMIZERS.items()):
-        yield Planned(f"optimizer {name}", Case(build, accumulation=(1, 2, 4)[number % 3]))
+    # an update on one process is compared in test_equivalence.py; ranks add the reduction of what each kind reads
+    for number, name in enumerate(("momentum", "adamw", "lamb", "adagrad", "rmsprop", "adadelta")):
+        yield Planned(f"optimizer {name}", Case(OPTIMIZERS[name], accumulation=(1, 2, 4)[number % 3]))
     for name, case in VARIANTS.items():
         yield Planned(name, case)
     for name in ("dropout", "batch_norm"):

@@ -49,7 +49,8 @@ def build_mesh(run, device: str) -> Mesh:
 def build_model(run) -> flow.nn.Module:
     """Return the user's module in training mode, after calling its `init_weights()` if it has that method.
 
-    Raises `UserError` if the target does not return a module.
+    Submodules that the user's code has put into eval mode stay in it, unless the whole model is in eval mode. Raises
+    `UserError` if the target does not return a module.
     """
     with checked_sizes():
         model = build_part("model", run.model, "the config's `model`")
@@ -57,7 +58,7 @@ def build_model(run) -> flow.nn.Module:
     if callable(init):
         init()
     adapt_model(run, model)
-    return model.train()
+    return model if model.training else model.train()
 
 
 def adapt_model(run, model: flow.nn.Module) -> None:

@@ -22,6 +22,7 @@ from libai.native.kernels import drop_descriptions
 from libai.native.symbol_table import Unavailable, open_oneflow
 from libai.patches.internals import release_memory
 from libai.patches.launch_race import close_launch_race
+from libai.patches.local_operations import hooks_of_parameter
 from libai.patches.table import is_on
 from libai.utils.errors import GraphBuildError
 from libai.utils.rank_notes import without_harmless_lines
@@ -172,11 +173,12 @@ class Uncompilable(GraphBuildError):
     """
 
 
-def refuse_uncompilable(proxy: Any, known: Sequence[str], accumulates: bool) -> None:
+def refuse_uncompilable(proxy: Any, known: Sequence[str], accumulates: bool, uses_zero: bool) -> None:
     """Raise `Uncompilable` if the traced model has a part that OneFlow 0.9 cannot compile.
 
-    Such parts are writes to trainable parameters that are not among the `known`, and with accumulation writes to their
-    `requires_grad` and batch normalizations without running statistics. `proxy`: the graph's proxy of the model.
+    Such parts are writes to trainable parameters that are not among the `known`. With accumulation they are also writes
+    to their `requires_grad`, batch normalizations without running statistics and, with ZeRO, gradient hooks of
+    parameters. `proxy`: the graph's proxy of the model.
     """
     for path, owner in proxy.named_modules():
         module = owner.to(nn.Module)
@@ -189,6 +191,12 @@ def refuse_uncompilable(proxy: Any, known: Sequence[str], accumulates: bool) -> 
         for name, parameter in owner.__dict__["_parameters"].items():
             traced = parameter.lazy_origin  # None if forward has not read it
             full_name = f"{path}.{name}".lstrip(".")
+            if accumulates and uses_zero and hooks_of_parameter(parameter.to(flow.Tensor)):
+                raise Uncompilable(
+                    f"{full_name} has a gradient hook, and a OneFlow 0.9 graph with accumulation and ZeRO would end "
+                    "the process",
+                    "set train.num_accumulation_steps=1, or leave out ZeRO",
+                )
             if traced is None or not traced.requires_grad or traced.grad_fn is not None or full_name in known:
                 continue
             # a write turns the traced parameter into a leaf; `requires_grad_` does not

@@ -38,6 +38,7 @@ def repair_global_operations() -> None:
                 setattr(owner, name, _for_global_tensors(getattr(owner, name), replacement))
     # the tensor methods of the other operations call these functions
     flow.Tensor.median = _for_global_tensors(flow.Tensor.median, _median)
+    flow.Tensor.clamp_ = _for_global_tensors(flow.Tensor.clamp_, _like)
     flow.Tensor.new_tensor = _for_global_tensors(flow.Tensor.new_tensor, _new_tensor)
 
 

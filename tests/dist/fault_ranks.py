@@ -81,6 +81,9 @@ def cells() -> dict[str, Cell]:
         for mode in ("eager", "graph"):
             fault = faults.FAULTS[name]
             found[f"{name}, {mode}"] = Cell(fault, mode, getattr(fault, mode))
+    found["gradient hook, ZeRO, graph"] = Cell(
+        faults.FAULTS["gradient hook"], "graph", "warned", "middle.inner.weight", options={"zero_stage": 2}
+    )
     found["attribute, eager"] = Cell(faults.FAULTS["an average in an attribute"], "eager", "right")
     return found
 

@@ -83,6 +83,7 @@ class TrainGraph(CompiledGraph):
         self.reads: Reads = []
         self._changing = buffers
         self._accumulation = options.num_accumulation_steps
+        self._uses_zero = options.zero_stage > 0
         self._clips = options.max_grad_norm is not None
         self._max_grad_value = options.max_grad_value
         self._random_scope = random_scope
@@ -133,7 +134,7 @@ class TrainGraph(CompiledGraph):
                 total = total_loss(losses) / self._accumulation
             else:
                 total = total_loss(losses)
-            refuse_uncompilable(self.model, self._changing, self._accumulation > 1)
+            refuse_uncompilable(self.model, self._changing, self._accumulation > 1, self._uses_zero)
             total.backward()
             buffers = traced_buffers(self.model, self._changing)
         # a placeholder: once the job is complete, the norm that clipping computes replaces it

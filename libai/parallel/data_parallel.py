@@ -17,7 +17,7 @@ from oneflow import nn
 from oneflow.nn.parallel import DistributedDataParallel
 
 from libai.parallel.plan import named_tensors
-from libai.patches.local_operations import hooks_of_parameter
+from libai.patches.local_operations import hooks_of_parameter, is_hooked
 from libai.utils.distributed import all_reduce, gather_objects, get_world_size
 from libai.utils.errors import UserError
 from libai.utils.sizes import cut_into_buckets
@@ -204,7 +204,6 @@ class OneFlowDDP(GradientReduction):
         broadcast_module(model)
         self._parameters = list(parameters)
         self.reduced = list(model.parameters())
-        self._are_trained = [parameter.requires_grad for parameter in self.reduced]
         self._unreached: list[flow.Tensor] | None = None
         self._adapter = _LossesOnly(model, split)
         self.forward = DistributedDataParallel(self._adapter, broadcast_buffers=False, broadcast_parameters=False)
@@ -216,11 +215,6 @@ class OneFlowDDP(GradientReduction):
         as it is, which matches `FlatReduction`. In the first iteration all ranks determine together which parameters
         are unreached. Later a parameter counts as reached once its gradient, which is equal on all ranks, is nonzero.
         """
-        if [parameter.requires_grad for parameter in self.reduced] != self._are_trained:
-            raise UserError(
-                "a parameter was frozen or unfrozen after the trainer was built, and then OneFlow's DDP does not "
-                "average all gradients. Freeze it before, or set train.dist.gradient_reduction=flat."
-            )
         if self._unreached is None:
             reached, self._adapter.reached = self._adapter.reached or set(), None
             flags = all_reduce(np.array([p.grad_fn in reached for p in self._parameters], dtype=np.int64), "max")
@@ -241,11 +235,20 @@ class _LossesOnly(nn.Module):
         super().__init__()
         self.model = model
         self._split = split
+        #: of each parameter: whether it is trained, and whether it has hooks, as once DDP has wrapped the model
+        self._trained = [(parameter.requires_grad, parameter.requires_grad) for parameter in model.parameters()]
         #: functions in the autograd graphs of all losses so far; None once they are no longer needed
         self.reached: set[Any] | None = set()
 
     def forward(self, **batch) -> Any:
         losses, self._metrics = self._split(self.model(**batch))
+        trained = [(parameter.requires_grad, is_hooked(parameter)) for parameter in self.model.parameters()]
+        if trained != self._trained:
+            raise UserError(
+                "a parameter was frozen or unfrozen after the trainer was built, and then OneFlow's DDP does not "
+                "average all gradients, or ends the process. Freeze it before, or set "
+                "train.dist.gradient_reduction=flat."
+            )
         if self.reached is not None:
             # must run before DDP connects every parameter to its outputs
             self.reached |= functions_behind(losses.values())

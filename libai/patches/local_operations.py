@@ -121,6 +121,11 @@ def _set_data(
     set_requires_grad(tensor, False)
 
 
+def is_hooked(parameter: Any) -> bool:
+    """Return whether `parameter` has gradient hooks, those of OneFlow's DDP included."""
+    return id(parameter) in _hooked
+
+
 def hooks_of_parameter(parameter: Any) -> list[Callable[[Any], Any]]:
     """Return the user's gradient hooks of `parameter`, without those of OneFlow's DDP."""
     _, hooks = _hooked.get(id(parameter), (None, []))

@@ -84,6 +84,10 @@ def cells() -> dict[str, Cell]:
     found["gradient hook, ZeRO, graph"] = Cell(
         faults.FAULTS["gradient hook"], "graph", "warned", "middle.inner.weight", options={"zero_stage": 2}
     )
+    frozen = faults.FAULTS["a layer that is frozen in between"]
+    found["frozen in between, ddp"] = Cell(
+        frozen, "eager", "refused", "was frozen", options={"gradient_reduction": "ddp"}
+    )
     found["attribute, eager"] = Cell(faults.FAULTS["an average in an attribute"], "eager", "right")
     return found
 

@@ -235,7 +235,7 @@ class _LossesOnly(nn.Module):
         super().__init__()
         self.model = model
         self._split = split
-        #: of each parameter: whether it is trained, and whether it has hooks, as once DDP has wrapped the model
+        #: whether each parameter is trained, and whether it has gradient hooks: those that DDP is about to add
         self._trained = [(parameter.requires_grad, parameter.requires_grad) for parameter in model.parameters()]
         #: functions in the autograd graphs of all losses so far; None once they are no longer needed
         self.reached: set[Any] | None = set()

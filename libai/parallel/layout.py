@@ -26,7 +26,7 @@ from libai.parallel.zero import compute_with_full_parameters
 from libai.patches.global_tensors import (
     give_initial_states,
     move_to,
-    refuse_unseen_assignments,
+    repair_assignments,
     repair_global_operations,
     source_ops,
     stages_meet,
@@ -48,7 +48,7 @@ class LocalLayout:
     cuts_parameters = False
 
     def __init__(self, mesh: Mesh):
-        refuse_unseen_assignments()
+        repair_assignments()
         self.mesh = mesh
 
     def lay_out_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
@@ -101,7 +101,7 @@ class GlobalLayout:
     is_global = True
 
     def __init__(self, sharding: ShardingPlan):
-        refuse_unseen_assignments()
+        repair_assignments()
         repair_global_operations()
         self.sharding = sharding
         self.mesh = sharding.mesh
@@ -318,7 +318,7 @@ def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLay
     _wrap_output(module, fetching(sharding.tail))
 
 
-def _wrap_input(module: nn.Module, change: Any) -> None:
+def _wrap_input(module: nn.Module, change) -> None:
     """Apply `change` to every tensor in the arguments of `module`."""
 
     def run(proxy: Any, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -327,7 +327,7 @@ def _wrap_input(module: nn.Module, change: Any) -> None:
     wrap_forward(module, run)
 
 
-def _wrap_output(module: nn.Module, change: Any) -> None:
+def _wrap_output(module: nn.Module, change) -> None:
     """Apply `change` to every tensor that `module` returns."""
     wrap_forward(module, lambda proxy, forward, args, kwargs: map_tensors(forward(proxy, *args, **kwargs), change))
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,8 @@ from oneflow import nn
 from oneflow.nn import functional
 from oneflow.nn.modules.rnn import RNNBase
 
+from libai.patches.internals import is_tracing
 from libai.patches.wrapping import replaced, wrap_forward
-from libai.utils.errors import UserError
 from libai.utils.tensors import map_tensors, replicated, tensors_in
 
 # `flow.stack` is the worst case, because it silently trains a different model: in eager mode its gradient is wrong if
@@ -77,7 +75,7 @@ def _stack(_, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
     return flow.cat([tensor.unsqueeze(dim) for tensor in inputs], dim=dim)
 
 
-def _with_full_tensors(operation: Callable[..., Any], *args, **kwargs) -> Any:
+def _with_full_tensors(operation: Callable[..., Any], *args, **kwargs):
     """Call the operation with full tensors. With a part of the indices, a rank would miss the writes of other ranks."""
     return operation(*map(in_full, args), **{name: in_full(value) for name, value in kwargs.items()})
 
@@ -95,7 +93,7 @@ def _norm(operation: Callable[..., Any], input: flow.Tensor, *args, **kwargs) ->
     return operation(in_full(input) if is_over_all else input, *args, **kwargs)
 
 
-def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None = None, keepdim: bool = False):
     if dim is None:
         return operation(input)
     values, indices = (_select(None, sorted_, dim, (input.shape[dim] - 1) // 2) for sorted_ in flow.sort(input, dim))
@@ -170,7 +168,7 @@ def give_initial_states(model: nn.Module) -> None:
             type(module)._gives_initial_state = True
 
 
-def _with_initial_state(module, forward: Callable[..., Any], args, kwargs) -> Any:
+def _with_initial_state(module, forward: Callable[..., Any], args, kwargs):
     given = dict(zip(("input", "hx"), args)) | kwargs
     data = given.get("input")
     if isinstance(data, flow.Tensor) and data.is_global and given.get("hx") is None:
@@ -178,7 +176,7 @@ def _with_initial_state(module, forward: Callable[..., Any], args, kwargs) -> An
     return forward(module, **given)
 
 
-def _initial_state(module, data: flow.Tensor) -> Any:
+def _initial_state(module, data: flow.Tensor):
     layers = module.num_layers * (2 if module.bidirectional else 1)
     samples = [data.shape[0 if module.batch_first else 1]] if data.ndim == 3 else []
 
@@ -201,37 +199,38 @@ def _initial_state(module, data: flow.Tensor) -> Any:
 # global tensor.
 
 
-#: stack frames in this package are not user code
-_PACKAGE = Path(__file__).parents[1]
-
-
 @functools.cache
 def index_with_all_ranks() -> None:
     """Replicate global integer index tensors on every rank before indexing from now on, for the whole process."""
     flow.Tensor.__getitem__ = _with_full_indices(flow.Tensor.__getitem__)
-    flow.Tensor.__setitem__ = _with_full_indices(flow.Tensor.__setitem__)
     flow.gather_nd = _with_full_indices(flow.gather_nd)
 
 
 def _with_full_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
-    def indexed(tensor: flow.Tensor, index, *value) -> Any:
+    def indexed(tensor: flow.Tensor, index) -> Any:
         if isinstance(index, list) and any(isinstance(one, list) for one in index):
             index = tuple(index)  # one list for each axis
         if isinstance(index, tuple):
-            return operation(tensor, tuple(_index_in_full(one, tensor) for one in index), *value)
-        return operation(tensor, _index_in_full(index, tensor), *value)
+            return operation(tensor, tuple(_index_in_full(one, tensor) for one in index))
+        return operation(tensor, _index_in_full(index, tensor))
 
     return indexed
 
 
-def _index_in_full(index, indexed: flow.Tensor) -> Any:
+def _index_in_full(index, indexed: flow.Tensor):
     if isinstance(index, list | np.ndarray) and indexed.is_global:
-        broadcast = [flow.sbp.broadcast] * len(indexed.sbp)
-        return flow.tensor(np.asarray(index), placement=indexed.placement, sbp=broadcast)
+        return flow.tensor(np.asarray(index), **_beside(indexed))
     if isinstance(index, flow.Tensor) and index.dtype not in (flow.bool, flow.uint8):
         return in_full(index)
     return index
+
+
+def _beside(tensor: flow.Tensor) -> dict[str, Any]:
+    """Return the arguments for a new tensor that lies where `tensor` lies, in full."""
+    if not tensor.is_global:
+        return {"device": tensor.device}
+    return {"placement": tensor.placement, "sbp": [flow.sbp.broadcast] * len(tensor.sbp)}
 
 
 def in_full(value: Any) -> Any:
@@ -240,37 +239,36 @@ def in_full(value: Any) -> Any:
 
 
 @functools.cache
-def refuse_unseen_assignments() -> None:
-    """Make `h[:, indices] = value` raise `UserError` if it needs a gradient, from now on and for the whole process.
+def repair_assignments() -> None:
+    """Make `h[indices] = value` and `h[mask] = value` compile, from now on and for the whole process.
 
-    The backward pass of OneFlow 0.9.0 ignores such assignments.
+    The backward pass of OneFlow 0.9.0 ignores `h[:, indices] = value`, with indices next to slices or numbers. This is
+    repaired too.
     """
     assign = flow.Tensor.__setitem__
 
     @functools.wraps(assign)
     def assigned(tensor: flow.Tensor, index, value) -> None:
-        has_gradient = tensor.requires_grad or (isinstance(value, flow.Tensor) and value.requires_grad)
-        if has_gradient and flow.is_grad_enabled() and isinstance(index, tuple) and _mixes_kinds(index):
-            raise UserError(
-                f"{_calling_line()} changes a tensor with `h[:, indices] = value`, with indices next to slices: "
-                "OneFlow 0.9 computes the gradients as if the line did not exist. Compute a new tensor instead "
-                "(`flow.where(mask, value, h)`), or use indices on every axis (`h[rows, indices] = value`)."
-            )
+        parts = index if isinstance(index, tuple) else (index,)
+        are_indices = {isinstance(part, flow.Tensor | list | np.ndarray) for part in parts}
+        is_unseen = flow.is_grad_enabled() and len(are_indices) == 2
+        if True in are_indices and (is_unseen or tensor.is_global or is_tracing()):
+            index, value = ..., _assigned(tensor, index, value)
         assign(tensor, index, value)
 
     flow.Tensor.__setitem__ = assigned
 
 
-def _mixes_kinds(index: tuple[Any, ...]) -> bool:
-    are_indices = {isinstance(one, flow.Tensor | list | np.ndarray) for one in index}
-    return len(are_indices) == 2
-
-
-def _calling_line() -> str:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and Path(frame.f_code.co_filename).is_relative_to(_PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+def _assigned(tensor: flow.Tensor, index, value) -> flow.Tensor:
+    """Return all of `tensor` after `tensor[index] = value`."""
+    if isinstance(index, flow.Tensor) and index.dtype in (flow.bool, flow.uint8):
+        num_axes = tensor.ndim - index.ndim  # of each masked entry
+        if getattr(value, "ndim", 0) <= num_axes:  # else the number of values depends on the mask
+            return flow.where(index.reshape(*index.shape, *[1] * num_axes), flow.zeros_like(tensor) + value, tensor)
+    places = flow.arange(tensor.nelement(), **_beside(tensor)).reshape(tensor.shape)[index]
+    values = flow.zeros_like(places, dtype=tensor.dtype) + value
+    result = flow.tensor_scatter_nd_update(tensor.flatten(), places.reshape(-1, 1), values.flatten())
+    return result.reshape(tensor.shape)
 
 
 # ----------------------------------------------------------------------------------------------- pipeline stages

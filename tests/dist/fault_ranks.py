@@ -76,7 +76,8 @@ def cells() -> dict[str, Cell]:
     for name in (
         *("buffer, copy_", "buffer, through detach", "a frozen parameter that moves", "a parameter without dimensions"),
         *("hook of an object with a module", "gradient hook", "gradient hook that changes a buffer"),
-        *("parameters in float64", "tensors with shared memory"),
+        *("parameters in float64", "tensors with shared memory", "columns that are replaced"),
+        *("samples chosen by a mask", "a buffer that is written by index"),
     ):
         for mode in ("eager", "graph"):
             fault = faults.FAULTS[name]

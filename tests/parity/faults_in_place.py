@@ -39,18 +39,31 @@ def a_square_whose_root_is_zeroed(self, h, x):
     return square + h
 
 
-@plant("refused", "refused")
-def an_assignment_without_a_gradient(self, h, x):
+@plant()
+def columns_that_are_replaced(self, h, x):
     h = h * 1.0
-    h[:, flow.tensor([0, 2])] = 0.5
+    h[:, flow.tensor([0, 2])] = self.gain[:2]
     return h
 
 
-@plant("right", "refused")
-def an_assignment_with_a_gradient(self, h, x):
+@plant()
+def one_entry_of_each_sample(self, h, x):
     h = h * 1.0
     h[flow.arange(12), flow.arange(12) % WIDTH] = 0.5
     return h
+
+
+@plant()
+def samples_chosen_by_a_mask(self, h, x):
+    h = h * 1.0
+    h[x.mean(1) > 0] = self.gain
+    return h
+
+
+@plant()
+def a_buffer_that_is_written_by_index(self, h, x):
+    self.scale[flow.tensor([2, 0])] = self.gain.detach()[:2] * 0.5
+    return h * self.scale
 
 
 @plant()

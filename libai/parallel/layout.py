@@ -318,7 +318,7 @@ def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLay
     _wrap_output(module, fetching(sharding.tail))
 
 
-def _wrap_input(module: nn.Module, change) -> None:
+def _wrap_input(module: nn.Module, change: Any) -> None:
     """Apply `change` to every tensor in the arguments of `module`."""
 
     def run(proxy: Any, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -327,7 +327,7 @@ def _wrap_input(module: nn.Module, change) -> None:
     wrap_forward(module, run)
 
 
-def _wrap_output(module: nn.Module, change) -> None:
+def _wrap_output(module: nn.Module, change: Any) -> None:
     """Apply `change` to every tensor that `module` returns."""
     wrap_forward(module, lambda proxy, forward, args, kwargs: map_tensors(forward(proxy, *args, **kwargs), change))
 

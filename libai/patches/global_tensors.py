@@ -1,7 +1,8 @@
 """Correct replacements for operations on global tensors that OneFlow 0.9.0 refuses or computes wrongly.
 
 The first part replaces operations that are wrong in general. The second part is about indexing with tensors, and the
-third part about operations on tensors of two pipeline stages. Results for local tensors do not change.
+third part about operations on tensors of two pipeline stages. Local tensors are not affected, except for assignments
+that OneFlow cannot compile or whose gradient it ignores.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _stack(_, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
     return flow.cat([tensor.unsqueeze(dim) for tensor in inputs], dim=dim)
 
 
-def _with_full_tensors(operation: Callable[..., Any], *args, **kwargs):
+def _with_full_tensors(operation: Callable[..., Any], *args, **kwargs) -> Any:
     """Call the operation with full tensors. With a part of the indices, a rank would miss the writes of other ranks."""
     return operation(*map(in_full, args), **{name: in_full(value) for name, value in kwargs.items()})
 
@@ -93,7 +94,7 @@ def _norm(operation: Callable[..., Any], input: flow.Tensor, *args, **kwargs) ->
     return operation(in_full(input) if is_over_all else input, *args, **kwargs)
 
 
-def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None = None, keepdim: bool = False):
+def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     if dim is None:
         return operation(input)
     values, indices = (_select(None, sorted_, dim, (input.shape[dim] - 1) // 2) for sorted_ in flow.sort(input, dim))
@@ -124,8 +125,7 @@ def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args, **kwargs) ->
     return flow.ones(
         *given["size"],
         dtype=given.get("dtype") or x.dtype,
-        placement=x.placement,
-        sbp=[flow.sbp.broadcast] * len(x.sbp),
+        **_beside(x),
         requires_grad=given.get("requires_grad", False),
     )
 
@@ -168,7 +168,7 @@ def give_initial_states(model: nn.Module) -> None:
             type(module)._gives_initial_state = True
 
 
-def _with_initial_state(module, forward: Callable[..., Any], args, kwargs):
+def _with_initial_state(module, forward: Callable[..., Any], args, kwargs) -> Any:
     given = dict(zip(("input", "hx"), args)) | kwargs
     data = given.get("input")
     if isinstance(data, flow.Tensor) and data.is_global and given.get("hx") is None:
@@ -176,13 +176,12 @@ def _with_initial_state(module, forward: Callable[..., Any], args, kwargs):
     return forward(module, **given)
 
 
-def _initial_state(module, data: flow.Tensor):
+def _initial_state(module, data: flow.Tensor) -> Any:
     layers = module.num_layers * (2 if module.bidirectional else 1)
     samples = [data.shape[0 if module.batch_first else 1]] if data.ndim == 3 else []
 
     def zeros(width: int) -> flow.Tensor:
-        sbp = [flow.sbp.broadcast] * len(data.sbp)
-        return flow.zeros(layers, *samples, width, dtype=data.dtype, placement=data.placement, sbp=sbp)
+        return flow.zeros(layers, *samples, width, dtype=data.dtype, **_beside(data))
 
     if module.mode != "LSTM":
         return zeros(module.hidden_size)
@@ -203,22 +202,23 @@ def _initial_state(module, data: flow.Tensor):
 def index_with_all_ranks() -> None:
     """Replicate global integer index tensors on every rank before indexing from now on, for the whole process."""
     flow.Tensor.__getitem__ = _with_full_indices(flow.Tensor.__getitem__)
+    flow.Tensor.__setitem__ = _with_full_indices(flow.Tensor.__setitem__)
     flow.gather_nd = _with_full_indices(flow.gather_nd)
 
 
 def _with_full_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
-    def indexed(tensor: flow.Tensor, index) -> Any:
+    def indexed(tensor: flow.Tensor, index, *value) -> Any:
         if isinstance(index, list) and any(isinstance(one, list) for one in index):
             index = tuple(index)  # one list for each axis
         if isinstance(index, tuple):
-            return operation(tensor, tuple(_index_in_full(one, tensor) for one in index))
-        return operation(tensor, _index_in_full(index, tensor))
+            return operation(tensor, tuple(_index_in_full(one, tensor) for one in index), *value)
+        return operation(tensor, _index_in_full(index, tensor), *value)
 
     return indexed
 
 
-def _index_in_full(index, indexed: flow.Tensor):
+def _index_in_full(index, indexed: flow.Tensor) -> Any:
     if isinstance(index, list | np.ndarray) and indexed.is_global:
         return flow.tensor(np.asarray(index), **_beside(indexed))
     if isinstance(index, flow.Tensor) and index.dtype not in (flow.bool, flow.uint8):
@@ -251,8 +251,9 @@ def repair_assignments() -> None:
     def assigned(tensor: flow.Tensor, index, value) -> None:
         parts = index if isinstance(index, tuple) else (index,)
         are_indices = {isinstance(part, flow.Tensor | list | np.ndarray) for part in parts}
-        is_unseen = flow.is_grad_enabled() and len(are_indices) == 2
-        if True in are_indices and (is_unseen or tensor.is_global or is_tracing()):
+        has_gradient = tensor.requires_grad or getattr(value, "requires_grad", False)
+        is_unseen = has_gradient and flow.is_grad_enabled() and len(are_indices) == 2
+        if True in are_indices and (is_unseen or is_tracing()) and not isinstance(value, list | np.ndarray):
             index, value = ..., _assigned(tensor, index, value)
         assign(tensor, index, value)
 
@@ -261,14 +262,15 @@ def repair_assignments() -> None:
 
 def _assigned(tensor: flow.Tensor, index, value) -> flow.Tensor:
     """Return all of `tensor` after `tensor[index] = value`."""
+    if not isinstance(value, flow.Tensor):
+        value = tensor.new_tensor(value)
     if isinstance(index, flow.Tensor) and index.dtype in (flow.bool, flow.uint8):
         num_axes = tensor.ndim - index.ndim  # of each masked entry
-        if getattr(value, "ndim", 0) <= num_axes:  # else the number of values depends on the mask
-            return flow.where(index.reshape(*index.shape, *[1] * num_axes), flow.zeros_like(tensor) + value, tensor)
+        if value.ndim <= num_axes:  # else the number of values depends on the mask
+            return flow.where(index.reshape(*index.shape, *[1] * num_axes), value, tensor)
     places = flow.arange(tensor.nelement(), **_beside(tensor)).reshape(tensor.shape)[index]
-    values = flow.zeros_like(places, dtype=tensor.dtype) + value
-    result = flow.tensor_scatter_nd_update(tensor.flatten(), places.reshape(-1, 1), values.flatten())
-    return result.reshape(tensor.shape)
+    values = value.expand(places.shape).flatten()
+    return flow.tensor_scatter_nd_update(tensor.flatten(), places.reshape(-1, 1), values).reshape(tensor.shape)
 
 
 # ----------------------------------------------------------------------------------------------- pipeline stages

@@ -13,10 +13,10 @@ from size import sizes  # noqa: E402  (tools/ is not a package)
 #: maximum number of syntax nodes (docs/dev/decisions/0022-size.md); lower a number in the commit that makes its folder
 #: smaller
 MOST_NODES = {
-    "libai": 239_890,
+    "libai": 239_900,
     "libai/engine libai/forward": 69_900,
     "libai/config libai/launch libai/cli libai/benchmark libai/checkpoint libai/utils": 74_600,
-    "tests": 224_580,
+    "tests": 224_740,
 }
 MOST_FILES = {"libai": 250, "tests": 306}
 MOST_LINES_OF_A_FILE = 600

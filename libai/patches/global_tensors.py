@@ -202,18 +202,17 @@ def _initial_state(module, data: flow.Tensor) -> Any:
 def index_with_all_ranks() -> None:
     """Replicate global integer index tensors on every rank before indexing from now on, for the whole process."""
     flow.Tensor.__getitem__ = _with_full_indices(flow.Tensor.__getitem__)
-    flow.Tensor.__setitem__ = _with_full_indices(flow.Tensor.__setitem__)
     flow.gather_nd = _with_full_indices(flow.gather_nd)
 
 
 def _with_full_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
-    def indexed(tensor: flow.Tensor, index, *value) -> Any:
+    def indexed(tensor: flow.Tensor, index) -> Any:
         if isinstance(index, list) and any(isinstance(one, list) for one in index):
             index = tuple(index)  # one list for each axis
         if isinstance(index, tuple):
-            return operation(tensor, tuple(_index_in_full(one, tensor) for one in index), *value)
-        return operation(tensor, _index_in_full(index, tensor), *value)
+            return operation(tensor, tuple(_index_in_full(one, tensor) for one in index))
+        return operation(tensor, _index_in_full(index, tensor))
 
     return indexed
 
@@ -253,7 +252,9 @@ def repair_assignments() -> None:
         are_indices = {isinstance(part, flow.Tensor | list | np.ndarray) for part in parts}
         has_gradient = tensor.requires_grad or getattr(value, "requires_grad", False)
         is_unseen = has_gradient and flow.is_grad_enabled() and len(are_indices) == 2
-        if True in are_indices and (is_unseen or is_tracing()) and not isinstance(value, list | np.ndarray):
+        # an assignment to a mask ends the process (SIGSEGV) for global tensors of a pipeline stage
+        is_replaced = is_unseen or is_tracing() or tensor.is_global
+        if True in are_indices and is_replaced and not isinstance(value, list | np.ndarray):
             index, value = ..., _assigned(tensor, index, value)
         assign(tensor, index, value)
 

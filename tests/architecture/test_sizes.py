@@ -13,7 +13,7 @@ from size import sizes  # noqa: E402  (tools/ is not a package)
 #: maximum number of syntax nodes (docs/dev/decisions/0022-size.md); lower a number in the commit that makes its folder
 #: smaller
 MOST_NODES = {
-    "libai": 239_900,
+    "libai": 239_880,
     "libai/engine libai/forward": 69_900,
     "libai/config libai/launch libai/cli libai/benchmark libai/checkpoint libai/utils": 74_600,
     "tests": 224_740,

@@ -37,13 +37,14 @@ struct FilterRun {
   int64_t lines, count, dy_step, x_step, dw_step, rows, width;
 };
 
-// c (rows, width) = a (rows, terms) b (terms, width), or c += this product if `adds`. The strides are `a_row` and
-// `a_term` for a, `b_row` for the rows of b and `c_row` for the rows of c. `width` is at least the length of a vector.
+// c (rows, width) = a (rows, terms) b (terms, width). If `first_term` > 0, a begins with this term and the product is added
+// to c. The strides are `a_row` and `a_term` for a, `b_row` and `b_column` for b, and `c_row` for the rows of c. If
+// `b_row` is 0, b lies in panels: as many columns as are computed together (see Multiply) are next to each other in a row.
+// `block_terms` terms are computed at a time. `width` is at least the length of a vector.
 struct ProductRun {
   const float *a, *b;
   float* c;
-  int64_t a_row, a_term, b_row, c_row, rows, terms, width;
-  bool adds;
+  int64_t a_row, a_term, b_row, b_column, c_row, rows, first_term, terms, block_terms, width;
 };
 
 #define LIBAI_UNARY(X) \

@@ -21,8 +21,8 @@ struct Product {
   double Work() const { return static_cast<double>(m) * n * k; }
   // True if our loops are faster: at least as wide as an AVX2 vector, and not so large that OpenBLAS is as fast.
   bool IsOurs() const {
-    const bool is_small = Work() < (transposes_a || g_maths != &kMathsAvx512 ? 5e7 : 1e9);
-    return m >= 4 && n >= kNarrow / 2 && Work() >= 1e3 && (is_small || g_sgemm_is_narrow);
+    const double most = g_maths == &kMathsAvx2 ? (transposes_a ? 2e6 : 1e9) : g_maths == &kMathsAvx512 && !transposes_a ? 1e9 : 5e7;
+    return m >= 4 && n >= kNarrow / 2 && Work() >= 1e3 && (Work() < most || g_sgemm_is_narrow);
   }
   void operator()(const float* a, const float* b, float* c) const {
     if (m * n == 0) return;
@@ -38,7 +38,6 @@ struct Product {
   }
 
  private:
-  static constexpr int64_t kRows = 256, kTerms = 256;  // computed at a time
   static constexpr int64_t kFewRows = 8;
   static constexpr int64_t kRowsWorthPacking = 256;
   static constexpr int64_t kNarrow = 16;  // numbers in an AVX-512 vector
@@ -52,11 +51,17 @@ struct Product {
     }
   }
 
-  int64_t RowsOfPart() const { return RoundUp(static_cast<int64_t>(kPartWork * m / Work()) + 1, 24); }
+  // Sizes of the blocks: `terms` rows of a panel of b (`width` columns) stay in the L1 cache while they are multiplied by rows of
+  // a. `in_l2` numbers of these rows, of `chunk` blocks of terms, stay in the L2 cache.
+  struct Block {
+    int64_t tile_rows, width, terms, chunk, in_l2;
+  };
+  static Block BlockOf() {
+    if (g_maths == &kMathsAvx512) return {8, 32, 256, 1, 65536};
+    return g_maths == &kMathsAvx2 ? Block{6, 16, 384, 4, 73728} : Block{4, 8, 384, 4, 73728};
+  }
 
-  // Columns are computed in panels of `kWidth`; the last panel takes the rest, at most 1.5 times as many.
-  int64_t NumPanels() const { return RoundUp(std::max<int64_t>(n - kWidth / 2, 1), kWidth) / kWidth; }
-  int64_t WidthOfPanel(int64_t panel) const { return panel + 1 < NumPanels() ? kWidth : n - panel * kWidth; }
+  int64_t RowsOfPart() const { return RoundUp(static_cast<int64_t>(kPartWork * m / Work()) + 1, BlockOf().tile_rows); }
 
   // For text generation, with one row per sequence: b is read only once, so packing it does not pay.
   bool IsOfFewRows() const { return m <= kFewRows && transposes_b && !transposes_a && n >= kFewRows && Work() >= 3e4; }
@@ -73,37 +78,53 @@ struct Product {
     }, Work());
   }
   void MultiplyTiles(const float* a, const float* b, float* c) const {
-    const float* packed = nullptr;  // b, panel by panel; null: b is not packed
-    if (transposes_b || m >= kRowsWorthPacking) {
-      float* const w = ScratchFor(0, n * k);
-      const int64_t grain = std::max<int64_t>(1, kLightGrain / (k * kWidth));
-      ForRanges(NumPanels(), grain, [&](int64_t panel, int64_t end) {
-        for (; panel < end; ++panel) Pack(b, panel * kWidth, WidthOfPanel(panel), w + panel * kWidth * k);
-      }, kPackingWork * static_cast<double>(n * k));
-      packed = w;
-    }
-    ForRanges(m, RowsOfPart(), [&](int64_t row, int64_t end) { MultiplyRange(a, b, packed, row, end, c); }, Work());
-  }
-  void Pack(const float* b, int64_t first, int64_t width, float* to) const {
-    if (transposes_b) {
-      g_maths->Transpose(b + first * k, k, to, width, width, k);
-    } else {
-      for (int64_t i = 0; i < k; ++i) std::memcpy(to + i * width, b + i * n + first, width * sizeof(float));
-    }
-  }
-  void MultiplyRange(const float* a, const float* b, const float* packed, int64_t begin, int64_t end, float* c) const {
     const Maths& maths = n < kNarrow && g_maths == &kMathsAvx512 ? kMathsAvx2 : *g_maths;
-    const int64_t a_row = transposes_a ? 1 : k, a_term = transposes_a ? m : 1, num_panels = NumPanels();
-    for (int64_t row = begin; row < end; row += kRows) {
-      for (int64_t term = 0; term < k; term += kTerms)
-        for (int64_t panel = 0; panel < num_panels; ++panel) {
-          const int64_t first = panel * kWidth, width = WidthOfPanel(panel), b_row = packed == nullptr ? n : width;
-          const float* from = packed == nullptr ? b + first : packed + first * k;
-          const ProductRun run{a + row * a_row + term * a_term, from + term * b_row, c + row * n + first, a_row, a_term, b_row, n,
-                               std::min(kRows, end - row), std::min(kTerms, k - term), width, term > 0};
-          maths.Multiply(&run);
+    const Block block = BlockOf();
+    const int64_t num_blocks = (k + block.terms - 1) / block.terms, block_terms = (k + num_blocks - 1) / num_blocks;
+    ProductRun run{a, b, c, transposes_a ? 1 : k, transposes_a ? m : 1, n, 1, n, 0, 0, 0, block_terms, n};
+    if (transposes_b || m >= kRowsWorthPacking) {
+      float* const packed = ScratchFor(0, n * k);
+      const int64_t num_panels = std::max<int64_t>(1, (n + block.width / 2 - 1) / block.width);
+      ForRanges(num_panels, std::max<int64_t>(1, kLightGrain / (k * block.width)), [&](int64_t panel, int64_t end) {
+        Pack(b, panel * block.width, end == num_panels ? n : end * block.width, block.width, packed);
+      }, kPackingWork * static_cast<double>(n * k));
+      run.b = packed;
+      run.b_row = 0;
+      run.b_column = k;
+    }
+    ForRanges(m, RowsOfPart(), [&](int64_t row, int64_t end) { MultiplyRange(run, maths, row, end); }, Work());
+  }
+  // Packs columns `begin` ... `end` - 1 of b panel by panel, in the order in which `Multiply` reads them.
+  void Pack(const float* b, int64_t begin, int64_t end, int64_t width_of_panel, float* to) const {
+    constexpr int64_t kAtOnce = 128;  // rows whose next columns are still in the cache for the next panel
+    for (int64_t row = 0; row < k; row += kAtOnce) {
+      const int64_t rows = std::min(kAtOnce, k - row);
+      for (int64_t first = begin, width; first < end; first += width) {
+        width = end - first > width_of_panel + width_of_panel / 2 ? width_of_panel : end - first;
+        float* const at = to + first * k + row * width;
+        if (transposes_b) {
+          g_maths->Transpose(b + first * k + row, k, at, width, width, rows);
+        } else {
+          g_maths->CopyRows(b + row * n + first, n, at, rows, width);
         }
-      if (HasMore()) Finish(row, std::min(row + kRows, end), 0, n, c);
+      }
+    }
+  }
+  void MultiplyRange(ProductRun run, const Maths& maths, int64_t begin, int64_t end) const {
+    const Block block = BlockOf();
+    const float* const a = run.a;
+    float* const c = run.c;
+    const int64_t chunk = run.block_terms * block.chunk, terms = std::min(chunk, k);
+    const int64_t rows = std::max<int64_t>(1, block.in_l2 / terms / block.tile_rows) * block.tile_rows;
+    for (int64_t row = begin; row < end; row += rows) {
+      run.rows = std::min(rows, end - row);
+      run.c = c + row * n;
+      for (run.first_term = 0; run.first_term < k; run.first_term += chunk) {
+        run.terms = std::min(chunk, k - run.first_term);
+        run.a = a + row * run.a_row + run.first_term * run.a_term;
+        maths.Multiply(&run);
+      }
+      if (HasMore()) Finish(row, row + run.rows, 0, n, c);
     }
   }
 };

@@ -25,57 +25,84 @@ INLINE Vector AddProduct(Vector a, Vector b, Vector c) { return _mm_add_ps(_mm_m
 
 #define UNROLL _Pragma("GCC unroll 8")
 
+// What the tiles of a matrix product share: a block of terms and a panel of columns. `ahead`: the distance from b to the
+// next block of b.
+struct ProductPanel {
+  const float *a, *b;
+  float* c;
+  int64_t a_row, a_term, b_row, c_row, rows, terms, width, ahead;
+  bool adds;
+};
+
 // A tile of a matrix product: R rows and V vectors of columns, in registers. The last vector ends at the last column,
 // so it may repeat columns of the vector before it. They get the same sums.
-template<int R, int V>
-INLINE void ProductTile(const ProductRun& r, int64_t row, int64_t column, int64_t width) {
+template<int R, int V, bool kLooksAhead = false>
+INLINE void ProductTile(const ProductPanel& p, int64_t row) {
   const float *a[R], *b[V];
   float* c[R];
   UNROLL for (int m = 0; m < R; ++m) {
-    const int64_t i = row + m < r.rows ? row + m : r.rows - 1;  // repeating the last row gives the same numbers
-    a[m] = r.a + i * r.a_row;
-    c[m] = r.c + i * r.c_row + column;
+    const int64_t i = row + m < p.rows ? row + m : p.rows - 1;  // repeating the last row gives the same numbers
+    a[m] = p.a + i * p.a_row;
+    c[m] = p.c + i * p.c_row;
   }
   int64_t at[V];
   UNROLL for (int v = 0; v < V; ++v) {
-    at[v] = v < V - 1 ? v * kLanes : width - kLanes;
-    b[v] = r.b + column + at[v];
+    at[v] = v < V - 1 ? v * kLanes : p.width - kLanes;
+    b[v] = p.b + at[v];
   }
   Vector sum[R][V];
   UNROLL for (int m = 0; m < R; ++m)
-    UNROLL for (int v = 0; v < V; ++v) sum[m][v] = r.adds ? Load(c[m] + at[v]) : All(0.0f);
+    UNROLL for (int v = 0; v < V; ++v) sum[m][v] = All(0.0f);
   int64_t a_at = 0, b_at = 0;
-  for (int64_t k = 0; k < r.terms; ++k, a_at += r.a_term, b_at += r.b_row) {
+  for (int64_t k = 0; k < p.terms; ++k, a_at += p.a_term, b_at += p.b_row) {
     Vector factor[V];
     UNROLL for (int v = 0; v < V; ++v) factor[v] = Load(b[v] + b_at);
+    if (kLooksAhead) __builtin_prefetch(b[0] + b_at + p.ahead, 0, 2);
     UNROLL for (int m = 0; m < R; ++m) {
       const Vector number = All(a[m][a_at]);
       UNROLL for (int v = 0; v < V; ++v) sum[m][v] = AddProduct(number, factor[v], sum[m][v]);
     }
+  }
+  if (p.adds) {  // all numbers are read before one is written, because rows and columns may be repeated
+    UNROLL for (int m = 0; m < R; ++m)
+      UNROLL for (int v = 0; v < V; ++v) sum[m][v] = sum[m][v] + Load(c[m] + at[v]);
   }
   UNROLL for (int m = 0; m < R; ++m)
     UNROLL for (int v = 0; v < V; ++v) Store(c[m] + at[v], sum[m][v]);
 }
 
 template<int R, int V>
-INLINE void ProductRows(const ProductRun& r, int64_t column, int64_t width) {
+INLINE void ProductRows(const ProductPanel& p) {
   int64_t row = 0;
-  for (; row + R / 2 < r.rows; row += R) ProductTile<R, V>(r, row, column, width);
-  if (row < r.rows) ProductTile<R / 2, V>(r, row, column, width);
+  if (p.ahead != 0 && p.rows > R) {
+    ProductTile<R, V, true>(p, 0);
+    row = R;
+  }
+  for (; row + R / 2 < p.rows; row += R) ProductTile<R, V>(p, row);
+  if (row < p.rows) ProductTile<R / 2, V>(p, row);
 }
 
+// Columns are computed in panels of two vectors. The last panel takes the rest, at most three vectors.
 void Multiply(const ProductRun* run) {
   const ProductRun r = *run;
-  for (int64_t column = 0; column < r.width;) {
-    const int64_t left = r.width - column, width = left > 3 * kLanes ? 2 * kLanes : left;
-    if (width > 2 * kLanes) {
-      ProductRows<kWideTileRows, 3>(r, column, width);
-    } else if (width > kLanes) {
-      ProductRows<kTileRows, 2>(r, column, width);
-    } else {
-      ProductRows<kTileRows, 1>(r, column, width);
+  for (int64_t column = 0, width; column < r.width; column += width) {
+    const int64_t left = r.width - column;
+    width = left > 3 * kLanes ? 2 * kLanes : left;
+    const int64_t b_row = r.b_row == 0 ? width : r.b_row;
+    for (int64_t term = 0, terms; term < r.terms; term += terms) {
+      terms = r.terms - term < r.block_terms ? r.terms - term : r.block_terms;
+      const float* b = r.b + column * r.b_column + (r.first_term + term) * b_row;
+      const int64_t ahead = r.b_row != 0 ? 0 : term + terms < r.terms ? terms * width : (r.b_column - term) * width;
+      const ProductPanel p{r.a + term * r.a_term, b, r.c + column, r.a_row, r.a_term, b_row, r.c_row,
+                           r.rows, terms, width, ahead, r.first_term + term > 0};
+      if (width > 2 * kLanes) {
+        ProductRows<kWideTileRows, 3>(p);
+      } else if (width > kLanes) {
+        ProductRows<kTileRows, 2>(p);
+      } else {
+        ProductRows<kTileRows, 1>(p);
+      }
     }
-    column += width;
   }
 }
 
@@ -222,23 +249,37 @@ void CopyRows(const float* x, int64_t x_step, float* y, int64_t rows, int64_t d)
   }
 }
 
-// y[c][r] = x[r][c], in tiles
+// y[c][r] = x[r][c] for 4 columns of a vector's worth of rows, at least 4
+INLINE void TransposeTile(const float* x, int64_t x_stride, float* y, int64_t y_stride) {
+#if defined(__AVX2__)
+  const auto pair = [&](int r) {
+    const __m128 low = _mm_loadu_ps(x + r * x_stride), high = _mm_loadu_ps(x + (r + 4) * x_stride);
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
+  };
+  const __m256 a = pair(0), b = pair(1), d = pair(2), e = pair(3);
+  const __m256 ab = _mm256_unpacklo_ps(a, b), de = _mm256_unpacklo_ps(d, e);
+  const __m256 ab2 = _mm256_unpackhi_ps(a, b), de2 = _mm256_unpackhi_ps(d, e);
+  _mm256_storeu_ps(y, _mm256_shuffle_ps(ab, de, 0x44));
+  _mm256_storeu_ps(y + y_stride, _mm256_shuffle_ps(ab, de, 0xee));
+  _mm256_storeu_ps(y + 2 * y_stride, _mm256_shuffle_ps(ab2, de2, 0x44));
+  _mm256_storeu_ps(y + 3 * y_stride, _mm256_shuffle_ps(ab2, de2, 0xee));
+#else
+  __m128 a = _mm_loadu_ps(x), b = _mm_loadu_ps(x + x_stride);
+  __m128 d = _mm_loadu_ps(x + 2 * x_stride), e = _mm_loadu_ps(x + 3 * x_stride);
+  _MM_TRANSPOSE4_PS(a, b, d, e);
+  _mm_storeu_ps(y, a);
+  _mm_storeu_ps(y + y_stride, b);
+  _mm_storeu_ps(y + 2 * y_stride, d);
+  _mm_storeu_ps(y + 3 * y_stride, e);
+#endif
+}
 void Transpose(const float* x, int64_t x_stride, float* y, int64_t y_stride, int64_t rows, int64_t cols) {
-  const int64_t whole_rows = rows & ~3, whole_cols = cols & ~3;
+  constexpr int64_t kTurned = kLanes < 8 ? 4 : 8;  // rows of a tile
+  const int64_t whole_rows = rows - rows % kTurned, whole_cols = cols & ~3;
   for (int64_t r0 = 0; r0 < whole_rows; r0 += 16) {
     const int64_t r1 = r0 + 16 < whole_rows ? r0 + 16 : whole_rows;
     for (int64_t c = 0; c < whole_cols; c += 4)
-      for (int64_t r = r0; r < r1; r += 4) {
-        const float* in = x + r * x_stride + c;
-        float* out = y + c * y_stride + r;
-        __m128 a = _mm_loadu_ps(in), b = _mm_loadu_ps(in + x_stride);
-        __m128 d = _mm_loadu_ps(in + 2 * x_stride), e = _mm_loadu_ps(in + 3 * x_stride);
-        _MM_TRANSPOSE4_PS(a, b, d, e);
-        _mm_storeu_ps(out, a);
-        _mm_storeu_ps(out + y_stride, b);
-        _mm_storeu_ps(out + 2 * y_stride, d);
-        _mm_storeu_ps(out + 3 * y_stride, e);
-      }
+      for (int64_t r = r0; r < r1; r += kTurned) TransposeTile(x + r * x_stride + c, x_stride, y + c * y_stride + r, y_stride);
   }
   for (int64_t c = whole_cols; c < cols; ++c)
     for (int64_t r = 0; r < whole_rows; ++r) y[c * y_stride + r] = x[r * x_stride + c];

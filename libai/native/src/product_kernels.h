@@ -52,7 +52,7 @@ struct Product {
   }
 
   // Sizes of the blocks: `terms` rows of a panel of b (`width` columns) stay in the L1 cache while they are multiplied by rows of
-  // a. `in_l2` numbers of these rows, of `chunk` blocks of terms, stay in the L2 cache.
+  // a. `in_l2` numbers of these rows, of `chunk` blocks of terms, stay in the L2 cache. Tiles and panels are those of tiles.h.
   struct Block {
     int64_t tile_rows, width, terms, chunk, in_l2;
   };

@@ -122,13 +122,13 @@ def planned(world: int, part: str = "") -> Iterator[Planned]:
 def _on_every_mesh_of_two(name: str, case: Case, accumulation: int) -> Iterator[Planned]:
     """Return a case for each mesh, with several micro-batches for pipeline stages.
 
-    The modes alternate, from family to family also on the same mesh: `_on_two` compares both modes on every mesh.
+    From family to family, the modes on each mesh alternate, and ZeRO with plain data parallelism: `_on_two` compares
+    both modes on every mesh.
     """
     family = [*FAMILIES, *TEXT].index(name)
     modes = list(TRAINERS)[family % 2 :] + list(TRAINERS)[: family % 2]
     planned = partial(Planned, name, iterations=3)
-    yield planned(case, (2, 1, 1), modes[0])
-    yield planned(case, (2, 1, 1), modes[1], zero_stage=2)
+    yield planned(case, (2, 1, 1), modes[0], zero_stage=family & 2)
     yield planned(case, (1, 2, 1), modes[0])
     yield planned(replace(case, accumulation=accumulation), (1, 1, 2), modes[1])
 

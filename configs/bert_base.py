@@ -1,7 +1,9 @@
-"""A model of BERT-base's size on the source text of the Python standard library, in byte-pair tokens.
+"""A model of BERT-base's size on the source text of the Python standard library, in byte-pair
+tokens.
 
-As configured, it needs 1.8 GB for weights, gradients and optimizer state. It is meant for a GPU, or for starting
-from published weights (`train.load_weight`, docs/inference.md). `--dry-run` prints its parameters and memory.
+As configured, it needs 1.8 GB for weights, gradients and optimizer state. It is meant for a GPU, or
+for starting from published weights (`train.load_weight`, docs/inference.md). `--dry-run` prints its
+parameters and memory.
 """
 
 from .bert_stdlib import dataloader, optim, train

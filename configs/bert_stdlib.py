@@ -1,4 +1,6 @@
-"""A BERT of 0.38 million weights that restores masked bytes of the Python standard library's source text."""
+"""A BERT of 0.38 million weights that restores masked bytes of the Python standard library's source
+text.
+"""
 
 from libai.config import LazyCall
 
@@ -10,7 +12,9 @@ from .common.stdlib_run import optim, train
 
 
 def _masked_text(split):
-    text = LazyCall("libai.data.build_stdlib_dataset")(split=split, sequence_length="${model.max_seq_length}")
+    text = LazyCall("libai.data.build_stdlib_dataset")(
+        split=split, sequence_length="${model.max_seq_length}"
+    )
     return LazyCall("libai.data.MaskedTokens")(dataset=text, mask_token=257, mask_prob=0.15, seed=0)
 
 

@@ -1,7 +1,8 @@
 """A GPT of 0.37 million weights on the source text of the Python standard library, byte by byte.
 
-Needs no download and takes about a minute on two CPU cores. A uniform guess has a loss of 5.55 nats per byte, byte
-frequencies give 3.24, and byte pairs give 2.42. With a lower loss, the model has learned to use its context.
+Needs no download and takes about a minute on two CPU cores. A uniform guess has a loss of 5.55 nats
+per byte, byte frequencies give 3.24, and byte pairs give 2.42. With a lower loss, the model has
+learned to use its context.
 """
 
 from .common.data.stdlib_text import dataloader

@@ -1,6 +1,7 @@
 """A Llama of 0.33 million weights on the source text of the Python standard library, byte by byte.
 
-Needs no download and takes about a minute on two CPU cores. `configs/gpt_stdlib.py` explains the losses.
+Needs no download and takes about a minute on two CPU cores. `configs/gpt_stdlib.py` explains the
+losses.
 """
 
 from .common.models.llama import model as model

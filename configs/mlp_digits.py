@@ -1,4 +1,6 @@
-"""An MLP on handwritten digits of 8 x 8 pixels: the quickest real run, which takes a few seconds."""
+"""An MLP on handwritten digits of 8 x 8 pixels: the quickest real run, which takes a few
+seconds.
+"""
 
 from .common.data.digits import dataloader as dataloader
 from .common.digits_run import graph as graph

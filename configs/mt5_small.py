@@ -1,7 +1,9 @@
-"""A model of mT5-small's size on the source text of the Python standard library, in byte-pair tokens.
+"""A model of mT5-small's size on the source text of the Python standard library, in byte-pair
+tokens.
 
-As configured, it needs 5 GB for weights, gradients and optimizer state. It is meant for a GPU, or for starting
-from published weights (`train.load_weight`, docs/inference.md). `--dry-run` prints its parameters and memory.
+As configured, it needs 5 GB for weights, gradients and optimizer state. It is meant for a GPU, or
+for starting from published weights (`train.load_weight`, docs/inference.md). `--dry-run` prints its
+parameters and memory.
 """
 
 from .common.models.published import published as _published

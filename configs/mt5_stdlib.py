@@ -1,4 +1,5 @@
-"""An mT5 of 0.5 million weights that restores missing spans of the Python standard library's source text, byte by byte.
+"""An mT5 of 0.5 million weights that restores missing spans of the Python standard library's source
+text, byte by byte.
 
 It is T5 with gated units and with an output layer that is not tied to the embedding.
 """

@@ -1,4 +1,7 @@
-"""A ResMLP on handwritten digits of 8 x 8 pixels. Needs no download and takes half a minute on two CPU cores."""
+"""A ResMLP on handwritten digits of 8 x 8 pixels.
+
+Needs no download and takes half a minute on two CPU cores.
+"""
 
 from libai.config import LazyCall
 

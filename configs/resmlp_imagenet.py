@@ -1,4 +1,6 @@
-"""ResMLP-S12 on ImageNet's folders (`dataloader.train.dataset.path`): 300 epochs of AdamW, for GPUs."""
+"""ResMLP-S12 on ImageNet's folders (`dataloader.train.dataset.path`): 300 epochs of AdamW, for
+GPUs.
+"""
 
 from .common.data.imagenet import dataloader as dataloader
 from .common.imagenet_run import graph as graph

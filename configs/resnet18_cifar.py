@@ -1,6 +1,8 @@
-"""ResNet-18 on CIFAR-10 with the usual recipe, for a GPU: SGD with momentum, a cosine schedule, 30 epochs.
+"""ResNet-18 on CIFAR-10 with the usual recipe, for a GPU: SGD with momentum, a cosine schedule, 30
+epochs.
 
-The files are not downloaded: set `dataloader.train.dataset.path=FOLDER` to the unpacked binary version.
+The files are not downloaded: set `dataloader.train.dataset.path=FOLDER` to the unpacked binary
+version.
 """
 
 from .common.cifar_run import graph as graph

@@ -1,4 +1,6 @@
-"""ResNet-18 with narrow layers on handwritten digits of 8 x 8 pixels: a model with batch normalisation, no download."""
+"""ResNet-18 with narrow layers on handwritten digits of 8 x 8 pixels: a model with batch
+normalisation, no download.
+"""
 
 from .common.data.digits import dataloader as dataloader
 from .common.digits_run import graph as graph

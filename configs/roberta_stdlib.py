@@ -1,6 +1,8 @@
-"""A RoBERTa of 0.38 million weights: BERT without next-sentence prediction, with new masks in every epoch.
+"""A RoBERTa of 0.38 million weights: BERT without next-sentence prediction, with new masks in every
+epoch.
 
-The data is the source text of the Python standard library, in bytes. The byte 0 does not occur and serves as padding.
+The data is the source text of the Python standard library, in bytes. The byte 0 does not occur and
+serves as padding.
 """
 
 from .bert_stdlib import dataloader as dataloader

@@ -1,8 +1,9 @@
-"""A model of SmolLM2-135M's size on the source text of the Python standard library, in byte-pair tokens.
+"""A model of SmolLM2-135M's size on the source text of the Python standard library, in byte-pair
+tokens.
 
-As configured, it needs 2.2 GB for weights, gradients and optimizer state, and takes hours on a CPU. It is meant for a
-GPU, or for starting from published weights (`train.load_weight`, docs/inference.md). `--dry-run` prints its parameters
-and memory.
+As configured, it needs 2.2 GB for weights, gradients and optimizer state, and takes hours on a CPU.
+It is meant for a GPU, or for starting from published weights (`train.load_weight`,
+docs/inference.md). `--dry-run` prints its parameters and memory.
 """
 
 from .common.models.published import published as _published

@@ -1,4 +1,6 @@
-"""A Swin on handwritten digits of 8 x 8 pixels: windows of 2 x 2 patches, which every second block shifts."""
+"""A Swin on handwritten digits of 8 x 8 pixels: windows of 2 x 2 patches, which every second block
+shifts.
+"""
 
 from libai.config import LazyCall
 

@@ -1,4 +1,6 @@
-"""Swin V2-T on ImageNet's folders (`dataloader.train.dataset.path`): 300 epochs of AdamW at 256 pixels, for GPUs."""
+"""Swin V2-T on ImageNet's folders (`dataloader.train.dataset.path`): 300 epochs of AdamW at 256
+pixels, for GPUs.
+"""
 
 from .common.data.imagenet import dataloader as dataloader
 from .common.imagenet_run import graph as graph

@@ -1,4 +1,6 @@
-"""A ViT of 0.09 million weights on handwritten digits of 8 x 8 pixels: half a minute on two CPU cores, no download."""
+"""A ViT of 0.09 million weights on handwritten digits of 8 x 8 pixels: half a minute on two CPU
+cores, no download.
+"""
 
 from .common.data.digits import dataloader as dataloader
 from .common.digits_run import graph as graph

@@ -1,4 +1,6 @@
-"""Fixtures for all tests: tiny models and data, both modes as a parameter, launches with a time limit."""
+"""Fixtures for all tests: tiny models and data, both modes as a parameter, launches with a time
+limit.
+"""
 
 import gc
 import shutil
@@ -16,7 +18,8 @@ import jobs
 
 sys.path += jobs.RANK_FOLDERS  # tests import some scripts of ranks
 
-#: under nohup or in the background of a script, all processes started by tests would ignore these signals
+#: under nohup or in the background of a script, all processes started by tests would ignore these
+#: signals
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -27,14 +30,17 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Freeze collected tests, which the garbage collection before each compilation would otherwise visit."""
+    """Freeze collected tests, which the garbage collection before each compilation would otherwise
+    visit.
+    """
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _protected_graph_launches():
-    """Close OneFlow 0.9's launch race first, because many tests launch tiny graphs by hand, which may crash it
-    (docs/dev/decisions/0004-graph-launch-race.md)."""
+    """Close OneFlow 0.9's launch race first, because many tests launch tiny graphs by hand, which
+    may crash it (docs/dev/decisions/0004-graph-launch-race.md).
+    """
     import oneflow  # noqa: F401  # the race is closed in its library
 
     from libai.patches.launch_race import close_launch_race
@@ -82,7 +88,10 @@ def kernels_off():
 
 @pytest.fixture
 def script(tmp_path):
-    """`script(body)` creates a rank's program, see `launched.Script`. Its jobs end with the test."""
+    """`script(body)` creates a rank's program, see `launched.Script`.
+
+    Its jobs end with the test.
+    """
     from launched import Script
 
     made = []

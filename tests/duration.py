@@ -1,8 +1,8 @@
 """Limit unmarked tests to one second of a quiet machine, measured against a calibration.
 
-Under continuous integration (`CI` is set) an unmarked test that takes longer fails and names the marker to set. A slow
-or busy machine does not make tests fail: the smaller of wall time and processor time counts, and the limit grows with
-the time of the calibration.
+Under continuous integration (`CI` is set) an unmarked test that takes longer fails and names the
+marker to set. A slow or busy machine does not make tests fail: the smaller of wall time and
+processor time counts, and the limit grows with the time of the calibration.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import pytest
 SECONDS = 1.0
 #: for imports and compilation by the first test of a process, and for other work on the core
 SLACK = 1.5
-#: processor time of `calibration_seconds` on a quiet core of an Intel Xeon with AVX-512, November 2026
+#: processor time of `calibration_seconds` on a quiet core of an Intel Xeon with AVX-512, November
+#: 2026
 REFERENCE_SECONDS = 0.0235
 #: markers of tests that may take longer
 TIERS = ("promise", "e2e", "slow", "dist")
@@ -35,7 +36,9 @@ def calibration_seconds() -> float:
 
 
 def processor_seconds() -> float:
-    """Return the processor time so far of this process and of the child processes that it has waited for."""
+    """Return the processor time so far of this process and of the child processes that it has
+    waited for.
+    """
     own = resource.getrusage(resource.RUSAGE_SELF)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
@@ -48,8 +51,8 @@ def too_long(wall: float, processor: float, calibration: float, markers: set[str
     if seconds <= SLACK * SECONDS or markers.intersection(TIERS):
         return ""
     return (
-        f"this test takes {seconds:.1f} s of a quiet machine; an unmarked one may take {SECONDS:g} s. "
-        "Make it shorter, or mark it `@pytest.mark.e2e`."
+        f"this test takes {seconds:.1f} s of a quiet machine; an unmarked one may take "
+        f"{SECONDS:g} s. Make it shorter, or mark it `@pytest.mark.e2e`."
     )
 
 
@@ -64,7 +67,9 @@ class DurationLimit:
         wall = time.perf_counter() - wall
         processor = processor_seconds() - processor
         if min(wall, processor) > SECONDS:  # calibrate only where it can matter
-            message = too_long(wall, processor, calibration_seconds(), {mark.name for mark in item.iter_markers()})
+            message = too_long(
+                wall, processor, calibration_seconds(), {mark.name for mark in item.iter_markers()}
+            )
             if message:
                 pytest.fail(message, pytrace=False)
         return result

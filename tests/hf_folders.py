@@ -7,7 +7,9 @@ FIXTURES = Path(__file__).parent / "hf/fixtures"
 
 
 def with_tokenizer(name, folder, num_words=90):
-    """A copy of a fixture at `folder`, whose tokens are the words `w0`, `w1`, …; others count as `w0`."""
+    """A copy of a fixture at `folder`, whose tokens are the words `w0`, `w1`, …; others count as
+    `w0`.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     shutil.copytree(FIXTURES / name, folder)

@@ -10,7 +10,9 @@ from jobs import TRAIN_SH, clean_environment
 
 
 class Script:
-    """The program of a rank, without oneflow unless it imports it, and the command that launches it."""
+    """The program of a rank, without oneflow unless it imports it, and the command that launches
+    it.
+    """
 
     def __init__(self, folder: Path, body: str) -> None:
         self.folder = folder
@@ -26,9 +28,11 @@ class Script:
     def command(self, processes: int, *arguments: str) -> list[str]:
         return ["bash", TRAIN_SH, str(self.path), str(self.config), str(processes), *arguments]
 
-    def run(self, processes: int = 2, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    def run(
+        self, processes: int = 2, *arguments: str, **environment: str
+    ) -> subprocess.CompletedProcess:
         return subprocess.run(
-            self.command(processes, *arguments), cwd=self.folder, env=clean_environment(**environment),
+            self.command(processes, *arguments), cwd=self.folder, env=clean_environment(**environment),  # noqa: E501
             capture_output=True, text=True, timeout=100,
         )  # fmt: skip
 
@@ -47,7 +51,9 @@ class Script:
         return [int(text) for text in texts if text]
 
     def survivors(self) -> list[int]:
-        """Return ranks that still exist after the seconds that the kernel needs to remove a killed process."""
+        """Return ranks that still exist after the seconds that the kernel needs to remove a killed
+        process.
+        """
         wait_until(lambda: not any(map(is_running, self.pids())), seconds=8)
         return [pid for pid in self.pids() if is_running(pid)]
 

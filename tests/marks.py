@@ -9,7 +9,9 @@ import pytest
 
 
 def slow_but(cases: Iterable[Any], *quick: Any) -> list[Any]:
-    """All cases for `parametrize`, marked slow but for those of `quick`, which stand for them in the first command."""
+    """All cases for `parametrize`, marked slow but for those of `quick`, which stand for them in
+    the first command.
+    """
     cases = list(cases)
     assert set(quick) <= set(cases)
     return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]

@@ -40,7 +40,9 @@ class Tagger(Classifier):
 
 
 class LateReader(Classifier):
-    """The gradient of `v` reads the weight of `b` long after the gradient of that weight is known."""
+    """The gradient of `v` reads the weight of `b` long after the gradient of that weight is
+    known.
+    """
 
     def __init__(self):
         super().__init__()
@@ -54,7 +56,10 @@ class LateReader(Classifier):
 
 
 def batches(count: int, size: int = 8, ignored: float = 0.0, seed: int = 0) -> Batches:
-    """Return `count` batches of `size` samples. `ignored`: fraction of labels that are -100 (never all of a batch)."""
+    """Return `count` batches of `size` samples.
+
+    `ignored`: fraction of labels that are -100 (never all of a batch).
+    """
     rng = np.random.RandomState(seed)
     made = []
     for _ in range(count):
@@ -67,14 +72,26 @@ def batches(count: int, size: int = 8, ignored: float = 0.0, seed: int = 0) -> B
 
 def split(batch: dict[str, np.ndarray], parts: int) -> Batches:
     """Split a batch into equal micro-batches."""
-    return [dict(zip(batch, pieces)) for pieces in zip(*(np.split(v, parts) for v in batch.values()))]
+    return [
+        dict(zip(batch, pieces)) for pieces in zip(*(np.split(v, parts) for v in batch.values()))
+    ]
 
 
 def optimizer_of(name: str, model: nn.Module, lr: float = 0.01):
-    """`sgd` with momentum or `adamw`, each with two groups: decay on matrices only, half the rate on biases."""
+    """`sgd` with momentum or `adamw`, each with two groups: decay on matrices only, half the rate
+    on biases.
+    """
     groups = [
-        {"params": [p for n, p in model.named_parameters() if "bias" not in n], "lr": lr, "weight_decay": 0.1},
-        {"params": [p for n, p in model.named_parameters() if "bias" in n], "lr": lr / 2, "weight_decay": 0.0},
+        {
+            "params": [p for n, p in model.named_parameters() if "bias" not in n],
+            "lr": lr,
+            "weight_decay": 0.1,
+        },
+        {
+            "params": [p for n, p in model.named_parameters() if "bias" in n],
+            "lr": lr / 2,
+            "weight_decay": 0.0,
+        },
     ]
     if name == "sgd":
         return flow.optim.SGD(groups, lr=lr, momentum=0.9)
@@ -97,5 +114,7 @@ def record_losses(trainer) -> list[float]:
     from libai.engine.hooks import CallbackHook
 
     losses = []
-    trainer.register_hooks([CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))])
+    trainer.register_hooks(
+        [CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))]
+    )
     return losses

@@ -1,7 +1,9 @@
-"""Benchmark configs: `python tools/benchmark.py CONFIG... [--modes eager,graph,...] [--procs 1,2] [key=value ...]`.
+"""Benchmark configs: `python tools/benchmark.py CONFIG... [--modes eager,graph,...] [--procs 1,2]
+[key=value ...]`.
 
-The same as `libai benchmark`. Each variant (our trainers in both modes, hand-written OneFlow loops, PyTorch, JAX, your
-own commands) runs in its own process. The variants take turns in short blocks. docs/command.md explains the report.
+The same as `libai benchmark`. Each variant (our trainers in both modes, hand-written OneFlow loops,
+PyTorch, JAX, your own commands) runs in its own process. The variants take turns in short blocks.
+docs/command.md explains the report.
 
 Exit codes: 0 done; 1 failed, or the variants train differently; 2 a mistake in config or arguments.
 """
@@ -11,7 +13,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # works from a clone, without installation
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # works from a clone, without installation
 
 from libai.cli.main import main
 

@@ -1,4 +1,6 @@
-"""Regenerate the tables of all settings in docs/config.md from the schema: `python tools/docs_settings.py`."""
+"""Regenerate the tables of all settings in docs/config.md from the schema: `python
+tools/docs_settings.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Add pages to the documentation site that are not files in docs/: other files of the repository, and docstrings.
+"""Add pages to the documentation site that are not files in docs/: other files of the repository,
+and docstrings.
 
-The file contains hooks of mkdocs and an extension of griffe, which mkdocs and griffe find by their names. Running it
-needs the packages of requirements/docs.in; importing it does not.
+The file contains hooks of mkdocs and an extension of griffe, which mkdocs and griffe find by their
+names. Running it needs the packages of requirements/docs.in; importing it does not.
 """
 
 import ast
@@ -29,12 +30,26 @@ SHOWN = {
     "projects/autoencoder_digits.md": "projects/autoencoder_digits/README.md",
 }
 #: packages whose public names make up the API reference
-API = ("engine", "config", "data", "evaluation", "optim", "scheduler", "layers", "models", "parallel", "checkpoint")
+API = (
+    "engine",
+    "config",
+    "data",
+    "evaluation",
+    "optim",
+    "scheduler",
+    "layers",
+    "models",
+    "parallel",
+    "checkpoint",
+)
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|data:|#)([^)\s#]+)(#[^)\s]+)?\)")
 
 
 def site_markdown(text: str, page: str) -> str:
-    """Return the `text` of a page with links for the site. A link to a file without a page is replaced by its label."""
+    """Return the `text` of a page with links for the site.
+
+    A link to a file without a page is replaced by its label.
+    """
     source = SHOWN.get(page, f"docs/{page}")
     shown = {file: name for name, file in SHOWN.items()}
 
@@ -50,17 +65,26 @@ def site_markdown(text: str, page: str) -> str:
 
 
 def public_names(package: str) -> list[str]:
-    """Return the names that `libai/<package>/__init__.py` exports: `__all__` or, without it, its imports from libai."""
+    """Return the names that `libai/<package>/__init__.py` exports: `__all__` or, without it, its
+    imports from libai.
+    """
     source = (ROOT / "libai" / package / "__init__.py").read_text()
     listed = source.partition("__all__ = [")[2].partition("]")[0]
     imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
-    names = [alias.name for node in imports if str(node.module).startswith("libai.") for alias in node.names]
+    names = [
+        alias.name
+        for node in imports
+        if str(node.module).startswith("libai.")
+        for alias in node.names
+    ]
     return re.findall(r'"(\w+)"', listed) or names
 
 
 def fence_doctests(text: str) -> str:
     """Return the `text` of a docstring with its doctests as code blocks."""
-    return re.sub(r"^>>> .*(?:\n(?!\n).+)*", lambda match: f"```pycon\n{match[0]}\n```", text, flags=re.M)
+    return re.sub(
+        r"^>>> .*(?:\n(?!\n).+)*", lambda match: f"```pycon\n{match[0]}\n```", text, flags=re.M
+    )
 
 
 def notebook_markdown(text: str) -> str:
@@ -72,7 +96,9 @@ def notebook_markdown(text: str) -> str:
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
             if "image/png" in data:
-                parts.append(f"![output](data:image/png;base64,{''.join(data['image/png']).strip()})")
+                parts.append(
+                    f"![output](data:image/png;base64,{''.join(data['image/png']).strip()})"
+                )
             else:
                 said = "".join(output.get("text") or data["text/plain"]).rstrip()
                 parts.append(f"```text\n{said}\n```")
@@ -88,10 +114,16 @@ class Doctests(Extension):
 
 
 def on_config(config):
-    new = sorted({path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} - set(pages(config.nav)))
+    new = sorted(
+        {path.name for path in (ROOT / "docs").glob("*.md")}
+        - {"README.md"}
+        - set(pages(config.nav))
+    )
     decisions = sorted(path.name for path in (ROOT / "docs/dev/decisions").glob("[0-9]*.md"))
     config.nav += [{"More": new}] if new else []
-    config.nav.append({"Decisions": ["dev/decisions/README.md", *(f"dev/decisions/{name}" for name in decisions)]})
+    config.nav.append(
+        {"Decisions": ["dev/decisions/README.md", *(f"dev/decisions/{name}" for name in decisions)]}
+    )
     return config
 
 
@@ -99,7 +131,9 @@ def pages(nav):
     """Return the files listed in a navigation of mkdocs.yml."""
     if isinstance(nav, str):
         return [nav]
-    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in pages(part)]
+    return [
+        page for part in (nav.values() if isinstance(nav, dict) else nav) for page in pages(part)
+    ]
 
 
 def on_files(files, config):
@@ -107,12 +141,16 @@ def on_files(files, config):
 
     for page, file in SHOWN.items():
         if file.endswith(".ipynb"):
-            files.append(File.generated(config, page, content=notebook_markdown((ROOT / file).read_text())))
+            files.append(
+                File.generated(config, page, content=notebook_markdown((ROOT / file).read_text()))
+            )
             continue
         files.append(File.generated(config, page, abs_src_path=os.fspath(ROOT / file)))
     for package in API:
         entries = "".join(f"\n::: libai.{package}.{name}\n" for name in public_names(package))
-        files.append(File.generated(config, f"api/{package}.md", content=f"# libai.{package}\n{entries}"))
+        files.append(
+            File.generated(config, f"api/{package}.md", content=f"# libai.{package}\n{entries}")
+        )
     return files
 
 

@@ -1,9 +1,13 @@
-"""Turn text into token files: `python tools/preprocess_data.py corpus.jsonl --output tokens`, or `libai preprocess`."""
+"""Turn text into token files: `python tools/preprocess_data.py corpus.jsonl --output tokens`, or
+`libai preprocess`.
+"""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without installation
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # works from a clone, without installation
 
 from libai.launch.guard import guarded_main
 

@@ -1,6 +1,7 @@
 """Print the sizes of the library and of its tests in syntax nodes: `python tools/size.py`.
 
-Syntax nodes are what `ast.walk` visits, so long lines and missing blank lines do not make code smaller.
+Syntax nodes are what `ast.walk` visits, so long lines and missing blank lines do not make code
+smaller.
 """
 
 from __future__ import annotations
@@ -23,10 +24,18 @@ def count_nodes(source: str) -> int:
 
 
 def sizes(top: str, root: Path = ROOT) -> dict[str, int]:
-    """Return path -> syntax nodes of the tracked Python files in the folder `top` of the repository `root`."""
-    listed = subprocess.run(["git", "ls-files", "-z", top], cwd=root, capture_output=True, text=True, check=True)
+    """Return path -> syntax nodes of the tracked Python files in the folder `top` of the repository
+    `root`.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", top], cwd=root, capture_output=True, text=True, check=True
+    )
     paths = [name for name in listed.stdout.split("\0") if name.endswith(".py")]
-    return {name: count_nodes((root / name).read_text(encoding="utf-8")) for name in paths if (root / name).exists()}
+    return {
+        name: count_nodes((root / name).read_text(encoding="utf-8"))
+        for name in paths
+        if (root / name).exists()
+    }
 
 
 def print_folders(top: str) -> None:

@@ -1,4 +1,6 @@
-"""Settings shared by the image classifiers on CIFAR-10: 30 epochs of SGD with momentum, for a GPU."""
+"""Settings shared by the image classifiers on CIFAR-10: 30 epochs of SGD with momentum, for a
+GPU.
+"""
 
 from libai.config import LazyCall
 
@@ -20,5 +22,7 @@ train.train_epoch = 30
 train.warmup_ratio = 0.05
 train.checkpointer.period = 1000
 train.evaluation.eval_period = 500
-train.evaluation.evaluators = {"accuracy": LazyCall("libai.evaluation.ClassificationEvaluator")(topk=[1, 5])}
+train.evaluation.evaluators = {
+    "accuracy": LazyCall("libai.evaluation.ClassificationEvaluator")(topk=[1, 5])
+}
 train.evaluation.eval_metric = "val/accuracy"

@@ -1,4 +1,6 @@
-"""Settings shared by the image classifiers on handwritten digits: half a minute of AdamW; accuracy picks the best."""
+"""Settings shared by the image classifiers on handwritten digits: half a minute of AdamW; accuracy
+picks the best.
+"""
 
 from libai.config import LazyCall
 
@@ -18,5 +20,7 @@ train.train_iter = 300
 train.warmup_ratio = 0.1
 train.checkpointer.period = 150
 train.evaluation.eval_period = 100
-train.evaluation.evaluators = {"accuracy": LazyCall("libai.evaluation.ClassificationEvaluator")(topk=[1])}
+train.evaluation.evaluators = {
+    "accuracy": LazyCall("libai.evaluation.ClassificationEvaluator")(topk=[1])
+}
 train.evaluation.eval_metric = "val/accuracy"

@@ -1,4 +1,5 @@
-"""Settings shared by the image classifiers on ImageNet, for eight GPUs: 300 epochs of AdamW with batches of 1,024.
+"""Settings shared by the image classifiers on ImageNet, for eight GPUs: 300 epochs of AdamW with
+batches of 1,024.
 
 The warm-up takes 20 epochs. With fewer ranks, gradients are accumulated.
 """
@@ -21,5 +22,7 @@ train.warmup_ratio = 20 / 300
 train.clip_grad.max_norm = 5.0
 train.checkpointer.period = 5000
 train.evaluation.eval_period = 5000
-train.evaluation.evaluators = {"accuracy": LazyCall("libai.evaluation.ClassificationEvaluator")(topk=[1, 5])}
+train.evaluation.evaluators = {
+    "accuracy": LazyCall("libai.evaluation.ClassificationEvaluator")(topk=[1, 5])
+}
 train.evaluation.eval_metric = "val/accuracy"

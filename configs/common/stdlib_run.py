@@ -1,4 +1,6 @@
-"""Settings shared by the small language models on the standard library: a minute of AdamW; the loss picks the best."""
+"""Settings shared by the small language models on the standard library: a minute of AdamW; the loss
+picks the best.
+"""
 
 from libai.config import LazyCall
 

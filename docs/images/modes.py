@@ -27,8 +27,16 @@ def train(folder: Path, first: str, then: str) -> list[float]:
     from libai.config import load_config
     from libai.engine import Run
 
-    settings = [f"train.output_dir={folder}", f"train.train_iter={ITERATIONS}", "train.log_period=1"]
-    run = Run(load_config(ROOT / "configs/gpt_stdlib.py", [*settings, f"graph.enabled={first == 'graph'}"]))
+    settings = [
+        f"train.output_dir={folder}",
+        f"train.train_iter={ITERATIONS}",
+        "train.log_period=1",
+    ]
+    run = Run(
+        load_config(
+            ROOT / "configs/gpt_stdlib.py", [*settings, f"graph.enabled={first == 'graph'}"]
+        )
+    )
     run.train(until=SWITCH)
     if then != first:
         run.switch_mode(then)
@@ -46,11 +54,20 @@ def draw(eager: list[float], graph: list[float], switched: list[float]) -> None:
     figure, axes = pyplot.subplots(figsize=(7.2, 3.4))
     axes.plot(iterations, eager, color="#9ecae1", linewidth=6, label="eager")
     axes.plot(iterations, graph, color="#08519c", linewidth=1.4, label="graph")
-    axes.plot(iterations, switched, color="#fd8d3c", linewidth=1.4, dashes=(2, 4), label="eager, then graph")
+    axes.plot(
+        iterations,
+        switched,
+        color="#fd8d3c",
+        linewidth=1.4,
+        dashes=(2, 4),
+        label="eager, then graph",
+    )
     axes.axvline(SWITCH, color="#888888", linewidth=0.8, linestyle=":")
     axes.text(SWITCH + 2, eager[0] * 0.95, "switched here", color="#666666")
     differences = [
-        abs(loss - other) / other for losses in (graph, switched) for loss, other in zip(losses, eager, strict=True)
+        abs(loss - other) / other
+        for losses in (graph, switched)
+        for loss, other in zip(losses, eager, strict=True)
     ]
     axes.set(xlabel="iteration", ylabel="training loss of gpt_stdlib")
     axes.set_title(f"three runs, largest relative difference {max(differences):.1g}", fontsize=11)

@@ -1,4 +1,6 @@
-"""Start the variants of a config, check that their losses agree, then measure them in interleaved blocks."""
+"""Start the variants of a config, check that their losses agree, then measure them in interleaved
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,22 @@ class Settings:
     """Lengths of a measurement, and the tolerance for comparing losses."""
 
     rounds: int = field(default=10, metadata={"help": "number of blocks of each variant"})
-    block_seconds: float = field(default=1.0, metadata={"help": "approximate length of a block in seconds"})
-    check_iterations: int = field(default=8, metadata={"help": "iterations whose losses are compared first"})
-    loss_tolerance: float = field(default=1e-4, metadata={"help": "largest relative difference of losses allowed"})
+    block_seconds: float = field(
+        default=1.0, metadata={"help": "approximate length of a block in seconds"}
+    )
+    check_iterations: int = field(
+        default=8, metadata={"help": "iterations whose losses are compared first"}
+    )
+    loss_tolerance: float = field(
+        default=1e-4, metadata={"help": "largest relative difference of losses allowed"}
+    )
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not value >= (2 if isinstance(value, int) else 1e-9):
-                raise UserError(f"--{name.replace('_', '-')} {value} is too small. Counts must be at least 2.")
+                raise UserError(
+                    f"--{name.replace('_', '-')} {value} is too small. Counts must be at least 2."
+                )
 
 
 class DifferentTraining(Exception):
@@ -42,8 +52,8 @@ class Measured:
 
     Args:
         unavailable: why the variant cannot run, or None.
-        matmul_flops: floating-point operations per second of its library's large matmul, one value per round; empty
-            if it reports none.
+        matmul_flops: floating-point operations per second of its library's large matmul, one value
+            per round; empty if it reports none.
         peak_rss_bytes: after the first round, before the first matmul.
         first_seconds: time of the first iteration, which includes compilation.
         blocks: seconds per iteration, one value per round.
@@ -68,7 +78,8 @@ def measure(
     settings: Settings,
     say: Callable[[str], object],
 ) -> tuple[list[Measured], list[float]]:
-    """Measure the variants and return the results, with the load average at the start of each round.
+    """Measure the variants and return the results, with the load average at the start of each
+    round.
 
     `folder` is scratch space. Raises `DifferentTraining`, `VariantFailed`, `UserError`.
     """
@@ -123,25 +134,31 @@ def _first_iterations(process: VariantProcess, measured: Measured, settings: Set
 
 
 def check_same_training(trained: Sequence[Measured], tolerance: float) -> None:
-    """Raise `DifferentTraining` unless every variant matches the first in losses and in samples per iteration."""
+    """Raise `DifferentTraining` unless every variant matches the first in losses and in samples per
+    iteration.
+    """
     first = trained[0]
     for measured in trained:
         names = f"{first.spec.name} and {measured.spec.name}"
         if not measured.losses:
-            raise DifferentTraining(f"{measured.spec.name} reported no losses, so they cannot be compared.")
+            raise DifferentTraining(
+                f"{measured.spec.name} reported no losses, so they cannot be compared."
+            )
         if first.samples_per_iter != measured.samples_per_iter:
             raise DifferentTraining(
-                f"iterations of {names} use {first.samples_per_iter} and {measured.samples_per_iter} samples: they "
-                "train differently, so their times are not compared."
+                f"iterations of {names} use {first.samples_per_iter} and "
+                f"{measured.samples_per_iter} samples: they train differently, so their times are "
+                "not compared."
             )
         for number, (expected, found) in enumerate(zip(first.losses, measured.losses)):
             difference = difference_of(expected, found)
             if not difference <= tolerance:
                 raise DifferentTraining(
-                    f"{names} train differently, so their times are not compared: in iteration {number + 1} their "
-                    f"losses are {expected:.8g} and {found:.8g}, a relative difference of {difference:.2g}, above "
-                    f"{tolerance:.2g}. Likely causes: dropout on several ranks (set it to 0), ignored labels with "
-                    "accumulation, a model with state. `libai parity` names the module; --loss-tolerance sets the "
+                    f"{names} train differently, so their times are not compared: in iteration "
+                    f"{number + 1} their losses are {expected:.8g} and {found:.8g}, a relative "
+                    f"difference of {difference:.2g}, above {tolerance:.2g}. Likely causes: "
+                    "dropout on several ranks (set it to 0), ignored labels with accumulation, a "
+                    "model with state. `libai parity` names the module; --loss-tolerance sets the "
                     "bound."
                 )
 

@@ -19,10 +19,11 @@ def to_page(report: Mapping[str, Any]) -> str:
         facts = [f"{name} {value}" for name, value in report[part].items()]
         lines.append(f"* {part}: {', '.join(facts)}")
     lines += [
-        "* Every variant runs in its own process, and their blocks alternate. Figures are medians over blocks, and "
-        "ratios are medians over paired blocks; ± is half of the 95 % interval. The first iteration (`first s`) "
-        "compiles and is not counted. Losses were compared before the measurement; the learning rate is constant. "
-        "`of matmul` is the fraction of the speed of the faster large matmul (OneFlow's or PyTorch's) in the same "
+        "* Every variant runs in its own process, and their blocks alternate. Figures are "
+        "medians over blocks, and ratios are medians over paired blocks; ± is half of the 95 % "
+        "interval. The first iteration (`first s`) compiles and is not counted. Losses were "
+        "compared before the measurement; the learning rate is constant. `of matmul` is the "
+        "fraction of the speed of the faster large matmul (OneFlow's or PyTorch's) in the same "
         "round, with the same number of threads.",
         "\n![milliseconds per iteration](report.svg)\n",
     ]
@@ -37,7 +38,9 @@ def to_rows(case: Mapping[str, Any]) -> list[list[str]]:
     """Return the table for one config: a header row, then one row for each variant that ran."""
     measured = [row for row in case["variants"] if row["blocks"]]
     tokens = max(row["tokens_per_iter"] or 0 for row in measured)
-    rows = [["variant", "ms/iter", "ratio", "verdict", "samples/s", "of matmul", "first s", "RSS MiB"]]
+    rows = [
+        ["variant", "ms/iter", "ratio", "verdict", "samples/s", "of matmul", "first s", "RSS MiB"]
+    ]
     if tokens:
         rows[0][4] = "tokens/s"
     for row in measured:
@@ -58,7 +61,10 @@ def to_rows(case: Mapping[str, Any]) -> list[list[str]]:
 
 
 def to_picture(report: Mapping[str, Any]) -> str:
-    """Return an SVG bar chart of milliseconds per iteration with intervals. Bars without a clear verdict are pale."""
+    """Return an SVG bar chart of milliseconds per iteration with intervals.
+
+    Bars without a clear verdict are pale.
+    """
     parts = []
     y = 0
     for case in report["cases"]:
@@ -71,10 +77,21 @@ def to_picture(report: Mapping[str, Any]) -> str:
             low, middle, high = (_LEFT + step[end] * scale for end in ("low", "median", "high"))
             color = "lightsteelblue" if row["verdict"] in (WITHIN_NOISE, UNDECIDED) else "steelblue"
             parts.append(
-                f'<text x="4" y="{y + 15}">{escape(row["name"])}: {format_spread(step, 1e3)} ms</text>'
-                f'<path d="M{_LEFT} {y + 11}H{middle:.1f}" stroke="{color}" stroke-width="14"/>'
-                f'<path d="M{low:.1f} {y + 11}H{high:.1f}" stroke="black" stroke-width="2"/>'
+                f'<text x="4" y="{y + 15}">{escape(row["name"])}: {format_spread(step, 1e3)} '
+                f'ms</text><path d="M{_LEFT} {y + 11}H{middle:.1f}" stroke="{color}" '
+                f'stroke-width="14"/><path d="M{low:.1f} {y + 11}H{high:.1f}" stroke="black" '
+                'stroke-width="2"/>'
             )
         y += 44
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH}" height="{y}" font-family="sans-serif" '
-    return "\n".join([head + 'font-size="12"><rect width="100%" height="100%" fill="white"/>', *parts, "</svg>", ""])
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH}" height="{y}" '
+        'font-family="sans-serif" '
+    )
+    return "\n".join(
+        [
+            head + 'font-size="12"><rect width="100%" height="100%" fill="white"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )

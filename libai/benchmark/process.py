@@ -1,4 +1,6 @@
-"""Run a variant in its own process: start it, query it with a timeout, and end it with all its child processes."""
+"""Run a variant in its own process: start it, query it with a timeout, and end it with all its
+child processes.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,12 @@ class VariantFailed(RuntimeError):
 
 
 class VariantProcess:
-    """A running variant. It has its own session and does not inherit a launcher's rendezvous variables.
+    """A running variant.
 
-    Args:
-        folder: scratch folder of the benchmark, which contains the exported case. The variant gets a new subfolder.
+    It has its own session and does not inherit a launcher's rendezvous variables.
+
+    Args: folder: scratch folder of the benchmark, which contains the exported case. The variant
+        gets a new subfolder.
     """
 
     def __init__(self, spec: VariantSpec, folder: Path):
@@ -58,10 +62,15 @@ class VariantProcess:
             raise Unavailable(f"{command[0]} cannot be started ({error.strerror})") from None
 
     def run(self, iterations: int, losses: bool = False) -> dict[str, Any]:
-        """Make the variant run some iterations and return its answer. Raises `VariantFailed` and `Unavailable`."""
+        """Make the variant run some iterations and return its answer.
+
+        Raises `VariantFailed` and `Unavailable`.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # answer() reports the reason
-            self._process.stdin.write(json.dumps({"iterations": iterations, "losses": losses}) + "\n")
+            self._process.stdin.write(
+                json.dumps({"iterations": iterations, "losses": losses}) + "\n"
+            )
             self._process.stdin.flush()
         return self.answer()
 
@@ -87,7 +96,9 @@ class VariantProcess:
             os.killpg(self._process.pid, signum)
 
     def _failure(self, event: str) -> Exception:
-        """Return the error to raise: `Unavailable` if the variant reported a user error, else `VariantFailed`."""
+        """Return the error to raise: `Unavailable` if the variant reported a user error, else
+        `VariantFailed`.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
         code = self._process.poll()
@@ -95,13 +106,17 @@ class VariantProcess:
         mistakes = [line for line in text.splitlines() if line.startswith("error: ")]
         if code == EXIT_USER_MISTAKE and mistakes:
             return Unavailable(mistakes[-1].removeprefix("error: "))
-        return VariantFailed(f"variant {self._name} {event} with exit code {code}. It wrote last:\n{text[-4000:]}")
+        return VariantFailed(
+            f"variant {self._name} {event} with exit code {code}. It wrote last:\n{text[-4000:]}"
+        )
 
     def __enter__(self) -> VariantProcess:
         return self
 
     def __exit__(self, *error) -> None:
-        """End the variant and its child processes: close its input first, then send SIGTERM, then SIGKILL."""
+        """End the variant and its child processes: close its input first, then send SIGTERM, then
+        SIGKILL.
+        """
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(BrokenPipeError):

@@ -1,8 +1,10 @@
-"""Define the line protocol between the benchmark and a variant, and time the iterations. Standard library only.
+"""Define the line protocol between the benchmark and a variant, and time the iterations.
 
-A variant is a program that reads JSON objects from standard input, one per line, and answers each with one line on
-standard output. It first writes `{"event": "ready", "samples_per_iter": ...}` with the global batch size. Until its
-input ends, it answers each request
+Standard library only.
+
+A variant is a program that reads JSON objects from standard input, one per line, and answers each
+with one line on standard output. It first writes `{"event": "ready", "samples_per_iter": ...}` with
+the global batch size. Until its input ends, it answers each request
 
     {"iterations": 20, "losses": true}
 
@@ -15,8 +17,9 @@ with `{"event": "done", ...}` and these fields:
     flops_per_iter  floating-point operations per iteration                       (optional)
     matmul_flops    median rate of its library's large matmuls right afterwards   (optional)
 
-A variant that cannot fulfill a request answers `{"event": "unavailable", "reason": TEXT}` and exits. Other lines on
-standard output are ignored. A variant must not use the CPU while it waits for a line.
+A variant that cannot fulfill a request answers `{"event": "unavailable", "reason": TEXT}` and
+exits. Other lines on standard output are ignored. A variant must not use the CPU while it waits for
+a line.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 READY, DONE, UNAVAILABLE = "ready", "done", "unavailable"
-#: size of the square matrices, and number of matmuls, in the measurement of a library's matmul speed
+#: size of the square matrices, and number of matmuls, in the measurement of a library's matmul
+#: speed
 MATMUL_SIZE = 1024
 MATMUL_COUNT = 10
 
@@ -41,20 +45,30 @@ class Unavailable(Exception):
 
 
 class Variant:
-    """A training loop that `serve` can measure. Subclasses set `samples_per_iter` and define `step` or `iterate`."""
+    """A training loop that `serve` can measure.
+
+    Subclasses set `samples_per_iter` and define `step` or `iterate`.
+    """
 
     samples_per_iter: int
 
     def step(self) -> Any:
-        """Run one iteration and return its loss, which may still be pending; `read` waits for the value."""
-        raise NotImplementedError(f"{type(self).__name__} must define step() or iterate(count, losses)")
+        """Run one iteration and return its loss, which may still be pending; `read` waits for the
+        value.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define step() or iterate(count, losses)"
+        )
 
     def read(self, loss: Any) -> float:
         """Return the result of `step` as a number."""
         return float(loss)
 
     def iterate(self, count: int, losses: bool) -> list[float]:
-        """Run `count` iterations and wait until they finish. Return all losses if `losses`, else only the last."""
+        """Run `count` iterations and wait until they finish.
+
+        Return all losses if `losses`, else only the last.
+        """
         found = []
         for number in range(count):
             loss = self.step()
@@ -63,7 +77,9 @@ class Variant:
         return found
 
     def build_matmul(self, size: int) -> Callable[[], object] | None:
-        """Return a function that multiplies two float32 (size, size) matrices and waits for the result, or None."""
+        """Return a function that multiplies two float32 (size, size) matrices and waits for the
+        result, or None.
+        """
         return None
 
     def begin(self) -> None:
@@ -74,14 +90,18 @@ class Variant:
         return answer
 
     def run(self, iterations: int, losses: bool) -> dict[str, Any]:
-        """Time the iterations and return the answer. Without losses, an untimed iteration first warms the caches."""
+        """Time the iterations and return the answer.
+
+        Without losses, an untimed iteration first warms the caches.
+        """
         if not losses:
             self.iterate(1, losses=False)
         self.begin()
         start = time.perf_counter()
         found = self.iterate(iterations, losses)
         seconds = time.perf_counter() - start
-        # read VmHWM instead of calling getrusage: on Linux a new process inherits ru_maxrss from its parent
+        # read VmHWM instead of calling getrusage: on Linux a new process inherits ru_maxrss from
+        # its parent
         peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
         answer = {"seconds": seconds, "losses": found, "peak_rss_bytes": int(peak) * 1024}
         return self.finish(answer)
@@ -98,7 +118,9 @@ def measure_matmul(multiply: Callable[[], object]) -> float:
     return 2 * MATMUL_SIZE**3 / statistics.median(times)
 
 
-def serve(build: Callable[[], Variant], lines: Iterable[str], reply: Callable[[Mapping[str, Any]], object]) -> None:
+def serve(
+    build: Callable[[], Variant], lines: Iterable[str], reply: Callable[[Mapping[str, Any]], object]
+) -> None:
     """Build a variant and answer each request in `lines` through `reply`."""
     try:
         variant = build()
@@ -115,7 +137,9 @@ def serve(build: Callable[[], Variant], lines: Iterable[str], reply: Callable[[M
 
 
 def take_stdout() -> TextIO:
-    """Return a stream to standard output for the answers, and redirect everything else printed to standard error."""
+    """Return a stream to standard output for the answers, and redirect everything else printed to
+    standard error.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
@@ -124,4 +148,8 @@ def take_stdout() -> TextIO:
 def serve_stdio(build: Callable[[], Variant]) -> None:
     """Serve a single-process variant on standard input and output."""
     answers = take_stdout()
-    serve(build, iter(sys.stdin.readline, ""), lambda message: print(json.dumps(message), file=answers, flush=True))
+    serve(
+        build,
+        iter(sys.stdin.readline, ""),
+        lambda message: print(json.dumps(message), file=answers, flush=True),
+    )

@@ -1,6 +1,7 @@
 """Hand-written training loops for stock OneFlow, the baseline for measuring the trainers.
 
-They use the same model, batches and optimizer as the trainers, without hooks, schedules, finite checks or metrics.
+They use the same model, batches and optimizer as the trainers, without hooks, schedules, finite
+checks or metrics.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ BuildOptimizer = Callable[[nn.Module], Any]
 
 
 class TotalLoss(nn.Module):
-    """Wrap a model to return the sum of its losses, because OneFlow's DDP does not support nested outputs."""
+    """Wrap a model to return the sum of its losses, because OneFlow's DDP does not support nested
+    outputs.
+    """
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -33,9 +36,19 @@ class TotalLoss(nn.Module):
 
 
 class RawEager:
-    """An eager loop of forward, backward, clip and step. It uses OneFlow's DDP with several processes."""
+    """An eager loop of forward, backward, clip and step.
 
-    def __init__(self, model: nn.Module, build_optimizer: BuildOptimizer, accumulation: int, max_norm: Any, mesh: Mesh):
+    It uses OneFlow's DDP with several processes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        build_optimizer: BuildOptimizer,
+        accumulation: int,
+        max_norm: Any,
+        mesh: Mesh,
+    ):
         total = TotalLoss(model)
         self._forward = total if mesh.is_single else DistributedDataParallel(total)
         self._optimizer = build_optimizer(model)
@@ -74,9 +87,19 @@ class _Graph(nn.Graph):
 
 
 class RawGraph:
-    """A compiled `nn.Graph` that includes the optimizer. It uses global tensors with several processes."""
+    """A compiled `nn.Graph` that includes the optimizer.
 
-    def __init__(self, model: nn.Module, build_optimizer: BuildOptimizer, accumulation: int, max_norm: Any, mesh: Mesh):
+    It uses global tensors with several processes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        build_optimizer: BuildOptimizer,
+        accumulation: int,
+        max_norm: Any,
+        mesh: Mesh,
+    ):
         self._placement = None if mesh.is_single else mesh.placement()
         if self._placement is not None:
             model.to_global(self._placement, flow.sbp.broadcast)
@@ -84,17 +107,19 @@ class RawGraph:
         groups = optimizer.param_groups
         if max_norm is not None and len(groups) > 1:
             raise Unavailable(
-                "a stock nn.Graph clips each parameter group by its own norm, which is a different update; "
-                "optim.params=null makes one group for all variants"
+                "a stock nn.Graph clips each parameter group by its own norm, which is a "
+                "different update; optim.params=null makes one group for all variants"
             )
         if max_norm is not None:
             groups[0]._enable_clip_grad = True
             groups[0]["clip_grad_max_norm"] = float(max_norm)
             groups[0]["clip_grad_norm_type"] = 2.0
         for parameter in model.parameters():
-            parameter.grad = None  # otherwise OneFlow 0.9 omits the parameter from the compiled update
-        # the trainer does this too: on a busy machine a small stock graph, such as an MLP's, may crash and end the
-        # whole benchmark (docs/dev/decisions/0004)
+            parameter.grad = (
+                None  # otherwise OneFlow 0.9 omits the parameter from the compiled update
+            )
+        # the trainer does this too: on a busy machine a small stock graph, such as an MLP's, may
+        # crash and end the whole benchmark (docs/dev/decisions/0004)
         close_launch_race()
         self._graph = _Graph(model, optimizer, accumulation)
 
@@ -102,5 +127,7 @@ class RawGraph:
         """Run one update and return the losses of the micro-batches, on the device."""
         batch = {name: flow.cat([one[name] for one in micro_batches]) for name in micro_batches[0]}
         if self._placement is not None:
-            batch = {name: t.to_global(self._placement, flow.sbp.split(0)) for name, t in batch.items()}
+            batch = {
+                name: t.to_global(self._placement, flow.sbp.split(0)) for name, t in batch.items()
+            }
         return self._graph(batch)

@@ -1,7 +1,9 @@
-"""Build the JSON report: the measurements of every variant with intervals, and the conclusions drawn from them.
+"""Build the JSON report: the measurements of every variant with intervals, and the conclusions
+drawn from them.
 
-Variants are interleaved, so block r of one variant is paired with block r of another. Machine drift affects both blocks
-and cancels in their ratio. All intervals are 95 % bootstrap intervals of the median, sampled with a fixed seed.
+Variants are interleaved, so block r of one variant is paired with block r of another. Machine drift
+affects both blocks and cancels in their ratio. All intervals are 95 % bootstrap intervals of the
+median, sampled with a fixed seed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ FASTER, SLOWER, WITHIN_NOISE, UNDECIDED = "faster", "slower", "within noise", "u
 
 
 def estimate(values: Sequence[float]) -> dict[str, float]:
-    """Return `{"median": ..., "low": ..., "high": ...}` for one value per block; low and high bound the interval."""
+    """Return `{"median": ..., "low": ..., "high": ...}` for one value per block; low and high bound
+    the interval.
+    """
     sample = np.asarray(values)
     draws = np.random.default_rng(0).integers(0, len(sample), (4000, len(sample)))
     low, high = np.percentile(np.median(sample[draws], axis=1), [2.5, 97.5])
@@ -30,20 +34,25 @@ def estimate(values: Sequence[float]) -> dict[str, float]:
 
 
 def paired_ratio(measured: Measured, baseline: Measured) -> dict[str, float]:
-    """Return the estimated ratio of `measured` to `baseline` times, paired by block; below 1 is faster."""
+    """Return the estimated ratio of `measured` to `baseline` times, paired by block; below 1 is
+    faster.
+    """
     return estimate(np.asarray(measured.blocks) / np.asarray(baseline.blocks))
 
 
 def noise_floor(twin_ratio: Mapping[str, float]) -> float:
-    """Return the relative difference between two runs of the same variant; smaller differences are noise.
+    """Return the relative difference between two runs of the same variant; smaller differences are
+    noise.
 
-    The result is the larger of two values: the distance of the median ratio from 1, and half of its interval.
+    The result is the larger of two values: the distance of the median ratio from 1, and half of its
+    interval.
     """
     return max(abs(twin_ratio["median"] - 1.0), (twin_ratio["high"] - twin_ratio["low"]) / 2)
 
 
 def verdict_of(ratio: Mapping[str, float], floor: float) -> str:
-    """Return "faster" or "slower" if the ratio exceeds the noise and its whole interval lies on that side of 1.
+    """Return "faster" or "slower" if the ratio exceeds the noise and its whole interval lies on
+    that side of 1.
 
     Otherwise return "within noise", or "undecided" if `floor` is infinite.
     """
@@ -54,9 +63,13 @@ def verdict_of(ratio: Mapping[str, float], floor: float) -> str:
     return FASTER if ratio["median"] < 1.0 else SLOWER
 
 
-def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[float], cores: int) -> dict[str, Any]:
+def describe_case(
+    title: str, everyone: Sequence[Measured], loads: Sequence[float], cores: int
+) -> dict[str, Any]:
     """Return the report's section for one config."""
-    trained = {measured.spec.name: measured for measured in everyone if measured.unavailable is None}
+    trained = {
+        measured.spec.name: measured for measured in everyone if measured.unavailable is None
+    }
     baseline = next(iter(trained.values()))
     twin = trained.get(f"{baseline.spec.name}{TWIN}")
     noise = paired_ratio(twin, baseline) if twin else None
@@ -74,18 +87,27 @@ def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[floa
             row.update(compare(measured, baseline, limit))
             row["verdict"] = row["verdict"] if measured is not baseline else ""
         rows.append(row)
-    notes = [f"{m.spec.name} was excluded: {m.unavailable}." for m in everyone if m.unavailable is not None]
+    notes = [
+        f"{m.spec.name} was excluded: {m.unavailable}."
+        for m in everyone
+        if m.unavailable is not None
+    ]
     notes += _conclusions(trained, limit)
-    worst = max(difference_of(*pair) for m in trained.values() for pair in zip(baseline.losses, m.losses))
-    notes.append(f"Losses agreed to {worst:.1e} (relative) in the first {len(baseline.losses)} iterations.")
+    worst = max(
+        difference_of(*pair) for m in trained.values() for pair in zip(baseline.losses, m.losses)
+    )
+    notes.append(
+        f"Losses agreed to {worst:.1e} (relative) in the first {len(baseline.losses)} iterations."
+    )
     shown = f"{floor:.1%} between two interleaved runs" if twin else "unknown without a second run"
     notes.append(f"Noise: {shown} of {baseline.spec.name}. Smaller differences mean nothing.")
     if twin is None:
         notes.append(f"**Inconclusive**: {baseline.spec.name} ran once, so the noise is unknown.")
     elif is_noisy:
         notes.append(
-            f"**Too noisy for a conclusion**: the load average was {min(loads):.1f} to {max(loads):.1f} on {cores} "
-            "cores. A busy machine favours variants with more threads. Measure again on a quiet machine."
+            f"**Too noisy for a conclusion**: the load average was {min(loads):.1f} to "
+            f"{max(loads):.1f} on {cores} cores. A busy machine favours variants with more "
+            "threads. Measure again on a quiet machine."
         )
     return {"title": title, "loads": loads, "noise": noise, "variants": rows, "notes": notes}
 
@@ -93,20 +115,27 @@ def describe_case(title: str, everyone: Sequence[Measured], loads: Sequence[floa
 def matmul_share(flops: float, measured: Measured, everyone: Sequence[Measured]) -> float:
     """Return the median rate of training, as a fraction of the fastest matmul of the same round.
 
-    Variants with the same number of threads count. The result is 0 if none reports a matmul. `flops`: floating-point
-    operations per iteration.
+    Variants with the same number of threads count. The result is 0 if none reports a matmul.
+    `flops`: floating-point operations per iteration.
     """
     has_one_thread = ONE_THREAD in measured.spec.name
-    alike = [one.matmul_flops for one in everyone if (ONE_THREAD in one.spec.name) == has_one_thread]
+    alike = [
+        one.matmul_flops for one in everyone if (ONE_THREAD in one.spec.name) == has_one_thread
+    ]
     fastest = np.max([rates for rates in alike if rates] or [[math.inf]], axis=0)
     return float(np.median(flops / np.asarray(measured.blocks) / fastest))
 
 
 def compare(measured: Measured, baseline: Measured, floor: float) -> dict[str, Any]:
-    """Return the ratio of two variants, the verdict, and both as a sentence without a final period."""
+    """Return the ratio of two variants, the verdict, and both as a sentence without a final
+    period.
+    """
     ratio = paired_ratio(measured, baseline)
     verdict = verdict_of(ratio, floor)
-    text = f"{measured.spec.name} takes {format_spread(ratio)} times as long as {baseline.spec.name} ({verdict})"
+    text = (
+        f"{measured.spec.name} takes {format_spread(ratio)} times as long as {baseline.spec.name} "
+        f"({verdict})"
+    )
     return {"ratio": ratio, "verdict": verdict, "text": text}
 
 
@@ -128,7 +157,9 @@ def break_even(graph: Measured, eager: Measured, floor: float) -> str:
     ratio = found["ratio"]
     step = estimate(eager.blocks)["median"]
     late = graph.first_seconds - eager.first_seconds + step * (1.0 - ratio["median"])
-    least, count, most = (max(1, math.ceil(late / step / (1.0 - ratio[end]))) for end in ("low", "median", "high"))
+    least, count, most = (
+        max(1, math.ceil(late / step / (1.0 - ratio[end]))) for end in ("low", "median", "high")
+    )
     return f"{found['text']}, so it pays off after {count} iterations ({least} to {most})"
 
 

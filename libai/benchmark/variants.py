@@ -1,4 +1,7 @@
-"""Build the variants to benchmark for a config, and the config that they all train. Does not import oneflow."""
+"""Build the variants to benchmark for a config, and the config that they all train.
+
+Does not import oneflow.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,15 @@ from libai.utils.errors import UserError
 OWN_MODES = ("eager", "graph", "raw-eager", "raw-graph", "stock-eager", "stock-graph")
 #: modes that use other libraries; their programs are in libai/benchmark/others
 OTHER_MODES = ("torch", "torch-fused", "torch-compile", "jax")
-#: suffix of a mode that computes with one thread, and of the variant that repeats the first one to measure noise
+#: suffix of a mode that computes with one thread, and of the variant that repeats the first one to
+#: measure noise
 ONE_THREAD, TWIN = "-1", " (again)"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")  # XLA reads NPROC
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NPROC",
+)  # XLA reads NPROC
 _STOCK_VARIABLES = {"OPENBLAS_CORETYPE": None, "LIBAI_PATCHES": "-openblas,-kernels"}
 
 
@@ -28,8 +37,8 @@ class VariantSpec:
 
     Args:
         name: name of the variant, unique within a config.
-        command: program and arguments; `{folder}` is replaced by the variant's scratch folder, `{case}` by the folder
-            of the exported case.
+        command: program and arguments; `{folder}` is replaced by the variant's scratch folder,
+            `{case}` by the folder of the exported case.
         environment: variables to set, or to remove if the value is None.
     """
 
@@ -39,10 +48,11 @@ class VariantSpec:
 
 
 def load_measured(path: str, overrides: Sequence[str], processes: int = 1) -> RunConfig:
-    """Return the config reduced to the training step: constant learning rate, no evaluation, no checkpoints.
+    """Return the config reduced to the training step: constant learning rate, no evaluation, no
+    checkpoints.
 
-    The user's config is validated first, unchanged. Settings that need an evaluation, such as early stopping, therefore
-    do not raise an error here.
+    The user's config is validated first, unchanged. Settings that need an evaluation, such as early
+    stopping, therefore do not raise an error here.
     """
     run = load_config(path, overrides, processes)
     train = replace(
@@ -66,7 +76,9 @@ def make_variants(
     python: str | None = None,
     commands: Mapping[str, Sequence[str]] | None = None,
 ) -> list[VariantSpec]:
-    """Return the variants of a config. Raises `UserError` for invalid settings before any process starts.
+    """Return the variants of a config.
+
+    Raises `UserError` for invalid settings before any process starts.
 
     Args:
         processes: rank counts for OneFlow variants; each variant is measured with every count.
@@ -81,15 +93,19 @@ def make_variants(
             name = mode if list(processes) == [1] else f"{mode} x{count}"
             if base in OWN_MODES:
                 stock = _STOCK_VARIABLES if base.startswith("stock") else {}
-                found.append(VariantSpec(name, _own(config, overrides, base, count), {**stock, **variables}))
+                found.append(
+                    VariantSpec(name, _own(config, overrides, base, count), {**stock, **variables})
+                )
             elif base not in OTHER_MODES:
                 raise UserError(
-                    f"--modes has the unknown mode {mode!r}. Use {', '.join(OWN_MODES + OTHER_MODES)}; the suffix "
-                    f"{ONE_THREAD} means one thread."
+                    f"--modes has the unknown mode {mode!r}. Use "
+                    f"{', '.join(OWN_MODES + OTHER_MODES)}; the suffix {ONE_THREAD} means one "
+                    "thread."
                 )
             elif python is None:
                 raise UserError(
-                    f"--modes has {mode}, which needs another Python: give its interpreter with --python PATH."
+                    f"--modes has {mode}, which needs another Python: give its interpreter with "
+                    "--python PATH."
                 )
             elif count == processes[0]:
                 program = os.path.join(PACKAGE, "benchmark", "others", "case.py")
@@ -97,15 +113,23 @@ def make_variants(
     found.append(replace(found[0], name=f"{found[0].name}{TWIN}"))
     # lets any program import the protocol
     path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
-    found += [VariantSpec(name, tuple(words), {"PYTHONPATH": path}) for name, words in (commands or {}).items()]
+    found += [
+        VariantSpec(name, tuple(words), {"PYTHONPATH": path})
+        for name, words in (commands or {}).items()
+    ]
     names = [spec.name for spec in found]
     if len(set(names)) != len(names):
-        raise UserError(f"two variants have the same name: {', '.join(names)}. List each mode and each --variant once.")
+        raise UserError(
+            f"two variants have the same name: {', '.join(names)}. List each mode and each "
+            "--variant once."
+        )
     return found
 
 
 def _own(config: str, overrides: Sequence[str], mode: str, count: int) -> tuple[str, ...]:
-    """Return the command of a job with `count` ranks and the same global batch size as a job with one rank."""
+    """Return the command of a job with `count` ranks and the same global batch size as a job with
+    one rank.
+    """
     if count > 1:
         sizes = batch_sizes_of(load_config(config, overrides, 1).train, 1)
         overrides = [

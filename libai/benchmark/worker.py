@@ -1,4 +1,7 @@
-"""Run the OneFlow variants, which are the trainers and the hand-written loops. Every rank calls `serve_ranks`."""
+"""Run the OneFlow variants, which are the trainers and the hand-written loops.
+
+Every rank calls `serve_ranks`.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +58,16 @@ class OneFlowVariant(Variant):
         barrier()
 
     def finish(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """See `Variant.finish`. Reports the slowest rank's time and the total memory. Collective."""
+        """See `Variant.finish`.
+
+        Reports the slowest rank's time and the total memory. Collective.
+        """
         wait_for_device()  # a pending update would take a core from the next variant
         ranks = gather_objects(answer)
         answer["peak_rss_bytes"] = sum(rank["peak_rss_bytes"] for rank in ranks)
         answer["seconds"] = max(rank["seconds"] for rank in ranks)
-        # losses are equal on all ranks, except in the hand-written eager loop: there each rank has its own samples
+        # losses are equal on all ranks, except in the hand-written eager loop: there each rank has
+        # its own samples
         answer["losses"] = np.mean([rank["losses"] for rank in ranks], axis=0).tolist()
         return answer
 
@@ -119,11 +126,13 @@ class RawVariant(OneFlowVariant):
     def __init__(self, config: Any, mode: str):
         train = config.train
         is_plain = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size == 1
-        is_plain = is_plain and not (train.ema.enabled or train.amp.enabled or train.activation_checkpoint.enabled)
+        is_plain = is_plain and not (
+            train.ema.enabled or train.amp.enabled or train.activation_checkpoint.enabled
+        )
         if not is_plain or train.clip_grad.value is not None:
             raise Unavailable(
-                "a hand-written loop has no tensor or pipeline ranks, no average of the weights, no clipping by value, "
-                "no AMP and no activation checkpointing"
+                "a hand-written loop has no tensor or pipeline ranks, no average of the weights, "
+                "no clipping by value, no AMP and no activation checkpointing"
             )
         super().__init__(config)
         parts = Parts(config, Mesh.of_this_job(self._device))
@@ -133,28 +142,42 @@ class RawVariant(OneFlowVariant):
         model = parts.new_model()
         model = model.to(self._device)
         if draws_randomness(model):
-            raise Unavailable("a hand-written loop has different dropout masks; set the dropout rates to 0")
+            raise Unavailable(
+                "a hand-written loop has different dropout masks; set the dropout rates to 0"
+            )
         loop = RawGraph if "graph" in mode else RawEager
-        self._loop = loop(model, parts.new_optimizer, self._accumulation, train.clip_grad.max_norm, parts.mesh)
+        self._loop = loop(
+            model, parts.new_optimizer, self._accumulation, train.clip_grad.max_norm, parts.mesh
+        )
 
     def step(self) -> flow.Tensor:
         """See `Variant.step`."""
         return self._loop.update([self._next_batch() for _ in range(self._accumulation)])
 
     def read(self, loss: flow.Tensor) -> float:
-        """See `Variant.read`. A graph returns one loss per micro-batch; the result is their mean."""
+        """See `Variant.read`.
+
+        A graph returns one loss per micro-batch; the result is their mean.
+        """
         return float(loss.numpy().mean())
 
     def _next_batch(self) -> dict[str, flow.Tensor]:
         tensors = {}
         for name, value in next(self._loader).items():
-            tensor = value if isinstance(value, flow.Tensor) else flow.from_numpy(np.ascontiguousarray(value))
+            tensor = (
+                value
+                if isinstance(value, flow.Tensor)
+                else flow.from_numpy(np.ascontiguousarray(value))
+            )
             tensors[name] = tensor.to(self._device)
         return tensors
 
 
 def serve_ranks(config: Any, mode: str, folder: Path, answers: TextIO) -> None:
-    """Answer the controller's requests through rank 0 until its input ends, then exit. `folder` is scratch space."""
+    """Answer the controller's requests through rank 0 until its input ends, then exit.
+
+    `folder` is scratch space.
+    """
 
     def build() -> Variant:
         prepare_device(config.train.device, is_eager="graph" not in mode)
@@ -169,9 +192,12 @@ def serve_ranks(config: Any, mode: str, folder: Path, answers: TextIO) -> None:
 
 
 def _lines(folder: Path) -> Iterator[str]:
-    """Yield the controller's lines on every rank. Rank 0 reads them and forwards them through named pipes.
+    """Yield the controller's lines on every rank.
 
-    OneFlow's broadcast is not used because its scheduler spins while one is pending, and waiting must not use the CPU.
+    Rank 0 reads them and forwards them through named pipes.
+
+    OneFlow's broadcast is not used because its scheduler spins while one is pending, and waiting
+    must not use the CPU.
     """
     pipes = [folder / f"turn_{rank}" for rank in range(1, get_world_size())]
     if is_main_process():

@@ -1,6 +1,8 @@
-"""Write and read checkpoints: atomic when written, verified when read, independent of mode and parallel layout.
+"""Write and read checkpoints: atomic when written, verified when read, independent of mode and
+parallel layout.
 
-A checkpoint contains named tensors and a JSON state. The package does not depend on trainers. See docs/checkpoints.md.
+A checkpoint contains named tensors and a JSON state. The package does not depend on trainers. See
+docs/checkpoints.md.
 """
 
 from libai.checkpoint.background import AsyncCheckpointer

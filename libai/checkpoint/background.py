@@ -1,4 +1,6 @@
-"""Save checkpoints in the background: copy the tensors immediately, then write the copy from a thread."""
+"""Save checkpoints in the background: copy the tensors immediately, then write the copy from a
+thread.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +11,35 @@ from typing import Any
 
 import numpy as np
 
-from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, Plan, on_rank_0, plan_save, write_checkpoint
+from libai.checkpoint.saving import (
+    DEFAULT_SHARD_BYTES,
+    Plan,
+    on_rank_0,
+    plan_save,
+    write_checkpoint,
+)
 from libai.checkpoint.shards import Entry
 from libai.checkpoint.tensor_files import TensorSpec
 from libai.utils.distributed import is_main_process
 
-# Maximum bytes of pending copies. Tensors gathered from other ranks occupy extra memory until they are copied.
+# Maximum bytes of pending copies. Tensors gathered from other ranks occupy extra memory until they
+# are copied.
 _MAX_WAITING_BYTES = 64 * 1000 * 1000
 
 
 class AsyncCheckpointer:
-    """Save checkpoints of a running job with only a short stall. At most one checkpoint is being written at a time.
+    """Save checkpoints of a running job with only a short stall.
 
-    Rank 0 keeps one copy of all tensors in host memory from the first save until `close` (see `HostCopy`). The other
-    ranks need memory only for the gathers. Tensors may change as soon as `save` returns.
+    At most one checkpoint is being written at a time.
+
+    Rank 0 keeps one copy of all tensors in host memory from the first save until `close` (see
+    `HostCopy`). The other ranks need memory only for the gathers. Tensors may change as soon as
+    `save` returns.
 
     Args:
         root: folder that contains the checkpoints.
-        after_write: callback for the path of every finished checkpoint, for example to delete old ones. It runs on
-            rank 0 in the background thread.
+        after_write: callback for the path of every finished checkpoint, for example to delete old
+            ones. It runs on rank 0 in the background thread.
     """
 
     def __init__(
@@ -48,20 +60,28 @@ class AsyncCheckpointer:
         state: Mapping[str, Any],
         name: str | None = None,
     ) -> Path:
-        """Copy the tensors, start writing the checkpoint and return its future path. Arguments as in `checkpoint.save`.
+        """Copy the tensors, start writing the checkpoint and return its future path.
 
-        Collective: every rank must call it. Waits for the previous save first and raises its error on every rank.
+        Arguments as in `checkpoint.save`.
+
+        Collective: every rank must call it. Waits for the previous save first and raises its error
+        on every rank.
         """
         self.finish()
         plan, entries = plan_save(self.root, iteration, tensors, state, DEFAULT_SHARD_BYTES, name)
-        on_rank_0(lambda: self._reserve(plan, entries))  # if memory runs out, every rank must raise before the gathers
+        on_rank_0(
+            lambda: self._reserve(plan, entries)
+        )  # if memory runs out, every rank must raise before the gathers
         arrays = self._copy.take(entries)
         if is_main_process():
             self._pending = self._executor.submit(self._write, plan, arrays)
         return plan.path
 
     def check(self) -> bool:
-        """Raise the error of a finished write on rank 0, if there is one. Returns whether a write is still pending."""
+        """Raise the error of a finished write on rank 0, if there is one.
+
+        Returns whether a write is still pending.
+        """
         if self._pending is not None and self._pending.done():
             self.wait()
         return self._pending is not None
@@ -71,12 +91,18 @@ class AsyncCheckpointer:
         on_rank_0(self.wait)
 
     def close(self) -> None:
-        """Call `finish` and free the memory of the copy. Safe to call more than once. Collective."""
+        """Call `finish` and free the memory of the copy.
+
+        Safe to call more than once. Collective.
+        """
         self.finish()
         self._copy.free()
 
     def wait(self) -> None:
-        """Wait for this rank's pending write and raise its error. The error is raised only once. Not collective."""
+        """Wait for this rank's pending write and raise its error.
+
+        The error is raised only once. Not collective.
+        """
         pending = self._pending
         self._pending = None
         if pending is not None:
@@ -93,10 +119,13 @@ class AsyncCheckpointer:
 
 
 class HostCopy:
-    """A copy of all tensors of a save in the host memory of rank 0. The next copy reuses its memory.
+    """A copy of all tensors of a save in the host memory of rank 0.
 
-    Memory is reused because allocating fresh pages costs more than copying. OneFlow copies its own CPU tensors. Reading
-    each tensor as an array would wait for the device once per tensor, which costs a time slice each on a busy machine.
+    The next copy reuses its memory.
+
+    Memory is reused because allocating fresh pages costs more than copying. OneFlow copies its own
+    CPU tensors. Reading each tensor as an array would wait for the device once per tensor, which
+    costs a time slice each on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -106,10 +135,13 @@ class HostCopy:
         self._tensors: dict[int, Any] = {}
 
     def take(self, entries: list[Entry]) -> list[np.ndarray]:
-        """Copy all tensors into the reserved memory. Return the arrays on rank 0 and `[]` on the other ranks.
+        """Copy all tensors into the reserved memory.
 
-        Collective if any tensor is global. The tensors may change after this returns. The arrays are valid until the
-        next `take`. A bfloat16 tensor becomes a float32 array with the same values.
+        Return the arrays on rank 0 and `[]` on the other ranks.
+
+        Collective if any tensor is global. The tensors may change after this returns. The arrays
+        are valid until the next `take`. A bfloat16 tensor becomes a float32 array with the same
+        values.
         """
         waiting = 0
         for index, entry in enumerate(entries):
@@ -128,13 +160,18 @@ class HostCopy:
         self._specs, self._arrays, self._tensors = [], [], {}
 
     def reserve(self, entries: list[Entry]) -> None:
-        """Reserve memory for the copy on rank 0, or keep it if the specs are unchanged. Raises `MemoryError`."""
+        """Reserve memory for the copy on rank 0, or keep it if the specs are unchanged.
+
+        Raises `MemoryError`.
+        """
         specs = [entry.spec for entry in entries]
         if specs == self._specs or not is_main_process():
             return
         self.free()  # free first, to never hold two copies
         for spec in specs:
-            self._arrays.append(np.empty(spec.shape, "float32" if spec.dtype == "bfloat16" else spec.dtype))
+            self._arrays.append(
+                np.empty(spec.shape, "float32" if spec.dtype == "bfloat16" else spec.dtype)
+            )
         self._specs = specs
 
     def _copy(self, index: int, value) -> None:

@@ -16,13 +16,15 @@ from libai.utils.atomic import fsync_dir
 def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) -> Path:
     """Write the group `"model"` of `source` as one safetensors file and return its path.
 
-    Floating-point tensors are cast to `dtype` if it is given, rounding to nearest. Raises `CheckpointError`, including
-    when `target` already exists.
+    Floating-point tensors are cast to `dtype` if it is given, rounding to nearest. Raises
+    `CheckpointError`, including when `target` already exists.
     """
     target = Path(target)
     group = source.tensors.get("model")
     if group is None:
-        raise CheckpointError(f"{source.path} has no weights, only the groups {', '.join(source.tensors)}.")
+        raise CheckpointError(
+            f"{source.path} has no weights, only the groups {', '.join(source.tensors)}."
+        )
     if dtype not in (None, *FLOATING):
         raise CheckpointError(f"dtype={dtype!r}: weights can be cast to {', '.join(FLOATING)}.")
     if target.suffix != ".safetensors" or target.exists():
@@ -31,7 +33,9 @@ def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) ->
     specs = {}
     for name in group:
         spec = group.spec(name)
-        specs[name] = TensorSpec(dtype, spec.shape) if dtype is not None and spec.dtype in FLOATING else spec
+        specs[name] = (
+            TensorSpec(dtype, spec.shape) if dtype is not None and spec.dtype in FLOATING else spec
+        )
     try:
         write_tensors(target, specs, dict(group.items()))
         fsync_dir(target.parent)
@@ -41,7 +45,8 @@ def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) ->
 
 
 def diff(a: Checkpoint, b: Checkpoint) -> dict[str, str]:
-    """Return the differences between two checkpoints as path -> description, or `{}` if they are equal.
+    """Return the differences between two checkpoints as path -> description, or `{}` if they are
+    equal.
 
     Tensors are compared bitwise, so NaN equals NaN.
     """
@@ -76,4 +81,7 @@ def _array_difference(a: np.ndarray, b: np.ndarray) -> str:
     if a.tobytes() == b.tobytes():
         return ""
     distance = np.abs(a.astype(np.float64) - b.astype(np.float64))
-    return f"{int((distance != 0).sum())} of {a.size} values differ, by at most {float(distance.max()):.6g}"
+    return (
+        f"{int((distance != 0).sum())} of {a.size} values differ, by at most "
+        f"{float(distance.max()):.6g}"
+    )

@@ -1,7 +1,8 @@
 """Write folders atomically: after a crash, a folder is either complete or absent.
 
-A folder is filled under a temporary name next to its final path. Every file is flushed to disk, and a single rename
-makes the folder visible. Only one process may write at a time; a run holds the lock of its output folder.
+A folder is filled under a temporary name next to its final path. Every file is flushed to disk, and
+a single rename makes the folder visible. Only one process may write at a time; a run holds the lock
+of its output folder.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def write_file(path: Path, data: bytes) -> FileRecord:
 
 @contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """Yield a folder to fill. At the end of the `with` block it becomes `final` and replaces whatever was there.
+    """Yield a folder to fill.
+
+    At the end of the `with` block it becomes `final` and replaces whatever was there.
 
     After an exception the new folder is removed.
     """
@@ -67,7 +70,9 @@ def new_folder(final: Path) -> Iterator[Path]:
         if os.path.lexists(final):
             _remove_tree(replaced)
             os.rename(final, replaced)
-        os.rename(work, final)  # if the process is killed before this, `restore_replaced` restores the old `final`
+        os.rename(
+            work, final
+        )  # if the process is killed before this, `restore_replaced` restores the old `final`
         fsync_dir(final.parent)
         _remove_tree(replaced)
     finally:
@@ -76,7 +81,9 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Delete a directory atomically: rename it first, so a crash cannot leave a partial directory at `path`."""
+    """Delete a directory atomically: rename it first, so a crash cannot leave a partial directory
+    at `path`.
+    """
     aside = path.with_name(_DELETING + path.name)
     _remove_tree(aside)
     os.rename(path, aside)
@@ -84,7 +91,9 @@ def remove_directory(path: Path) -> None:
 
 
 def restore_replaced(root: Path) -> None:
-    """Restore checkpoints that were moved aside by a process that died before it put the replacement in place."""
+    """Restore checkpoints that were moved aside by a process that died before it put the
+    replacement in place.
+    """
     for path in root.glob(f"{_REPLACED}*"):
         original = path.with_name(path.name.removeprefix(_REPLACED))
         if not os.path.lexists(original):
@@ -97,7 +106,12 @@ def remove_leftovers(root: Path) -> None:
     No other process may be saving there: hold the lock of the run's folder.
     """
     restore_replaced(root)
-    for pattern in (f"{_SAVING}*", f"{_REPLACED}*", f"{_DELETING}*", ".*.tmp"):  # .tmp is from `libai.utils.atomic`
+    for pattern in (
+        f"{_SAVING}*",
+        f"{_REPLACED}*",
+        f"{_DELETING}*",
+        ".*.tmp",
+    ):  # .tmp is from `libai.utils.atomic`
         for path in list(root.glob(pattern)):
             _remove_tree(path)
 

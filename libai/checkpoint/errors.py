@@ -10,13 +10,18 @@ from libai.utils.errors import UserError
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be written, read or trusted. The message names the file and the remedy."""
+    """A checkpoint cannot be written, read or trusted.
+
+    The message names the file and the remedy.
+    """
 
 
 class CheckpointWriteError(CheckpointError):
-    """A checkpoint could not be written because of disk space, a disk failure, memory or permissions.
+    """A checkpoint could not be written because of disk space, a disk failure, memory or
+    permissions.
 
-    The config is not at fault and a retry may succeed, so the process exits with code 1 and `--max-restarts` applies.
+    The config is not at fault and a retry may succeed, so the process exits with code 1 and
+    `--max-restarts` applies.
     """
 
     exit_code = 1

@@ -42,7 +42,9 @@ def iteration_of(name: str) -> int | None:
 
 
 def shard_name(group: str, index: int, num_shards: int) -> str:
-    """Return `model.safetensors`, or `model-00002-of-00003.safetensors` for shard 1 of 3, as Hugging Face does."""
+    """Return `model.safetensors`, or `model-00002-of-00003.safetensors` for shard 1 of 3, as
+    Hugging Face does.
+    """
     if num_shards == 1:
         return f"{group}.safetensors"
     return f"{group}-{index + 1:05d}-of-{num_shards:05d}.safetensors"
@@ -59,27 +61,38 @@ def group_of(file: str) -> str | None:
 
 
 def index_name(group: str) -> str:
-    """Return the name of the index file, in which other libraries look up the shard of each tensor."""
+    """Return the name of the index file, in which other libraries look up the shard of each
+    tensor.
+    """
     return f"{group}.safetensors.index.json"
 
 
 def dump_manifest(iteration: int, files: Mapping[str, FileRecord]) -> bytes:
     """Return the bytes of `manifest.json`, including a digest of its other fields."""
-    body = {**FORMAT, "iteration": iteration, "files": {name: files[name]._asdict() for name in files}}
+    body = {
+        **FORMAT,
+        "iteration": iteration,
+        "files": {name: files[name]._asdict() for name in files},
+    }
     return dump_json({**body, _OWN_DIGEST: _digest(body)}, MANIFEST)
 
 
 def parse_manifest(data: bytes, what: str) -> tuple[int, dict[str, FileRecord]]:
     """Return the iteration and files from the bytes of `manifest.json`.
 
-    Raises `CheckpointError` if the format is unknown, the digest does not match, or a field is missing.
+    Raises `CheckpointError` if the format is unknown, the digest does not match, or a field is
+    missing.
     """
     body = parse_json(data, what)
     found = {key: body.get(key) for key in FORMAT}
     if found != FORMAT:
-        raise CheckpointError(f"{what} has the format {str(found)[:80]}, but this libai reads {FORMAT}.")
+        raise CheckpointError(
+            f"{what} has the format {str(found)[:80]}, but this libai reads {FORMAT}."
+        )
     if body.pop(_OWN_DIGEST, None) != _digest(body):
-        raise CheckpointError(f"{what} was changed after it was written: its digest does not match.")
+        raise CheckpointError(
+            f"{what} was changed after it was written: its digest does not match."
+        )
     try:
         files = {name: FileRecord(**entry) for name, entry in body["files"].items()}
         return body["iteration"], {STATE: files[STATE], **files}

@@ -1,8 +1,9 @@
-"""Read checkpoints and safetensors files lazily, without executing code and without returning damaged data.
+"""Read checkpoints and safetensors files lazily, without executing code and without returning
+damaged data.
 
-Each file of a checkpoint is compared with its digest when a tensor is first read from it, and again if the file has
-changed since. Damage after `verify`, or a folder replaced during reading, therefore raises an error instead of
-returning wrong weights.
+Each file of a checkpoint is compared with its digest when a tensor is first read from it, and again
+if the file has changed since. Damage after `verify`, or a folder replaced during reading, therefore
+raises an error instead of returning wrong weights.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from libai.checkpoint.tensor_files import Slot, TensorSpec, open_file, read_slot
 
 
 class _Folder:
-    """A folder that checks its files against `records` when they are opened. Foreign files have no records."""
+    """A folder that checks its files against `records` when they are opened.
+
+    Foreign files have no records.
+    """
 
     def __init__(self, path: Path, records: Mapping[str, FileRecord] | None = None):
         self.path = path
@@ -31,7 +35,10 @@ class _Folder:
         self._checked: dict[str, tuple[int, int]] = {}
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file in the folder. Raises `CheckpointError` if its bytes do not match the digest."""
+        """Open a file in the folder.
+
+        Raises `CheckpointError` if its bytes do not match the digest.
+        """
         file = open_file(self.path / name)
         status = os.fstat(file.fileno())
         stamp = (status.st_ino, status.st_mtime_ns)
@@ -40,7 +47,9 @@ class _Folder:
                 found = digest(file)
             if found != self.records[name].sha256:
                 file.close()
-                raise CheckpointError(f"{file.name} is damaged: its bytes do not match the digest in {MANIFEST}.")
+                raise CheckpointError(
+                    f"{file.name} is damaged: its bytes do not match the digest in {MANIFEST}."
+                )
             self._checked[name] = stamp
         file.seek(0)
         return file
@@ -49,7 +58,8 @@ class _Folder:
         """Return tensor name -> slot for a file in the folder. Raises `CheckpointError`."""
         if Path(name).name != name:
             raise CheckpointError(
-                f"{self.path} refers to the file {name[:80]!r}; only files in its own folder are read."
+                f"{self.path} refers to the file {name[:80]!r}; only files in its own folder are "
+                "read."
             )
         return read_slots(self.path / name)
 
@@ -57,9 +67,9 @@ class _Folder:
 class TensorGroup(Mapping[str, np.ndarray]):
     """A mapping of names to tensors. Each access reads the tensor from disk; nothing is cached.
 
-    A bfloat16 tensor is returned as a float32 array with the same values, since numpy has no bfloat16. `spec(name)`
-    contains the stored dtype. `origin` is the checkpoint folder or file. Raises `CheckpointError` if a tensor cannot be
-    read or its file is damaged.
+    A bfloat16 tensor is returned as a float32 array with the same values, since numpy has no
+    bfloat16. `spec(name)` contains the stored dtype. `origin` is the checkpoint folder or file.
+    Raises `CheckpointError` if a tensor cannot be read or its file is damaged.
     """
 
     def __init__(self, origin: Path, folder: _Folder, slots: Mapping[str, Slot]):
@@ -95,10 +105,12 @@ class TensorGroup(Mapping[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint with verified manifest, state and file sizes. Tensors are read and checked on access.
+    """A checkpoint with verified manifest, state and file sizes.
 
-    `state` contains the JSON values passed to `save`. `tensors` maps each group, such as `"model"` or `"optimizer"`, to
-    its `TensorGroup`.
+    Tensors are read and checked on access.
+
+    `state` contains the JSON values passed to `save`. `tensors` maps each group, such as `"model"`
+    or `"optimizer"`, to its `TensorGroup`.
     """
 
     path: Path
@@ -118,7 +130,9 @@ def load(path: str | Path) -> Checkpoint:
         with open_file(folder.path / name) as file:
             num_bytes = os.fstat(file.fileno()).st_size
         if num_bytes != record.bytes:
-            raise CheckpointError(f"{file.name} has {num_bytes} bytes, but {record.bytes} were written.")
+            raise CheckpointError(
+                f"{file.name} has {num_bytes} bytes, but {record.bytes} were written."
+            )
         group = group_of(name)
         if group is not None:
             groups.setdefault(group, {}).update(folder.slots(name))
@@ -131,8 +145,8 @@ def load(path: str | Path) -> Checkpoint:
 def verify(path: str | Path, deep: bool = True) -> list[str]:
     """Return a list of all problems in the checkpoint folder `path`, or `[]` if it is valid.
 
-    With `deep`, all data is read and compared with its digests. Otherwise only the manifest, the state, the headers and
-    the file sizes are checked.
+    With `deep`, all data is read and compared with its digests. Otherwise only the manifest, the
+    state, the headers and the file sizes are checked.
     """
     problems = []
     try:
@@ -150,17 +164,24 @@ def verify(path: str | Path, deep: bool = True) -> list[str]:
 
 
 def _open_folder(path: Path) -> tuple[int, _Folder]:
-    """Return the iteration and files of the checkpoint folder `path`, after checking its name against the manifest."""
+    """Return the iteration and files of the checkpoint folder `path`, after checking its name
+    against the manifest.
+    """
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a checkpoint folder.")
     iteration, files = parse_manifest(_read(path / MANIFEST), str(path / MANIFEST))
     if iteration_of(path.name) not in (None, iteration):
-        raise CheckpointError(f"{path} is the checkpoint of iteration {iteration} under another name.")
+        raise CheckpointError(
+            f"{path} is the checkpoint of iteration {iteration} under another name."
+        )
     return iteration, _Folder(path, files)
 
 
 def open_safetensors(path: str | Path) -> TensorGroup:
-    """Open the tensors of a single safetensors file from libai or another library. Raises `CheckpointError`."""
+    """Open the tensors of a single safetensors file from libai or another library.
+
+    Raises `CheckpointError`.
+    """
     path = Path(path)
     folder = _Folder(path.parent)
     return TensorGroup(path, folder, folder.slots(path.name))
@@ -173,14 +194,18 @@ def open_sharded(index: str | Path) -> TensorGroup:
     """
     index = Path(index)
     weight_map = parse_json(_read(index), str(index)).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) for file in weight_map.values()
+    ):
         raise CheckpointError(f"{index} has no weight_map from tensor names to files.")
     folder = _Folder(index.parent)
     shards = {file: folder.slots(file) for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         if name not in shards[file]:
             raise CheckpointError(f"{index} places {name!r} in {file}, which does not contain it.")
-    return TensorGroup(index, folder, {name: shards[file][name] for name, file in weight_map.items()})
+    return TensorGroup(
+        index, folder, {name: shards[file][name] for name, file in weight_map.items()}
+    )
 
 
 def _read(path: Path) -> bytes:

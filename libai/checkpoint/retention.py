@@ -1,8 +1,8 @@
 """Choose which checkpoint to resume from, which to delete, and which is the best.
 
-Only verified checkpoints are trusted; pointer files are hints. There is no `last` file, because it could only repeat or
-contradict the contents of the folder. `best.json` records the best checkpoint according to the evaluation. `resolve`
-accepts `…/last` and `…/best` as names.
+Only verified checkpoints are trusted; pointer files are hints. There is no `last` file, because it
+could only repeat or contradict the contents of the folder. `best.json` records the best checkpoint
+according to the evaluation. `resolve` accepts `…/last` and `…/best` as names.
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ def list_checkpoints(root: str | Path) -> list[Path]:
     return sorted(found, key=lambda path: iteration_of(path.name) or 0)
 
 
-def find_latest(root: str | Path, among: Among | None = None) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """Return the newest valid checkpoint in `root`, and the newer ones that fail verification, each with the reason.
+def find_latest(
+    root: str | Path, among: Among | None = None
+) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """Return the newest valid checkpoint in `root`, and the newer ones that fail verification, each
+    with the reason.
 
-    The result is `(None, skipped)` if no checkpoint is valid. All bytes of the candidates are read (see `verify`), so
-    in a job with several ranks, call it on rank 0 and broadcast the result. `among` selects the checkpoints to
-    consider, such as those of one run. If a process died while replacing a checkpoint, the old one is restored first.
+    The result is `(None, skipped)` if no checkpoint is valid. All bytes of the candidates are read
+    (see `verify`), so in a job with several ranks, call it on rank 0 and broadcast the result.
+    `among` selects the checkpoints to consider, such as those of one run. If a process died while
+    replacing a checkpoint, the old one is restored first.
     """
     root = Path(root)
     restore_replaced(root)
@@ -71,10 +75,10 @@ def prune(
 ) -> list[Path]:
     """Delete old checkpoints in `root` and return their paths. Call it on rank 0.
 
-    It keeps the newest `max_to_keep` checkpoints (None keeps all), those in `protect`, and the best one (`mark_best`).
-    It always keeps the newest valid checkpoint, even if newer ones are damaged. `among` selects the checkpoints to
-    consider; all others are kept and not counted. An unreadable `best.json` protects no checkpoint and causes a single
-    warning, because it is only a hint.
+    It keeps the newest `max_to_keep` checkpoints (None keeps all), those in `protect`, and the best
+    one (`mark_best`). It always keeps the newest valid checkpoint, even if newer ones are damaged.
+    `among` selects the checkpoints to consider; all others are kept and not counted. An unreadable
+    `best.json` protects no checkpoint and causes a single warning, because it is only a hint.
     """
     root = Path(root)
     checkpoints = list(filter(among, list_checkpoints(root)))
@@ -90,23 +94,30 @@ def prune(
             remove_directory(path)
         except OSError as error:
             raise CheckpointWriteError(
-                f"{path} could not be deleted: {os_reason(error)}. Grant permission, or delete it yourself."
+                f"{path} could not be deleted: {os_reason(error)}. Grant permission, or delete it "
+                "yourself."
             ) from error
     return doomed
 
 
 def mark_best(root: str | Path, path: str | Path, metric: str, value: float) -> None:
-    """Record `path`, a checkpoint in `root`, as the best by `metric`. Replaces `best.json` atomically."""
+    """Record `path`, a checkpoint in `root`, as the best by `metric`.
+
+    Replaces `best.json` atomically.
+    """
     root, path = Path(root), Path(path)
     best = dump_json({"checkpoint": path.name, "metric": metric, "value": float(value)}, BEST)
     try:
         atomic_write_bytes(root / BEST, best)
     except OSError as error:
-        raise CheckpointWriteError(f"{root / BEST} could not be written: {os_reason(error)}.") from error
+        raise CheckpointWriteError(
+            f"{root / BEST} could not be written: {os_reason(error)}."
+        ) from error
 
 
 def read_best(root: str | Path) -> Best | None:
-    """Return the checkpoint recorded by `mark_best`, or None if none was recorded or it no longer exists.
+    """Return the checkpoint recorded by `mark_best`, or None if none was recorded or it no longer
+    exists.
 
     Raises `CheckpointError` if `best.json` is damaged.
     """
@@ -116,9 +127,14 @@ def read_best(root: str | Path) -> Best | None:
     with reading(file):
         content = parse_json(file.read_bytes(), str(file))
     name, value = content.get("checkpoint"), content.get("value")
-    if not isinstance(name, str) or iteration_of(name) is None or not isinstance(value, (int, float)):
+    if (
+        not isinstance(name, str)
+        or iteration_of(name) is None
+        or not isinstance(value, (int, float))
+    ):
         raise CheckpointError(
-            f"{file} does not contain a checkpoint, a metric and a value. Delete it to forget the best checkpoint."
+            f"{file} does not contain a checkpoint, a metric and a value. Delete it to forget the "
+            "best checkpoint."
         )
     path = file.parent / name
     return Best(path, str(content.get("metric")), float(value)) if path.is_dir() else None
@@ -137,9 +153,9 @@ def readable_best(root: Path) -> Best | None:
 def resolve(path: str | Path) -> Path:
     """Return the checkpoint folder that `path` refers to.
 
-    `path` is a checkpoint folder, a folder of checkpoints, a run's folder, or the name `last` or `best` in one of the
-    latter two. For a folder or `last`, the result is the newest valid checkpoint. Raises `CheckpointError` with the
-    reasons if there is none.
+    `path` is a checkpoint folder, a folder of checkpoints, a run's folder, or the name `last` or
+    `best` in one of the latter two. For a folder or `last`, the result is the newest valid
+    checkpoint. Raises `CheckpointError` with the reasons if there is none.
     """
     path = Path(path)
     if (path / "checkpoints").is_dir():
@@ -151,11 +167,16 @@ def resolve(path: str | Path) -> Path:
         return best.path
     root = path.parent if path.name == "last" and not path.exists() else path
     if not root.is_dir():
-        raise CheckpointError(f"{path} does not exist. Give a checkpoint folder such as out/checkpoints/iter_0000200.")
+        raise CheckpointError(
+            f"{path} does not exist. Give a checkpoint folder such as out/checkpoints/iter_0000200."
+        )
     if root == path and (iteration_of(path.name) is not None or not list_checkpoints(root)):
         return path
     found, skipped = find_latest(root)
     if found is None:
-        reasons = "".join(f"\n  {bad.name}: {reason}" for bad, reason in skipped) or " The folder has no checkpoints."
+        reasons = (
+            "".join(f"\n  {bad.name}: {reason}" for bad, reason in skipped)
+            or " The folder has no checkpoints."
+        )
         raise CheckpointError(f"{root} contains no valid checkpoint.{reasons}")
     return found

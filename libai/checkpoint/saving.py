@@ -1,4 +1,6 @@
-"""Save checkpoints: plan the files from tensor shapes, write shard by shard into a new folder, then rename it."""
+"""Save checkpoints: plan the files from tensor shapes, write shard by shard into a new folder, then
+rename it.
+"""
 
 from __future__ import annotations
 
@@ -58,18 +60,24 @@ class Plan:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Convert an `OSError` or `MemoryError` of the block into a `CheckpointWriteError` naming the checkpoint."""
+        """Convert an `OSError` or `MemoryError` of the block into a `CheckpointWriteError` naming
+        the checkpoint.
+        """
         try:
             yield
         except (OSError, MemoryError) as error:
-            reason = "not enough free memory (train.checkpointer.async_save=false needs no copy of the weights)"
+            reason = (
+                "not enough free memory (train.checkpointer.async_save=false needs no copy of the "
+                "weights)"
+            )
             if isinstance(error, OSError):
                 space = free_space(self.root) if is_full_disk(error) else ""
                 reason = f"{error.filename or self.root}: {os_reason(error)}{space}"
             raise CheckpointWriteError(
-                f"checkpoint {self.path.name} ({format_bytes(self.num_bytes)}) could not be written: {reason}. Earlier "
-                f"checkpoints in {self.root} are untouched. Free space or grant permission there, raise the limit of "
-                "`ulimit -f` if there is one, or choose another train.output_dir."
+                f"checkpoint {self.path.name} ({format_bytes(self.num_bytes)}) could not be "
+                f"written: {reason}. Earlier checkpoints in {self.root} are untouched. Free space "
+                "or grant permission there, raise the limit of `ulimit -f` if there is one, or "
+                "choose another train.output_dir."
             ) from error
 
 
@@ -82,15 +90,17 @@ def save(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     name: str | None = None,
 ) -> Path:
-    """Write the checkpoint `root/iter_0000200`, or `root/<name>`, and return its path once it is safely on disk.
+    """Write the checkpoint `root/iter_0000200`, or `root/<name>`, and return its path once it is
+    safely on disk.
 
-    `tensors` maps group -> name -> oneflow tensor (local or global), numpy array or `TensorGroup`. `state` contains
-    JSON values. Collective: every rank must call it with the same names. Global tensors are gathered one at a time,
-    local tensors are taken from rank 0, and rank 0 writes. Tensors outside the host memory of rank 0 need additional
-    memory for one shard at a time. An existing checkpoint with the same iteration or name is replaced.
+    `tensors` maps group -> name -> oneflow tensor (local or global), numpy array or `TensorGroup`.
+    `state` contains JSON values. Collective: every rank must call it with the same names. Global
+    tensors are gathered one at a time, local tensors are taken from rank 0, and rank 0 writes.
+    Tensors outside the host memory of rank 0 need additional memory for one shard at a time. An
+    existing checkpoint with the same iteration or name is replaced.
 
-    Raises `CheckpointError` on every rank, and `CheckpointWriteError` if the system cannot write the checkpoint. In the
-    latter case nothing in `root` has changed.
+    Raises `CheckpointError` on every rank, and `CheckpointWriteError` if the system cannot write
+    the checkpoint. In the latter case nothing in `root` has changed.
     """
     plan, entries = plan_save(root, iteration, tensors, state, shard_bytes, name)
     arrays = (entry.array() for entry in entries)
@@ -109,25 +119,30 @@ def plan_save(
     shard_bytes: int,
     name: str | None = None,
 ) -> tuple[Plan, list[Entry]]:
-    """Check arguments, permissions and free space before any data moves. Return the plan and its tensors.
+    """Check arguments, permissions and free space before any data moves.
+
+    Return the plan and its tensors.
 
     Collective. Raises `CheckpointError` on every rank.
     """
     if isinstance(iteration, bool) or not isinstance(iteration, int) or not 0 <= iteration < 10**15:
         raise CheckpointError(
-            f"iteration={iteration!r}: the number of a checkpoint must be a whole number of at least 0."
+            f"iteration={iteration!r}: the number of a checkpoint must be a whole number of at "
+            "least 0."
         )
     if name is not None and (iteration_of(name) is not None or not _NAME.fullmatch(name)):
         raise CheckpointError(
-            f"name={name!r} cannot be the name of a checkpoint. Use letters, digits, '-', '_' and '.', such as "
-            "model_best; names such as iter_0000200 are reserved for iterations, and best.json records the best "
-            "checkpoint."
+            f"name={name!r} cannot be the name of a checkpoint. Use letters, digits, '-', '_' and "
+            "'.', such as model_best; names such as iter_0000200 are reserved for iterations, and "
+            "best.json records the best checkpoint."
         )
     if not isinstance(state, Mapping):
         raise CheckpointError(f"state is a {type(state).__name__}, expected a dict of JSON values.")
     shards, entries = cut_shards(tensors, shard_bytes)
     plan = Plan(Path(root), iteration, shards, b"", name or checkpoint_name(iteration))
-    return on_rank_0(lambda: _checked(replace(plan, state=dump_json(dict(state), STATE)))) or plan, entries
+    return on_rank_0(
+        lambda: _checked(replace(plan, state=dump_json(dict(state), STATE)))
+    ) or plan, entries
 
 
 def _checked(plan: Plan) -> Plan:
@@ -138,9 +153,9 @@ def _checked(plan: Plan) -> Plan:
         free = shutil.disk_usage(plan.root).free
     if free < plan.num_bytes:
         raise CheckpointWriteError(
-            f"checkpoint {plan.path.name} needs {format_bytes(plan.num_bytes)}, but {plan.root} has only "
-            f"{format_bytes(free)} free. Nothing was written. Free space, or keep fewer checkpoints "
-            "(train.checkpointer.max_to_keep)."
+            f"checkpoint {plan.path.name} needs {format_bytes(plan.num_bytes)}, but {plan.root} "
+            f"has only {format_bytes(free)} free. Nothing was written. Free space, or keep fewer "
+            "checkpoints (train.checkpointer.max_to_keep)."
         )
     return plan
 
@@ -148,8 +163,8 @@ def _checked(plan: Plan) -> Plan:
 def on_rank_0(work: Callable[[], T]) -> T | None:
     """Run `work` on rank 0. Return its result on rank 0 and None on the other ranks. Collective.
 
-    If `work` raises an error, every rank raises. The other ranks raise a `CheckpointError`, or a `CheckpointWriteError`
-    if the arguments were not at fault.
+    If `work` raises an error, every rank raises. The other ranks raise a `CheckpointError`, or a
+    `CheckpointWriteError` if the arguments were not at fault.
     """
     results = []
     result_of_rank_0(lambda: results.append(work()), CheckpointError, CheckpointWriteError)
@@ -173,13 +188,21 @@ def _fill(folder: Path, plan: Plan, arrays: Iterator[np.ndarray]) -> None:
     files = {}
     places: dict[str, dict[str, str]] = {}
     for shard in plan.shards:
-        write_tensors(folder / shard.file, shard.specs, {name: next(arrays) for name in shard.specs})
+        write_tensors(
+            folder / shard.file, shard.specs, {name: next(arrays) for name in shard.specs}
+        )
         files[shard.file] = finish_file(folder / shard.file)
-        places.setdefault(group_of(shard.file) or "", {}).update(dict.fromkeys(shard.specs, shard.file))
+        places.setdefault(group_of(shard.file) or "", {}).update(
+            dict.fromkeys(shard.specs, shard.file)
+        )
     for group, weight_map in places.items():
-        if len(set(weight_map.values())) > 1:  # other libraries use the index to find the shard of a tensor
+        if (
+            len(set(weight_map.values())) > 1
+        ):  # other libraries use the index to find the shard of a tensor
             total = sum(shard.num_bytes for shard in plan.shards if group_of(shard.file) == group)
-            index = dump_json({"metadata": {"total_size": total}, "weight_map": weight_map}, "index")
+            index = dump_json(
+                {"metadata": {"total_size": total}, "weight_map": weight_map}, "index"
+            )
             files[index_name(group)] = write_file(folder / index_name(group), index)
     files[STATE] = write_file(folder / STATE, plan.state)
     write_file(folder / MANIFEST, dump_manifest(plan.iteration, files))

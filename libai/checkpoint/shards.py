@@ -1,7 +1,8 @@
-"""Plan a save from the shapes of its tensors: split them into files and create an entry for each, in file order.
+"""Plan a save from the shapes of its tensors: split them into files and create an entry for each,
+in file order.
 
-A tensor is a numpy array, a oneflow tensor or a tensor in another checkpoint. An entry provides dtype and shape without
-reading data, so the whole save can be planned first.
+A tensor is a numpy array, a oneflow tensor or a tensor in another checkpoint. An entry provides
+dtype and shape without reading data, so the whole save can be planned first.
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ from libai.checkpoint.tensor_files import CODES, TensorSpec, spec_of
 class Entry:
     """One tensor to be saved.
 
-    get: function that returns the tensor on rank 0, as a numpy array or a full local oneflow tensor. It does not wait
-        for the device. For a global tensor it is collective: every rank must call it, and ranks other than 0 get None.
+    get: function that returns the tensor on rank 0, as a numpy array or a full local oneflow
+        tensor. It does not wait for the device. For a global tensor it is collective: every rank
+        must call it, and ranks other than 0 get None.
     """
 
     spec: TensorSpec
     get: Callable[[], Any]
 
     def array(self) -> Any:
-        """Return the tensor as a numpy array on rank 0. Does not copy a tensor that is already in host memory."""
+        """Return the tensor as a numpy array on rank 0.
+
+        Does not copy a tensor that is already in host memory.
+        """
         value = self.get()
         return value.numpy() if hasattr(value, "numpy") else value
 
@@ -49,17 +54,23 @@ class Shard:
         return sum(spec.num_bytes for spec in self.specs.values())
 
 
-def cut_shards(tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int) -> tuple[list[Shard], list[Entry]]:
-    """Sort each group by name and split it into shards of at most `shard_bytes`. A larger tensor gets its own shard.
+def cut_shards(
+    tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int
+) -> tuple[list[Shard], list[Entry]]:
+    """Sort each group by name and split it into shards of at most `shard_bytes`.
 
-    The order is the same on every rank, so collective gathers match. Raises `CheckpointError` for values that cannot be
-    saved.
+    A larger tensor gets its own shard.
+
+    The order is the same on every rank, so collective gathers match. Raises `CheckpointError` for
+    values that cannot be saved.
     """
     shards = []
     entries = []
     for group in sorted(tensors):
         if not GROUP_NAME.fullmatch(group):
-            raise CheckpointError(f"a tensor group cannot be named {group!r}: use only letters, digits, - and _.")
+            raise CheckpointError(
+                f"a tensor group cannot be named {group!r}: use only letters, digits, - and _."
+            )
         parts: list[dict[str, TensorSpec]] = [{}]
         used = 0
         for name in sorted(tensors[group]):
@@ -76,7 +87,9 @@ def cut_shards(tensors: Mapping[str, Mapping[str, Any]], shard_bytes: int) -> tu
 
 def _entry_of(tensors: Mapping[str, Any], name: str, group: str) -> Entry:
     if name == "__metadata__":
-        raise CheckpointError(f"{group}: a tensor cannot be named {name!r}, which safetensors files reserve.")
+        raise CheckpointError(
+            f"{group}: a tensor cannot be named {name!r}, which safetensors files reserve."
+        )
     if isinstance(tensors, TensorGroup):
         return Entry(tensors.spec(name), partial(tensors.__getitem__, name))
     tensor = tensors[name]
@@ -85,14 +98,14 @@ def _entry_of(tensors: Mapping[str, Any], name: str, group: str) -> Entry:
     is_array = isinstance(tensor, (np.ndarray, np.generic))
     if not is_array and not hasattr(tensor, "is_global"):
         raise CheckpointError(
-            f"{group}: {name} is a {type(tensor).__name__}, expected a oneflow tensor or a numpy array. Put numbers "
-            "and text into `state`."
+            f"{group}: {name} is a {type(tensor).__name__}, expected a oneflow tensor or a numpy "
+            "array. Put numbers and text into `state`."
         )
     spec = spec_of(tensor)
     if spec.dtype not in CODES:
         raise CheckpointError(
-            f"{group}: {name} has the dtype {spec.dtype}, which safetensors does not support. Supported: "
-            f"{', '.join(CODES)}."
+            f"{group}: {name} has the dtype {spec.dtype}, which safetensors does not support. "
+            f"Supported: {', '.join(CODES)}."
         )
     if is_array:
         return Entry(spec, partial(np.asarray, tensor))
@@ -100,7 +113,10 @@ def _entry_of(tensors: Mapping[str, Any], name: str, group: str) -> Entry:
 
 
 def _gather(tensor) -> Any:
-    """Return a global tensor as a full local one on rank 0. Collective unless every rank has the full tensor."""
+    """Return a global tensor as a full local one on rank 0.
+
+    Collective unless every rank has the full tensor.
+    """
     import oneflow as flow
 
     from libai.utils.distributed import is_main_process
@@ -109,6 +125,10 @@ def _gather(tensor) -> Any:
     tensor = tensor.detach()
     if any(sbp != flow.sbp.broadcast for sbp in tensor.sbp):
         tensor = replicated(tensor)
-    if 0 not in np.ravel(tensor.placement.ranks):  # e.g. on a later pipeline stage: move it to rank 0
-        tensor = tensor.to_global(placement=flow.placement(tensor.placement.type, [0]), sbp=flow.sbp.broadcast)
+    if 0 not in np.ravel(
+        tensor.placement.ranks
+    ):  # e.g. on a later pipeline stage: move it to rank 0
+        tensor = tensor.to_global(
+            placement=flow.placement(tensor.placement.type, [0]), sbp=flow.sbp.broadcast
+        )
     return tensor.to_local() if is_main_process() else None

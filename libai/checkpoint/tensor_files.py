@@ -1,6 +1,7 @@
 """Read and write tensor files with the package `safetensors` (huggingface.co/docs/safetensors).
 
-numpy has no bfloat16. Files store its bits as uint16, and callers get a float32 array with the same values.
+numpy has no bfloat16. Files store its bits as uint16, and callers get a float32 array with the same
+values.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class TensorSpec:
         return math.prod(self.shape) * self.raw_dtype.itemsize
 
     def fits(self, other: TensorSpec) -> bool:
-        """Return True if the values can be copied to `other`: the same shape, and the same or two floating dtypes."""
+        """Return True if the values can be copied to `other`: the same shape, and the same or two
+        floating dtypes.
+        """
         is_floating = self.dtype in FLOATING and other.dtype in FLOATING
         return self.shape == other.shape and (self.dtype == other.dtype or is_floating)
 
@@ -69,12 +72,16 @@ def spec_of(tensor: Any) -> TensorSpec:
     """Return the dtype and shape of a numpy array or a oneflow tensor."""
     is_array = isinstance(tensor, (np.ndarray, np.generic))
     dtype = tensor.dtype.newbyteorder("=") if is_array else tensor.dtype
-    return TensorSpec(str(dtype).removeprefix("oneflow."), tuple(int(size) for size in tensor.shape))
+    return TensorSpec(
+        str(dtype).removeprefix("oneflow."), tuple(int(size) for size in tensor.shape)
+    )
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The location of a tensor's raw data: `spec.num_bytes` bytes from `offset` in a file of the same folder."""
+    """The location of a tensor's raw data: `spec.num_bytes` bytes from `offset` in a file of the
+    same folder.
+    """
 
     file: str
     offset: int
@@ -94,14 +101,18 @@ def write_tensors(
     raw = {name: _to_raw(arrays[name], spec) for name, spec in specs.items()}
     described = {
         name: safetensors.TensorSpec(
-            dtype=spec.dtype, shape=spec.shape, data_ptr=raw[name].ctypes.data, data_len=raw[name].nbytes
+            dtype=spec.dtype,
+            shape=spec.shape,
+            data_ptr=raw[name].ctypes.data,
+            data_len=raw[name].nbytes,
         )
         for name, spec in specs.items()
     }
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         part.touch()
-        # safetensors creates the file with private permissions, so restore the usual permissions of a new file
+        # safetensors creates the file with private permissions, so restore the usual permissions of
+        # a new file
         mode = part.stat().st_mode & 0o777
         safetensors.serialize_file(described, part, metadata=dict(metadata) or None)
         part.chmod(mode)
@@ -110,7 +121,9 @@ def write_tensors(
         os.replace(part, path)
     except safetensors.SafetensorError as error:
         code = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) if code else error from None
+        raise (
+            OSError(int(code[1]), os.strerror(int(code[1])), str(path)) if code else error
+        ) from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -144,7 +157,9 @@ def read_slots(path: Path) -> dict[str, Slot]:
     for name, entry in header.items():
         spec = TensorSpec(_LOGICAL.get(entry["dtype"], entry["dtype"]), tuple(entry["shape"]))
         if spec.dtype not in CODES or len(spec.shape) > _MAX_DIMENSIONS:
-            raise CheckpointError(f"{path}: numpy has no {spec.dtype} {spec.shape} for tensor {name[:80]!r}.")
+            raise CheckpointError(
+                f"{path}: numpy has no {spec.dtype} {spec.shape} for tensor {name[:80]!r}."
+            )
         slots[name] = Slot(path.name, 8 + length + entry["data_offsets"][0], spec)
     return slots
 
@@ -163,7 +178,10 @@ def read_tensor(file: BinaryIO, slot: Slot) -> np.ndarray:
 
 
 def _to_raw(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    """Return `array` as contiguous raw data in native (little-endian) byte order. Copies only if necessary."""
+    """Return `array` as contiguous raw data in native (little-endian) byte order.
+
+    Copies only if necessary.
+    """
     if spec.dtype == "bfloat16" and array.dtype != np.uint16:
         return _round_to_bfloat16(array)
     return np.ascontiguousarray(array, dtype=spec.raw_dtype)

@@ -1,4 +1,6 @@
-"""Load weights into a module: map and compare the names, report the differences, then copy in place."""
+"""Load weights into a module: map and compare the names, report the differences, then copy in
+place.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,19 @@ _MOST_NAMES = 8
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """A comparison of a file's tensors with a module's. `mismatched`: name -> (spec on disk, spec in the model)."""
+    """A comparison of a file's tensors with a module's.
+
+    `mismatched`: name -> (spec on disk, spec in the model).
+    """
 
     source: str
     loaded: list[str]
     missing: list[str]
     unexpected: list[str]
     mismatched: dict[str, tuple[TensorSpec, TensorSpec]]
-    idle_patterns: list[str] = field(default_factory=list)  #: patterns of revise_keys that match no name
+    idle_patterns: list[str] = field(
+        default_factory=list
+    )  #: patterns of revise_keys that match no name
 
     @property
     def is_exact(self) -> bool:
@@ -37,7 +44,8 @@ class WeightsReport:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        """Return a line of counts, then a line for each kind of tensors that do not fit, with up to eight names:
+        """Return a line of counts, then a line for each kind of tensors that do not fit, with up to
+        eight names:
 
         checkpoint `iter_0000500`: 12 tensors fit, 2 missing, 1 unexpected, 1 mismatched.
           missing: `tail.bias`, `tail.weight` (in the model, not on disk).
@@ -48,13 +56,28 @@ class WeightsReport:
 
     def text(self, remedy: str = "") -> str:
         """Return the report, with the sentence `remedy` after the counts."""
-        counts = f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, {len(self.mismatched)} mismatched"
-        lines = [f"checkpoint `{self.source}`: {len(self.loaded)} tensors fit, {counts}. {remedy}".rstrip()]
+        counts = (
+            f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, "
+            f"{len(self.mismatched)} mismatched"
+        )
+        lines = [
+            f"checkpoint `{self.source}`: {len(self.loaded)} tensors fit, {counts}. "
+            f"{remedy}".rstrip()
+        ]
         for line, found in (
             ("  missing: {} (in the model, not on disk).", [f"`{name}`" for name in self.missing]),
-            ("  unexpected: {} (on disk, not in the model).", [f"`{name}`" for name in self.unexpected]),
-            ("  mismatched: {}.", [f"`{name}` is {_difference(*specs)}" for name, specs in self.mismatched.items()]),
-            ("  {} of revise_keys matches no name on disk.", [repr(pattern) for pattern in self.idle_patterns]),
+            (
+                "  unexpected: {} (on disk, not in the model).",
+                [f"`{name}`" for name in self.unexpected],
+            ),
+            (
+                "  mismatched: {}.",
+                [f"`{name}` is {_difference(*specs)}" for name, specs in self.mismatched.items()],
+            ),
+            (
+                "  {} of revise_keys matches no name on disk.",
+                [repr(pattern) for pattern in self.idle_patterns],
+            ),
         ):
             if len(found) > _MOST_NAMES + 1:
                 found[_MOST_NAMES:] = [f"and {len(found) - _MOST_NAMES} more"]
@@ -71,21 +94,23 @@ def load_weights(
     group: str = "model",
     optional: re.Pattern[str] | None = None,
 ) -> WeightsReport:
-    """Copy the weights in `source` into the parameters and buffers of `module` and report how they fit.
+    """Copy the weights in `source` into the parameters and buffers of `module` and report how they
+    fit.
 
     Args:
-        source: a checkpoint folder, a folder of checkpoints (the newest that verifies; `…/best` works), a
-            `.safetensors` file, or a folder or `.index.json` of Hugging Face shards. A mapping of names to tensors or
-            full arrays, such as a `state_dict()`, is also accepted.
-        revise_keys: pairs `(regular expression, replacement)`, applied with `re.sub` in order to every name on disk. A
-            name that becomes empty is dropped.
-        strict: if True, raise `CheckpointError` with the report unless it `is_exact`, without copying anything. If
-            False, copy the tensors that fit, and raise only if none do.
+        source: a checkpoint folder, a folder of checkpoints (the newest that verifies; `…/best`
+            works), a `.safetensors` file, or a folder or `.index.json` of Hugging Face shards. A
+            mapping of names to tensors or full arrays, such as a `state_dict()`, is also accepted.
+        revise_keys: pairs `(regular expression, replacement)`, applied with `re.sub` in order to
+            every name on disk. A name that becomes empty is dropped.
+        strict: if True, raise `CheckpointError` with the report unless it `is_exact`, without
+            copying anything. If False, copy the tensors that fit, and raise only if none do.
         group: tensor group of the checkpoint to load.
-        optional: pattern for names of tensors that may be missing from the source; the module keeps its own values.
+        optional: pattern for names of tensors that may be missing from the source; the module keeps
+            its own values.
 
-    Floating-point values are converted to the model's dtype; other dtypes must match. Collective if the module has
-    global tensors.
+    Floating-point values are converted to the model's dtype; other dtypes must match. Collective if
+    the module has global tensors.
     """
     tensors = source if isinstance(source, Mapping) else open_weights(source, group)
     origin = tensors.origin.name if isinstance(tensors, TensorGroup) else "the given tensors"
@@ -104,15 +129,24 @@ def load_weights(
         loaded=[name for name in both if on_disk[name].fits(wanted[name])],
         missing=sorted(set(wanted) - set(on_disk)),
         unexpected=sorted(set(on_disk) - set(wanted)),
-        mismatched={name: (on_disk[name], wanted[name]) for name in both if not on_disk[name].fits(wanted[name])},
+        mismatched={
+            name: (on_disk[name], wanted[name])
+            for name in both
+            if not on_disk[name].fits(wanted[name])
+        },
         idle_patterns=idle,
     )
     if strict and not report.is_exact:
-        remedy = "`train.load_weight` with `strict=false` loads the tensors that fit; `revise_keys` renames tensors."
+        remedy = (
+            "`train.load_weight` with `strict=false` loads the tensors that fit; `revise_keys` "
+            "renames tensors."
+        )
         raise CheckpointError(report.text(remedy))
     if wanted and not report.loaded:
         raise CheckpointError(
-            report.text("Nothing fits: is the checkpoint for this model? `revise_keys` renames tensors.")
+            report.text(
+                "Nothing fits: is the checkpoint for this model? `revise_keys` renames tensors."
+            )
         )
     for name in report.loaded:
         _copy(targets[name], tensors[names[name]])
@@ -122,7 +156,8 @@ def load_weights(
 def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
     """Open the tensors of `source` lazily (see `load_weights`). Raises `CheckpointError`.
 
-    The group `"average"` is the model's tensors, with the averages of `train.ema` in place of the latest weights.
+    The group `"average"` is the model's tensors, with the averages of `train.ema` in place of the
+    latest weights.
     """
     if group == "average":
         return open_weights(source).replaced_by(open_weights(source, "ema"))
@@ -133,24 +168,34 @@ def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
     if (path / MANIFEST).exists():
         groups = load(path).tensors
         if group not in groups:
-            raise CheckpointError(f"{path} has no tensor group {group!r}; it has {', '.join(groups)}.")
+            raise CheckpointError(
+                f"{path} has no tensor group {group!r}; it has {', '.join(groups)}."
+            )
         return groups[group]
     if (path / index_name(group)).exists():
         return open_sharded(path / index_name(group))
     if (path / f"{group}.safetensors").exists():
         return open_safetensors(path / f"{group}.safetensors")
-    raise CheckpointError(f"{path} contains neither {MANIFEST} nor {group}.safetensors nor {index_name(group)}.")
+    raise CheckpointError(
+        f"{path} contains neither {MANIFEST} nor {group}.safetensors nor {index_name(group)}."
+    )
 
 
-def _revise(tensors: Iterable[str], rules: Iterable[Sequence[str]], source: str) -> tuple[dict[str, str], list[str]]:
+def _revise(
+    tensors: Iterable[str], rules: Iterable[Sequence[str]], source: str
+) -> tuple[dict[str, str], list[str]]:
     """Return new name -> name on disk, and the patterns that match no name."""
     revised = {name: name for name in tensors}
     idle = []
     for rule in rules:
-        if isinstance(rule, str) or len(rule) != 2 or not all(isinstance(text, str) for text in rule):
+        if (
+            isinstance(rule, str)
+            or len(rule) != 2
+            or not all(isinstance(text, str) for text in rule)
+        ):
             raise CheckpointError(
-                f"revise_keys has {rule!r}, not a pair of strings. Write [[expression, replacement], ...], such as "
-                "[['^module\\.', '']]."
+                f"revise_keys has {rule!r}, not a pair of strings. Write [[expression, "
+                "replacement], ...], such as [['^module\\.', '']]."
             )
         pattern, replacement = rule
         try:
@@ -158,11 +203,15 @@ def _revise(tensors: Iterable[str], rules: Iterable[Sequence[str]], source: str)
                 idle.append(pattern)
             revised = {name: re.sub(pattern, replacement, new) for name, new in revised.items()}
         except (re.error, IndexError) as error:
-            raise CheckpointError(f"{pattern!r}: {replacement!r} of revise_keys is not valid: {error}.") from None
+            raise CheckpointError(
+                f"{pattern!r}: {replacement!r} of revise_keys is not valid: {error}."
+            ) from None
     names: dict[str, str] = {}
     for name, new in revised.items():
         if new in names:
-            raise CheckpointError(f"{source}: revise_keys renames both `{names[new]}` and `{name}` to `{new}`.")
+            raise CheckpointError(
+                f"{source}: revise_keys renames both `{names[new]}` and `{name}` to `{new}`."
+            )
         if new:
             names[new] = name
     return names, idle
@@ -175,7 +224,9 @@ def _difference(disk: TensorSpec, model: TensorSpec) -> str:
 
 
 def _copy(tensor, value) -> None:
-    """Copy a full value into a oneflow tensor, whose memory, device, placement and layout stay the same."""
+    """Copy a full value into a oneflow tensor, whose memory, device, placement and layout stay the
+    same.
+    """
     import oneflow as flow
 
     from libai.utils.tensors import full_tensor

@@ -1,9 +1,10 @@
 """Export a config's model, batches and optimizer settings for programs that do not use OneFlow.
 
 * `model/` holds the model with its initial weights as a Hugging Face folder.
-* `groups/` is the same folder, but each element of a weight is the number of the weight's parameter group, counted
-  from 1, or 0 if the weight is frozen.
-* `batches.npz` holds the first micro-batches: one array per argument of forward, (micro-batches, samples, …).
+* `groups/` is the same folder, but each element of a weight is the number of the weight's parameter
+  group, counted from 1, or 0 if the weight is frozen.
+* `batches.npz` holds the first micro-batches: one array per argument of forward, (micro-batches,
+  samples, …).
 * `case.json` holds the optimizer's settings, gradient clipping and accumulation.
 
 The benchmark's programs for other libraries (libai/benchmark/others) train from these files.
@@ -30,7 +31,9 @@ _GROUP_SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
 
 
 def export_or_refuse(folder: Path, config: str, overrides: Sequence[str]) -> None:
-    """Write the case into `folder`, or write the reason why other libraries cannot train it to `refusal.txt`."""
+    """Write the case into `folder`, or write the reason why other libraries cannot train it to
+    `refusal.txt`.
+    """
     folder.mkdir(parents=True)
     try:
         export(folder, config, overrides)
@@ -39,27 +42,32 @@ def export_or_refuse(folder: Path, config: str, overrides: Sequence[str]) -> Non
 
 
 def export(folder: Path, config: str, overrides: Sequence[str], iterations: int = 64) -> None:
-    """Write the case into `folder`: the initial weights and the batches of the first `iterations` of the config's run.
+    """Write the case into `folder`: the initial weights and the batches of the first `iterations`
+    of the config's run.
 
     Raises `UserError` if other libraries cannot train the config in the same way.
     """
     run = load_measured(config, overrides)
     if run.train.ema.enabled:
         raise UserError(
-            "train.ema.enabled=true cannot be exported: the other libraries keep no weight average. Set it to false."
+            "train.ema.enabled=true cannot be exported: the other libraries keep no weight "
+            "average. Set it to false."
         )
     if run.train.amp.enabled:
         raise UserError(
-            "train.amp.enabled cannot be exported: the other libraries compute in float32. Set it to false."
+            "train.amp.enabled cannot be exported: the other libraries compute in float32. Set it "
+            "to false."
         )
     if run.train.clip_grad.value is not None:
         raise UserError(
-            "train.clip_grad.value cannot be exported: the other libraries only clip by the norm. Set it to null."
+            "train.clip_grad.value cannot be exported: the other libraries only clip by the norm. "
+            "Set it to null."
         )
     for rate in ("dropout", "drop_path"):
         if run.model.get(rate):
             raise UserError(
-                f"model.{rate}={run.model[rate]} cannot be exported: dropout masks would differ. Set it to 0."
+                f"model.{rate}={run.model[rate]} cannot be exported: dropout masks would differ. "
+                "Set it to 0."
             )
 
     from libai.engine.run.build import Parts
@@ -73,7 +81,9 @@ def export(folder: Path, config: str, overrides: Sequence[str], iterations: int 
 
     folder.mkdir(parents=True, exist_ok=True)
     if type(optimizer).__name__ not in ("AdamW", "Adam", "SGD"):
-        raise UserError(f"optimizer {type(optimizer).__name__} cannot be exported. Choose AdamW, Adam or SGD.")
+        raise UserError(
+            f"optimizer {type(optimizer).__name__} cannot be exported. Choose AdamW, Adam or SGD."
+        )
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     exported = _export_model(folder / "model", run.model, weights)
     _export_model(folder / "groups", run.model, _numbers_of_groups(model, optimizer, weights))
@@ -81,13 +91,18 @@ def export(folder: Path, config: str, overrides: Sequence[str], iterations: int 
     case = {
         **exported,
         "optimizer": type(optimizer).__name__,
-        "groups": [{name: group[name] for name in _GROUP_SETTINGS if name in group} for group in groups],
+        "groups": [
+            {name: group[name] for name in _GROUP_SETTINGS if name in group} for group in groups
+        ],
         "max_grad_norm": run.train.clip_grad.max_norm,
         "num_accumulation_steps": steps,
         "samples_per_iter": parts.plan.global_batch_size,
     }
     (folder / "case.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
-    np.savez(folder / "batches.npz", **{name: np.stack([batch[name] for batch in batches]) for name in batches[0]})
+    np.savez(
+        folder / "batches.npz",
+        **{name: np.stack([batch[name] for batch in batches]) for name in batches[0]},
+    )
 
 
 def _export_model(folder: Path, section, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -113,11 +128,18 @@ def _export_model(folder: Path, section, tensors: Mapping[str, np.ndarray]) -> d
             text = str(error).replace(scratch, "the config")
             raise UserError(f"the model is not one of `transformers`: {text}") from None
     architecture, family = family_of(read_json(folder / "config.json"))
-    return {"architecture": architecture, "inputs": {ours: theirs for theirs, ours in family.inputs.items()}}
+    return {
+        "architecture": architecture,
+        "inputs": {ours: theirs for theirs, ours in family.inputs.items()},
+    }
 
 
-def _numbers_of_groups(model, optimizer, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return arrays shaped like the weights, each filled with the weight's group number from 1, or 0 if frozen."""
+def _numbers_of_groups(
+    model, optimizer, weights: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return arrays shaped like the weights, each filled with the weight's group number from 1, or
+    0 if frozen.
+    """
     number_of: dict[int, int] = {}
     for number, group in enumerate(optimizer.param_groups, 1):
         number_of.update((id(parameter), number) for parameter in group.parameters)

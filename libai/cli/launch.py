@@ -2,15 +2,15 @@
 
     python -m libai.launch FILE CONFIG PROCS [arguments of FILE …]
 
-libai/launch/request.py reads the request, libai/launch/job.py starts the ranks, and libai/launch/supervisor.py watches
-them. Uses only the standard library and never imports oneflow. The config, which may import it, is checked in a
-separate process.
+libai/launch/request.py reads the request, libai/launch/job.py starts the ranks, and
+libai/launch/supervisor.py watches them. Uses only the standard library and never imports oneflow.
+The config, which may import it, is checked in a separate process.
 
-Environment: NODE is the number of machines and NODE_RANK the index of this machine, from 0. ADDR and PORT belong to
-the first machine. MAX_RESTARTS is the number of restarts. LIBAI_START_TIMEOUT and LIBAI_STEP_TIMEOUT are the seconds
-without progress after which a job is ended, before and after its first iteration.
-Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable, 128 + signal if a signal ended ranks that could
-not save.
+Environment: NODE is the number of machines and NODE_RANK the index of this machine, from 0. ADDR
+and PORT belong to the first machine. MAX_RESTARTS is the number of restarts. LIBAI_START_TIMEOUT
+and LIBAI_STEP_TIMEOUT are the seconds without progress after which a job is ended, before and after
+its first iteration. Exit codes: 0 done, 1 failed, 2 user mistake, 75 stopped but resumable, 128 +
+signal if a signal ended ranks that could not save.
 """
 
 import faulthandler
@@ -51,21 +51,24 @@ FILE = your own program; every process gets --config-file CONFIG and the other
 PROCS = processes on this machine\
 """
 
-# Addresses that grpc must not reach through a proxy. grpc compares the ends of names, so digits match all IP addresses.
+# Addresses that grpc must not reach through a proxy. grpc compares the ends of names, so digits
+# match all IP addresses.
 NO_GRPC_PROXY = "0,1,2,3,4,5,6,7,8,9,localhost"
 # Flags with which the training program writes nothing to the output folder.
 WRITES_NOTHING = {"--print-config", "--dry-run", "--eval-only", "--find-lr"}
-# If the check hangs or crashes, its stack is shown without the lines that contain these parts (not the user's code).
+# If the check hangs or crashes, its stack is shown without the lines that contain these parts (not
+# the user's code).
 NOT_SHOWN = (*guard.NOT_USERS, "Extension modules: ")
 
 
 def check_config(job: Job, tells: bool = True) -> Path:
     """Check config and overrides as the training program does, and return its output folder.
 
-    The check runs in a forked child. Configs import oneflow, and the launcher must avoid oneflow's threads and slow
-    exit handlers. The child's output is held back because every rank will print it again. If the check finds a mistake,
-    this process exits with the check's exit code, and prints the message if `tells` is true. `--help` also ends this
-    process. A check that hangs is ended after LIBAI_START_TIMEOUT. The stack of a check that hangs or crashes is shown.
+    The check runs in a forked child. Configs import oneflow, and the launcher must avoid oneflow's
+    threads and slow exit handlers. The child's output is held back because every rank will print it
+    again. If the check finds a mistake, this process exits with the check's exit code, and prints
+    the message if `tells` is true. `--help` also ends this process. A check that hangs is ended
+    after LIBAI_START_TIMEOUT. The stack of a check that hangs or crashes is shown.
     """
     limit = read_limit(START_LIMIT, DEFAULT_START_SECONDS)
     read_end, write_end = os.pipe()
@@ -75,7 +78,9 @@ def check_config(job: Job, tells: bool = True) -> Path:
             end_with_parent(parent)
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
-            sys.argv = [word for word in sys.argv if word != "--json"]  # this process prints the error
+            sys.argv = [
+                word for word in sys.argv if word != "--json"
+            ]  # this process prints the error
             faulthandler.enable()
             if limit:
                 faulthandler.dump_traceback_later(limit, exit=True)
@@ -114,20 +119,29 @@ def _write_output_dir(job: Job, descriptor: int) -> None:
 
 
 def choose_environment(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables to add for the ranks. Existing settings of the user are kept."""
+    """Return the environment variables to add for the ranks.
+
+    Existing settings of the user are kept.
+    """
     extra = {}
     if is_clone():  # a folder of installed packages must not come before the standard library
-        extra["PYTHONPATH"] = os.pathsep.join([ROOT, *filter(None, [environment.get("PYTHONPATH")])])
+        extra["PYTHONPATH"] = os.pathsep.join(
+            [ROOT, *filter(None, [environment.get("PYTHONPATH")])]
+        )
     if job.world_size > 1:
         # grpc would send all calls between ranks to a web proxy, which cannot reach the ranks
-        extra["no_grpc_proxy"] = ",".join(filter(None, [environment.get("no_grpc_proxy"), NO_GRPC_PROXY, job.address]))
+        extra["no_grpc_proxy"] = ",".join(
+            filter(None, [environment.get("no_grpc_proxy"), NO_GRPC_PROXY, job.address])
+        )
     if job.num_processes > 1 and "OMP_NUM_THREADS" not in environment:
-        # Threads for matmuls. If the variable is unset, oneflow's launcher sets it to 1 and prints a banner about it.
+        # Threads for matmuls. If the variable is unset, oneflow's launcher sets it to 1 and prints
+        # a banner about it.
         extra["OMP_NUM_THREADS"] = str(max(1, openblas.usable_cores() // job.num_processes))
     return extra
 
 
-# ------------------------------------------------------------------------------------------- the whole command
+# ------------------------------------------------------------------------------------------- the
+# whole command
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -146,7 +160,8 @@ def run(arguments: Sequence[str]) -> int:
     job = read_job(arguments, os.environ)
     job.announce_start()
     with guard.signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _stop_before_start)):
-        # A single rank checks the config itself. Several ranks would only find a typo after their rendezvous.
+        # A single rank checks the config itself. Several ranks would only find a typo after their
+        # rendezvous.
         if job.is_training and (job.world_size > 1 or max_restarts):
             output_dir = check_config(job)
             if WRITES_NOTHING.isdisjoint(word.partition("=")[0] for word in job.arguments):
@@ -168,10 +183,15 @@ def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
     """
     restarts, words = take_restarts(arguments, {})
     if restarts:
-        raise UserError(f"--max-restarts {restarts}: {place.launcher} starts the processes and must restart them.")
+        raise UserError(
+            f"--max-restarts {restarts}: {place.launcher} starts the processes and must restart "
+            "them."
+        )
     runtime.hide_rendezvous_environment()  # the config check must not wait for other ranks
     port = choose_port(str(place.port), place.size, place.rank)
-    job = Job(TRAINING, find_config(config), 1, tuple(words), place.size, place.rank, place.address, port)
+    job = Job(
+        TRAINING, find_config(config), 1, tuple(words), place.size, place.rank, place.address, port
+    )
     if place.rank == 0:
         job.announce_start()
     check_config(job, tells=place.rank == 0)
@@ -186,7 +206,9 @@ def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
 
 
 def _rank_variables(place: Place) -> dict[str, str]:
-    """Return the environment variables from which `import oneflow` and libai read the rank and the job's address."""
+    """Return the environment variables from which `import oneflow` and libai read the rank and the
+    job's address.
+    """
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),

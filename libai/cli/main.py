@@ -1,8 +1,8 @@
 """The command `libai SUBCOMMAND …`, or `python -m libai`, and its table of subcommands.
 
-To add a subcommand, write a file named after it in libai/cli/commands with `run(arguments) -> exit code`, and add a
-line to `GROUPS`. A module is imported only when its subcommand runs, which keeps `libai --help` as fast as Python's
-start.
+To add a subcommand, write a file named after it in libai/cli/commands with `run(arguments) -> exit
+code`, and add a line to `GROUPS`. A module is imported only when its subcommand runs, which keeps
+`libai --help` as fast as Python's start.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def usage() -> str:
         lines.append(f"{title}:")
         lines += [f"  {name:<14} {summary}" for name, summary in commands.items()]
         lines.append("")
-    return "\n".join([*lines, "First run: libai train mlp_digits", "Flags of a command: libai COMMAND --help"])
+    return "\n".join(
+        [*lines, "First run: libai train mlp_digits", "Flags of a command: libai COMMAND --help"]
+    )
 
 
 def dispatch(words: Sequence[str]) -> int:
@@ -77,7 +79,10 @@ def dispatch(words: Sequence[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"The commands are {', '.join(COMMANDS)}."
         raise UserError(f"{name}: unknown command. {hint}")
-    sys.argv = [f"libai {name}", *arguments]  # for usage messages and for the command that a run records
+    sys.argv = [
+        f"libai {name}",
+        *arguments,
+    ]  # for usage messages and for the command that a run records
     if name != "train":  # `train` handles the flag itself and lists it in its help
         arguments = [word for word in arguments if word != TRACEBACK_FLAG]
     return getattr(module_of(name), _TRAINING.get(name, "run"))(arguments)
@@ -89,7 +94,9 @@ def main() -> NoReturn:
 
 
 def until_nobody_reads(action: Callable[[], Any]) -> Any:
-    """Run `action`, which prints, and return its result, or None if the reader closes the pipe, as `… | head` does."""
+    """Run `action`, which prints, and return its result, or None if the reader closes the pipe, as
+    `… | head` does.
+    """
     try:
         code = action()
         sys.stdout.flush()

@@ -1,6 +1,9 @@
-"""The training program that every rank runs. It reads the arguments, checks the config, builds the run and trains.
+"""The training program that every rank runs.
 
-It is started by `libai train` and by `bash tools/train.sh tools/train_net.py CONFIG PROCS [overrides] [flags]`.
+It reads the arguments, checks the config, builds the run and trains.
+
+It is started by `libai train` and by `bash tools/train.sh tools/train_net.py CONFIG PROCS
+[overrides] [flags]`.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ def main(run_class: Any = None) -> int:
     trains = not (args.dry_run or args.eval_only or args.find_lr)
     config = default_setup(config, args.overrides, trains=trains, quiet=args.quiet)
     if notes is not None and trains and is_main_process():
-        Path(notes, OUTPUT_DIR).write_text(os.path.abspath(config.train.output_dir), encoding="utf-8")
+        Path(notes, OUTPUT_DIR).write_text(
+            os.path.abspath(config.train.output_dir), encoding="utf-8"
+        )
     run = (run_class or Run)(config, resume=args.resume or config.train.resume, reset=args.reset)
     if args.dry_run:
         run.dry_run()
@@ -62,7 +67,8 @@ def main(run_class: Any = None) -> int:
     else:
         if run.train().status == "failed":
             return EXIT_FAILED
-        barrier()  # oneflow aborts a rank that is still working after another has left, also on other machines
+        # oneflow aborts a rank that is still working after another has left, also on other machines
+        barrier()
     return 0
 
 

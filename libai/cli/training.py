@@ -1,4 +1,6 @@
-"""Implement `libai train`, `libai eval` and `libai resume`, which run the training program on this machine."""
+"""Implement `libai train`, `libai eval` and `libai resume`, which run the training program on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """Evaluate once: the newest checkpoint in a run's folder, or the weights in train.load_weight=CHECKPOINT."""
+    """Evaluate once: the newest checkpoint in a run's folder, or the weights in
+    train.load_weight=CHECKPOINT.
+    """
     missing = "no run or config is given. Give the output folder of a run, or a config."
     name, processes, words = _parse(arguments, f"eval RUN|{_WORDS}", evaluate.__doc__, missing)
     words.append("--eval-only")
@@ -35,9 +39,13 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 
 def resume(arguments: Sequence[str]) -> int:
-    """Continue a run from the newest checkpoint in its folder, by default on the same number of processes."""
+    """Continue a run from the newest checkpoint in its folder, by default on the same number of
+    processes.
+    """
     missing = "no run is given. Give its output folder, such as out/mlp_digits."
-    name, processes, words = _parse(arguments, f"resume RUN {_WORDS.partition(' ')[2]}", resume.__doc__, missing)
+    name, processes, words = _parse(
+        arguments, f"resume RUN {_WORDS.partition(' ')[2]}", resume.__doc__, missing
+    )
     return _continue(Path(name), processes, words)
 
 
@@ -45,14 +53,21 @@ def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
     """Start the run in `folder` again from its newest checkpoint."""
     config = config_of_run(folder)
     # an evaluation of given weights does not need the run's checkpoint
-    has_weights = "--eval-only" in words and any(word.startswith("train.load_weight") for word in words)
-    # the flag is not last, because it would take a mistaken word after the run as the path of a checkpoint
+    has_weights = "--eval-only" in words and any(
+        word.startswith("train.load_weight") for word in words
+    )
+    # the flag is not last, because it would take a mistaken word after the run as the path of a
+    # checkpoint
     words = [*([] if has_weights else ["--resume"]), f"train.output_dir={folder}", *words]
     return start(str(config), processes, words, default_processes=_processes_of(folder))
 
 
-def start(config: str, processes: str | None, words: Sequence[str], default_processes: str = "1") -> int:
-    """Start processes on this machine and train, or train in this process if another launcher has started it."""
+def start(
+    config: str, processes: str | None, words: Sequence[str], default_processes: str = "1"
+) -> int:
+    """Start processes on this machine and train, or train in this process if another launcher has
+    started it.
+    """
     place = external.find_place(os.environ)
     if place is None:
         return launch.run([TRAINING, config, processes or default_processes, *words])
@@ -61,8 +76,8 @@ def start(config: str, processes: str | None, words: Sequence[str], default_proc
         return launch.run([TRAINING, config, processes or "1", *words])
     if processes is not None:
         raise UserError(
-            f"-n {processes}, but {place.launcher} has already started several processes on this machine. Remove -n, "
-            f"or let {place.launcher} start one process per machine."
+            f"-n {processes}, but {place.launcher} has already started several processes on this "
+            f"machine. Remove -n, or let {place.launcher} start one process per machine."
         )
     return launch.be_rank(place, config, words)
 
@@ -73,10 +88,17 @@ def _processes_of(folder: Path) -> str:
 
 
 def build_parser(usage: str = f"train {_WORDS}", description: str | None = train.__doc__) -> Parser:
-    """Return the parser of the command line. Arguments that it does not list are passed to the training program."""
+    """Return the parser of the command line.
+
+    Arguments that it does not list are passed to the training program.
+    """
     parser = Parser(usage=f"libai {usage}", description=description)
-    parser.add_argument("-n", "--procs", metavar="PROCS", help="processes on this machine (default 1)")
-    parser.add_argument("--max-restarts", metavar="N", help="restart a failed job up to N times (default 0)")
+    parser.add_argument(
+        "-n", "--procs", metavar="PROCS", help="processes on this machine (default 1)"
+    )
+    parser.add_argument(
+        "--max-restarts", metavar="N", help="restart a failed job up to N times (default 0)"
+    )
     from libai.config.arguments import FLAGS
 
     for flag, text in FLAGS.items():
@@ -89,12 +111,15 @@ def _parse(
 ) -> tuple[str, str | None, list[str]]:
     """Return the config or run, the value of `-n` or None, and the other arguments unchanged.
 
-    The config or run is the first argument that is neither a setting nor a flag. Raises `UserError` with the message
-    `missing` if there is none.
+    The config or run is the first argument that is neither a setting nor a flag. Raises `UserError`
+    with the message `missing` if there is none.
     """
     if {"-h", "--help"} & set(arguments):
         names = sorted(path.stem for path in Path(shipped_configs()).glob("*.py"))
-        description = f"{description}\n\nShipped configs: {', '.join(names)}. docs/config.md explains the settings."
+        description = (
+            f"{description}\n\nShipped configs: {', '.join(names)}. docs/config.md explains the "
+            "settings."
+        )
         build_parser(usage, description).parse_args(["--help"])
     parser = Parser(usage=f"libai {usage}", add_help=False)
     parser.add_argument("-n", "--procs")

@@ -1,10 +1,16 @@
-"""Configuration: lazy configs in Python files, overrides, and a typed schema that catches mistakes early.
+"""Configuration: lazy configs in Python files, overrides, and a typed schema that catches mistakes
+early.
 
 Importing this package does not import oneflow, but a config file may.
 """
 
 from libai.config.arguments import Args, parse_args
-from libai.config.batch import BatchSizes, batch_sizes_of, solve_batch_sizes, solve_data_parallel_size
+from libai.config.batch import (
+    BatchSizes,
+    batch_sizes_of,
+    solve_batch_sizes,
+    solve_data_parallel_size,
+)
 from libai.config.instantiation import fill_unset, instantiate, locate, target_of
 from libai.config.lazy_config import LazyCall, LazyConfig, get_config
 from libai.config.overrides import format_override

@@ -1,4 +1,7 @@
-"""Compute batch sizes and the number of data-parallel ranks. All functions are pure and take integers."""
+"""Compute batch sizes and the number of data-parallel ranks.
+
+All functions are pure and take integers.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,13 @@ class BatchSizes:
 
 
 def solve_data_parallel_size(
-    world_size: int, data_parallel_size: int | None, tensor_parallel_size: int, pipeline_parallel_size: int
+    world_size: int,
+    data_parallel_size: int | None,
+    tensor_parallel_size: int,
+    pipeline_parallel_size: int,
 ) -> int:
-    """Return the number of data-parallel replicas, which is derived if `data_parallel_size` is None.
+    """Return the number of data-parallel replicas, which is derived if `data_parallel_size` is
+    None.
 
     Raises `ConfigError` if the product of the three sizes is not `world_size`.
 
@@ -36,34 +43,40 @@ def solve_data_parallel_size(
     if data_parallel_size is None:
         divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
         raise ConfigError(
-            f"train.dist.tensor_parallel_size={tensor_parallel_size} × pipeline_parallel_size={pipeline_parallel_size} "
-            f"= {inner} does not divide the {world_size} process{'es' if world_size > 1 else ''} of this run. Set "
-            f"their product to {_listed(divisors)}, or start a multiple of {inner} processes."
+            f"train.dist.tensor_parallel_size={tensor_parallel_size} × "
+            f"pipeline_parallel_size={pipeline_parallel_size} = {inner} does not divide the "
+            f"{world_size} process{'es' if world_size > 1 else ''} of this run. Set their product "
+            f"to {_listed(divisors)}, or start a multiple of {inner} processes."
         )
     product = data_parallel_size * inner
     if product != world_size:
         fits = world_size // inner if world_size % inner == 0 else None
-        change = f"Set train.dist.data_parallel_size={fits} (or null)" if fits else "Change train.dist"
+        change = (
+            f"Set train.dist.data_parallel_size={fits} (or null)" if fits else "Change train.dist"
+        )
         raise ConfigError(
-            f"train.dist asks for {data_parallel_size} data × {tensor_parallel_size} tensor × {pipeline_parallel_size} "
-            f"pipeline = {product}, but the number of processes is {world_size}. {change}, or start {product}."
+            f"train.dist asks for {data_parallel_size} data × {tensor_parallel_size} tensor × "
+            f"{pipeline_parallel_size} pipeline = {product}, but the number of processes is "
+            f"{world_size}. {change}, or start {product}."
         )
     return data_parallel_size
 
 
-def solve_batch_sizes(micro: int | None, total: int | None, steps: int | None, ranks: int) -> BatchSizes:
+def solve_batch_sizes(
+    micro: int | None, total: int | None, steps: int | None, ranks: int
+) -> BatchSizes:
     """Complete the micro-batch size, the global batch size and the number of accumulation steps.
 
-    None means unknown. Accumulation defaults to 1. `ranks` is the number of data-parallel ranks. Raises `ConfigError`
-    with the nearest valid values if no solution exists.
+    None means unknown. Accumulation defaults to 1. `ranks` is the number of data-parallel ranks.
+    Raises `ConfigError` with the nearest valid values if no solution exists.
 
     >>> solve_batch_sizes(4, 32, None, 2)
     BatchSizes(micro=4, accumulation=4, global_=32)
     """
     if micro is None and total is None:
         raise ConfigError(
-            "No batch size is set. Set train.train_micro_batch_size (samples per rank and forward pass) or "
-            "train.global_batch_size (samples per iteration)."
+            "No batch size is set. Set train.train_micro_batch_size (samples per rank and forward "
+            "pass) or train.global_batch_size (samples per iteration)."
         )
     if total is None:
         assert micro is not None
@@ -79,8 +92,9 @@ def solve_batch_sizes(micro: int | None, total: int | None, steps: int | None, r
     needed = total // (micro * ranks)
     if steps is not None and steps != needed:
         raise ConfigError(
-            f"train.global_batch_size={total} is not micro-batch × accumulation × data-parallel ranks = "
-            f"{micro} × {steps} × {ranks} = {micro * steps * ranks}. Set train.num_accumulation_steps={needed} or "
+            f"train.global_batch_size={total} is not micro-batch × accumulation × data-parallel "
+            f"ranks = {micro} × {steps} × {ranks} = {micro * steps * ranks}. Set "
+            f"train.num_accumulation_steps={needed} or "
             f"train.global_batch_size={micro * steps * ranks}, or leave one of them null."
         )
     return BatchSizes(micro, needed, total)
@@ -89,7 +103,10 @@ def solve_batch_sizes(micro: int | None, total: int | None, steps: int | None, r
 def batch_sizes_of(train: Any, data_parallel_size: int) -> BatchSizes:
     """Return the result of `solve_batch_sizes` for the settings in the section `train`."""
     return solve_batch_sizes(
-        train.train_micro_batch_size, train.global_batch_size, train.num_accumulation_steps, data_parallel_size
+        train.train_micro_batch_size,
+        train.global_batch_size,
+        train.num_accumulation_steps,
+        data_parallel_size,
     )
 
 
@@ -97,7 +114,8 @@ def _not_a_multiple(total: int, what: str, first: int, ranks: int) -> ConfigErro
     unit = first * ranks
     near = [n for n in (total // unit * unit, total // unit * unit + unit) if n > 0]
     return ConfigError(
-        f"train.global_batch_size={total} is not a multiple of {what} = {first} × {ranks}. Nearest: {_listed(near)}."
+        f"train.global_batch_size={total} is not a multiple of {what} = {first} × {ranks}. "
+        f"Nearest: {_listed(near)}."
     )
 
 

@@ -1,7 +1,10 @@
-"""Check settings that depend on each other. Impossible combinations are refused, and useless ones give a warning.
+"""Check settings that depend on each other.
 
-A setting counts as given if it differs from its default. `check_supported` refuses settings that a mode or a device
-cannot honour. `libai.config.validation` finds settings that are wrong on their own.
+Impossible combinations are refused, and useless ones give a warning.
+
+A setting counts as given if it differs from its default. `check_supported` refuses settings that a
+mode or a device cannot honour. `libai.config.validation` finds settings that are wrong on their
+own.
 """
 
 from __future__ import annotations
@@ -21,21 +24,34 @@ from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.utils.errors import UserError
 
 #: reason why mixed precision does nothing on CPU, by mode
-NO_AMP = {"graph": "OneFlow 0.9 compiles AMP for CUDA only", "eager": "OneFlow 0.9 has no autocast on CPU"}
-#: (condition under which settings have no effect or meaning, paths of the settings, message text after their values)
+NO_AMP = {
+    "graph": "OneFlow 0.9 compiles AMP for CUDA only",
+    "eager": "OneFlow 0.9 has no autocast on CPU",
+}
+#: (condition under which settings have no effect or meaning, paths of the settings, message text
+#: after their values)
 Rule = tuple[Any, Iterable[str], str]
 
 
 def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
-    """Yield problems with the run length, the mesh and the batch sizes, and with settings that need one process."""
+    """Yield problems with the run length, the mesh and the batch sizes, and with settings that need
+    one process.
+    """
     if train.on_exception == "return" and world_size > 1:
         yield (
-            f"train.on_exception=return does not work with {world_size} processes: the other ranks would wait for a "
-            "failed one. Remove it, or use one process."
+            f"train.on_exception=return does not work with {world_size} processes: the other "
+            "ranks would wait for a failed one. Remove it, or use one process."
         )
     if bool(train.train_iter) == bool(train.train_epoch):
-        found = "both set, but a run has only one length" if train.train_iter else "both 0, so nothing would be trained"
-        yield f"train.train_iter and train.train_epoch are {found}. Set one of them, and the other to 0."
+        found = (
+            "both set, but a run has only one length"
+            if train.train_iter
+            else "both 0, so nothing would be trained"
+        )
+        yield (
+            f"train.train_iter and train.train_epoch are {found}. Set one of them, and the other "
+            "to 0."
+        )
     dist = train.dist
     sizes = (dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size)
     try:
@@ -46,7 +62,9 @@ def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
 
 
 def refused(run) -> list[str]:
-    """Return a message for each combination of settings in the checked config `run` that no run can honour."""
+    """Return a message for each combination of settings in the checked config `run` that no run can
+    honour.
+    """
     train, evaluation = run.train, run.train.evaluation
     metric = evaluation.eval_metric
     datasets = _datasets(run)
@@ -58,7 +76,8 @@ def refused(run) -> list[str]:
         (
             not has_metric,
             ["train.evaluation.early_stop_patience"],
-            " does nothing: no metric is measured. It needs dataloader.test, train.evaluation.enabled=true and "
+            " does nothing: no metric is measured. It needs dataloader.test, "
+            "train.evaluation.enabled=true and "
             'train.evaluation.eval_metric, for example "val/loss".',
         ),
         (
@@ -70,67 +89,71 @@ def refused(run) -> list[str]:
         (
             not (has_metric and train.checkpointer.enabled),
             ["train.load_best_at_end"],
-            " does nothing: no best checkpoint is kept. It needs dataloader.test, train.evaluation.enabled=true, "
-            "train.evaluation.eval_metric and train.checkpointer.enabled=true.",
+            " does nothing: no best checkpoint is kept. It needs dataloader.test, "
+            "train.evaluation.enabled=true, train.evaluation.eval_metric and "
+            "train.checkpointer.enabled=true.",
         ),
         (
             (metric or "").startswith("-" if evaluation.eval_mode == "max" else "+"),
             ["train.evaluation.eval_mode"],
-            f" contradicts another setting: the sign of train.evaluation.eval_metric={metric} means the opposite. "
-            "Remove one of them.",
+            f" contradicts another setting: the sign of train.evaluation.eval_metric={metric} "
+            "means the opposite. Remove one of them.",
         ),
         (
             train.clip_grad.max_norm is not None,
             ["train.clip_grad.value"],
-            " cannot be combined with train.clip_grad.max_norm, which clips by the norm. Remove one of them.",
+            " cannot be combined with train.clip_grad.max_norm, which clips by the norm. Remove "
+            "one of them.",
         ),
         (
             train.amp.enabled and train.amp.dtype == "fp16",
             ["train.clip_grad.value"],
-            " cannot be combined with train.amp.dtype=fp16, because the scaled gradients would be clipped. Choose "
-            "bf16, or max_norm.",
+            " cannot be combined with train.amp.dtype=fp16, because the scaled gradients would "
+            "be clipped. Choose bf16, or max_norm.",
         ),
         (
             run.lr_scheduler is not None and not _schedule_warms_up(run.lr_scheduler),
             ["train.warmup_ratio"],
-            " does nothing: lr_scheduler has no unset argument warmup_iter. Choose a schedule of libai.scheduler "
-            "without setting its warmup_iter, or set train.warmup_ratio=0.",
+            " does nothing: lr_scheduler has no unset argument warmup_iter. Choose a schedule of "
+            "libai.scheduler without setting its warmup_iter, or set train.warmup_ratio=0.",
         ),
         (
             not zero.enabled,
             ["train.zero_optimization.stage"],
-            " does nothing: train.zero_optimization.enabled is false. Set it to true, or remove stage.",
+            " does nothing: train.zero_optimization.enabled is false. Set it to true, or remove "
+            "stage.",
         ),
         (
             train.dist.gradient_reduction != "global" and (inner > 1 or zero.enabled),
             ["train.dist.gradient_reduction"],
-            " cannot be honoured: it averages over ranks that hold full replicas. With tensor or pipeline "
-            "parallelism or ZeRO, global tensors average instead. Leave it at auto.",
+            " cannot be honoured: it averages over ranks that hold full replicas. With tensor or "
+            "pipeline parallelism or ZeRO, global tensors average instead. Leave it at auto.",
         ),
         (
             train.seed is None,
             ["train.deterministic"],
-            " cannot be honoured: train.seed is null, so every run has a different seed. Set a seed, or remove the "
-            "setting.",
+            " cannot be honoured: train.seed is null, so every run has a different seed. Set a "
+            "seed, or remove the setting.",
         ),
         (
             run.mode == "auto",
             ["train.deterministic"],
-            " cannot be honoured: graph.enabled=auto chooses by measured time, which differs between runs. Choose a "
-            "mode.",
+            " cannot be honoured: graph.enabled=auto chooses by measured time, which differs "
+            "between runs. Choose a mode.",
         ),
         (
             not 0 <= start < end,
             ["train.profile"],
-            ": expected [start, end] with 0 <= start < end, such as [10, 15] for iterations 11 to 15.",
+            ": expected [start, end] with 0 <= start < end, such as [10, 15] for iterations 11 "
+            "to 15.",
         ),
     ]
     if evaluation.enabled and datasets and not train.extra_hooks:  # a hook may add its own metric
         dataset, _, name = (metric or "").lstrip("+-").partition("/")
         close = did_you_mean(metric or "", [f"{each}/{name}" for each in datasets])
         why = (
-            f": expected <dataset>/<metric>, with one of dataloader.test's datasets ({', '.join(datasets)}).{close} "
-            f"For example: {datasets[0]}/{name or 'loss'}."
+            ": expected <dataset>/<metric>, with one of dataloader.test's datasets "
+            f"({', '.join(datasets)}).{close} For example: {datasets[0]}/{name or 'loss'}."
         )
         rules.append((dataset not in datasets or not name, ["train.evaluation.eval_metric"], why))
     return [*_lines(run, rules), *wrong_numbers(run.optim, "optim")]
@@ -148,26 +171,27 @@ def check_supported(run, mode: str, device: str) -> None:
             (
                 train.activation_checkpoint.enabled and is_cpu,
                 "train.activation_checkpoint.enabled",
-                "it is meant to save memory, but in a compiled step on CPU OneFlow 0.9 needs more memory with it "
-                "(385 MB instead of 262). Run with graph.enabled=false, or with train.device=cuda.",
+                "it is meant to save memory, but in a compiled step on CPU OneFlow 0.9 needs "
+                "more memory with it (385 MB instead of 262). Run with graph.enabled=false, or "
+                "with train.device=cuda.",
             ),
             (
                 train.zero_grad_before_forward or train.zero_grad_set_to_none is not None,
                 "train.zero_grad_before_forward, zero_grad_set_to_none",
-                "a compiled step keeps no gradients between iterations, so there is nothing to clear. Remove it, or "
-                "run with graph.enabled=false.",
+                "a compiled step keeps no gradients between iterations, so there is nothing to "
+                "clear. Remove it, or run with graph.enabled=false.",
             ),
             (
                 train.dist.gradient_reduction != "auto",
                 "train.dist.gradient_reduction",
-                "the compiled step averages the gradients of all ranks itself. Leave the setting at auto, or run with "
-                "graph.enabled=false.",
+                "the compiled step averages the gradients of all ranks itself. Leave the setting "
+                "at auto, or run with graph.enabled=false.",
             ),
             (
                 run.momentum_scheduler is not None,
                 "momentum_scheduler",
-                "a compiled update of OneFlow 0.9 contains the momentum as a constant. Remove it, or run with "
-                "graph.enabled=false.",
+                "a compiled update of OneFlow 0.9 contains the momentum as a constant. Remove "
+                "it, or run with graph.enabled=false.",
             ),
         ]
     else:
@@ -175,7 +199,8 @@ def check_supported(run, mode: str, device: str) -> None:
             (
                 train.dist.auto,
                 "train.dist.auto",
-                "OneFlow's auto-parallel is a pass of its graph compiler. Remove it, or run with graph.enabled=true.",
+                "OneFlow's auto-parallel is a pass of its graph compiler. Remove it, or run with "
+                "graph.enabled=true.",
             ),
             (
                 run.graph.on_build_error == "eager" and run.mode == "eager",
@@ -187,20 +212,22 @@ def check_supported(run, mode: str, device: str) -> None:
         (
             train.amp.enabled is True and is_cpu,
             f"train.amp.enabled=true ({train.amp.dtype})",
-            f"it does nothing on this device ({NO_AMP[mode]}). Use train.amp.enabled=auto (float32 where AMP does "
-            "nothing), or run with train.device=cuda.",
+            f"it does nothing on this device ({NO_AMP[mode]}). Use train.amp.enabled=auto "
+            "(float32 where AMP does nothing), or run with train.device=cuda.",
         ),
         (
             train.amp.enabled and not is_cpu and (train.rehearse or train.rehearse_every),
             "train.rehearse, rehearse_every with amp",
-            "the modes are compared to 1e-5, but AMP rounds to 5e-4 (fp16) or 4e-3 (bf16). Compare with "
-            "train.amp.enabled=false.",
+            "the modes are compared to 1e-5, but AMP rounds to 5e-4 (fp16) or 4e-3 (bf16). "
+            "Compare with train.amp.enabled=false.",
         ),
         (
-            # On CPU, each process has one compute thread, and two runs are bitwise equal (see tests/parity).
+            # On CPU, each process has one compute thread, and two runs are bitwise equal (see
+            # tests/parity).
             train.deterministic and device != "cpu",
             "train.deterministic",
-            "OneFlow 0.9 cannot be restricted to deterministic CUDA kernels. Remove it, or run with train.device=cpu.",
+            "OneFlow 0.9 cannot be restricted to deterministic CUDA kernels. Remove it, or run "
+            "with train.device=cpu.",
         ),
     ]
     lines = [
@@ -215,7 +242,8 @@ def check_supported(run, mode: str, device: str) -> None:
 def warnings(run, world_size: int, train_iter: int, start_iter: int) -> list[str]:
     """Return one line for each group of settings that are given but have no effect.
 
-    `train_iter` is the length of the run, and `start_iter` is the iteration at which a resumed run begins.
+    `train_iter` is the length of the run, and `start_iter` is the iteration at which a resumed run
+    begins.
     """
     train, evaluation = run.train, run.train.evaluation
     datasets = _datasets(run)
@@ -227,20 +255,25 @@ def warnings(run, world_size: int, train_iter: int, start_iter: int) -> list[str
         *_sections_switched_off(train),
         (
             not datasets and evaluation.enabled,
-            [*(f"train.evaluation.{name}" for name in of_evaluation), "train.test_micro_batch_size"],
+            [
+                *(f"train.evaluation.{name}" for name in of_evaluation),
+                "train.test_micro_batch_size",
+            ],
             " does nothing: dataloader.test has no dataset. Remove the settings, or add a dataset.",
         ),
         (
             datasets and evaluation.enabled and evaluation.eval_metric is None,
             ["train.evaluation.eval_mode"],
-            ' does nothing: train.evaluation.eval_metric is null. Set it, for example to "val/loss", or leave '
+            " does nothing: train.evaluation.eval_metric is null. Set it, for example to "
+            '"val/loss", or leave '
             "eval_mode out.",
         ),
         (
             run.lr_scheduler is None,
             ["train.warmup_ratio"],
             " does nothing: lr_scheduler is null, so the learning rate is constant. Set "
-            'lr_scheduler = LazyCall("libai.scheduler.WarmupConstantLR")(), or train.warmup_ratio=0.',
+            'lr_scheduler = LazyCall("libai.scheduler.WarmupConstantLR")(), or '
+            "train.warmup_ratio=0.",
         ),
         (
             train.amp.enabled and train.amp.dtype == "bf16",
@@ -250,37 +283,41 @@ def warnings(run, world_size: int, train_iter: int, start_iter: int) -> list[str
         (
             not is_cut,
             ["train.dist.plan"],
-            " does nothing without tensor or pipeline parallelism, ZeRO or activation checkpointing. Remove it, or "
-            "enable one of them.",
+            " does nothing without tensor or pipeline parallelism, ZeRO or activation "
+            "checkpointing. Remove it, or enable one of them.",
         ),
         (
             world_size == 1,
             ["train.dist.gradient_reduction"],
-            " does nothing: a single process has no gradients to average. Leave it at auto, or start more processes.",
+            " does nothing: a single process has no gradients to average. Leave it at auto, or "
+            "start more processes.",
         ),
         (
             train_iter and round(train_iter * train.warmup_ratio) == 0,
             ["train.warmup_ratio"],
-            f" does nothing: that fraction of {train_iter} iterations is less than half an iteration. Choose a "
-            "larger fraction, or set it to 0.",
+            f" does nothing: that fraction of {train_iter} iterations is less than half an "
+            "iteration. Choose a larger fraction, or set it to 0.",
         ),
         (
             not start_iter <= start < train_iter,
             ["train.profile"],
-            f" does nothing: this run covers iterations {start_iter} to {train_iter}. Choose a start in this range.",
+            f" does nothing: this run covers iterations {start_iter} to {train_iter}. Choose a "
+            "start in this range.",
         ),
         (
             start_iter,
             ["train.load_weight.path"],
-            f" does nothing: the run continues after iteration {start_iter} with the weights of its checkpoint. To "
-            "start from that file, begin a run in another train.output_dir.",
+            f" does nothing: the run continues after iteration {start_iter} with the weights of "
+            "its checkpoint. To start from that file, begin a run in another train.output_dir.",
         ),
     ]
     return list(_lines(run, rules))
 
 
 def _sections_switched_off(train: schema.Train) -> Iterator[Rule]:
-    """Yield a rule for each section of `train` that has a switch: its values do nothing while the switch is off."""
+    """Yield a rule for each section of `train` that has a switch: its values do nothing while the
+    switch is off.
+    """
     for field in dataclasses.fields(train):
         section = getattr(train, field.name)
         switch = getattr(section, "switch", None)
@@ -288,14 +325,23 @@ def _sections_switched_off(train: schema.Train) -> Iterator[Rule]:
             continue
         path = f"train.{field.name}"
         state = getattr(section, switch)
-        names = [other.name for other in dataclasses.fields(section) if other.name not in section.works_alone]
+        names = [
+            other.name
+            for other in dataclasses.fields(section)
+            if other.name not in section.works_alone
+        ]
         remedy = "Set it to true" if state is False else "Set it"
-        why = f" does nothing: {path}.{switch} is {_shown(state) or 'empty'}. {remedy}, or remove the other settings."
+        why = (
+            f" does nothing: {path}.{switch} is {_shown(state) or 'empty'}. {remedy}, or remove "
+            "the other settings."
+        )
         yield not state, [f"{path}.{name}" for name in names if name != switch], why
 
 
 def _lines(run, rules: Iterable[Rule]) -> Iterator[str]:
-    """Yield one line for each rule that applies and has at least one setting that differs from its default."""
+    """Yield one line for each rule that applies and has at least one setting that differs from its
+    default.
+    """
     for holds, paths, why in rules:
         given = []
         for path in paths if holds else ():
@@ -310,23 +356,32 @@ def _lines(run, rules: Iterable[Rule]) -> Iterator[str]:
 def _shown(value) -> str:
     if isinstance(value, Mapping):
         return "{...}"
-    return str(value).lower() if isinstance(value, bool) else str("null" if value is None else value)
+    return (
+        str(value).lower() if isinstance(value, bool) else str("null" if value is None else value)
+    )
 
 
 def _datasets(run) -> list[str]:
     """Return the names of the evaluation datasets."""
     test = run.dataloader.get("test") if isinstance(run.dataloader, DictConfig) else None
-    return [str(name) for name in test if test[name] is not None] if isinstance(test, DictConfig) else []
+    return (
+        [str(name) for name in test if test[name] is not None]
+        if isinstance(test, DictConfig)
+        else []
+    )
 
 
 def _schedule_warms_up(section) -> bool:
     """Return True if the schedule leaves its warm-up unset.
 
-    The first schedule of a list counts. With several optimizers, the schedule of any of them counts.
+    The first schedule of a list counts. With several optimizers, the schedule of any of them
+    counts.
     """
     if isinstance(section, ListConfig):
         return _schedule_warms_up(section[0])
     if isinstance(section, Mapping) and TARGET not in section:  # optimizer -> schedule
         return any(map(_schedule_warms_up, section.values()))
     target = target_of(section)
-    return target is not None and accepts(target, "warmup_iter") and section.get("warmup_iter") is None
+    return (
+        target is not None and accepts(target, "warmup_iter") and section.get("warmup_iter") is None
+    )

@@ -1,8 +1,10 @@
-"""Find the target callables named in a config, read their signatures, and build the objects that a config describes.
+"""Find the target callables named in a config, read their signatures, and build the objects that a
+config describes.
 
-Hydra's own `instantiate` is not used because it copies every argument into a config, which deep-copies a built model,
-and because it hides the user's exceptions. `pkgutil.resolve_name` is not used because it hides import errors, and
-because it returns the module if a package has a function and a module of the same name.
+Hydra's own `instantiate` is not used because it copies every argument into a config, which
+deep-copies a built model, and because it hides the user's exceptions. `pkgutil.resolve_name` is not
+used because it hides import errors, and because it returns the module if a package has a function
+and a module of the same name.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ _BY_DEFAULT = {
     tuple: list | None,
 }
 
-#: package and name of a base class -> description of its subclasses; classes are named so that none is imported
+#: package and name of a base class -> description of its subclasses; classes are named so that none
+#: is imported
 _BASES = {
     ("oneflow", "Module"): "a module",
     ("oneflow", "Optimizer"): "an optimizer",
@@ -74,22 +77,24 @@ _EXAMPLES = {
 def instantiate(config: Any, **extra) -> Any:
     """Build the object that `config` describes. Nested `_target_`s are built first.
 
-    Lists and dicts become plain lists and dicts. An object that is already built is returned unchanged.
+    Lists and dicts become plain lists and dicts. An object that is already built is returned
+    unchanged.
 
-    `extra` holds arguments that are known only at run time. They override or complete the arguments of the outermost
-    target. A dotted name reaches a nested target (`**{"params.model": model}`). They are passed on without copying.
+    `extra` holds arguments that are known only at run time. They override or complete the arguments
+    of the outermost target. A dotted name reaches a nested target (`**{"params.model": model}`).
+    They are passed on without copying.
 
-    Raises `ConfigError` with the path in the config for a wrong target or argument and for any exception of the target.
-    A `UserError` of the target keeps its class, and the path is put in front of its message. Raises `TypeError` for
-    text or numbers, which do not describe an object.
+    Raises `ConfigError` with the path in the config for a wrong target or argument and for any
+    exception of the target. A `UserError` of the target keeps its class, and the path is put in
+    front of its message. Raises `TypeError` for text or numbers, which do not describe an object.
 
     >>> instantiate({"_target_": "fractions.Fraction", "numerator": 3}, denominator=6)
     Fraction(1, 2)
     """
     if isinstance(config, (str, bytes, int, float)):
         raise TypeError(
-            f"instantiate takes a LazyCall, a dict with {TARGET!r} or a built object, found {config!r} "
-            f"({type(config).__name__})."
+            f"instantiate takes a LazyCall, a dict with {TARGET!r} or a built object, found "
+            f"{config!r} ({type(config).__name__})."
         )
     path = config._get_full_key(None) if OmegaConf.is_config(config) else ""
     # OmegaConf writes the index of a last item without brackets.
@@ -97,20 +102,27 @@ def instantiate(config: Any, **extra) -> Any:
 
 
 def read_item(config: Any, key: Any, path: str) -> Any:
-    """Return `config[key]`, located at `path`, with interpolations resolved. Raises `ConfigError` if that fails."""
+    """Return `config[key]`, located at `path`, with interpolations resolved.
+
+    Raises `ConfigError` if that fails.
+    """
     try:
         return config[key]
     except MissingMandatoryValue:
-        raise ConfigError(f"{path} is '???', so you must set its value. Add {path}=value.") from None
+        raise ConfigError(
+            f"{path} is '???', so you must set its value. Add {path}=value."
+        ) from None
     except OmegaConfBaseException as error:
         raise ConfigError(
-            f"{path} takes its value from another setting, which cannot be read ({first_line(error)}). Set {path} "
-            "itself, or correct the setting it refers to."
+            f"{path} takes its value from another setting, which cannot be read "
+            f"({first_line(error)}). Set {path} itself, or correct the setting it refers to."
         ) from error
 
 
 def items_of(config: Any, path: str) -> list[tuple[Any, str]]:
-    """Return the keys of a section or the indices of a list, each with its path, such as `model.blocks[0]`."""
+    """Return the keys of a section or the indices of a list, each with its path, such as
+    `model.blocks[0]`.
+    """
     if isinstance(config, Mapping):
         return [(key, f"{path}.{key!s}".lstrip(".")) for key in config]
     return [(index, f"{path}[{index}]") for index in range(len(config))]
@@ -121,14 +133,20 @@ def _build(config, path: str, extra: Mapping[str, Any]) -> Any:
         return config
     target = target_of(config, path)
     if target is None and extra:
-        raise ConfigError(f"{path} has no {TARGET}, so it cannot receive {', '.join(extra)}. Write a LazyCall.")
+        raise ConfigError(
+            f"{path} has no {TARGET}, so it cannot receive {', '.join(extra)}. Write a LazyCall."
+        )
     built = {}
     shown = []
     for key, where in items_of(config, path):
         if key == TARGET or key in extra:
             continue
         prefix = f"{key!s}."
-        inner = {name.removeprefix(prefix): value for name, value in extra.items() if name.startswith(prefix)}
+        inner = {
+            name.removeprefix(prefix): value
+            for name, value in extra.items()
+            if name.startswith(prefix)
+        }
         value = read_item(config, key, where)
         shown.append(f"{key!s}={_shown(value)}")
         built[key] = _build(value, where, inner)
@@ -140,8 +158,8 @@ def _build(config, path: str, extra: Mapping[str, Any]) -> Any:
         first, dot, rest = name.partition(".")
         if dot and first not in built:
             raise ConfigError(
-                f"{path}.{first} is not set, but the run must pass {rest} to it. Write {first}=LazyCall(...)() in "
-                "the config."
+                f"{path}.{first} is not set, but the run must pass {rest} to it. Write "
+                f"{first}=LazyCall(...)() in the config."
             )
         if not dot:
             built[name] = value
@@ -149,7 +167,10 @@ def _build(config, path: str, extra: Mapping[str, Any]) -> Any:
 
 
 def _call(target, path: str, arguments: dict[str, Any], shown: list[str]) -> Any:
-    """Call `target`, located at `path`. `shown` holds its arguments as they are written in the config."""
+    """Call `target`, located at `path`.
+
+    `shown` holds its arguments as they are written in the config.
+    """
     parameters = parameters_of(target)
     problems = unknown_arguments(target, arguments, path)
     missing = [
@@ -162,7 +183,11 @@ def _call(target, path: str, arguments: dict[str, Any], shown: list[str]) -> Any
         problems.append(f"{path}: {describe(target)} needs {', '.join(missing)}. Set {keys}.")
     for name, value in arguments.items():
         # OmegaConf and YAML have no tuples: Adam's betas=(0.9, 0.999) arrives as a list.
-        if isinstance(value, list) and name in parameters and isinstance(parameters[name].default, tuple):
+        if (
+            isinstance(value, list)
+            and name in parameters
+            and isinstance(parameters[name].default, tuple)
+        ):
             arguments[name] = tuple(value)
     if problems:
         raise ConfigError(problems)
@@ -170,22 +195,35 @@ def _call(target, path: str, arguments: dict[str, Any], shown: list[str]) -> Any
         return target(**arguments)
     except UserError as error:
         text = str(error)
-        # An ImportError concerns the environment. A message that starts with the path comes from a nested target.
+        # An ImportError concerns the environment. A message that starts with the path comes from a
+        # nested target.
         if not isinstance(error, ImportError) and not text.startswith(path):
             is_argument = re.split(r"\W", text)[0] in arguments
-            error.args = (f"{path}.{text}" if is_argument else f"{path} ({describe(target)}): {text}",)
+            error.args = (
+                f"{path}.{text}" if is_argument else f"{path} ({describe(target)}): {text}",
+            )
         raise
     except Exception as error:
         given = f" with {', '.join(shown)}" if shown else ""
-        # Show the innermost line of the user's code, if there is one. The message describes the error below it.
-        frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not _NOT_THE_USERS.search(f.filename)]
+        # Show the innermost line of the user's code, if there is one. The message describes the
+        # error below it.
+        frames = [
+            f
+            for f in traceback.extract_tb(error.__traceback__)[1:]
+            if not _NOT_THE_USERS.search(f.filename)
+        ]
         where = ". Correct "
         if frames:
-            where = f" (at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`). Correct that line, "
-        keys = ", ".join(f"{path}.{argument.partition('=')[0]}" for argument in shown) or describe(target)
+            where = (
+                f" (at {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`). Correct "
+                "that line, "
+            )
+        keys = ", ".join(f"{path}.{argument.partition('=')[0]}" for argument in shown) or describe(
+            target
+        )
         raise ConfigError(
-            f"{path}: {describe(target)}{given} failed: {type(error).__name__}: {first_line(error)}{where}"
-            f"{keys}, or name another {path}.{TARGET}."
+            f"{path}: {describe(target)}{given} failed: {type(error).__name__}: "
+            f"{first_line(error)}{where}{keys}, or name another {path}.{TARGET}."
         ) from error
 
 
@@ -197,7 +235,9 @@ def _shown(value) -> str:
 
 
 def target_of(config: Any, path: str = "") -> Callable[..., Any] | None:
-    """Return the callable that `config`, located at `path`, would call, or None for a built object, section or null."""
+    """Return the callable that `config`, located at `path`, would call, or None for a built object,
+    section or null.
+    """
     if not isinstance(config, Mapping) or TARGET not in config:
         return None
     target = config[TARGET]
@@ -207,15 +247,19 @@ def target_of(config: Any, path: str = "") -> Callable[..., Any] | None:
     except ConfigError as error:
         raise ConfigError(f"{prefix}{error}") from error
     if inspect.ismodule(found):
-        names = [name for name, value in vars(found).items() if inspect.isclass(value) and not name.startswith("_")]
+        names = [
+            name
+            for name, value in vars(found).items()
+            if inspect.isclass(value) and not name.startswith("_")
+        ]
         raise ConfigError(
-            f"{prefix}{TARGET}={target} is a Python module and cannot be called. Use a class or function in it: "
-            f"{_listed(names)}."
+            f"{prefix}{TARGET}={target} is a Python module and cannot be called. Use a class or "
+            f"function in it: {_listed(names)}."
         )
     if not callable(found):
         raise ConfigError(
-            f"{prefix}{TARGET}={target}: expected a dotted path such as package.module.Name, and this "
-            f"{type(found).__name__} cannot be called."
+            f"{prefix}{TARGET}={target}: expected a dotted path such as package.module.Name, and "
+            f"this {type(found).__name__} cannot be called."
         )
     return found
 
@@ -223,13 +267,18 @@ def target_of(config: Any, path: str = "") -> Callable[..., Any] | None:
 def fill_unset(config: Any, **candidates) -> dict[str, Any]:
     """Return the `candidates` that the target of `config` accepts and the config leaves unset.
 
-    null and `???` count as unset. Use it for values that a trainer provides and a config may override:
-    `instantiate(cfg, **fill_unset(cfg, seed=3))`. A target with `**kwargs` receives only the arguments that it names.
+    null and `???` count as unset. Use it for values that a trainer provides and a config may
+    override: `instantiate(cfg, **fill_unset(cfg, seed=3))`. A target with `**kwargs` receives only
+    the arguments that it names.
     """
     target = target_of(config)
     named = parameters_of(target) if target is not None else {}
     # `get` instead of `in`: for OmegaConf, a key with the value ??? is not in the config.
-    return {name: value for name, value in candidates.items() if name in named and config.get(name) is None}
+    return {
+        name: value
+        for name, value in candidates.items()
+        if name in named and config.get(name) is None
+    }
 
 
 def locate(path: str) -> Any:
@@ -251,7 +300,8 @@ def locate(path: str) -> Any:
             try:
                 importlib.import_module(where)
             except UserError:
-                raise  # concerns the environment, such as oneflow; report it once, not for each target
+                # concerns the environment, such as oneflow; report it once, not for each target
+                raise
             except Exception as error:
                 if not isinstance(error, ModuleNotFoundError) or error.name != where:
                     what = f"importing {where} failed: {type(error).__name__}: {error}"
@@ -263,11 +313,17 @@ def locate(path: str) -> Any:
 
 
 def _no_such_name(holder, names: list[str], index: int) -> str:
-    """Return a message about the name in a dotted path that `holder` does not have, with a suggestion."""
+    """Return a message about the name in a dotted path that `holder` does not have, with a
+    suggestion.
+    """
     name = names[index]
     modules = pkgutil.iter_modules(getattr(holder, "__path__", []) if index else None)
     others = getattr(holder, "__all__", None) or (dir(holder) if index else sys.modules)
-    known = [other for other in [*others, *(module.name for module in modules)] if not re.search(r"\.|^_", other)]
+    known = [
+        other
+        for other in [*others, *(module.name for module in modules)]
+        if not re.search(r"\.|^_", other)
+    ]
     hint = did_you_mean(name, known, at_least=0.5)
     for home in _HOMES if index == 0 else ():
         with contextlib.suppress(ImportError):
@@ -275,7 +331,10 @@ def _no_such_name(holder, names: list[str], index: int) -> str:
                 hint = f" Did you mean {home}.{names[-1]}?"
                 break
     if index == 0:
-        return f"there is no module {name!r}.{hint} Your modules are found in the config's folder and on PYTHONPATH."
+        return (
+            f"there is no module {name!r}.{hint} Your modules are found in the config's folder "
+            "and on PYTHONPATH."
+        )
     return f"{'.'.join(names[:index])} has no {name!r}.{hint or f' It has {_listed(known)}.'}"
 
 
@@ -284,7 +343,8 @@ def _listed(names: list[str]) -> str:
 
 
 def path_of(target: Any) -> str | None:
-    """Return the shortest dotted path that leads to `target` in this process, or None for a lambda or local function.
+    """Return the shortest dotted path that leads to `target` in this process, or None for a lambda
+    or local function.
 
     >>> path_of(inspect.Signature.bind)
     'inspect.Signature.bind'
@@ -296,7 +356,9 @@ def path_of(target: Any) -> str | None:
     first, *rest = qualname.split(".")
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])
-        found = getattr(sys.modules.get(name), "__dict__", {}).get(first)  # getattr would load a lazy module
+        found = getattr(sys.modules.get(name), "__dict__", {}).get(
+            first
+        )  # getattr would load a lazy module
         for attribute in rest:
             found = getattr(found, attribute, None)
         if found is not None and found == target:
@@ -332,7 +394,9 @@ def accepts(target: Callable[..., Any], name: str) -> bool:
 
 
 def unknown_arguments(target: Callable[..., Any], names: Iterable[str], path: str) -> list[str]:
-    """Return one problem for each of `names` that `target`, located at `path` in the config, does not accept."""
+    """Return one problem for each of `names` that `target`, located at `path` in the config, does
+    not accept.
+    """
     problems = []
     for name in names:
         if not accepts(target, name):
@@ -344,10 +408,13 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str], path: st
 
 
 def kinds_of_arguments(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return argument -> type as declared by `target`. The annotation determines the type, or else the default does.
+    """Return argument -> type as declared by `target`.
 
-    Arguments with an annotation that `coerce` does not understand are left out. An integer default allows any number,
-    because `scale=1` is often meant to accept 0.5 as well. Without an annotation, null is allowed.
+    The annotation determines the type, or else the default does.
+
+    Arguments with an annotation that `coerce` does not understand are left out. An integer default
+    allows any number, because `scale=1` is often meant to accept 0.5 as well. Without an
+    annotation, null is allowed.
     """
     try:
         hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
@@ -364,10 +431,15 @@ def kinds_of_arguments(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def wrong_kind(target: Callable[..., Any], wanted: str, place: str) -> str:
-    """Return a problem if `target` is known to be something other than `wanted`, and the empty string otherwise."""
+    """Return a problem if `target` is known to be something other than `wanted`, and the empty
+    string otherwise.
+    """
     bases = inspect.getmro(target) if inspect.isclass(target) else ()
     named = [(base.__module__.partition(".")[0], base.__name__) for base in bases]
     found = [_BASES[name] for name in named if name in _BASES]
     if not found or not wanted or wanted in found:
         return ""
-    return f"{place}: {describe(target)} is {found[0]}, not {wanted}. Use one such as {_EXAMPLES[wanted]}."
+    return (
+        f"{place}: {describe(target)} is {found[0]}, not {wanted}. Use one such as "
+        f"{_EXAMPLES[wanted]}."
+    )

@@ -1,4 +1,7 @@
-"""`LazyCall` describes a call that is made later. `LazyConfig` loads, overrides and saves configs of such calls."""
+"""`LazyCall` describes a call that is made later.
+
+`LazyConfig` loads, overrides and saves configs of such calls.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,22 @@ _HEADER = "# Load it with libai.config.LazyConfig.load; it describes the same ru
 
 
 class LazyCall:
-    """`LazyCall(target)(**arguments)` returns a `DictConfig` that describes the call without making it.
+    """`LazyCall(target)(**arguments)` returns a `DictConfig` that describes the call without making
+    it.
 
-    `target` is a class, a function or a dotted string. It is stored as its dotted path if it has one, because a path
-    can be saved. Arguments may be nested `LazyCall`s, lists, dicts and any other objects. Tuples become lists. They
-    turn back into tuples at the call if the target's default is a tuple.
+    `target` is a class, a function or a dotted string. It is stored as its dotted path if it has
+    one, because a path can be saved. Arguments may be nested `LazyCall`s, lists, dicts and any
+    other objects. Tuples become lists. They turn back into tuples at the call if the target's
+    default is a tuple.
 
     >>> LazyCall("collections.Counter")(a=3)
     {'_target_': 'collections.Counter', 'a': 3}
     """
 
     def __init__(self, target: Callable[..., Any] | str):
-        if not (hasattr(target, "__qualname__") or isinstance(target, str)):  # a built module is callable
+        if not (
+            hasattr(target, "__qualname__") or isinstance(target, str)
+        ):  # a built module is callable
             raise ConfigError(
                 "LazyCall takes a class, a function or a dotted path, found an object of type "
                 f"{type(target).__name__}. Write LazyCall(Target)(argument=value)."
@@ -44,18 +51,28 @@ class LazyCall:
         return f"LazyCall({describe(self._target)})"
 
     def __call__(self, /, *args, **arguments) -> DictConfig:
-        """Return the config of the call. Raises `ConfigError` for positional arguments: overrides need names."""
+        """Return the config of the call.
+
+        Raises `ConfigError` for positional arguments: overrides need names.
+        """
         target = self._target
         if args:
             names = keyword_names(target) if callable(target) else []
-            right = ", ".join(f"{name}={value!r}" for name, value in zip(names, args)) or "name=value"
+            right = (
+                ", ".join(f"{name}={value!r}" for name, value in zip(names, args)) or "name=value"
+            )
             call = repr(self)
             raise ConfigError(
-                f"{call} got {len(args)} positional argument(s). Name the arguments, so that they can be overridden: "
-                f"{call}({right})."
+                f"{call} got {len(args)} positional argument(s). Name the arguments, so that they "
+                f"can be overridden: {call}({right})."
             )
         return OmegaConf.create(
-            to_nodes({TARGET: target if isinstance(target, str) else path_of(target) or target, **arguments}),
+            to_nodes(
+                {
+                    TARGET: target if isinstance(target, str) else path_of(target) or target,
+                    **arguments,
+                }
+            ),
             flags=OBJECTS,
         )
 
@@ -69,8 +86,8 @@ class LazyConfig:
     def load(path: str | Path, keys: str | Sequence[str] | None = None) -> Any:
         """Load a `.py` or `.yaml` config.
 
-        If `keys` is a section name, return that section. If it is several names, return a tuple of sections. Raises
-        `ConfigError` with file, line and reason.
+        If `keys` is a section name, return that section. If it is several names, return a tuple of
+        sections. Raises `ConfigError` with file, line and reason.
         """
         config = loader.load(path)
         if keys is None:
@@ -79,16 +96,18 @@ class LazyConfig:
         for name in names:
             if name not in config:
                 found = ", ".join(map(str, config)) or "nothing"
-                raise ConfigError(f"{path} defines no {name!r}, only {found}.{did_you_mean(name, config)}")
+                raise ConfigError(
+                    f"{path} defines no {name!r}, only {found}.{did_you_mean(name, config)}"
+                )
         return config[keys] if isinstance(keys, str) else tuple(config[name] for name in names)
 
     @staticmethod
     def save(config: DictConfig, path: str | Path) -> None:
         """Write `config` atomically as YAML that `load` can read.
 
-        Targets are written as dotted paths. Arguments that are classes or functions are written as calls of
-        `libai.config.locate`. Raises `ConfigError` with a list of all values that have no path: lambdas, local
-        functions and built objects.
+        Targets are written as dotted paths. Arguments that are classes or functions are written as
+        calls of `libai.config.locate`. Raises `ConfigError` with a list of all values that have no
+        path: lambdas, local functions and built objects.
         """
         text = to_yaml(config)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +115,9 @@ class LazyConfig:
 
 
 def get_config(path: str) -> DictConfig:
-    """Load a config that is shipped with libai, for example `get_config("common/train.py").train`."""
+    """Load a config that is shipped with libai, for example
+    `get_config("common/train.py").train`.
+    """
     return loader.load(Path(shipped_configs(), path))
 
 
@@ -108,10 +129,17 @@ def to_yaml(config: DictConfig) -> str:
     if problems:
         raise ConfigError(problems)
     parts = [_HEADER]
-    folders = {str(folder): None for target in targets if (folder := loader.import_folder_of(target)) is not None}
+    folders = {
+        str(folder): None
+        for target in targets
+        if (folder := loader.import_folder_of(target)) is not None
+    }
     if folders:
         parts.append(OmegaConf.to_yaml({loader.IMPORT_FROM: list(folders)}))
-    docs = {**schema.LAZY_SECTIONS, **{name: cls.__doc__ for name, cls in schema.TYPED_SECTIONS.items()}}
+    docs = {
+        **schema.LAZY_SECTIONS,
+        **{name: cls.__doc__ for name, cls in schema.TYPED_SECTIONS.items()},
+    }
     for name, section in plain.items():
         comment = f"# {docs[name]}\n" if name in docs else ""
         parts.append(comment + OmegaConf.to_yaml(OmegaConf.create({name: section})))
@@ -127,16 +155,23 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     found = {}
     for name, value in config.items():
         key = f"{prefix}{name}"
-        found.update(flatten(value, f"{key}.") if isinstance(value, dict) and value else {key: value})
+        found.update(
+            flatten(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
+        )
     return found
 
 
 def _plain(value, path: str, problems: list[str], targets: list[str]) -> Any:
-    """Return `value` as dicts, lists and types that YAML supports. Interpolations are kept as they are written.
+    """Return `value` as dicts, lists and types that YAML supports.
 
-    Values that cannot be written are reported in `problems`. The paths of classes and functions are added to `targets`.
+    Interpolations are kept as they are written.
+
+    Values that cannot be written are reported in `problems`. The paths of classes and functions are
+    added to `targets`.
     """
-    if isinstance(value, (DictConfig, ListConfig)) and (value._is_none() or value._is_interpolation()):
+    if isinstance(value, (DictConfig, ListConfig)) and (
+        value._is_none() or value._is_interpolation()
+    ):
         return value._value()
     if isinstance(value, DictConfig):
         return {
@@ -158,14 +193,15 @@ def _plain(value, path: str, problems: list[str], targets: list[str]) -> Any:
         name = path_of(value)
         if name is None:
             problems.append(
-                f"{path}: {describe(value)} has no dotted path, so a saved config could not refer to it. Define it "
-                "at the top level of a module, such as a file in the config's folder."
+                f"{path}: {describe(value)} has no dotted path, so a saved config could not refer "
+                "to it. Define it at the top level of a module, such as a file in the config's "
+                "folder."
             )
     else:
         kind = type(value).__name__
         problems.append(
-            f"{path} holds a built {kind}, which a saved config cannot describe. In its place, write "
-            f"LazyCall({kind})(...) or a LazyCall of the function that returns it."
+            f"{path} holds a built {kind}, which a saved config cannot describe. In its place, "
+            f"write LazyCall({kind})(...) or a LazyCall of the function that returns it."
         )
     targets.append(name or "")
     return name if is_target else {TARGET: "libai.config.locate", "path": name}

@@ -1,7 +1,8 @@
-"""Load config files: plain Python, with relative imports of other config files, or YAML saved by a run.
+"""Load config files: plain Python, with relative imports of other config files, or YAML saved by a
+run.
 
-Each load executes its files in a new package with a unique name. Python's import system therefore executes them again,
-and changes to one config do not affect another.
+Each load executes its files in a new package with a unique name. Python's import system therefore
+executes them again, and changes to one config do not affect another.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from libai.config.instantiation import CONFIG_PACKAGE
 from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.config.settings.other_names import is_foreign, meant
-from libai.config.settings.schema import LAZY_SECTIONS, SCHEDULES, SECTIONS, TYPED_SECTIONS, defaults
+from libai.config.settings.schema import (
+    LAZY_SECTIONS,
+    SCHEDULES,
+    SECTIONS,
+    TYPED_SECTIONS,
+    defaults,
+)
 from libai.launch import installation
 from libai.launch.request import find_config
 from libai.utils.errors import UserError
@@ -43,7 +50,9 @@ _loads = itertools.count()
 
 
 def _now(form: str) -> str:
-    """Resolve `${now:%Y-%m-%d_%H-%M-%S}`, as in Hydra, to the local start time of the job, the same on all ranks."""
+    """Resolve `${now:%Y-%m-%d_%H-%M-%S}`, as in Hydra, to the local start time of the job, the same
+    on all ranks.
+    """
     return time.strftime(form, time.localtime(float(os.environ.get(START_VARIABLE) or time.time())))
 
 
@@ -51,10 +60,11 @@ OmegaConf.register_new_resolver("now", _now, replace=True)
 
 
 def load(path: str | Path) -> DictConfig:
-    """Load a `.py` config (its public dicts and LazyCalls), a saved `.yaml` config, or a shipped config by its name.
+    """Load a `.py` config (its public dicts and LazyCalls), a saved `.yaml` config, or a shipped
+    config by its name.
 
-    The folder of a `.py` file is added to `sys.path` permanently. Raises `UserError` if the file does not exist, and
-    `ConfigError` with file and line for any error in it.
+    The folder of a `.py` file is added to `sys.path` permanently. Raises `UserError` if the file
+    does not exist, and `ConfigError` with file and line for any error in it.
     """
     path = Path(find_config(str(path)))
     if path.suffix in (".yaml", ".yml"):
@@ -67,54 +77,75 @@ def load(path: str | Path) -> DictConfig:
     for name, value in _run(source).items():
         if name.startswith("_"):
             continue
-        if isinstance(value, (dict, DictConfig, ListConfig)) or (name in SCHEDULES and isinstance(value, list)):
+        if isinstance(value, (dict, DictConfig, ListConfig)) or (
+            name in SCHEDULES and isinstance(value, list)
+        ):
             public[name] = to_nodes(value)
         elif name in SECTIONS and not (name in LAZY_SECTIONS and value is None):
-            right = "LazyCall(Target)(argument=value)" if name in LAZY_SECTIONS else f'defaults("{name}")'
+            right = (
+                "LazyCall(Target)(argument=value)"
+                if name in LAZY_SECTIONS
+                else f'defaults("{name}")'
+            )
             problems.append(
-                f"{shown(path)}: {name} is {' '.join(repr(value).split()):.60}, not a config section. "
-                f"Write {name} = {right}, or rename the variable."
+                f"{shown(path)}: {name} is {' '.join(repr(value).split()):.60}, not a config "
+                f"section. Write {name} = {right}, or rename the variable."
             )
         elif is_foreign(name) and isinstance(value, (int, float, str)) and _is_unused(name, source):
             problems.append(f"{shown(path)}: {name}={value!r} has no effect.{meant(name)}")
     if problems:
         raise ConfigError(problems)
-    if "model" in public:  # a complete config: add missing sections, so that `config.graph.enabled = True` works
+    if (
+        "model" in public
+    ):  # a complete config: add missing sections, so that `config.graph.enabled = True` works
         for section in TYPED_SECTIONS:
             public.setdefault(section, defaults(section))  # type: ignore[arg-type]
     return OmegaConf.create(copy_config(public), flags=OBJECTS)
 
 
 def _is_unused(name: str, source: Path) -> bool:
-    """Return True if `name` occurs only once in the file, so it is not a helper variable that is used later."""
+    """Return True if `name` occurs only once in the file, so it is not a helper variable that is
+    used later.
+    """
     return len(re.findall(rf"\b{name}\b", source.read_text(encoding="utf-8"))) == 1
 
 
 class _ConfigFile(SourceFileLoader):
-    """Execute a config file and turn its dicts into configs, so that `train.train_iter = 5` works as in LiBai."""
+    """Execute a config file and turn its dicts into configs, so that `train.train_iter = 5` works
+    as in LiBai.
+    """
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """Compile the file, because cached bytecode could be stale after two edits in the same second."""
+        """Compile the file, because cached bytecode could be stale after two edits in the same
+        second.
+        """
         try:
             return self.source_to_code(self.get_data(self.path).decode("utf-8-sig"), self.path)
         except UnicodeDecodeError as error:
             raise ConfigError(f"{shown(self.path)}: {_not_utf8(error)}") from error
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Execute the file. Also register it under its regular module name, which gives its classes an import path."""
+        """Execute the file.
+
+        Also register it under its regular module name, which gives its classes an import path.
+        """
         name = CONFIG_PACKAGE.sub("", module.__name__)
         file = f"{name.replace('.', '/')}.py"
         if any(os.path.join(folder, file) == self.path for folder in sys.path):
             sys.modules.setdefault(name, module)
             parent, _, last = name.rpartition(".")
             if parent:  # as an import does, to make the target `sub.helper.Thing` findable
-                with contextlib.suppress(ImportError):  # another package with that name was imported earlier
+                with contextlib.suppress(
+                    ImportError
+                ):  # another package with that name was imported earlier
                     setattr(importlib.import_module(parent), last, sys.modules[name])
         super().exec_module(module)
         for name, value in list(vars(module).items()):
             is_public = not name.startswith("_") and CONFIG_PACKAGE.match(module.__name__)
             if isinstance(value, dict) and (is_public or name in SECTIONS):
-                with contextlib.suppress(OmegaConfBaseException):  # unsupported keys, such as tuples: keep the dict
+                with contextlib.suppress(
+                    OmegaConfBaseException
+                ):  # unsupported keys, such as tuples: keep the dict
                     setattr(module, name, OmegaConf.create(to_nodes(value), flags=OBJECTS))
 
 
@@ -124,15 +155,20 @@ class _Finder:
     def __init__(self, path: Path):
         self.path = path
         self.package = f"_config_{next(_loads)}"
-        #: package of the file's folder; each parent folder has its own package, so that `from ..x import y` works
+        #: package of the file's folder; each parent folder has its own package, so that `from ..x
+        #: import y` works
         folder = ".".join([self.package, *["up" for _ in path.parents[1:]]])
         self.name = f"{folder}.{path.stem.replace('.', '-')}"
         #: files that were executed as config files
         self.files = [str(path)]
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> ModuleSpec | None:
         if name == self.name:
-            return importlib.util.spec_from_file_location(name, self.path, loader=_ConfigFile(name, str(self.path)))
+            return importlib.util.spec_from_file_location(
+                name, self.path, loader=_ConfigFile(name, str(self.path))
+            )
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
             return spec
@@ -156,10 +192,12 @@ def _run(path: Path) -> dict[str, Any]:
     hidden = {name: module for name, module in sys.modules.items() if _holds_config(name, module)}
     for name in hidden:
         del sys.modules[name]
-    # For `from configs.common.train import train`, search the nearest `configs` folder first and libai's last.
+    # For `from configs.common.train import train`, search the nearest `configs` folder first and
+    # libai's last.
     homes = [*path.parents, *map(Path, sys.path), Path(installation.shipped_configs()).parent]
     _add_package("configs", [home / "configs" for home in homes])
-    # A config file may load another. The finder of the inner load must come before the finder of the outer one.
+    # A config file may load another. The finder of the inner load must come before the finder of
+    # the outer one.
     is_path_finder = [other is PathFinder or isinstance(other, _Finder) for other in sys.meta_path]
     sys.meta_path.insert(is_path_finder.index(True), finder)
     try:
@@ -183,7 +221,9 @@ def _add_package(name: str, folders: list[Path]) -> None:
 
 
 def _holds_config(name: str, module) -> bool:
-    """Return True if a module contains config sections and must therefore be executed again by a load."""
+    """Return True if a module contains config sections and must therefore be executed again by a
+    load.
+    """
     names = getattr(module, "__dict__", {})
     holds_section = any(isinstance(names.get(section), DictConfig) for section in SECTIONS)
     is_kept = name == "__main__" or CONFIG_PACKAGE.match(name)
@@ -191,7 +231,9 @@ def _holds_config(name: str, module) -> bool:
 
 
 def make_importable(folder: Path) -> None:
-    """Put `folder` on `sys.path`, and unload modules of the same names from other config folders."""
+    """Put `folder` on `sys.path`, and unload modules of the same names from other config
+    folders.
+    """
     if folder in _import_folders:
         _import_folders.remove(folder)
     for name in list(sys.modules):
@@ -205,7 +247,9 @@ def make_importable(folder: Path) -> None:
 
 
 def import_folder_of(module_name: str) -> Path | None:
-    """Return the config folder from which the top-level module of `module_name` was imported, or None."""
+    """Return the config folder from which the top-level module of `module_name` was imported, or
+    None.
+    """
     module = sys.modules.get(module_name.partition(".")[0])
     origins = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
     parents = {parent for origin in origins if origin for parent in Path(origin).parents}
@@ -225,15 +269,23 @@ def _load_yaml(path: Path) -> DictConfig:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{shown(path)}{line}: {getattr(error, 'problem', None) or error}.") from error
+        raise ConfigError(
+            f"{shown(path)}{line}: {getattr(error, 'problem', None) or error}."
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{shown(path)}: {_not_utf8(error)}") from error
-    except (OSError, OmegaConfBaseException) as error:  # OmegaConf raises OSError for a file with only a number
+    except (
+        OSError,
+        OmegaConfBaseException,
+    ) as error:  # OmegaConf raises OSError for a file with only a number
         config, reason = None, f" ({error})"
-    if not isinstance(config, DictConfig) or (config and not any(name in config for name in SECTIONS)):
+    if not isinstance(config, DictConfig) or (
+        config and not any(name in config for name in SECTIONS)
+    ):
         raise ConfigError(
-            f"{shown(path)}: expected sections such as `train:`{reason}. A config here is a Python file with model, "
-            "optim, dataloader and train (configs/mlp_digits.py is one), or the config.yaml that a run has saved."
+            f"{shown(path)}: expected sections such as `train:`{reason}. A config here is a "
+            "Python file with model, optim, dataloader and train (configs/mlp_digits.py is one), "
+            "or the config.yaml that a run has saved."
         )
     config._set_flag("allow_objects", True)
     for folder in reversed(config.pop(IMPORT_FROM, None) or []):
@@ -247,7 +299,9 @@ def _not_utf8(reason: object) -> str:
 
 
 def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
-    """Return `file:line: message` with the line of the config, and also the place of an error raised elsewhere."""
+    """Return `file:line: message` with the line of the config, and also the place of an error
+    raised elsewhere.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         line = f"\n    {error.text.strip()}" if error.text else ""
         return f"{shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}.{line}"
@@ -255,20 +309,31 @@ def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename in files]
     if not inside:
-        return text if isinstance(error, UserError) else f"{shown(path)}: {type(error).__name__}: {text}."
+        return (
+            text
+            if isinstance(error, UserError)
+            else f"{shown(path)}: {type(error).__name__}: {text}."
+        )
     last, rose = inside[-1], frames[-1]
-    what = text if isinstance(error, UserError) else f"{type(error).__name__}: {text}.{_hint(error)}"
+    what = (
+        text if isinstance(error, UserError) else f"{type(error).__name__}: {text}.{_hint(error)}"
+    )
     line = f"\n    {last.line}"
     if isinstance(error, ImportError) and "partially initialized" in text:
         name = Path(str(error.path)).name
-        what = f"{name} imports itself through a file that it imports. Move the shared part to a third file."
+        what = (
+            f"{name} imports itself through a file that it imports. Move the shared part to a "
+            "third file."
+        )
     elif rose is not last and not isinstance(error, UserError) and "importlib" not in rose.filename:
         line += f"\n    raised at {shown(rose.filename)}:{rose.lineno} in {rose.name}"
     return f"{shown(last.filename)}:{last.lineno}: {what}{line}"
 
 
 def _hint(error) -> str:
-    """Suggest the nearest name for a misspelt variable or attribute, or the migration page for an import from LiBai."""
+    """Suggest the nearest name for a misspelt variable or attribute, or the migration page for an
+    import from LiBai.
+    """
     name = str(getattr(error, "name", ""))
     if isinstance(error, ImportError) and name.partition(".")[0] == "libai":
         return " If it is LiBai's, docs/migrate/from_libai.md has its replacement."

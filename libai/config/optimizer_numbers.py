@@ -1,6 +1,8 @@
-"""Find invalid numbers in optimizer settings: numbers that are negative, not finite or out of range.
+"""Find invalid numbers in optimizer settings: numbers that are negative, not finite or out of
+range.
 
-OneFlow 0.9 rejects some of them with an assertion. It accepts others, which lead to a NaN some iterations later.
+OneFlow 0.9 rejects some of them with an assertion. It accepts others, which lead to a NaN some
+iterations later.
 """
 
 from __future__ import annotations
@@ -30,27 +32,36 @@ OPTIONS = {
 
 
 def wrong_number(name: str, value: Any) -> str:
-    """Return a message such as `expected a finite number >= 0, such as 1e-3.` for an invalid value, and "" otherwise.
+    """Return a message such as `expected a finite number >= 0, such as 1e-3.` for an invalid value,
+    and "" otherwise.
 
-    Objects are not checked, and null is an invalid value only for the learning rate. The optimizer checks the rest.
+    Objects are not checked, and null is an invalid value only for the learning rate. The optimizer
+    checks the rest.
     """
     bounds, example = OPTIONS.get(name, (Bounds(), ""))
     is_list = isinstance(value, (list, tuple, ListConfig))
-    is_judged = is_list or isinstance(value, (bool, int, float, str)) or (value is None and name == "lr")
+    is_judged = (
+        is_list or isinstance(value, (bool, int, float, str)) or (value is None and name == "lr")
+    )
     if not example or not is_judged:
         return ""
     is_pair = name == "betas"
     items = list(value) if is_pair and is_list else [value]
     is_wrong = any(
-        isinstance(item, (bool, str, list, ListConfig, type(None))) or bounds.broken_by(item) for item in items
+        isinstance(item, (bool, str, list, ListConfig, type(None))) or bounds.broken_by(item)
+        for item in items
     )
     if not is_wrong and len(items) == (2 if is_pair else 1):
         return ""
-    return f"expected {'two numbers' if is_pair else 'a finite number'} {bounds}, such as {example}."
+    return (
+        f"expected {'two numbers' if is_pair else 'a finite number'} {bounds}, such as {example}."
+    )
 
 
 def wrong_numbers(node: Any, path: str) -> Iterator[str]:
-    """Yield a problem for each wrong number in a section of optimizers, including their parameter groups."""
+    """Yield a problem for each wrong number in a section of optimizers, including their parameter
+    groups.
+    """
     for name, value in node.items() if isinstance(node, Mapping) else ():
         where = f"{path}.{name!s}"
         if reason := wrong_number(str(name), value):

@@ -1,7 +1,8 @@
 """Apply overrides from the command line: `key=value`, `+key=value` and `~key`, in Hydra's grammar.
 
-This module refuses only overrides that cannot be parsed or have no place in the config. `libai.config.validation`
-checks the keys and values of files and overrides alike. All problems are reported together.
+This module refuses only overrides that cannot be parsed or have no place in the config.
+`libai.config.validation` checks the keys and values of files and overrides alike. All problems are
+reported together.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def apply_overrides(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     * `+key=value` can also add a name to a section of names, such as `dataloader.test`.
     * `~key` removes a setting, which restores its default.
 
-    Values can be written as `null`, `[a,b]`, `{name: value}` and `'quoted text'`. Raises one `ConfigError` that lists
-    every problem.
+    Values can be written as `null`, `[a,b]`, `{name: value}` and `'quoted text'`. Raises one
+    `ConfigError` that lists every problem.
     """
     config = copy_config(config)
     config._set_flag(["struct", "readonly"], [False, False])
@@ -47,7 +48,8 @@ def apply_overrides(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def format_override(key: str, value: Any) -> str:
-    """Return the override that sets `key` to `value`: None, a bool, a number, text, or a list or dict of these.
+    """Return the override that sets `key` to `value`: None, a bool, a number, text, or a list or
+    dict of these.
 
     >>> format_override("train.output_dir", "out/x=y")
     "train.output_dir='out/x=y'"
@@ -75,16 +77,22 @@ def _apply(config: DictConfig, text: str) -> None:
     name, equals, _ = text.partition("=")
     key = name.lstrip("+~")
     if name.startswith("-"):
-        raise ConfigError(f"{text}: overrides are written key=value, without dashes: {text.lstrip('-')}")
-    if not all(part.isascii() and (part.isidentifier() or part.isdigit()) for part in key.split(".")):
         raise ConfigError(
-            f"{ascii(text)}: the key cannot be read. Write key=value without spaces. A key consists of names in "
-            "Latin letters joined by dots, such as train.amp.enabled."
+            f"{text}: overrides are written key=value, without dashes: {text.lstrip('-')}"
+        )
+    if not all(
+        part.isascii() and (part.isidentifier() or part.isdigit()) for part in key.split(".")
+    ):
+        raise ConfigError(
+            f"{ascii(text)}: the key cannot be read. Write key=value without spaces. A key "
+            "consists of names in Latin letters joined by dots, such as train.amp.enabled."
         )
     if equals and text.startswith("~"):
         raise ConfigError(f"{text}: to remove a setting, give no value: {name}")
     if not equals and not text.startswith("~"):
-        raise ConfigError(f"{text}: expected key=value, without spaces (to remove a setting: ~{text}).")
+        raise ConfigError(
+            f"{text}: expected key=value, without spaces (to remove a setting: ~{text})."
+        )
     path, _, last = key.rpartition(".")
     parent = OmegaConf.select(config, path) if path else config
     section: Any = schema.find(path)
@@ -97,10 +105,19 @@ def _apply(config: DictConfig, text: str) -> None:
         raise _unknown(config, key)
     if parent is not None and not OmegaConf.is_config(parent):
         raise ConfigError(f"{text}: {path} is {parent}: expected a section.")
-    is_set = last in (map(str, range(len(parent))) if isinstance(parent, ListConfig) else parent or ())
+    is_set = last in (
+        map(str, range(len(parent))) if isinstance(parent, ListConfig) else parent or ()
+    )
     if equals:
-        # Validation checks the keys of sections and targets. Only + adds a name to a section of names.
-        is_known = is_set or not path or path == "dataloader" or TARGET in (parent or ()) or isinstance(section, type)
+        # Validation checks the keys of sections and targets. Only + adds a name to a section of
+        # names.
+        is_known = (
+            is_set
+            or not path
+            or path == "dataloader"
+            or TARGET in (parent or ())
+            or isinstance(section, type)
+        )
         if not is_known and not name.startswith("+"):
             close = did_you_mean(key, [where for _, where in items_of(parent, path)])
             raise ConfigError(f"{key}: no such setting.{close} To add it: +{text.lstrip('+')}")
@@ -112,7 +129,10 @@ def _apply(config: DictConfig, text: str) -> None:
 
 
 def _set(config: DictConfig, key: str, text: str) -> None:
-    """Set `key` to the value of the override `text`. A mapping without a target is merged into an existing section."""
+    """Set `key` to the value of the override `text`.
+
+    A mapping without a target is merged into an existing section.
+    """
     value, typed = _parse(text)
     setting = schema.find(key)
     is_scalar = not isinstance(value, (dict, list, type(None)))
@@ -135,8 +155,11 @@ def _unknown(config: DictConfig, key: str) -> ConfigError:
 
 
 def _parse(text: str) -> tuple[Any, str]:
-    """Return the value of an override, and the text typed for it, without quotes (`007` stays `007`)."""
-    # Imported here because Hydra takes 60 ms to import, a quarter of the time of `train_net.py --help`.
+    """Return the value of an override, and the text typed for it, without quotes (`007` stays
+    `007`).
+    """
+    # Imported here because Hydra takes 60 ms to import, a quarter of the time of `train_net.py
+    # --help`.
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import QuotedString, Sweep
     from hydra.errors import HydraException
@@ -152,12 +175,14 @@ def _parse(text: str) -> tuple[Any, str]:
                 return value, raw
         remedy = f"Quote the value, for bash twice: {name}=\"'{raw}'\""
         if raw.startswith("~/"):
-            remedy = f"The shell replaces ~ only at the start of a word: write {name}=$HOME{raw[1:]}"
+            remedy = (
+                f"The shell replaces ~ only at the start of a word: write {name}=$HOME{raw[1:]}"
+            )
         raise ConfigError(f"{text}: cannot be read ({first_line(error)}). {remedy}") from error
     if isinstance(parsed._value, Sweep):
         raise ConfigError(
-            f"{text}: several values for one run. Write {name}=[{raw}] for a list or {name}='{raw}' for text, or "
-            "start one run per value in a shell loop."
+            f"{text}: several values for one run. Write {name}=[{raw}] for a list or "
+            f"{name}='{raw}' for text, or start one run per value in a shell loop."
         )
     return parsed.value(), parsed._value.text if isinstance(parsed._value, QuotedString) else raw
 

@@ -1,7 +1,7 @@
 """Turn a config into a frozen, typed `RunConfig`, or raise one error that lists all its problems.
 
-Device and mode are not checked here. The engine calls `check_supported` in libai/config/combinations.py, which refuses
-settings that a mode cannot honour.
+Device and mode are not checked here. The engine calls `check_supported` in
+libai/config/combinations.py, which refuses settings that a mode cannot honour.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from libai.config.settings.errors import ConfigError, did_you_mean, hint
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A checked config: typed `train` and `graph`, and lazy sections as read-only configs for `instantiate`."""
+    """A checked config: typed `train` and `graph`, and lazy sections as read-only configs for
+    `instantiate`.
+    """
 
     train: schema.Train
     graph: schema.Graph
@@ -48,41 +50,61 @@ class RunConfig:
 
     @property
     def mode(self) -> str:
-        """One of `"eager"`, `"graph"` and `"auto"`. This is the only place that reads `graph.enabled`."""
+        """One of `"eager"`, `"graph"` and `"auto"`.
+
+        This is the only place that reads `graph.enabled`.
+        """
         return {False: "eager", True: "graph", "auto": "auto"}[self.graph.enabled]
 
     def to_config(self) -> DictConfig:
-        """Return one plain config with all defaults filled in. Loading it again gives the same run."""
-        sections = {name: _plain(getattr(self, name)) for name in (*schema.LAZY_SECTIONS, *schema.TYPED_SECTIONS)}
+        """Return one plain config with all defaults filled in.
+
+        Loading it again gives the same run.
+        """
+        sections = {
+            name: _plain(getattr(self, name))
+            for name in (*schema.LAZY_SECTIONS, *schema.TYPED_SECTIONS)
+        }
         return OmegaConf.create(sections, flags=OBJECTS)
 
 
 def _plain(value) -> Any:
     """Return a writable copy of a section with its interpolations resolved."""
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return to_nodes(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
+        return {
+            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    return to_nodes(
+        OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), world_size: int = 1) -> RunConfig:
-    """Load a config file, apply `overrides`, and check the result for a run of `world_size` processes."""
+    """Load a config file, apply `overrides`, and check the result for a run of `world_size`
+    processes.
+    """
     return validate(LazyConfig.apply_overrides(LazyConfig.load(path), overrides), world_size)
 
 
-def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model", "optim", "dataloader")) -> RunConfig:
+def validate(
+    config: Any, world_size: int = 1, required: Sequence[str] = ("model", "optim", "dataloader")
+) -> RunConfig:
     """Check `config` for a run of `world_size` processes and return it typed and frozen.
 
-    `config` is not changed. `required` lists the lazy sections that must be present. Raises one `ConfigError` that
-    lists all problems: unknown keys, wrong types, values out of range, arguments that a target does not accept, and
-    impossible combinations. The targets are imported, except if problems have already been found and importing oneflow
-    would take seconds.
+    `config` is not changed. `required` lists the lazy sections that must be present. Raises one
+    `ConfigError` that lists all problems: unknown keys, wrong types, values out of range, arguments
+    that a target does not accept, and impossible combinations. The targets are imported, except if
+    problems have already been found and importing oneflow would take seconds.
     """
     if not isinstance(config, DictConfig):
-        raise ConfigError(f"validate expects the result of LazyConfig.load, found {type(config).__name__}.")
+        raise ConfigError(
+            f"validate expects the result of LazyConfig.load, found {type(config).__name__}."
+        )
     config = copy_config(config)
     problems = [
-        f"{name}: no such setting.{hint(name, schema.SECTIONS)} The sections are {', '.join(schema.SECTIONS)}; in a "
-        "file, the name of a helper variable starts with an underscore."
+        f"{name}: no such setting.{hint(name, schema.SECTIONS)} The sections are "
+        f"{', '.join(schema.SECTIONS)}; in a file, the name of a helper variable starts with an "
+        "underscore."
         for name in map(str, config)
         if name not in schema.SECTIONS
     ]
@@ -95,11 +117,13 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
     missing = [name for name in required if lazy[name] is None]
     if len(missing) > 2:
         raise ConfigError(
-            f"the config has no {', no '.join(missing)}: is it the right file? Each is a LazyCall, such as `model = "
-            "LazyCall(Target)(argument=value)`; configs/mlp_digits.py is an example."
+            f"the config has no {', no '.join(missing)}: is it the right file? Each is a "
+            "LazyCall, such as `model = LazyCall(Target)(argument=value)`; configs/mlp_digits.py "
+            "is an example."
         )
     problems += [
-        f"{name} is missing: {schema.LAZY_SECTIONS[name]} Add `{name} = LazyCall(...)(...)` to the config."
+        f"{name} is missing: {schema.LAZY_SECTIONS[name]} Add `{name} = LazyCall(...)(...)` to "
+        "the config."
         for name in missing
     ]
     if is_typed_sound:  # a number that could not be read would cause misleading follow-up errors
@@ -115,7 +139,10 @@ def validate(config: Any, world_size: int = 1, required: Sequence[str] = ("model
 
 
 def _freeze(node) -> None:
-    """Make `node` and everything below it read-only. Nodes of a `LazyCall` do not inherit the flags of a parent."""
+    """Make `node` and everything below it read-only.
+
+    Nodes of a `LazyCall` do not inherit the flags of a parent.
+    """
     if OmegaConf.is_config(node):
         node._set_flag("readonly", True)
         for key, _ in items_of(node, ""):
@@ -123,7 +150,10 @@ def _freeze(node) -> None:
 
 
 def _read_item(config, key, path: str, problems: list[str]) -> Any:
-    """Return a value of a config. If it cannot be read, add the reason to `problems` and return None."""
+    """Return a value of a config.
+
+    If it cannot be read, add the reason to `problems` and return None.
+    """
     try:
         return read_item(config, key, path)
     except ConfigError as error:
@@ -132,7 +162,10 @@ def _read_item(config, key, path: str, problems: list[str]) -> Any:
 
 
 def _read(cls: type, parent, path: str, problems: list[str]) -> Any:
-    """Return the schema class `cls`, filled from the section at `path`. Missing or wrong values keep their default."""
+    """Return the schema class `cls`, filled from the section at `path`.
+
+    Missing or wrong values keep their default.
+    """
     name = path.rpartition(".")[2]
     if name not in parent.keys():  # noqa: SIM118  `in parent` is false for ???
         return cls()
@@ -150,7 +183,9 @@ def _read(cls: type, parent, path: str, problems: list[str]) -> Any:
         setting = schema.find(where)
         if setting is None:
             otherwise = f" The keys of {path} are fixed; docs/config.md lists them."
-            problems.append(f"{where}: no such setting.{hint(where, schema.all_paths()) or otherwise}")
+            problems.append(
+                f"{where}: no such setting.{hint(where, schema.all_paths()) or otherwise}"
+            )
         elif isinstance(setting, type):
             values[key] = _read(setting, node, where, problems)
         else:
@@ -162,17 +197,27 @@ def _read(cls: type, parent, path: str, problems: list[str]) -> Any:
             try:
                 values[key] = setting.fit(value)
             except Mismatch as error:
-                default = "" if setting.default in (None, "") else f" ({format_override('default', setting.default)})"
-                problems.append(f"{format_override(where, value)}: {error}{default.replace('=', ' ', 1)}.")
+                default = (
+                    ""
+                    if setting.default in (None, "")
+                    else f" ({format_override('default', setting.default)})"
+                )
+                problems.append(
+                    f"{format_override(where, value)}: {error}{default.replace('=', ' ', 1)}."
+                )
     return cls(**values)
 
 
 def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str]) -> None:
-    """Check all values that must be a LazyCall, a built object or null, and everything below them."""
+    """Check all values that must be a LazyCall, a built object or null, and everything below
+    them.
+    """
     loaders = lazy["dataloader"]
     if not isinstance(loaders, (Mapping, type(None))):
         wanted = schema.LAZY_SECTIONS["dataloader"]
-        problems.append(f"{format_override('dataloader', loaders)}: expected a section with {wanted}")
+        problems.append(
+            f"{format_override('dataloader', loaders)}: expected a section with {wanted}"
+        )
         loaders = None
     datasets = []
     for key, where in items_of(loaders or {}, "dataloader"):
@@ -194,14 +239,16 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
     evaluators = train.evaluation.evaluators
     if TARGET in evaluators:
         problems.append(
-            "train.evaluation.evaluators is one evaluator: expected names, train.evaluation.evaluators = "
+            "train.evaluation.evaluators is one evaluator: expected names, "
+            "train.evaluation.evaluators = "
             '{"NAME": LazyCall(...)(...)}.'
         )
     for name, section in evaluators.items():
         if isinstance(section, Mapping) and TARGET not in section and str(name) not in datasets:
             problems.append(
-                f"train.evaluation.evaluators.{name!s} has no {TARGET} and is not a dataset of dataloader.test "
-                f"({', '.join(datasets)}). Write LazyCall(Target)(argument=value), or a dataset's name."
+                f"train.evaluation.evaluators.{name!s} has no {TARGET} and is not a dataset of "
+                f"dataloader.test ({', '.join(datasets)}). Write "
+                "LazyCall(Target)(argument=value), or a dataset's name."
             )
     names = [writer for writer in train.writers if isinstance(writer, str)]
     if len(set(names)) < len(names) or not set(names) <= set(schema.WRITERS):
@@ -209,7 +256,8 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
             f"train.writers={names}: expected each of {', '.join(schema.WRITERS)} at most once, or "
             "LazyCall(Writer)(argument=value)."
         )
-    # path, node, required result of the calls, and maximum number of levels of names or lists above a call
+    # path, node, required result of the calls, and maximum number of levels of names or lists above
+    # a call
     for path, section, kind, depth in (
         ("model", lazy["model"], "a module", 0),
         ("optim", lazy["optim"], "an optimizer", 1),
@@ -217,7 +265,12 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
         ("momentum_scheduler", lazy["momentum_scheduler"], "a schedule", 1),
         ("train.evaluation.evaluators", evaluators or None, "an evaluator", 2),
         ("train.extra_hooks", train.extra_hooks or None, "a hook", 1),
-        ("train.writers", [None if isinstance(writer, str) else writer for writer in train.writers] or None, "", 1),
+        (
+            "train.writers",
+            [None if isinstance(writer, str) else writer for writer in train.writers] or None,
+            "",
+            1,
+        ),
     ):
         _check_calls(section, path, kind, depth, problems)
 
@@ -238,10 +291,12 @@ def _check_calls(node, path: str, kind: str, depth: int, problems: list[str]) ->
 
 
 def _check_below(node, path: str, problems: list[str], kind: str | None = None) -> None:
-    """Check that everything below `node` can be read and, unless `kind` is None, that targets accept their arguments.
+    """Check that everything below `node` can be read and, unless `kind` is None, that targets
+    accept their arguments.
 
-    `kind` is the required result of a target at `path`, see `wrong_kind`. An empty `kind` allows anything. Values are
-    converted to the types that targets declare, for example 1 to 1.0 or "off" to False.
+    `kind` is the required result of a target at `path`, see `wrong_kind`. An empty `kind` allows
+    anything. Values are converted to the types that targets declare, for example 1 to 1.0 or "off"
+    to False.
     """
     if isinstance(node, (str, bytes)) or not isinstance(node, (Mapping, Sequence)):
         return
@@ -259,7 +314,8 @@ def _check_below(node, path: str, problems: list[str], kind: str | None = None) 
             kinds = {} if wrong else kinds_of_arguments(target)
     for key, where in items_of(node, path):
         value = _read_item(node, key, where, problems)
-        # Skip null, for which the run may provide a value, and objects, which the target checks itself.
+        # Skip null, for which the run may provide a value, and objects, which the target checks
+        # itself.
         is_plain = isinstance(value, (bool, int, float, str, list, Mapping, ListConfig))
         if key in kinds and is_plain and not (isinstance(value, Mapping) and TARGET in value):
             try:
@@ -272,7 +328,10 @@ def _check_below(node, path: str, problems: list[str], kind: str | None = None) 
 
 
 def calls_by_dataset(evaluators: Any) -> dict[str, Any]:
-    """Return name -> LazyCall. Evaluators in the section of a dataset are named `<dataset>/<name>`."""
+    """Return name -> LazyCall.
+
+    Evaluators in the section of a dataset are named `<dataset>/<name>`.
+    """
     found = {}
     for name, section in evaluators.items():
         if isinstance(section, Mapping) and TARGET not in section:

@@ -1,7 +1,10 @@
-"""Datasets, sample order and loaders. Everything here is NumPy; the trainer converts batches to tensors.
+"""Datasets, sample order and loaders.
 
-A dataset is an object with `len(ds)` and `ds[i] -> dict`, or `ds.get_batch(indices) -> dict of arrays`. The keys are
-the arguments of `model.forward`. `build_train_loader` and `build_eval_loader` split the dataset across ranks.
+Everything here is NumPy; the trainer converts batches to tensors.
+
+A dataset is an object with `len(ds)` and `ds[i] -> dict`, or `ds.get_batch(indices) -> dict of
+arrays`. The keys are the arguments of `model.forward`. `build_train_loader` and `build_eval_loader`
+split the dataset across ranks.
 """
 
 from libai.data.batches import PadCollate

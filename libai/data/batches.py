@@ -1,8 +1,8 @@
 """Read the samples at given indices of a dataset as one batch.
 
-A batch is a `dict[str, np.ndarray]` of int64, float32 or bool arrays, whose first axis counts the samples. A dataset
-has `len(ds)` and `ds[i] -> dict`. If it also has `ds.get_batch(indices) -> dict of arrays`, that is used instead of
-`ds[i]`.
+A batch is a `dict[str, np.ndarray]` of int64, float32 or bool arrays, whose first axis counts the
+samples. A dataset has `len(ds)` and `ds[i] -> dict`. If it also has `ds.get_batch(indices) -> dict
+of arrays`, that is used instead of `ds[i]`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,36 @@ MAX_WORKERS = 1024
 
 
 class BatchReader:
-    """Reads the samples at given indices as one batch, with the work divided among `num_workers` threads.
+    """Reads the samples at given indices as one batch, with the work divided among `num_workers`
+    threads.
 
-    Threads are sufficient when most of the time is spent on reading files, decoding or NumPy, because these release the
-    interpreter lock. `collate(samples) -> dict` builds the batch from a list of the values returned by `ds[i]`. A
-    collate function can also have a method `pad_to(samples, length)`. If the dataset has an attribute `lengths`, that
-    method is called instead, with the length of the longest sample on any rank.
+    Threads are sufficient when most of the time is spent on reading files, decoding or NumPy,
+    because these release the interpreter lock. `collate(samples) -> dict` builds the batch from a
+    list of the values returned by `ds[i]`. A collate function can also have a method
+    `pad_to(samples, length)`. If the dataset has an attribute `lengths`, that method is called
+    instead, with the length of the longest sample on any rank.
     """
 
     def __init__(self, dataset: Any, num_workers: int = 0, *, collate: Collate | None = None):
         checked_count("num_workers", num_workers, MAX_WORKERS, "no extra threads")
         if collate is not None and not callable(collate):
-            raise DataError(f"collate is a {type(collate).__name__}, not a function of a list of samples.")
+            raise DataError(
+                f"collate is a {type(collate).__name__}, not a function of a list of samples."
+            )
         self.dataset = as_dataset(dataset)
         self.collate = collate
         self._has_batches = collate is None and hasattr(self.dataset, "get_batch")
         if not self._has_batches and not hasattr(self.dataset, "__getitem__"):
-            raise DataError(f"collate needs single samples, but {type(self.dataset).__name__} has no ds[i]. Add it.")
+            raise DataError(
+                f"collate needs single samples, but {type(self.dataset).__name__} has no ds[i]. "
+                "Add it."
+            )
         self._lengths = getattr(self.dataset, "lengths", None)
         if self._lengths is not None and len(self._lengths) != len(self.dataset):
             raise DataError(
-                f"{type(self.dataset).__name__}.lengths has {len(self._lengths)} numbers, but the dataset has "
-                f"{len(self.dataset)} samples: provide one number per sample, or remove it."
+                f"{type(self.dataset).__name__}.lengths has {len(self._lengths)} numbers, but the "
+                f"dataset has {len(self.dataset)} samples: provide one number per sample, or "
+                "remove it."
             )
         self._num_workers = num_workers
         self._map = ThreadPoolExecutor(num_workers, "libai-data-worker").map if num_workers else map
@@ -56,7 +64,8 @@ class BatchReader:
 
         An error in a sample is raised with its index, see `SampleError`.
 
-        `together`: indices that all ranks read in this step, for collate functions that pad (default: `indices`).
+        `together`: indices that all ranks read in this step, for collate functions that pad
+        (default: `indices`).
         """
         collate = self.collate
         if self._has_batches:
@@ -77,7 +86,8 @@ class BatchReader:
 
 
 def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch:
-    """Convert the `values` of `dataset` to contiguous int64, float32 or bool arrays with `num_samples` rows.
+    """Convert the `values` of `dataset` to contiguous int64, float32 or bool arrays with
+    `num_samples` rows.
 
     Raises `DataError` if a value has a different number of rows or cannot be converted.
     """
@@ -86,14 +96,15 @@ def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch
         array = _to_numpy(value)
         if array.ndim == 0 or len(array) != num_samples:
             raise DataError(
-                f"{key!r} of {type(dataset).__name__} has the shape {array.shape} for {num_samples} samples: "
-                "the first axis of every entry of a batch counts the samples."
+                f"{key!r} of {type(dataset).__name__} has the shape {array.shape} for "
+                f"{num_samples} samples: the first axis of every entry of a batch counts the "
+                "samples."
             )
         dtype = {"i": np.int64, "u": np.int64, "f": np.float32, "b": np.bool_}.get(array.dtype.kind)
         if dtype is None:
             raise DataError(
-                f"{key!r} of {type(dataset).__name__} contains {array.dtype} values, which cannot be converted to a "
-                "tensor: use numbers or booleans, or remove the key."
+                f"{key!r} of {type(dataset).__name__} contains {array.dtype} values, which cannot "
+                "be converted to a tensor: use numbers or booleans, or remove the key."
             )
         batch[key] = np.ascontiguousarray(array, dtype=dtype)
     return batch
@@ -110,19 +121,23 @@ def _read_rows(dataset, indices: np.ndarray) -> Mapping[str, Any]:
     try:
         batch = dataset.get_batch(indices)
     except Exception as error:
-        raise _reading_failed(dataset, f"samples {', '.join(map(str, indices[:8].tolist()))}", error) from error
+        raise _reading_failed(
+            dataset, f"samples {', '.join(map(str, indices[:8].tolist()))}", error
+        ) from error
     return _checked_dict("get_batch", dataset, batch)
 
 
-def _combined(dataset, parts: Sequence[Any], combine: Callable[[list[np.ndarray]], np.ndarray]) -> Batch:
+def _combined(
+    dataset, parts: Sequence[Any], combine: Callable[[list[np.ndarray]], np.ndarray]
+) -> Batch:
     """Combine many dicts of arrays into one: stack samples, or concatenate the parts of a batch."""
     first = _checked_dict("a sample", dataset, parts[0])
     for part in parts:
         if not isinstance(part, Mapping) or part.keys() != first.keys():
             found = sorted(part) if isinstance(part, Mapping) else f"a {type(part).__name__}"
             raise DataError(
-                f"samples of {type(dataset).__name__} have the keys {sorted(first)} and {found}: every sample must "
-                "have the same keys."
+                f"samples of {type(dataset).__name__} have the keys {sorted(first)} and {found}: "
+                "every sample must have the same keys."
             )
     batch = {}
     for key in first:
@@ -131,15 +146,17 @@ def _combined(dataset, parts: Sequence[Any], combine: Callable[[list[np.ndarray]
             batch[key] = combine(arrays)
         except ValueError as error:
             raise DataError(
-                f"{key!r} of {type(dataset).__name__} has the shapes {sorted({a.shape for a in arrays})} within one "
-                "batch, which cannot be stacked: pad or crop the samples to one shape in the dataset, or pass a "
-                "collate function, such as libai.data.PadCollate."
+                f"{key!r} of {type(dataset).__name__} has the shapes "
+                f"{sorted({a.shape for a in arrays})} within one batch, which cannot be stacked: "
+                "pad or crop the samples to one shape in the dataset, or pass a collate function, "
+                "such as libai.data.PadCollate."
             ) from error
     return batch
 
 
 def _to_numpy(value) -> np.ndarray:
-    # A dataset may return OneFlow tensors, or any objects with a `numpy()` method; this needs no import of oneflow.
+    # A dataset may return OneFlow tensors, or any objects with a `numpy()` method; this needs no
+    # import of oneflow.
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
@@ -147,7 +164,8 @@ def _checked_dict(what: str, dataset, found) -> Mapping[str, Any]:
     if isinstance(found, Mapping):
         return found
     raise DataError(
-        f"{what} of {type(dataset).__name__} is a {type(found).__name__}, not a dict: return a dict whose keys are "
+        f"{what} of {type(dataset).__name__} is a {type(found).__name__}, not a dict: return a "
+        "dict whose keys are "
         'arguments of model.forward, e.g. {"images": image, "labels": label}.'
     )
 
@@ -163,9 +181,10 @@ class PadCollate:
     """A collate function that pads arrays along their first axis to the longest of the batch.
 
     Args:
-        padding: key -> value to fill with, such as `{"input_ids": 0, "labels": -100}`. Other keys must have one shape.
-        multiple_of: lengths are rounded up to a multiple of this. Graph mode compiles one graph per shape, so fewer
-            shapes are better.
+        padding: key -> value to fill with, such as `{"input_ids": 0, "labels": -100}`. Other keys
+            must have one shape.
+        multiple_of: lengths are rounded up to a multiple of this. Graph mode compiles one graph per
+            shape, so fewer shapes are better.
         max_length: samples longer than this are truncated.
         mask: name of an additional bool array that is true at real values and false at padding.
 
@@ -184,8 +203,9 @@ class PadCollate:
     ):
         if not padding or multiple_of < 1 or (max_length is not None and max_length < 1):
             raise DataError(
-                f"PadCollate(padding={dict(padding)}, multiple_of={multiple_of}, max_length={max_length}): give at "
-                "least one key to pad, and lengths of at least 1."
+                f"PadCollate(padding={dict(padding)}, multiple_of={multiple_of}, "
+                f"max_length={max_length}): give at least one key to pad, and lengths of at least "
+                "1."
             )
         self._padding = dict(padding)
         self._multiple_of = multiple_of
@@ -206,8 +226,8 @@ class PadCollate:
         length = min(length, self._max_length or length)
         if min(longest, self._max_length or longest) > length:
             raise DataError(
-                f"a sample has {longest} items, but the `lengths` of its dataset allow only {length}: correct the "
-                "lengths."
+                f"a sample has {longest} items, but the `lengths` of its dataset allow only "
+                f"{length}: correct the lengths."
             )
         batch = {}
         for key, values in ((key, [sample[key] for sample in samples]) for key in samples[0]):
@@ -223,10 +243,19 @@ class PadCollate:
 
     def _longest(self, samples: Sequence[Mapping[str, Any]]) -> int:
         for sample in samples:
-            missing = [key for key in self._padding if not isinstance(sample, Mapping) or key not in sample]
+            missing = [
+                key for key in self._padding if not isinstance(sample, Mapping) or key not in sample
+            ]
             if missing:
-                found = sorted(sample) if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
-                raise DataError(f"PadCollate pads {missing[0]!r}, but a sample only has {found}. Use one of its keys.")
+                found = (
+                    sorted(sample)
+                    if isinstance(sample, Mapping)
+                    else f"is a {type(sample).__name__}"
+                )
+                raise DataError(
+                    f"PadCollate pads {missing[0]!r}, but a sample only has {found}. Use one of "
+                    "its keys."
+                )
         return max(len(sample[key]) for sample in samples for key in self._padding)
 
 
@@ -242,4 +271,6 @@ def _stacked(key: str, values: Sequence[Any]) -> np.ndarray:
     try:
         return np.stack([np.asarray(value) for value in values])
     except ValueError as error:
-        raise DataError(f"{key!r} differs in shape ({error}): give a padding value for it.") from None
+        raise DataError(
+            f"{key!r} differs in shape ({error}): give a padding value for it."
+        ) from None

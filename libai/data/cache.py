@@ -21,13 +21,15 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("LIBAI_DATA_DIR") or Path.home() / ".cache" / "libai")
 
 
-def prepare_once(folder: Path, is_complete: Callable[[Path], bool], write: Callable[[Path], None]) -> Path:
+def prepare_once(
+    folder: Path, is_complete: Callable[[Path], bool], write: Callable[[Path], None]
+) -> Path:
     """Fill `folder` by calling `write`, unless it is already complete, and return it.
 
-    Any number of processes may call this at once, whether or not they are ranks of one job. One process writes and the
-    others wait for it. `write` gets an empty temporary folder, which is renamed in one step at the end, so `folder`
-    never contains partial data. An existing folder that is incomplete (damaged) is replaced. Raises `DataError` if the
-    location cannot be written.
+    Any number of processes may call this at once, whether or not they are ranks of one job. One
+    process writes and the others wait for it. `write` gets an empty temporary folder, which is
+    renamed in one step at the end, so `folder` never contains partial data. An existing folder that
+    is incomplete (damaged) is replaced. Raises `DataError` if the location cannot be written.
     """
     if is_complete(folder):
         return folder
@@ -36,24 +38,31 @@ def prepare_once(folder: Path, is_complete: Callable[[Path], bool], write: Calla
         with FileLock(folder.with_name(f".{folder.name}.lock")):
             if not is_complete(folder):
                 if folder.exists():
-                    _logger.warning("the prepared data in %s is damaged or incomplete: preparing it again", folder)
+                    _logger.warning(
+                        "the prepared data in %s is damaged or incomplete: preparing it again",
+                        folder,
+                    )
                 _write_and_rename(folder, write)
     except OSError as error:
         raise DataError(
-            f"preparing data in {folder} failed ({error}): check space and permissions, or choose another folder "
-            "with cache_dir=... or the environment variable LIBAI_DATA_DIR."
+            f"preparing data in {folder} failed ({error}): check space and permissions, or choose "
+            "another folder with cache_dir=... or the environment variable LIBAI_DATA_DIR."
         ) from error
     return folder
 
 
 def _write_and_rename(folder: Path, write: Callable[[Path], None]) -> None:
     prefix = f".{folder.name}.tmp-"
-    for left_behind in folder.parent.glob(f"{prefix}*"):  # left by a killed process: we hold the lock, so it is unused
+    for left_behind in folder.parent.glob(
+        f"{prefix}*"
+    ):  # left by a killed process: we hold the lock, so it is unused
         shutil.rmtree(left_behind, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         write(temporary)
-        temporary.chmod(0o755)  # mkdtemp creates a private folder, but prepared data may be shared like any other file
+        temporary.chmod(
+            0o755
+        )  # mkdtemp creates a private folder, but prepared data may be shared like any other file
         shutil.rmtree(folder, ignore_errors=True)
         temporary.replace(folder)
     except BaseException:

@@ -25,13 +25,19 @@ class InMemoryDataset:
 
     def __init__(self, **arrays):
         if not arrays:
-            raise DataError("InMemoryDataset() was given no arrays: pass them by name, e.g. images=..., labels=....")
+            raise DataError(
+                "InMemoryDataset() was given no arrays: pass them by name, e.g. images=..., "
+                "labels=...."
+            )
         self.arrays = {key: np.asarray(value) for key, value in arrays.items()}
         shapes = {key: array.shape for key, array in self.arrays.items()}
-        if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+        if (
+            any(not shape for shape in shapes.values())
+            or len({shape[0] for shape in shapes.values()}) > 1
+        ):
             raise DataError(
-                f"InMemoryDataset was given arrays of the shapes {shapes}: the first axis counts the samples and must "
-                "be the same for all."
+                f"InMemoryDataset was given arrays of the shapes {shapes}: the first axis counts "
+                "the samples and must be the same for all."
             )
 
     def __len__(self) -> int:
@@ -45,19 +51,28 @@ class InMemoryDataset:
 
 
 def as_dataset(source: Any) -> Any:
-    """Return `source` as a dataset. A mapping of arrays with equal length becomes an `InMemoryDataset`.
+    """Return `source` as a dataset.
 
-    Raises `DataError` for an empty dataset, and for an object without `len()` and either `[i]` or `get_batch`.
+    A mapping of arrays with equal length becomes an `InMemoryDataset`.
+
+    Raises `DataError` for an empty dataset, and for an object without `len()` and either `[i]` or
+    `get_batch`.
     """
     dataset = InMemoryDataset(**source) if isinstance(source, Mapping) else source
     name = type(dataset).__name__
-    if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "get_batch")):
+    if not hasattr(dataset, "__len__") or not (
+        hasattr(dataset, "__getitem__") or hasattr(dataset, "get_batch")
+    ):
         raise DataError(
-            f"expected a dataset, found a {name} without len(ds) or ds[i]. Add both, pass a dict of arrays, or pass "
-            "an iterable of complete batches directly to the trainer, without this loader."
+            f"expected a dataset, found a {name} without len(ds) or ds[i]. Add both, pass a dict "
+            "of arrays, or pass an iterable of complete batches directly to the trainer, without "
+            "this loader."
         )
     if len(dataset) == 0:
-        raise DataError(f"{name} is empty (len 0), so there is nothing to read: check its path, split and filters.")
+        raise DataError(
+            f"{name} is empty (len 0), so there is nothing to read: check its path, split and "
+            "filters."
+        )
     return dataset
 
 
@@ -73,7 +88,10 @@ class BatchDataset(ABC):
 
 
 def read_rows(dataset: Any, indices: np.ndarray) -> Batch:
-    """Return the samples of `dataset` at `indices`. Without a `get_batch`, samples are read one by one and stacked."""
+    """Return the samples of `dataset` at `indices`.
+
+    Without a `get_batch`, samples are read one by one and stacked.
+    """
     if hasattr(dataset, "get_batch"):
         return {key: np.asarray(values) for key, values in dataset.get_batch(indices).items()}
     samples = [dataset[int(index)] for index in indices]
@@ -83,9 +101,10 @@ def read_rows(dataset: Any, indices: np.ndarray) -> Batch:
 class BlendedDataset(BatchDataset):
     """A mixture of several datasets in the proportions `weights`, spread evenly over one epoch.
 
-    The length of the mixture is the sum of the lengths of all datasets. If a dataset's share exceeds its length, its
-    samples repeat from the beginning. If the share is smaller, its last samples are never used. The order depends only
-    on the arguments. Datasets with `augment_batch` cannot be blended: wrap the blend in them instead.
+    The length of the mixture is the sum of the lengths of all datasets. If a dataset's share
+    exceeds its length, its samples repeat from the beginning. If the share is smaller, its last
+    samples are never used. The order depends only on the arguments. Datasets with `augment_batch`
+    cannot be blended: wrap the blend in them instead.
 
     >>> blend = BlendedDataset([{"x": np.arange(4)}, {"x": np.arange(10, 14)}], weights=[3, 1])
     >>> blend.get_batch(np.arange(8))["x"].tolist()
@@ -95,15 +114,21 @@ class BlendedDataset(BatchDataset):
     def __init__(self, datasets: Sequence[Any], weights: Sequence[float]):
         self.datasets = [as_dataset(dataset) for dataset in datasets]
         shares = np.asarray(weights, np.float64)
-        if shares.shape != (len(self.datasets),) or not len(shares) or not (np.isfinite(shares) & (shares > 0)).all():
+        if (
+            shares.shape != (len(self.datasets),)
+            or not len(shares)
+            or not (np.isfinite(shares) & (shares > 0)).all()
+        ):
             raise DataError(
-                f"weights={list(weights)} of {len(datasets)} datasets: each dataset needs a number above 0."
+                f"weights={list(weights)} of {len(datasets)} datasets: each dataset needs a "
+                "number above 0."
             )
         for dataset in self.datasets:
             if hasattr(dataset, "augment_batch"):
                 name = type(dataset).__name__
                 raise DataError(
-                    f"{name} changes its batches: blend the datasets inside it, and wrap the blend in {name}."
+                    f"{name} changes its batches: blend the datasets inside it, and wrap the "
+                    f"blend in {name}."
                 )
         lengths = np.array(list(map(len, self.datasets)))
         ends = np.round(np.cumsum(shares) / shares.sum() * lengths.sum()).astype(np.int64)
@@ -120,12 +145,17 @@ class BlendedDataset(BatchDataset):
     def get_batch(self, indices: np.ndarray) -> Batch:
         """Return the samples at `indices`, with a single read from each dataset."""
         sources, rows = self._sources[indices], self._rows[indices]
-        parts = [read_rows(self.datasets[source], rows[sources == source]) for source in np.unique(sources)]
+        parts = [
+            read_rows(self.datasets[source], rows[sources == source])
+            for source in np.unique(sources)
+        ]
         places = np.argsort(np.argsort(sources, kind="stable"), kind="stable")
         try:
-            return {name: np.concatenate([part[name] for part in parts])[places] for name in parts[0]}
+            return {
+                name: np.concatenate([part[name] for part in parts])[places] for name in parts[0]
+            }
         except (KeyError, ValueError) as error:
             raise DataError(
-                f"blended datasets have samples of different shapes or keys ({error}): make them equal, for "
-                "example with one sequence_length."
+                f"blended datasets have samples of different shapes or keys ({error}): make them "
+                "equal, for example with one sequence_length."
             ) from None

@@ -17,7 +17,9 @@ from libai.data.token_files import is_complete, write_token_files
 
 @dataclass(frozen=True)
 class Preprocessed:
-    """The result of `preprocess`: the number of non-empty documents, the number of tokens, and the time in seconds."""
+    """The result of `preprocess`: the number of non-empty documents, the number of tokens, and the
+    time in seconds.
+    """
 
     folder: Path
     documents: int
@@ -40,17 +42,20 @@ def preprocess(
     """Write the documents of `files` as token files into `folder`, which `TokenDataset` reads.
 
     Args:
-        files: paths. A `.jsonl` or `.json` file has one document per line: a JSON object with the text under `key`. Any
-            other file is one document, or one document per paragraph with `blank_lines`.
+        files: paths. A `.jsonl` or `.json` file has one document per line: a JSON object with the
+            text under `key`. Any other file is one document, or one document per paragraph with
+            `blank_lines`.
         folder: output folder, which must not exist yet.
-        tokenizer: "bytes"; "bpe" with a `vocab_size`, trained on the training documents; or the path of a
-            `tokenizer.json`. The last two encode on all cores.
-        end_token: token that ends a document (default: the first of the usual names in the vocabulary).
-        validation_fraction: fraction of documents in the validation split (default 0.05). They are chosen by the hash
-            of their text, so equal documents are never in both splits.
+        tokenizer: "bytes"; "bpe" with a `vocab_size`, trained on the training documents; or the
+            path of a `tokenizer.json`. The last two encode on all cores.
+        end_token: token that ends a document (default: the first of the usual names in the
+            vocabulary).
+        validation_fraction: fraction of documents in the validation split (default 0.05). They are
+            chosen by the hash of their text, so equal documents are never in both splits.
         note: called with the progress so far.
 
-    Raises `DataError` with the line of a document that cannot be read. In that case nothing is left in `folder`.
+    Raises `DataError` with the line of a document that cannot be read. In that case nothing is left
+    in `folder`.
     """
     paths = [Path(file) for file in files]
     target = Path(folder)
@@ -60,8 +65,9 @@ def preprocess(
             raise DataError(f"{path} is not a file. Give text files or .jsonl files.")
     if not paths or target.exists() or not 0 <= validation_fraction < 1:
         raise DataError(
-            f"preprocess({len(paths)} files, {target}{' (exists)' if target.exists() else ''}, validation_fraction="
-            f"{validation_fraction}): give at least one file, a new folder, and a fraction of at least 0 and below 1."
+            f"preprocess({len(paths)} files, {target}{' (exists)' if target.exists() else ''}, "
+            f"validation_fraction={validation_fraction}): give at least one file, a new folder, "
+            "and a fraction of at least 0 and below 1."
         )
     done = Preprocessed(target, 0, 0, 0.0)
 
@@ -78,7 +84,9 @@ def preprocess(
 
     def write(temporary: Path) -> None:
         splits = ("train", "validation") if validation_fraction else ("train",)
-        write_token_files(temporary, documents, splits, tokenizer, vocab_size, end_token, note_counts)
+        write_token_files(
+            temporary, documents, splits, tokenizer, vocab_size, end_token, note_counts
+        )
 
     prepare_once(target, is_complete, write)
     return done
@@ -90,10 +98,17 @@ def _split_of(text: str, validation_fraction: float) -> str:
 
 
 def _texts(path: Path, key: str, blank_lines: bool) -> Iterator[str]:
-    """Yield the documents of a file. Raises `DataError` for a file that is not text, or with the line of a document."""
+    """Yield the documents of a file.
+
+    Raises `DataError` for a file that is not text, or with the line of a document.
+    """
     with path.open("rb") as lines:
-        if b"\0" in lines.peek():  # bytes that are not UTF-8 are replaced, but this would replace most of them
-            raise DataError(f"{path} is not text: it contains zero bytes. Decompress it, or save it as UTF-8.")
+        if (
+            b"\0" in lines.peek()
+        ):  # bytes that are not UTF-8 are replaced, but this would replace most of them
+            raise DataError(
+                f"{path} is not text: it contains zero bytes. Decompress it, or save it as UTF-8."
+            )
         if path.suffix in (".jsonl", ".json"):
             for number, line in enumerate(lines, 1):
                 if line.strip():
@@ -118,8 +133,13 @@ def _text_of_json(path: Path, number: int, line: bytes, key: str) -> str:
         raise DataError(f"{path}, line {number}: not JSON ({error}).") from None
     if not isinstance(row, dict) or not isinstance(row.get(key), str):
         found = sorted(row) if isinstance(row, dict) else f"a {type(row).__name__}"
-        raise DataError(f"{path}, line {number}: there is no text {key!r}, only {found}. Set the key of the text.")
-    return _decoded(row[key].encode("utf-8", "replace"))  # half of a surrogate pair cannot be encoded
+        raise DataError(
+            f"{path}, line {number}: there is no text {key!r}, only {found}. Set the key of the "
+            "text."
+        )
+    return _decoded(
+        row[key].encode("utf-8", "replace")
+    )  # half of a surrogate pair cannot be encoded
 
 
 def _decoded(document: bytes) -> str:

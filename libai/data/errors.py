@@ -1,4 +1,6 @@
-"""The errors of the data package: one for user mistakes, and one for datasets that fail while they are read."""
+"""The errors of the data package: one for user mistakes, and one for datasets that fail while they
+are read.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,24 @@ _MAX_NAMES = 8
 
 
 class DataError(UserError):
-    """A file, folder, dataset or loader argument cannot be used. The text explains what to change."""
+    """A file, folder, dataset or loader argument cannot be used.
+
+    The text explains what to change.
+    """
 
 
 class SampleError(RuntimeError):
-    """A dataset raised an error while a sample was read. The text names the sample; the original error is chained."""
+    """A dataset raised an error while a sample was read.
+
+    The text names the sample; the original error is chained.
+    """
 
 
 def checked_count(name: str, value: Any, most: int, zero: str) -> int:
-    """Return `value` if it is an integer from 0 to `most`, else raise `DataError`. `zero` explains the meaning of 0."""
+    """Return `value` if it is an integer from 0 to `most`, else raise `DataError`.
+
+    `zero` explains the meaning of 0.
+    """
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if is_whole and 0 <= value <= most:
         return value
@@ -28,7 +39,9 @@ def checked_count(name: str, value: Any, most: int, zero: str) -> int:
 
 
 def describe_folder(folder: Path) -> str:
-    """Describe what a folder contains instead, for an error text: `does not exist`, `is empty` or `holds [names]`."""
+    """Describe what a folder contains instead, for an error text: `does not exist`, `is empty` or
+    `holds [names]`.
+    """
     if not folder.is_dir():
         return "does not exist"
     names = sorted(path.name for path in folder.iterdir())

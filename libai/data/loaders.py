@@ -1,4 +1,5 @@
-"""The training loader, which is endless and can be resumed at any sample, and the finite evaluation loader.
+"""The training loader, which is endless and can be resumed at any sample, and the finite evaluation
+loader.
 
 Both produce the same samples for any number of ranks.
 """
@@ -24,9 +25,10 @@ from libai.utils.distributed import get_rank, get_world_size
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 
-# Handing a result from one thread to another takes 20-30 us (measured on 2 cores). Reading from memory or a memory map
-# takes 2-10 us. So reads stay in the caller's thread until several in a row are slow. The time counted for a single
-# read is limited: it may have been a cold start, or the scheduler may have given the core to another process.
+# Handing a result from one thread to another takes 20-30 us (measured on 2 cores). Reading from
+# memory or a memory map takes 2-10 us. So reads stay in the caller's thread until several in a row
+# are slow. The time counted for a single read is limited: it may have been a cold start, or the
+# scheduler may have given the core to another process.
 _INLINE_SECONDS = 100e-6
 _GRACE_SECONDS = 10e-3
 _MAX_COUNTED_SECONDS = 3e-3
@@ -35,13 +37,17 @@ MAX_PREFETCH = 10_000
 
 
 def read_ahead(
-    read: Callable[[Request], Result], requests: Iterable[Request], depth: int, pool: ThreadPoolExecutor
+    read: Callable[[Request], Result],
+    requests: Iterable[Request],
+    depth: int,
+    pool: ThreadPoolExecutor,
 ) -> Generator[Result, None, None]:
     """Yield `read(request)` for every request in order, and compute up to `depth` results ahead.
 
-    Results are computed ahead in the thread of `pool`, which starts only if reading is slow enough to benefit from it.
-    The results are the same either way. An exception in `read` is raised in place of its result and ends the iteration.
-    At the end, results that were not begun are cancelled, without waiting for the current read, which may take long.
+    Results are computed ahead in the thread of `pool`, which starts only if reading is slow enough
+    to benefit from it. The results are the same either way. An exception in `read` is raised in
+    place of its result and ends the iteration. At the end, results that were not begun are
+    cancelled, without waiting for the current read, which may take long.
     """
     requests = iter(requests)
     spare_seconds = _GRACE_SECONDS
@@ -72,37 +78,51 @@ def read_ahead(
 
 
 def _reading_thread() -> ThreadPoolExecutor:
-    """Return an executor whose thread starts with the first task and ends when the executor is deleted."""
+    """Return an executor whose thread starts with the first task and ends when the executor is
+    deleted.
+    """
     return ThreadPoolExecutor(1, "libai-read-ahead")
 
 
-def _read_step(reader: BatchReader, layout: DataLayout, stream: SampleStream, step_start: int) -> Batch:
+def _read_step(
+    reader: BatchReader, layout: DataLayout, stream: SampleStream, step_start: int
+) -> Batch:
     """Return this rank's micro-batch of the step that starts at stream position `step_start`."""
     start, stop = layout.slice_of_step(step_start)
     together = stream.indices(step_start, step_start + layout.samples_per_step)
     batch = reader.read(together[start - step_start : stop - step_start], together)
     if hasattr(reader.dataset, "augment_batch"):
-        augmented = reader.dataset.augment_batch(batch, SampleRandom(stream.seed, np.arange(start, stop)))
+        augmented = reader.dataset.augment_batch(
+            batch, SampleRandom(stream.seed, np.arange(start, stop))
+        )
         if augmented is not batch:
             batch = as_batch(reader.dataset, augmented, stop - start)
     return batch
 
 
 class TrainLoader:
-    """Endless iterator of this rank's micro-batches of a dataset. `iter(loader)` returns the loader itself.
+    """Endless iterator of this rank's micro-batches of a dataset.
+
+    `iter(loader)` returns the loader itself.
 
     All ranks split one sample stream (see `SampleStream`): micro-step t takes the next
-    `num_data_ranks * micro_batch_size` positions, rank r the r-th slice. No samples are dropped at the end of an epoch:
-    a micro-batch may span two epochs, or more if it is larger than the dataset. A dataset with
-    `augment_batch(batch, random)` gets a `SampleRandom` that depends on the stream positions, so augmentation is also
-    resumed exactly.
+    `num_data_ranks * micro_batch_size` positions, rank r the r-th slice. No samples are dropped at
+    the end of an epoch: a micro-batch may span two epochs, or more if it is larger than the
+    dataset. A dataset with `augment_batch(batch, random)` gets a `SampleRandom` that depends on the
+    stream positions, so augmentation is also resumed exactly.
 
-    After an exception the position is still after the last returned micro-batch, so the next call repeats the failed
-    read.
+    After an exception the position is still after the last returned micro-batch, so the next call
+    repeats the failed read.
     """
 
     def __init__(
-        self, reader: BatchReader, layout: DataLayout, *, seed: int = 0, shuffle: bool = True, prefetch: int = 2
+        self,
+        reader: BatchReader,
+        layout: DataLayout,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        prefetch: int = 2,
     ):
         self.dataset = reader.dataset
         self.collate = reader.collate
@@ -136,28 +156,31 @@ class TrainLoader:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return `{"consumed_samples": int}`: the samples returned on all ranks, without those only read ahead.
+        """Return `{"consumed_samples": int}`: the samples returned on all ranks, without those only
+        read ahead.
 
         This is the whole state, and it is valid for any number of ranks.
         """
         return {"consumed_samples": self._consumed_samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue the stream after `state["consumed_samples"]` samples, and discard what was read ahead.
+        """Continue the stream after `state["consumed_samples"]` samples, and discard what was read
+        ahead.
 
         Raises `DataError` if the state has no such count.
         """
         consumed = state.get("consumed_samples")
         if type(consumed) is not int or consumed < 0:
             raise DataError(
-                f"a loader state needs 'consumed_samples', a whole number of samples >= 0, but it is {state}: pass "
-                "the result of a train loader's state_dict()."
+                "a loader state needs 'consumed_samples', a whole number of samples >= 0, but it "
+                f"is {state}: pass the result of a train loader's state_dict()."
             )
         self.close()
         self._consumed_samples = consumed
 
     def indices_before(self, state: dict[str, int], num_batches: int) -> list[np.ndarray]:
-        """Return the dataset indices in the last `num_batches` micro-batches of this rank before the position `state`.
+        """Return the dataset indices in the last `num_batches` micro-batches of this rank before
+        the position `state`.
 
         Each array is int64 `(micro_batch_size,)`.
         """
@@ -166,7 +189,10 @@ class TrainLoader:
         return [self._stream.indices(*self.layout.slice_of_step(start)) for start in starts]
 
     def close(self) -> None:
-        """Stop the background thread and discard what it read ahead. Iterating again starts a new thread."""
+        """Stop the background thread and discard what it read ahead.
+
+        Iterating again starts a new thread.
+        """
         if self._ahead is not None:
             self._ahead.close()
             self._pool.shutdown()
@@ -188,13 +214,16 @@ def build_train_loader(
     """Build an endless, exactly resumable loader of one rank's micro-batches.
 
     Args:
-        dataset: an object with `len(ds)` and `ds[i] -> dict` or `get_batch(indices)`, or a dict of arrays with equal
-            length.
-        data_rank, num_data_ranks: select the part of every global batch that this process reads. By default every
-            process of the job reads its own part. Tensor-parallel and pipeline-parallel ranks must read the same data:
-            for them, pass `mesh.data_rank` and `mesh.data`.
-        prefetch: number of micro-batches to read ahead in one background thread, which starts only if reading is slow.
-        num_workers: number of threads that read one micro-batch together, for datasets with slow samples.
+        dataset: an object with `len(ds)` and `ds[i] -> dict` or `get_batch(indices)`, or a dict of
+            arrays with equal length.
+        data_rank, num_data_ranks: select the part of every global batch that this process reads. By
+            default every process of the job reads its own part. Tensor-parallel and
+            pipeline-parallel ranks must read the same data: for them, pass `mesh.data_rank` and
+            `mesh.data`.
+        prefetch: number of micro-batches to read ahead in one background thread, which starts only
+            if reading is slow.
+        num_workers: number of threads that read one micro-batch together, for datasets with slow
+            samples.
         collate: function that builds the batch from a list of samples, see `BatchReader`.
 
     Raises `DataError` for an empty dataset or impossible numbers.
@@ -205,11 +234,13 @@ def build_train_loader(
 
 
 def _layout(micro_batch_size: int, data_rank: int | None, num_data_ranks: int | None) -> DataLayout:
-    """Return this process's share of the data: the given share, or one by its rank and the number of processes."""
+    """Return this process's share of the data: the given share, or one by its rank and the number
+    of processes.
+    """
     if (data_rank is None) != (num_data_ranks is None):
         raise DataError(
-            f"data_rank={data_rank} and num_data_ranks={num_data_ranks}: set both, or neither to use this process's "
-            "rank and the number of processes."
+            f"data_rank={data_rank} and num_data_ranks={num_data_ranks}: set both, or neither to "
+            "use this process's rank and the number of processes."
         )
     if data_rank is None or num_data_ranks is None:
         return DataLayout(micro_batch_size, get_rank(), get_world_size())
@@ -217,17 +248,28 @@ def _layout(micro_batch_size: int, data_rank: int | None, num_data_ranks: int | 
 
 
 class EvalLoader:
-    """Evaluation loader with a length. Each iteration yields `(batch, replicated)` over the dataset in order.
+    """Evaluation loader with a length.
 
-    Full global batches are split evenly across the ranks (`replicated=False`: every rank has different samples). The
-    remaining samples go to *every* rank, in chunks of at most `micro_batch_size` samples (`replicated=True`: all ranks
-    have the same samples, which must be counted once). `len()` and the flags are the same on all ranks, so collectives
-    stay in step.
+    Each iteration yields `(batch, replicated)` over the dataset in order.
+
+    Full global batches are split evenly across the ranks (`replicated=False`: every rank has
+    different samples). The remaining samples go to *every* rank, in chunks of at most
+    `micro_batch_size` samples (`replicated=True`: all ranks have the same samples, which must be
+    counted once). `len()` and the flags are the same on all ranks, so collectives stay in step.
     """
 
-    def __init__(self, reader: BatchReader, layout: DataLayout, *, max_batches: int | None = None, prefetch: int = 2):
+    def __init__(
+        self,
+        reader: BatchReader,
+        layout: DataLayout,
+        *,
+        max_batches: int | None = None,
+        prefetch: int = 2,
+    ):
         if max_batches is not None and max_batches < 1:
-            raise DataError(f"max_batches={max_batches}: evaluate at least one batch, or use null for all.")
+            raise DataError(
+                f"max_batches={max_batches}: evaluate at least one batch, or use null for all."
+            )
         self._reader = reader
         self.dataset = reader.dataset
         self.layout = layout
@@ -251,7 +293,10 @@ class EvalLoader:
         step, micro = self.layout.samples_per_step, self.layout.micro_batch_size
         num_full = num_samples // step
         full = [(*self.layout.slice_of_step(k * step), False) for k in range(num_full)]
-        rest = [(start, min(start + micro, num_samples), True) for start in range(num_full * step, num_samples, micro)]
+        rest = [
+            (start, min(start + micro, num_samples), True)
+            for start in range(num_full * step, num_samples, micro)
+        ]
         return full + rest
 
 
@@ -268,8 +313,9 @@ def build_eval_loader(
 ) -> EvalLoader:
     """Build an evaluation loader of `(batch, replicated)` pairs, see `EvalLoader`.
 
-    `max_batches` keeps only the first batches, each of `micro_batch_size` samples per rank. The other arguments are the
-    same as for `build_train_loader`. Raises `DataError` for an empty dataset or impossible numbers.
+    `max_batches` keeps only the first batches, each of `micro_batch_size` samples per rank. The
+    other arguments are the same as for `build_train_loader`. Raises `DataError` for an empty
+    dataset or impossible numbers.
     """
     layout = _layout(micro_batch_size, data_rank, num_data_ranks)
     reader = BatchReader(dataset, num_workers, collate=collate)

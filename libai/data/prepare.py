@@ -1,6 +1,7 @@
 """Convert text files to token files.
 
-Whole files are assigned to one split. They are tokenized once, and the result is reused until a file changes.
+Whole files are assigned to one split. They are tokenized once, and the result is reused until a
+file changes.
 """
 
 from __future__ import annotations
@@ -35,27 +36,34 @@ def build_text_dataset(
     validation_fraction: float = 0.05,
     cache_dir: str | os.PathLike | None = None,
 ) -> TokenDataset:
-    """Tokenize text files into a cached folder, unless it exists already, and return one split of it.
+    """Tokenize text files into a cached folder, unless it exists already, and return one split of
+    it.
 
     Args:
-        files: one or several paths or glob patterns (`**` matches nested folders). Whole files are assigned to training
-            or validation by the hash of their relative path. Of files with equal content only the first is kept, so no
-            validation text is also trained on.
+        files: one or several paths or glob patterns (`**` matches nested folders). Whole files are
+            assigned to training or validation by the hash of their relative path. Of files with
+            equal content only the first is kept, so no validation text is also trained on.
         split: `"train"` or `"validation"`.
-        tokenizer: `"bytes"`; `"bpe"` with a `vocab_size`, trained on the training files only; or the path of a
-            `tokenizer.json`.
-        cache_dir: parent of the folder (default `$LIBAI_DATA_DIR` or `~/.cache/libai`). The folder is named after a
-            digest of the options and of every file's path, size and modification time.
+        tokenizer: `"bytes"`; `"bpe"` with a `vocab_size`, trained on the training files only; or
+            the path of a `tokenizer.json`.
+        cache_dir: parent of the folder (default `$LIBAI_DATA_DIR` or `~/.cache/libai`). The folder
+            is named after a digest of the options and of every file's path, size and modification
+            time.
 
-    Any number of ranks may call this at once. Raises `DataError` if there are no files, too few files to split, or
-    conflicting options.
+    Any number of ranks may call this at once. Raises `DataError` if there are no files, too few
+    files to split, or conflicting options.
     """
     documents = _matching_files(files)
     if not 0 <= validation_fraction < 1:
         raise DataError(
-            f"validation_fraction={validation_fraction} is not a fraction of the files: use 0 <= fraction < 1."
+            f"validation_fraction={validation_fraction} is not a fraction of the files: use 0 <= "
+            "fraction < 1."
         )
-    options = {"tokenizer": tokenizer, "vocab_size": vocab_size, "validation_fraction": validation_fraction}
+    options = {
+        "tokenizer": tokenizer,
+        "vocab_size": vocab_size,
+        "validation_fraction": validation_fraction,
+    }
     if tokenizer not in ("bytes", "bpe"):
         options["tokenizer"] = hashlib.sha256(find_tokenizer(tokenizer).read_bytes()).hexdigest()
     root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
@@ -84,15 +92,17 @@ def build_stdlib_dataset(
 ) -> TokenDataset:
     """Build a text dataset from the source of the Python standard library, without its tests.
 
-    The source is about 11 MB and needs no download. See `build_text_dataset` for the arguments. The text differs
-    between Python versions, so losses are comparable only under the same interpreter.
+    The source is about 11 MB and needs no download. See `build_text_dataset` for the arguments. The
+    text differs between Python versions, so losses are comparable only under the same interpreter.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = [path for path in root.rglob("*.py") if _NOT_STDLIB.isdisjoint(path.relative_to(root).parts)]
+    paths = [
+        path for path in root.rglob("*.py") if _NOT_STDLIB.isdisjoint(path.relative_to(root).parts)
+    ]
     if not paths:
         raise DataError(
-            f"{root} should contain the standard library, but has no .py files (a stripped or zipped Python?): use "
-            "build_text_dataset(...) with your own text files."
+            f"{root} should contain the standard library, but has no .py files (a stripped or "
+            "zipped Python?): use build_text_dataset(...) with your own text files."
         )
     return build_text_dataset(
         paths,
@@ -106,18 +116,24 @@ def build_stdlib_dataset(
     )
 
 
-def _split_by_file(documents: list[Document], validation_fraction: float) -> dict[str, list[Document]]:
-    """Return `{"train": [...], "validation": [...]}`. Validation gets the files with the lowest hash of their name.
+def _split_by_file(
+    documents: list[Document], validation_fraction: float
+) -> dict[str, list[Document]]:
+    """Return `{"train": [...], "validation": [...]}`.
 
-    Validation gets at least one file, unless `validation_fraction=0`, which makes no validation split. Raises
-    `DataError` if no file would be left for training.
+    Validation gets the files with the lowest hash of their name.
+
+    Validation gets at least one file, unless `validation_fraction=0`, which makes no validation
+    split. Raises `DataError` if no file would be left for training.
     """
-    num_validation = max(1, round(validation_fraction * len(documents))) if validation_fraction else 0
+    num_validation = (
+        max(1, round(validation_fraction * len(documents))) if validation_fraction else 0
+    )
     if num_validation >= len(documents):
         raise DataError(
-            f"validation_fraction={validation_fraction} of {len(documents)} different, non-empty file(s) leaves none "
-            "for training, because files are not split. Use more files, or validation_fraction=0 for no validation "
-            "split."
+            f"validation_fraction={validation_fraction} of {len(documents)} different, non-empty "
+            "file(s) leaves none for training, because files are not split. Use more files, or "
+            "validation_fraction=0 for no validation split."
         )
     if not num_validation:
         return {"train": documents}
@@ -138,10 +154,15 @@ def _matching_files(patterns: str | os.PathLike | Iterable[str | os.PathLike]) -
         found = [path for path in matches if path.is_file()]
         if not found:
             hint = f'a folder, add "/**/*.txt": {pattern}/**/*.txt' if matches else "no file"
-            raise DataError(f"expected text files at {str(pattern)!r} (that is {full}), but this matches {hint}.")
+            raise DataError(
+                f"expected text files at {str(pattern)!r} (that is {full}), but this matches "
+                f"{hint}."
+            )
         paths.update(found)
     if not paths:
-        raise DataError("no text files were given: pass paths or glob patterns, e.g. files='corpus/**/*.txt'.")
+        raise DataError(
+            "no text files were given: pass paths or glob patterns, e.g. files='corpus/**/*.txt'."
+        )
     root = os.path.commonpath([path.parent for path in paths])
     return sorted((path.relative_to(root).as_posix(), path) for path in paths)
 
@@ -157,7 +178,12 @@ def _without_copies(documents: Iterable[Document]) -> list[Document]:
 
 
 def _fingerprint(documents: Iterable[Document], options: dict) -> str:
-    """Return a digest of the options and of every file's path, size and modification time. No file content is read."""
-    stats = [(name, stat.st_size, stat.st_mtime_ns) for name, path in documents for stat in [path.stat()]]
+    """Return a digest of the options and of every file's path, size and modification time.
+
+    No file content is read.
+    """
+    stats = [
+        (name, stat.st_size, stat.st_mtime_ns) for name, path in documents for stat in [path.stat()]
+    ]
     text = json.dumps([FORMAT, options, stats], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,6 @@
-"""Datasets that build samples from tokens: BERT's masked tokens and sentence order, and T5's span corruption."""
+"""Datasets that build samples from tokens: BERT's masked tokens and sentence order, and T5's span
+corruption.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,20 @@ from libai.data.sampling import SampleRandom
 class MaskedTokens(BatchDataset):
     """A token dataset with BERT's masking (Devlin et al. 2019).
 
-    Of the chosen positions, 80 % become the mask token, 10 % become a random token and 10 % are unchanged. Labels hold
-    the original token at these positions and `ignore_index` everywhere else.
+    Of the chosen positions, 80 % become the mask token, 10 % become a random token and 10 % are
+    unchanged. Labels hold the original token at these positions and `ignore_index` everywhere else.
 
-    In training the masks change in every epoch. They depend on the position in the sample stream, so a resumed run
-    repeats them. In evaluation they depend only on (seed, sample index) and are always the same.
+    In training the masks change in every epoch. They depend on the position in the sample stream,
+    so a resumed run repeats them. In evaluation they depend only on (seed, sample index) and are
+    always the same.
 
     Args:
-        dataset: returns `{"input_ids": (length,) int64}` per index. It is read in batches if it has `get_batch`. Its
-            `labels` are replaced, and all other keys are kept.
+        dataset: returns `{"input_ids": (length,) int64}` per index. It is read in batches if it has
+            `get_batch`. Its `labels` are replaced, and all other keys are kept.
         mask_token: id of the mask token.
         mask_prob: fraction of positions that are chosen.
-        vocab_size: random tokens are sampled from `range(vocab_size)`, or from `range(mask_token)` if None.
+        vocab_size: random tokens are sampled from `range(vocab_size)`, or from `range(mask_token)`
+            if None.
         special_tokens: ids that are never chosen.
     """
 
@@ -43,9 +47,15 @@ class MaskedTokens(BatchDataset):
     ):
         if not 0.0 < mask_prob < 1.0:
             raise DataError(
-                f"mask_prob={mask_prob} is not a fraction of positions. Choose a number between 0 and 1, such as 0.15."
+                f"mask_prob={mask_prob} is not a fraction of positions. Choose a number between 0 "
+                "and 1, such as 0.15."
             )
-        self.dataset, self.mask_token, self.mask_prob, self.seed = dataset, mask_token, mask_prob, seed
+        self.dataset, self.mask_token, self.mask_prob, self.seed = (
+            dataset,
+            mask_token,
+            mask_prob,
+            seed,
+        )
         self.ignore_index = ignore_index
         self.vocab_size = mask_token if vocab_size is None else vocab_size
         self.special_tokens = list(special_tokens)
@@ -54,20 +64,28 @@ class MaskedTokens(BatchDataset):
         return len(self.dataset)
 
     def get_batch(self, indices: np.ndarray) -> Batch:
-        """Return the masked samples at `indices` (batch,): `input_ids` and `labels`, each (batch, length) int64."""
-        return self._mask(read_rows(self.dataset, indices), SampleRandom(self.seed, np.asarray(indices)))
+        """Return the masked samples at `indices` (batch,): `input_ids` and `labels`, each (batch,
+        length) int64.
+        """
+        return self._mask(
+            read_rows(self.dataset, indices), SampleRandom(self.seed, np.asarray(indices))
+        )
 
     def augment_batch(self, batch: Batch, random: SampleRandom) -> Batch:
         """Return the same samples with the masks for their positions in the stream."""
         is_masked = batch["labels"] != self.ignore_index
-        return self._mask({**batch, "input_ids": np.where(is_masked, batch["labels"], batch["input_ids"])}, random)
+        return self._mask(
+            {**batch, "input_ids": np.where(is_masked, batch["labels"], batch["input_ids"])}, random
+        )
 
     def _mask(self, batch: Batch, random: SampleRandom) -> Batch:
         tokens = batch["input_ids"]
         chosen, kind, other = np.split(random.uniform(3 * tokens.shape[1]), 3, axis=1)
         is_chosen = (chosen < self.mask_prob) & ~np.isin(tokens, self.special_tokens)
         random_tokens = (other * self.vocab_size).astype(np.int64)
-        replaced = np.where(kind < 0.8, self.mask_token, np.where(kind < 0.9, random_tokens, tokens))
+        replaced = np.where(
+            kind < 0.8, self.mask_token, np.where(kind < 0.9, random_tokens, tokens)
+        )
         return {
             **batch,
             "input_ids": np.where(is_chosen, replaced, tokens).astype(np.int64),
@@ -76,19 +94,22 @@ class MaskedTokens(BatchDataset):
 
 
 class SentenceOrder(BatchDataset):
-    """Pairs of consecutive segments of one document, swapped in half of the samples (ALBERT, Lan et al. 2020).
+    """Pairs of consecutive segments of one document, swapped in half of the samples (ALBERT, Lan et
+    al. 2020).
 
-    A sample is `[cls] first [sep] second [sep]` and padding. Its keys are `input_ids`, `token_type_ids` (1 in the
-    second segment), `attention_mask` and `next_sentence_labels` (1 if the two are swapped), the target of BERT's second
-    head. Documents are cut into pieces of at most `sequence_length - 3` tokens. Pieces with fewer than 2 tokens are
-    left out. Each piece is split into two segments at a random position. The position and the swap depend on (seed,
-    sample index).
+    A sample is `[cls] first [sep] second [sep]` and padding. Its keys are `input_ids`,
+    `token_type_ids` (1 in the second segment), `attention_mask` and `next_sentence_labels` (1 if
+    the two are swapped), the target of BERT's second head. Documents are cut into pieces of at most
+    `sequence_length - 3` tokens. Pieces with fewer than 2 tokens are left out. Each piece is split
+    into two segments at a random position. The position and the swap depend on (seed, sample
+    index).
 
     Args:
-        dataset: has `tokens` and the `offsets` of documents, like `TokenDataset` and `MegatronDataset`.
+        dataset: has `tokens` and the `offsets` of documents, like `TokenDataset` and
+            `MegatronDataset`.
         cls_token, sep_token, pad_token: token ids.
-        end_of_document: id of the token that ends each document, which is removed; None if documents have no such
-            token.
+        end_of_document: id of the token that ends each document, which is removed; None if
+            documents have no such token.
     """
 
     def __init__(
@@ -104,14 +125,20 @@ class SentenceOrder(BatchDataset):
     ):
         if sequence_length < 5:
             raise DataError(
-                f"sequence_length={sequence_length}: two segments and three special tokens need at least 5."
+                f"sequence_length={sequence_length}: two segments and three special tokens need "
+                "at least 5."
             )
         self.dataset, self.sequence_length, self.seed = dataset, sequence_length, seed
         self._special = (cls_token, sep_token, pad_token)
         ends: np.ndarray = np.asarray(dataset.offsets[1:]) - (end_of_document is not None)
-        self._starts, self._lengths = _pieces(np.asarray(dataset.offsets[:-1]), ends, sequence_length - 3)
+        self._starts, self._lengths = _pieces(
+            np.asarray(dataset.offsets[:-1]), ends, sequence_length - 3
+        )
         if not len(self._starts):
-            raise DataError("no document has the two tokens that a pair of segments needs: use longer documents.")
+            raise DataError(
+                "no document has the two tokens that a pair of segments needs: use longer "
+                "documents."
+            )
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -119,20 +146,25 @@ class SentenceOrder(BatchDataset):
     def get_batch(self, indices: np.ndarray) -> Batch:
         """Return the samples at `indices`.
 
-        The labels have the shape `(len(indices),)`, all other arrays `(len(indices), sequence_length)`.
+        The labels have the shape `(len(indices),)`, all other arrays `(len(indices),
+        sequence_length)`.
         """
         starts, lengths = self._starts[indices][:, None], self._lengths[indices][:, None]
         place, swap = SampleRandom(self.seed, np.asarray(indices)).uniform(2).T
         cut = 1 + (place[:, None] * (lengths - 1)).astype(np.int64)
         is_swapped = swap[:, None] < 0.5
-        first = np.where(is_swapped, lengths - cut, cut)  # length of the first segment of the sample
+        first = np.where(
+            is_swapped, lengths - cut, cut
+        )  # length of the first segment of the sample
         position = np.arange(self.sequence_length)
         in_first = (position >= 1) & (position <= first)
         in_second = (position >= first + 2) & (position < lengths + 2)
         offset = np.where(in_first, position - 1, position - first - 2)
         offset += np.where(is_swapped == in_first, cut, 0)  # a swapped sample begins after the cut
         cls_token, sep_token, pad_token = self._special
-        special = np.where(position == 0, cls_token, np.where(position < lengths + 3, sep_token, pad_token))
+        special = np.where(
+            position == 0, cls_token, np.where(position < lengths + 3, sep_token, pad_token)
+        )
         in_text = in_first | in_second
         tokens = self.dataset.tokens[np.where(in_text, starts + offset, starts)]
         return {
@@ -155,17 +187,19 @@ def _pieces(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[np.ndar
 class SpanCorruption(BatchDataset):
     """A token dataset with T5's span corruption (Raffel et al. 2020, section 3.1.4).
 
-    Each removed span is replaced by a sentinel in `input_ids`. `labels` are the sentinels, each followed by its span.
-    Both end with `end_token`.
+    Each removed span is replaced by a sentinel in `input_ids`. `labels` are the sentinels, each
+    followed by its span. Both end with `end_token`.
 
-    In training the spans change in every epoch. They depend on the position in the sample stream, so a resumed run
-    repeats them. In evaluation they depend only on (seed, sample index). The number of spans and their total length
-    follow from the sample length. So all inputs have the same length, as do all labels, and need no padding.
+    In training the spans change in every epoch. They depend on the position in the sample stream,
+    so a resumed run repeats them. In evaluation they depend only on (seed, sample index). The
+    number of spans and their total length follow from the sample length. So all inputs have the
+    same length, as do all labels, and need no padding.
 
     Args:
-        dataset: returns `{"input_ids": (length,) int64}` per index. It is read in batches if it has `get_batch`.
-        last_sentinel: id of the sentinel of the first span; the second span has `last_sentinel - 1`, and so on. In T5's
-            vocabularies it is the last id.
+        dataset: returns `{"input_ids": (length,) int64}` per index. It is read in batches if it has
+            `get_batch`.
+        last_sentinel: id of the sentinel of the first span; the second span has `last_sentinel -
+            1`, and so on. In T5's vocabularies it is the last id.
         first_sentinel: smallest id of a sentinel. All text tokens have smaller ids.
         noise_share: fraction of tokens that are removed.
         mean_span: mean length of a span.
@@ -183,34 +217,41 @@ class SpanCorruption(BatchDataset):
     ):
         if not 0.0 < noise_share < 1.0 or mean_span < 1.0:
             raise DataError(
-                f"noise_share={noise_share}, mean_span={mean_span}: the first is a fraction between 0 and 1, such as "
-                "0.15, and the second a length of at least 1."
+                f"noise_share={noise_share}, mean_span={mean_span}: the first is a fraction "
+                "between 0 and 1, such as 0.15, and the second a length of at least 1."
             )
         self.dataset = dataset
         self.last_sentinel, self.first_sentinel = last_sentinel, first_sentinel
         self.end_token, self.seed = end_token, seed
         length = len(dataset[0]["input_ids"])
         self.num_missing = int(np.clip(round(length * noise_share), 1, length - 1))
-        self.num_spans = int(np.clip(round(self.num_missing / mean_span), 1, length - self.num_missing))
+        self.num_spans = int(
+            np.clip(round(self.num_missing / mean_span), 1, length - self.num_missing)
+        )
         if self.num_spans > last_sentinel - first_sentinel + 1:
             raise DataError(
-                f"samples of {length} tokens have {self.num_spans} masked spans, but there are only "
-                f"{max(last_sentinel - first_sentinel + 1, 0)} sentinels ({first_sentinel} to {last_sentinel}). "
-                "Enlarge the vocabulary, or use shorter samples."
+                f"samples of {length} tokens have {self.num_spans} masked spans, but there are "
+                f"only {max(last_sentinel - first_sentinel + 1, 0)} sentinels ({first_sentinel} "
+                f"to {last_sentinel}). Enlarge the vocabulary, or use shorter samples."
             )
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def get_batch(self, indices: np.ndarray) -> Batch:
-        """Return the corrupted samples at `indices` (batch,): `input_ids` and `labels`, each (batch, …) int64."""
+        """Return the corrupted samples at `indices` (batch,): `input_ids` and `labels`, each
+        (batch, …) int64.
+        """
         return self._corrupt(
-            read_rows(self.dataset, indices)["input_ids"], SampleRandom(self.seed, np.asarray(indices))
+            read_rows(self.dataset, indices)["input_ids"],
+            SampleRandom(self.seed, np.asarray(indices)),
         )
 
     def augment_batch(self, batch: Batch, random: SampleRandom) -> Batch:
         """Return the same texts with the spans for their positions in the stream."""
-        return self._corrupt(self._texts(batch["input_ids"][:, :-1], batch["labels"][:, :-1]), random)
+        return self._corrupt(
+            self._texts(batch["input_ids"][:, :-1], batch["labels"][:, :-1]), random
+        )
 
     def _texts(self, inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Restore the texts: put each span of `labels` in place of its sentinel in `inputs`.
@@ -223,9 +264,15 @@ class SpanCorruption(BatchDataset):
         places = np.nonzero(is_sentinel[:, : inputs.shape[1]])[1].reshape(rows, self.num_spans)
         spans = is_sentinel[:, inputs.shape[1] :].cumsum(axis=1) - 1
         order = np.concatenate(
-            [np.tile(np.arange(inputs.shape[1]), (rows, 1)), np.take_along_axis(places, spans, axis=1)], axis=1
+            [
+                np.tile(np.arange(inputs.shape[1]), (rows, 1)),
+                np.take_along_axis(places, spans, axis=1),
+            ],
+            axis=1,
         ).argsort(axis=1, kind="stable")
-        both, is_sentinel = (np.take_along_axis(array, order, axis=1) for array in (both, is_sentinel))
+        both, is_sentinel = (
+            np.take_along_axis(array, order, axis=1) for array in (both, is_sentinel)
+        )
         return both[~is_sentinel].reshape(rows, -1)
 
     def _corrupt(self, tokens: np.ndarray, random: SampleRandom) -> Batch:
@@ -233,7 +280,9 @@ class SpanCorruption(BatchDataset):
         draws = random.uniform(length - 2)
         kept = self._lengths(length - self.num_missing, draws[:, self.num_missing - 1 :])
         missing = self._lengths(self.num_missing, draws[:, : self.num_missing - 1])
-        ends = np.stack([kept, missing], axis=2).reshape(rows, -1).cumsum(axis=1)  # kept and missing spans alternate
+        ends = (
+            np.stack([kept, missing], axis=2).reshape(rows, -1).cumsum(axis=1)
+        )  # kept and missing spans alternate
         segment = (np.arange(length)[None, :, None] >= ends[:, None, :]).sum(axis=2)
         is_missing = segment % 2 == 1
         is_first = is_missing & np.pad(~is_missing, ((0, 0), (1, 0)), constant_values=True)[:, :-1]

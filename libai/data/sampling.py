@@ -1,7 +1,9 @@
-"""The order in which the ranks read the samples of a dataset, and the random numbers for each sample.
+"""The order in which the ranks read the samples of a dataset, and the random numbers for each
+sample.
 
-Everything here is a pure function of (seed, position in the endless stream). Resuming a run needs no saved state, and
-the order does not depend on the number of ranks, the micro-batch size or gradient accumulation.
+Everything here is a pure function of (seed, position in the endless stream). Resuming a run needs
+no saved state, and the order does not depend on the number of ranks, the micro-batch size or
+gradient accumulation.
 """
 
 from __future__ import annotations
@@ -15,25 +17,31 @@ from libai.utils.seeding import GOLDEN, mix_bits
 
 
 class SampleStream:
-    """The endless sequence of sample indices: one permutation of `range(num_samples)` per epoch, concatenated.
+    """The endless sequence of sample indices: one permutation of `range(num_samples)` per epoch,
+    concatenated.
 
-    With `shuffle=False` every epoch visits the samples in order. The permutation of an epoch depends only on (seed,
-    epoch). It takes 8 bytes of memory per sample.
+    With `shuffle=False` every epoch visits the samples in order. The permutation of an epoch
+    depends only on (seed, epoch). It takes 8 bytes of memory per sample.
     """
 
     def __init__(self, num_samples: int, *, seed: int = 0, shuffle: bool = True):
         if num_samples < 1:
             raise DataError("the dataset is empty (len 0): check its path and split.")
         if seed < 0:
-            raise DataError(f"seed={seed} is negative: the seed of the sample order must be 0 or more.")
+            raise DataError(
+                f"seed={seed} is negative: the seed of the sample order must be 0 or more."
+            )
         self.num_samples = num_samples
         self.seed = seed
         self.shuffle = shuffle
-        # One tuple, replaced as a whole: a reading thread that is being shut down may still read the old one.
+        # One tuple, replaced as a whole: a reading thread that is being shut down may still read
+        # the old one.
         self._cached: tuple[int, np.ndarray] | None = None
 
     def indices(self, start: int, stop: int) -> np.ndarray:
-        """Return the sample indices at the stream positions `start <= p < stop`, int64 `(stop - start,)`."""
+        """Return the sample indices at the stream positions `start <= p < stop`, int64 `(stop -
+        start,)`.
+        """
         pieces = []
         while start < stop:
             epoch, offset = divmod(start, self.num_samples)
@@ -57,8 +65,9 @@ class SampleStream:
 class SampleRandom:
     """Uniform random numbers for the samples of one micro-batch.
 
-    The numbers of a sample depend on (seed, its position in the stream). So augmentation differs between epochs, is
-    repeated exactly by a resumed run, and does not depend on the number of ranks or the micro-batch size.
+    The numbers of a sample depend on (seed, its position in the stream). So augmentation differs
+    between epochs, is repeated exactly by a resumed run, and does not depend on the number of ranks
+    or the micro-batch size.
     """
 
     def __init__(self, seed: int, positions: np.ndarray):
@@ -69,7 +78,9 @@ class SampleRandom:
 
         Repeated calls return the same numbers.
         """
-        state = mix_bits(self._positions.astype(np.uint64) + mix_bits(np.array([self._seed], np.uint64)))
+        state = mix_bits(
+            self._positions.astype(np.uint64) + mix_bits(np.array([self._seed], np.uint64))
+        )
         counters = GOLDEN * np.arange(1, num_draws + 1, dtype=np.uint64)
         bits = mix_bits(state[:, None] + counters)
         return (bits >> np.uint64(11)) * 2.0**-53
@@ -77,7 +88,9 @@ class SampleRandom:
 
 @dataclass(frozen=True)
 class DataLayout:
-    """This rank's share of every step: `micro_batch_size` samples for rank `data_rank` of `num_data_ranks`."""
+    """This rank's share of every step: `micro_batch_size` samples for rank `data_rank` of
+    `num_data_ranks`.
+    """
 
     micro_batch_size: int
     data_rank: int = 0
@@ -85,11 +98,14 @@ class DataLayout:
 
     def __post_init__(self) -> None:
         if self.micro_batch_size < 1:
-            raise DataError(f"micro_batch_size={self.micro_batch_size}: a micro-batch needs at least one sample.")
+            raise DataError(
+                f"micro_batch_size={self.micro_batch_size}: a micro-batch needs at least one "
+                "sample."
+            )
         if not 0 <= self.data_rank < self.num_data_ranks:
             raise DataError(
-                f"data_rank={self.data_rank} is not one of the {self.num_data_ranks} data-parallel rank(s): it must "
-                "be 0 <= data_rank < num_data_ranks."
+                f"data_rank={self.data_rank} is not one of the {self.num_data_ranks} "
+                "data-parallel rank(s): it must be 0 <= data_rank < num_data_ranks."
             )
 
     @property

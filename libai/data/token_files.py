@@ -1,4 +1,5 @@
-"""Token files: one folder with the tokens of the training and validation documents, ready to be memory-mapped.
+"""Token files: one folder with the tokens of the training and validation documents, ready to be
+memory-mapped.
 
 ```
 train.bin validation.bin   token ids, one after the other, little-endian uint8, uint16 or uint32
@@ -7,7 +8,7 @@ index.json                 dtype, vocabulary, end-of-document token and names of
 tokenizer.json             read by libai.data.load_tokenizer
 ```
 Every document ends with the end-of-document token.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -53,18 +54,22 @@ def write_token_files(
     """Write documents as token files into the empty folder `folder`.
 
     Args:
-        documents: returns (split, text) of each document. It is called twice if "bpe" is trained on the training
-            documents.
+        documents: returns (split, text) of each document. It is called twice if "bpe" is trained on
+            the training documents.
         tokenizer, vocab_size, end_token: as in `make_tokenizer`.
         note: called with the number of documents and the number of tokens so far.
 
     Raises `DataError` if one of `splits` stays empty.
     """
-    made = make_tokenizer(tokenizer, vocab_size, (text for split, text in documents() if split == "train"), end_token)
+    made = make_tokenizer(
+        tokenizer, vocab_size, (text for split, text in documents() if split == "train"), end_token
+    )
     dtype = np.min_scalar_type(made.vocab_size - 1)
     num_documents = 0
     with ExitStack() as stack:
-        writers = {split: stack.enter_context(_SplitWriter(folder, split, dtype)) for split in splits}
+        writers = {
+            split: stack.enter_context(_SplitWriter(folder, split, dtype)) for split in splits
+        }
         for batch in _batches(documents()):
             encoded = made.encode_batch([text for _, text in batch])
             for (split, _), tokens in zip(batch, encoded):
@@ -75,8 +80,8 @@ def write_token_files(
     for split, writer in writers.items():
         if not writer.num_documents:
             raise DataError(
-                f"no document is left for {split} (of {num_documents}): use more documents, or validation_fraction=0 "
-                "for no validation split."
+                f"no document is left for {split} (of {num_documents}): use more documents, or "
+                "validation_fraction=0 for no validation split."
             )
         _logger.info("%s: %d documents, %d tokens", split, writer.num_documents, writer.num_tokens)
     made.save(folder)
@@ -85,7 +90,9 @@ def write_token_files(
 
 
 def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Yield batches of about a million characters, which tokenizer libraries encode on all cores."""
+    """Yield batches of about a million characters, which tokenizer libraries encode on all
+    cores.
+    """
     batch = []
     size = 0
     for document in documents:
@@ -126,12 +133,16 @@ class _SplitWriter:
 
 
 def read_index(folder: Path) -> TokenIndex:
-    """Return the index of a folder of token files. Raises `DataError` if it is missing or cannot be read."""
+    """Return the index of a folder of token files.
+
+    Raises `DataError` if it is missing or cannot be read.
+    """
     path = folder / "index.json"
     if not path.is_file():
         raise DataError(
-            f"expected token files in {folder}, which {describe_folder(folder)} and has no index.json: create them "
-            "with `libai preprocess`, or use libai.data.build_text_dataset(...) with text files."
+            f"expected token files in {folder}, which {describe_folder(folder)} and has no "
+            "index.json: create them with `libai preprocess`, or use "
+            "libai.data.build_text_dataset(...) with text files."
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -144,13 +155,17 @@ def read_index(folder: Path) -> TokenIndex:
 
 
 def open_split(folder: Path, split: str, index: TokenIndex) -> tuple[np.ndarray, np.ndarray]:
-    """Memory-map the tokens of a split, `(num_tokens,)`, and the offsets of its documents, `(documents + 1,)`.
+    """Memory-map the tokens of a split, `(num_tokens,)`, and the offsets of its documents,
+    `(documents + 1,)`.
 
-    The last offset is the end of the last document. Nothing is copied into memory. Raises `DataError` for an unknown
-    split, and for files that are missing or do not belong together.
+    The last offset is the end of the last document. Nothing is copied into memory. Raises
+    `DataError` for an unknown split, and for files that are missing or do not belong together.
     """
     if split not in index.splits:
-        raise DataError(f"split={split!r} is not in {folder}, which has {sorted(index.splits)}: use one of them.")
+        raise DataError(
+            f"split={split!r} is not in {folder}, which has {sorted(index.splits)}: use one of "
+            "them."
+        )
     path = folder / f"{split}.bin"
     try:
         tokens = np.memmap(path, dtype=np.dtype(index.dtype).newbyteorder("<"), mode="r")
@@ -160,7 +175,10 @@ def open_split(folder: Path, split: str, index: TokenIndex) -> tuple[np.ndarray,
         found = f"{len(tokens)} tokens, but documents up to {offsets[-1]}"
     except (OSError, ValueError) as error:  # a file that is missing, empty or truncated
         found = str(error)
-    raise DataError(f"{path} or its .offsets is damaged ({found}): delete the folder {folder} and prepare it again.")
+    raise DataError(
+        f"{path} or its .offsets is damaged ({found}): delete the folder {folder} and prepare it "
+        "again."
+    )
 
 
 def is_complete(folder: Path) -> bool:

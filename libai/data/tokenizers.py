@@ -1,7 +1,9 @@
-"""Tokenizers that need no download: plain bytes, and byte-level BPE that is trained here or read from a file.
+"""Tokenizers that need no download: plain bytes, and byte-level BPE that is trained here or read
+from a file.
 
-Both have `vocab_size`, `end_of_document` (a token id), `encode(text) -> list[int]`, `decode(ids) -> str`, and
-`encode_batch(texts)` for preparing token files. They are stored as JSON, so loading one runs no code.
+Both have `vocab_size`, `end_of_document` (a token id), `encode(text) -> list[int]`, `decode(ids) ->
+str`, and `encode_batch(texts)` for preparing token files. They are stored as JSON, so loading one
+runs no code.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ import numpy as np
 from libai.data.errors import DataError
 
 _END_OF_DOCUMENT = "<|endofdocument|>"
-_END_TOKENS = (_END_OF_DOCUMENT, "<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[SEP]")
+_END_TOKENS = (
+    _END_OF_DOCUMENT,
+    "<|endoftext|>",
+    "</s>",
+    "<eos>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "[SEP]",
+)
 
 
 class Tokenizer(Protocol):
@@ -32,7 +42,9 @@ class Tokenizer(Protocol):
         """Return the text of `ids`, without end-of-document tokens."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of every text, as 1-D integer arrays without an end-of-document token."""
+        """Return the token ids of every text, as 1-D integer arrays without an end-of-document
+        token.
+        """
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into `folder`, which `load_tokenizer` reads."""
@@ -66,11 +78,14 @@ class ByteTokenizer:
 
 
 class BPETokenizer:
-    """A tokenizer of the `tokenizers` library: trained here, or read from the `tokenizer.json` of a published model.
+    """A tokenizer of the `tokenizers` library: trained here, or read from the `tokenizer.json` of a
+    published model.
 
-    Tokenizers trained here use byte-level byte-pair encoding, which decodes every text without loss.
+    Tokenizers trained here use byte-level byte-pair encoding, which decodes every text without
+    loss.
 
-    `end_token`: token that ends a document; by default the first of the usual names that is in the vocabulary.
+    `end_token`: token that ends a document; by default the first of the usual names that is in the
+    vocabulary.
     """
 
     def __init__(self, model: Any, end_token: str | None = None):
@@ -80,8 +95,8 @@ class BPETokenizer:
         found = [number for number in map(model.token_to_id, names) if number is not None]
         if not found:
             raise DataError(
-                f"the vocabulary has no token {' or '.join(names)} to end documents with: choose one of its tokens, "
-                "such as a separator (end_token, --end-token)."
+                f"the vocabulary has no token {' or '.join(names)} to end documents with: choose "
+                "one of its tokens, such as a separator (end_token, --end-token)."
             )
         self.end_of_document = found[0]
 
@@ -95,18 +110,22 @@ class BPETokenizer:
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
         except Exception as error:  # the library raises no narrower type
-            raise DataError(f"{path} is not a tokenizer.json of the tokenizers library: {error}.") from None
+            raise DataError(
+                f"{path} is not a tokenizer.json of the tokenizers library: {error}."
+            ) from None
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
         """Train on `texts`. A small corpus may give fewer than `vocab_size` tokens.
 
-        Raises `DataError` if `vocab_size` is too small for the 256 bytes and the end-of-document token, or so large
-        that the trainer, which reserves memory for every token, would end the process.
+        Raises `DataError` if `vocab_size` is too small for the 256 bytes and the end-of-document
+        token, or so large that the trainer, which reserves memory for every token, would end the
+        process.
         """
         if not 257 <= vocab_size <= 10_000_000:
             raise DataError(
-                f"vocab_size={vocab_size} does not suit BPE, which starts from 256 bytes and an end-of-document token "
+                f"vocab_size={vocab_size} does not suit BPE, which starts from 256 bytes and an "
+                "end-of-document token "
                 'and reserves memory for every token: use 257 to 10,000,000, or tokenizer="bytes".'
             )
         from tokenizers import Tokenizer as Model
@@ -142,26 +161,36 @@ class BPETokenizer:
         self._model.save(str(folder / "tokenizer.json"))
 
 
-def make_tokenizer(kind: str, vocab_size: int | None, texts: Iterable[str], end_token: str | None = None) -> Tokenizer:
-    """Return the tokenizer of this `kind`: "bytes", "bpe" trained on `texts`, or the path of a `tokenizer.json`.
+def make_tokenizer(
+    kind: str, vocab_size: int | None, texts: Iterable[str], end_token: str | None = None
+) -> Tokenizer:
+    """Return the tokenizer of this `kind`: "bytes", "bpe" trained on `texts`, or the path of a
+    `tokenizer.json`.
 
     Raises `DataError` if the tokenizer cannot be made.
     """
     if kind == "bpe":
         if vocab_size is None:
-            raise DataError('tokenizer="bpe" needs the number of tokens to learn: add vocab_size, e.g. 4096.')
+            raise DataError(
+                'tokenizer="bpe" needs the number of tokens to learn: add vocab_size, e.g. 4096.'
+            )
         return BPETokenizer.train(texts, vocab_size)
-    made = ByteTokenizer() if kind == "bytes" else BPETokenizer.load(find_tokenizer(kind), end_token)
+    made = (
+        ByteTokenizer() if kind == "bytes" else BPETokenizer.load(find_tokenizer(kind), end_token)
+    )
     if vocab_size not in (None, made.vocab_size):
         raise DataError(
-            f"vocab_size={vocab_size} does not apply to tokenizer={kind!r}, which always has {made.vocab_size} "
+            f"vocab_size={vocab_size} does not apply to tokenizer={kind!r}, which always has "
+            f"{made.vocab_size} "
             'tokens: remove it, or use tokenizer="bpe".'
         )
     return made
 
 
 def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenizer:
-    """Return the tokenizer saved in `folder`. `end_of_document` is the id of the token that ends documents, if known.
+    """Return the tokenizer saved in `folder`.
+
+    `end_of_document` is the id of the token that ends documents, if known.
 
     Raises `DataError` if there is none.
     """
@@ -173,7 +202,9 @@ def load_tokenizer(folder: Path, end_of_document: int | None = None) -> Tokenize
     from tokenizers import Tokenizer as Model
 
     model = Model.from_file(str(path))
-    return BPETokenizer(model, None if end_of_document is None else model.id_to_token(end_of_document))
+    return BPETokenizer(
+        model, None if end_of_document is None else model.id_to_token(end_of_document)
+    )
 
 
 def find_tokenizer(spec: str) -> Path:
@@ -184,7 +215,9 @@ def find_tokenizer(spec: str) -> Path:
     path = Path(spec).expanduser()
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
-        raise DataError(f'tokenizer={spec!r} is neither "bytes", "bpe" nor the path of a tokenizer.json.')
+        raise DataError(
+            f'tokenizer={spec!r} is neither "bytes", "bpe" nor the path of a tokenizer.json.'
+        )
     return path
 
 

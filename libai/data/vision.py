@@ -1,7 +1,7 @@
 """Image datasets, and augmentation of whole batches.
 
-The digits are included in libai. CIFAR, MNIST and folders of images are read from local files. Nothing is downloaded or
-unpickled.
+The digits are included in libai. CIFAR, MNIST and folders of images are read from local files.
+Nothing is downloaded or unpickled.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ STD = (0.229, 0.224, 0.225)
 def random_shift(images: np.ndarray, uniform: np.ndarray, max_pixels: int) -> np.ndarray:
     """Shift every image by up to `max_pixels` in both directions, and fill with zeros.
 
-    `images` `(B, C, H, W)`; `uniform` `(B, 2)` numbers in [0, 1), one per direction. This equals padding by
-    `max_pixels` and cropping at a random position.
+    `images` `(B, C, H, W)`; `uniform` `(B, 2)` numbers in [0, 1), one per direction. This equals
+    padding by `max_pixels` and cropping at a random position.
     """
     height, width = images.shape[2:]
     pad = max_pixels
@@ -38,15 +38,19 @@ def random_shift(images: np.ndarray, uniform: np.ndarray, max_pixels: int) -> np
 
 
 def random_flip(images: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Mirror images `(B, C, H, W)` horizontally if their number in `uniform` `(B,)` is below 0.5."""
+    """Mirror images `(B, C, H, W)` horizontally if their number in `uniform` `(B,)` is below
+    0.5.
+    """
     return np.where((uniform < 0.5)[:, None, None, None], images[..., ::-1], images)
 
 
 def resize(images: np.ndarray, boxes: np.ndarray, size: int) -> np.ndarray:
-    """Crop a box from each image and resize it bilinearly to a square. Pixels are averaged when shrinking.
+    """Crop a box from each image and resize it bilinearly to a square.
 
-    `images` `(B, C, H, W)`; `boxes` `(B, 2, 2)`: start and length of the rows, then of the columns, as fractions of the
-    image. Returns `(B, C, size, size)`.
+    Pixels are averaged when shrinking.
+
+    `images` `(B, C, H, W)`; `boxes` `(B, 2, 2)`: start and length of the rows, then of the columns,
+    as fractions of the image. Returns `(B, C, size, size)`.
     """
     weights = []
     for length, begin, share in zip(images.shape[2:], boxes[:, :, 0].T, boxes[:, :, 1].T):
@@ -67,8 +71,9 @@ def random_resized_crop(
 ) -> np.ndarray:
     """Crop a random part of each image and resize it to `size`.
 
-    `area`: range of the part's fraction of the image. `ratio`: range of its width / height. `images` `(B, C, H, W)`,
-    square; `uniform` `(B, 4)` numbers in [0, 1). A side longer than the image is clipped to the image.
+    `area`: range of the part's fraction of the image. `ratio`: range of its width / height.
+    `images` `(B, C, H, W)`, square; `uniform` `(B, 4)` numbers in [0, 1). A side longer than the
+    image is clipped to the image.
     """
     shares = area[0] + uniform[:, 0] * (area[1] - area[0])
     ratios = ratio[0] * (ratio[1] / ratio[0]) ** uniform[:, 1]
@@ -86,7 +91,8 @@ class ImagesInMemory:
     labels: np.ndarray
     num_classes: int
     augment: bool
-    #: settings of augmentation: the largest shift in pixels, and whether half of the images are mirrored
+    #: settings of augmentation: the largest shift in pixels, and whether half of the images are
+    #: mirrored
     _max_shift = 1
     _mirrors = False
 
@@ -100,8 +106,13 @@ class ImagesInMemory:
         """Return `images` float32 `(B, C, H, W)` and `labels` int64 `(B,)`."""
         return {"images": self._scaled(self.images[indices]), "labels": self.labels[indices]}
 
-    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
-        """Return the batch with shifted (and mirrored) images if `augment=True`. Called by the training loader."""
+    def augment_batch(
+        self, batch: dict[str, np.ndarray], random: SampleRandom
+    ) -> dict[str, np.ndarray]:
+        """Return the batch with shifted (and mirrored) images if `augment=True`.
+
+        Called by the training loader.
+        """
         if not self.augment:
             return batch
         uniform = random.uniform(3 if self._mirrors else 2)
@@ -114,19 +125,29 @@ class ImagesInMemory:
 
 
 class DigitsDataset(ImagesInMemory):
-    """One split of the handwritten digits: `images` float32 `(1, 8, 8)` in [0, 1] and `labels` 0..9.
+    """One split of the handwritten digits: `images` float32 `(1, 8, 8)` in [0, 1] and `labels`
+    0..9.
 
-    The splits are stratified. `seed` selects them and must be the same for both splits of a run. `augment=True` shifts
-    training images by up to one pixel. Raises `DataError` if the split does not exist.
+    The splits are stratified. `seed` selects them and must be the same for both splits of a run.
+    `augment=True` shifts training images by up to one pixel. Raises `DataError` if the split does
+    not exist.
 
-    The 1,797 images are the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI
-    Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49, licence CC BY 4.0), in scikit-learn's order.
-    `digits.npz` contains them unchanged: `images` uint8 `(1797, 8, 8)` in 0..16, `labels` uint8 `(1797,)`.
+    The 1,797 images are the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin
+    and C. Kaynak (UCI Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49, licence
+    CC BY 4.0), in scikit-learn's order. `digits.npz` contains them unchanged: `images` uint8
+    `(1797, 8, 8)` in 0..16, `labels` uint8 `(1797,)`.
     """
 
     num_classes = 10
 
-    def __init__(self, split: str = "train", *, validation_fraction: float = 0.2, seed: int = 0, augment: bool = False):
+    def __init__(
+        self,
+        split: str = "train",
+        *,
+        validation_fraction: float = 0.2,
+        seed: int = 0,
+        augment: bool = False,
+    ):
         with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
             pixels, labels = arrays["images"], arrays["labels"]
         splits = stratified_split(labels, validation_fraction, seed)
@@ -137,10 +158,14 @@ class DigitsDataset(ImagesInMemory):
         self.augment = augment
 
 
-def stratified_split(labels: np.ndarray, validation_fraction: float, seed: int) -> dict[str, np.ndarray]:
-    """Return `{"train": indices, "validation": indices}`, sorted and disjoint, with the same share of every class.
+def stratified_split(
+    labels: np.ndarray, validation_fraction: float, seed: int
+) -> dict[str, np.ndarray]:
+    """Return `{"train": indices, "validation": indices}`, sorted and disjoint, with the same share
+    of every class.
 
-    The result depends only on the arguments. Raises `DataError` if a class would be missing from one of the two.
+    The result depends only on the arguments. Raises `DataError` if a class would be missing from
+    one of the two.
     """
     validation = []
     for label in np.unique(labels):
@@ -148,8 +173,9 @@ def stratified_split(labels: np.ndarray, validation_fraction: float, seed: int) 
         num_validation = round(validation_fraction * len(members))
         if not 0 < num_validation < len(members):
             raise DataError(
-                f"validation_fraction={validation_fraction} gives class {label} {num_validation} of its {len(members)} "
-                "samples for validation: choose a fraction that leaves at least one in each split."
+                f"validation_fraction={validation_fraction} gives class {label} {num_validation} "
+                f"of its {len(members)} samples for validation: choose a fraction that leaves at "
+                "least one in each split."
             )
         shuffled = np.random.default_rng([seed, int(label)]).permutation(members)
         validation.append(shuffled[:num_validation])
@@ -157,7 +183,8 @@ def stratified_split(labels: np.ndarray, validation_fraction: float, seed: int) 
     return {"train": np.setdiff1d(np.arange(len(labels)), chosen), "validation": chosen}
 
 
-#: name -> classes, folder, label bytes per image (the last one is used), files, mean and std of the pixels
+#: name -> classes, folder, label bytes per image (the last one is used), files, mean and std of the
+#: pixels
 _CIFAR = {
     "cifar10": (
         10,
@@ -182,11 +209,12 @@ _CIFAR_PIXELS = 3 * 32 * 32
 class CifarDataset(ImagesInMemory):
     """CIFAR-10 or CIFAR-100: `images` float32 `(3, 32, 32)`, normalized per channel, and `labels`.
 
-    Images stay uint8 in memory. Raises `DataError` with the folder that was searched and the archive to download.
+    Images stay uint8 in memory. Raises `DataError` with the folder that was searched and the
+    archive to download.
 
     Args:
-        path: folder with the files of the binary version, or its parent (default `$LIBAI_DATA_DIR` or
-            `~/.cache/libai`).
+        path: folder with the files of the binary version, or its parent (default `$LIBAI_DATA_DIR`
+            or `~/.cache/libai`).
         name: `"cifar10"` or `"cifar100"` (fine labels).
         augment: shift training images by up to 4 pixels and mirror half of them.
     """
@@ -211,7 +239,10 @@ class CifarDataset(ImagesInMemory):
         self.images = rows[:, label_bytes:].reshape(-1, 3, 32, 32)
         self.labels = rows[:, label_bytes - 1].astype(np.int64)
         if self.labels.max() >= self.num_classes:
-            raise DataError(f"{root} has the label {self.labels.max()}: the files are not {name} or are damaged.")
+            raise DataError(
+                f"{root} has the label {self.labels.max()}: the files are not {name} or are "
+                "damaged."
+            )
         self.augment = augment
         self._mean = np.array(mean, np.float32)[:, None, None]
         self._std = np.array(std, np.float32)[:, None, None]
@@ -224,16 +255,17 @@ def _read_cifar(path: Path, label_bytes: int) -> np.ndarray:
     """Return the bytes of a file, one row per image."""
     if not path.is_file():
         raise DataError(
-            f"expected {path.name} in {path.parent}, which {describe_folder(path.parent)}. Download CIFAR's binary "
-            "version from https://www.cs.toronto.edu/~kriz/cifar.html, unpack it and pass its folder as path=... "
-            "(libai downloads nothing and does not unpickle the Python version)."
+            f"expected {path.name} in {path.parent}, which {describe_folder(path.parent)}. "
+            "Download CIFAR's binary version from https://www.cs.toronto.edu/~kriz/cifar.html, "
+            "unpack it and pass its folder as path=... (libai downloads nothing and does not "
+            "unpickle the Python version)."
         )
     content = np.fromfile(path, dtype=np.uint8)
     record = label_bytes + _CIFAR_PIXELS
     if content.size == 0 or content.size % record:
         raise DataError(
-            f"{path} has {content.size} bytes, not a whole number of {record}-byte images: it is truncated or "
-            "belongs to another dataset. Unpack its archive again."
+            f"{path} has {content.size} bytes, not a whole number of {record}-byte images: it is "
+            "truncated or belongs to another dataset. Unpack its archive again."
         )
     return content.reshape(-1, record)
 
@@ -242,22 +274,28 @@ _MNIST = {"train": "train", "test": "t10k"}
 
 
 class MnistDataset(ImagesInMemory):
-    """MNIST: `images` float32 `(1, 28, 28)` in [0, 1] and `labels`, from IDX files with or without gzip (.gz).
+    """MNIST: `images` float32 `(1, 28, 28)` in [0, 1] and `labels`, from IDX files with or without
+    gzip (.gz).
 
-    `path`: folder with the files (default `$LIBAI_DATA_DIR` or `~/.cache/libai`). Datasets in the same format, such as
-    Fashion-MNIST, can also be read. `augment=True` shifts training images by up to 2 pixels.
+    `path`: folder with the files (default `$LIBAI_DATA_DIR` or `~/.cache/libai`). Datasets in the
+    same format, such as Fashion-MNIST, can also be read. `augment=True` shifts training images by
+    up to 2 pixels.
     """
 
     num_classes = 10
     _max_shift = 2
 
-    def __init__(self, path: str | os.PathLike | None = None, *, split: str = "train", augment: bool = False):
+    def __init__(
+        self, path: str | os.PathLike | None = None, *, split: str = "train", augment: bool = False
+    ):
         _check_known("split", split, _MNIST)
         root = _data_folder(path)
         self.images = _read_idx(root, f"{_MNIST[split]}-images-idx3-ubyte")[:, None]
         self.labels = _read_idx(root, f"{_MNIST[split]}-labels-idx1-ubyte").astype(np.int64)
         if len(self.images) != len(self.labels):
-            raise DataError(f"{root} has {len(self.images)} images but {len(self.labels)} labels for {split}.")
+            raise DataError(
+                f"{root} has {len(self.images)} images but {len(self.labels)} labels for {split}."
+            )
         self.augment = augment
 
     def _scaled(self, images: np.ndarray) -> np.ndarray:
@@ -267,43 +305,63 @@ class MnistDataset(ImagesInMemory):
 def _read_idx(root: Path, name: str) -> np.ndarray:
     """Read an IDX file into an array of bytes.
 
-    The format: two zero bytes, a type, the number of axes, the sizes as big-endian integers, and then the values.
+    The format: two zero bytes, a type, the number of axes, the sizes as big-endian integers, and
+    then the values.
     """
     path = next((path for path in (root / name, root / f"{name}.gz") if path.is_file()), None)
     if path is None:
         raise DataError(
-            f"expected {name} or {name}.gz in {root}, which {describe_folder(root)}. Download MNIST's four files and "
-            "pass their folder as path=... (libai downloads nothing)."
+            f"expected {name} or {name}.gz in {root}, which {describe_folder(root)}. Download "
+            "MNIST's four files and pass their folder as path=... (libai downloads nothing)."
         )
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:
         raise DataError(f"{path} cannot be read ({error}): download it again.") from error
-    shape = tuple(np.frombuffer(content[4 : 4 + 4 * content[3]], ">u4").tolist()) if len(content) > 4 else ()
+    shape = (
+        tuple(np.frombuffer(content[4 : 4 + 4 * content[3]], ">u4").tolist())
+        if len(content) > 4
+        else ()
+    )
     start = 4 + 4 * len(shape)
     if content[:3] != b"\0\0\x08" or len(content) - start != int(np.prod(shape, dtype=np.int64)):
         raise DataError(
-            f"{path} is not a complete IDX file of bytes: it is truncated or another kind of file. Download it again."
+            f"{path} is not a complete IDX file of bytes: it is truncated or another kind of "
+            "file. Download it again."
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 class ImageFolderDataset:
-    """Images from one folder per class: `images` float32 `(3, image_size, image_size)`, normalized, and `labels`.
+    """Images from one folder per class: `images` float32 `(3, image_size, image_size)`, normalized,
+    and `labels`.
 
-    Classes are numbered in alphabetical order of the folders. The files can have any format that Pillow reads. The
-    shorter side is resized to `image_size * 256 / 224`, and then the centre is cropped. With `augment=True` the whole
-    centre square of the resized image is kept. The training loader crops a random part of it, of at least the fraction
-    `min_area`, resizes the part to `image_size` and mirrors half of the images.
+    Classes are numbered in alphabetical order of the folders. The files can have any format that
+    Pillow reads. The shorter side is resized to `image_size * 256 / 224`, and then the centre is
+    cropped. With `augment=True` the whole centre square of the resized image is kept. The training
+    loader crops a random part of it, of at least the fraction `min_area`, resizes the part to
+    `image_size` and mirrors half of the images.
     """
 
     def __init__(
-        self, path: str | os.PathLike, *, image_size: int = 224, augment: bool = False, min_area: float = 0.08
+        self,
+        path: str | os.PathLike,
+        *,
+        image_size: int = 224,
+        augment: bool = False,
+        min_area: float = 0.08,
     ):
         if not 0 < min_area <= 1:
-            raise DataError(f"min_area={min_area} is a fraction of the image: use a number above 0 and at most 1.")
+            raise DataError(
+                f"min_area={min_area} is a fraction of the image: use a number above 0 and at "
+                "most 1."
+            )
         root = Path(path).expanduser()
-        self.classes = sorted(folder.name for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
+        self.classes = (
+            sorted(folder.name for folder in root.iterdir() if folder.is_dir())
+            if root.is_dir()
+            else []
+        )
         self.files = [
             (file, label)
             for label, name in enumerate(self.classes)
@@ -312,8 +370,8 @@ class ImageFolderDataset:
         ]
         if not self.files:
             raise DataError(
-                f"{root} {describe_folder(root)}: expected one folder of images per class. Pass the folder that "
-                "contains them."
+                f"{root} {describe_folder(root)}: expected one folder of images per class. Pass "
+                "the folder that contains them."
             )
         self.num_classes, self.image_size = len(self.classes), image_size
         self.augment, self.min_area = augment, min_area
@@ -324,7 +382,9 @@ class ImageFolderDataset:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         path, label = self.files[index]
-        image = _read_image(path, self._shorter_side if self.augment else self.image_size, self._shorter_side)
+        image = _read_image(
+            path, self._shorter_side if self.augment else self.image_size, self._shorter_side
+        )
         return {"images": image, "labels": np.int64(label)}
 
     def read_image(self, path: str | os.PathLike) -> np.ndarray:
@@ -338,7 +398,9 @@ class ImageFolderDataset:
     def _shorter_side(self) -> int:
         return round(self.image_size * 256 / 224)
 
-    def augment_batch(self, batch: dict[str, np.ndarray], random: SampleRandom) -> dict[str, np.ndarray]:
+    def augment_batch(
+        self, batch: dict[str, np.ndarray], random: SampleRandom
+    ) -> dict[str, np.ndarray]:
         """Return random crops of the images, half of them mirrored, if `augment=True`.
 
         Called by the training loader.
@@ -346,18 +408,24 @@ class ImageFolderDataset:
         if not self.augment:
             return batch
         uniform = random.uniform(5)
-        parts = random_resized_crop(batch["images"], uniform[:, :4], self.image_size, area=(self.min_area, 1.0))
+        parts = random_resized_crop(
+            batch["images"], uniform[:, :4], self.image_size, area=(self.min_area, 1.0)
+        )
         return {**batch, "images": random_flip(parts, uniform[:, 4])}
 
 
 def _read_image(path: str | os.PathLike, size: int, shorter_side: int) -> np.ndarray:
-    """Resize an image to `shorter_side` and crop its centre: normalized, float32 `(3, size, size)`."""
+    """Resize an image to `shorter_side` and crop its centre: normalized, float32 `(3, size,
+    size)`.
+    """
     image = open_image(path)
     scale = shorter_side / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
     left, top = (width - size) // 2, (height - size) // 2
     image = image.resize((width, height), import_pillow().Resampling.BILINEAR)
-    pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32) / np.float32(255)
+    pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float32) / np.float32(
+        255
+    )
     return ((pixels - np.array(MEAN, np.float32)) / np.array(STD, np.float32)).transpose(2, 0, 1)
 
 
@@ -374,7 +442,9 @@ def import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError(f"image files are read with Pillow, which is missing ({error}): pip install pillow.") from None
+        raise DataError(
+            f"image files are read with Pillow, which is missing ({error}): pip install pillow."
+        ) from None
     return Image
 
 

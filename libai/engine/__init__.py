@@ -1,4 +1,6 @@
-"""Trainers: one loop with hooks, specialized for eager mode and for graph mode, and the standard run around them."""
+"""Trainers: one loop with hooks, specialized for eager mode and for graph mode, and the standard
+run around them.
+"""
 
 from typing import Any
 

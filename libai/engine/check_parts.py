@@ -1,6 +1,7 @@
 """Check the parts of a run when they are built: model, optimizer, loader, evaluator, hook.
 
-`place`: the config key or the trainer argument that sets the part. The checks never call the object itself.
+`place`: the config key or the trainer argument that sets the part. The checks never call the object
+itself.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ from libai.utils.tensors import digest_of
 #: smallest number of samples per update and rank for which the memory is checked
 _LARGE_BATCH = 4096
 _SAME_SAMPLES = (
-    "Pass data_rank=mesh.data_rank and num_data_ranks=mesh.data to build_train_loader and build_eval_loader."
+    "Pass data_rank=mesh.data_rank and num_data_ranks=mesh.data to build_train_loader and "
+    "build_eval_loader."
 )
 
 
 def _can_be_read(loader) -> bool:
-    is_iterable = isinstance(loader, Iterable) or hasattr(type(loader), "__getitem__") or callable(loader)
+    is_iterable = (
+        isinstance(loader, Iterable) or hasattr(type(loader), "__getitem__") or callable(loader)
+    )
     return is_iterable and not isinstance(loader, (str, bytes, nn.Module))
 
 
@@ -50,10 +54,13 @@ def accepts(part: Any, method: str, *arguments: str) -> bool:
 
 
 def _can_evaluate(evaluator) -> bool:
-    return accepts(evaluator, "process", "batch", "outputs") and accepts(evaluator, "compute", "sums")
+    return accepts(evaluator, "process", "batch", "outputs") and accepts(
+        evaluator, "compute", "sums"
+    )
 
 
-#: part of a run → its rules, checked in order: (a class or a predicate, what the part must be, the remedy)
+#: part of a run → its rules, checked in order: (a class or a predicate, what the part must be, the
+#: remedy)
 _PARTS = {
     "model": [
         (nn.Module, "a oneflow.nn.Module", "Inherit from it: model = LazyCall(YourModule)(...)."),
@@ -65,23 +72,54 @@ _PARTS = {
         (
             lambda model: any(parameter.requires_grad for parameter in model.parameters()),
             "a module with a parameter that requires a gradient",
-            "Make layers attributes of the module (in an nn.ModuleList, not a plain list), or leave requires_grad on.",
+            "Make layers attributes of the module (in an nn.ModuleList, not a plain list), or "
+            "leave requires_grad on.",
         ),
     ],
-    "loader": [(_can_be_read, "an iterable of batches", "Set a loader such as LazyCall(build_train_loader)(...).")],
-    "optimizer": [(flow.optim.Optimizer, "a oneflow.optim.Optimizer", "Use one such as oneflow.optim.AdamW.")],
-    "schedule": [(lambda it: hasattr(it, "step"), "an object with step()", "Use a schedule of libai.scheduler.")],
+    "loader": [
+        (
+            _can_be_read,
+            "an iterable of batches",
+            "Set a loader such as LazyCall(build_train_loader)(...).",
+        )
+    ],
+    "optimizer": [
+        (flow.optim.Optimizer, "a oneflow.optim.Optimizer", "Use one such as oneflow.optim.AdamW.")
+    ],
+    "schedule": [
+        (
+            lambda it: hasattr(it, "step"),
+            "an object with step()",
+            "Use a schedule of libai.scheduler.",
+        )
+    ],
     "hook": [(HookBase, "a hook", "Inherit from libai.engine.HookBase.")],
     "writer": [(Writer, "a writer", "Inherit from libai.engine.Writer and define write(record).")],
-    "evaluator": [(_can_evaluate, "an evaluator", "Define process(batch, outputs) and compute(sums).")],
-    "sums": [(Mapping, "a dict of sums", 'Return numbers to add up, such as {"correct": 3.0, "count": 8.0}.')],
+    "evaluator": [
+        (_can_evaluate, "an evaluator", "Define process(batch, outputs) and compute(sums).")
+    ],
+    "sums": [
+        (
+            Mapping,
+            "a dict of sums",
+            'Return numbers to add up, such as {"correct": 3.0, "count": 8.0}.',
+        )
+    ],
     "metrics": [(Mapping, "a dict of numbers", 'Return a dict such as {"accuracy": 0.9}.')],
-    "metric": [(lambda it: hasattr(it, "__float__"), "a number", 'Return a dict such as {"accuracy": 0.9}.')],
+    "metric": [
+        (
+            lambda it: hasattr(it, "__float__"),
+            "a number",
+            'Return a dict such as {"accuracy": 0.9}.',
+        )
+    ],
 }
 
 
 def check_part(part: str, value: Any, place: str) -> None:
-    """Raise `UserError` unless `value`, which the user set at `place`, can serve as the `part` of a run."""
+    """Raise `UserError` unless `value`, which the user set at `place`, can serve as the `part` of a
+    run.
+    """
     for rule, wanted, remedy in _PARTS[part]:
         if not (isinstance(value, rule) if isinstance(rule, type) else rule(value)):
             raise UserError(f"{place} is {_kind(value)}, not {wanted}. {remedy}")
@@ -93,9 +131,11 @@ def check_part(part: str, value: Any, place: str) -> None:
 
 
 def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None:
-    """Raise `UserError` if the samples that a rank holds for one update do not fit into the machine's memory.
+    """Raise `UserError` if the samples that a rank holds for one update do not fit into the
+    machine's memory.
 
-    `train`: the config section. Only large batches are checked, because the check reads a sample to measure its size.
+    `train`: the config section. Only large batches are checked, because the check reads a sample to
+    measure its size.
     """
     sizes = batch_sizes_of(train, data_parallel_size)
     layout = getattr(loader, "layout", None)
@@ -103,22 +143,30 @@ def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None
     available = available_bytes()
     if num_samples < _LARGE_BATCH or available is None or getattr(loader, "dataset", None) is None:
         return
-    sample = BatchReader(loader.dataset, collate=getattr(loader, "collate", None)).read(np.zeros(1, dtype=np.int64))
+    sample = BatchReader(loader.dataset, collate=getattr(loader, "collate", None)).read(
+        np.zeros(1, dtype=np.int64)
+    )
     most = available // (sum(array.nbytes for array in sample.values()) + 8)
     if num_samples > most:
         raise UserError(
             f"an update of {num_samples} samples on a rank (train.train_micro_batch_size or "
-            f"dataloader.train.micro_batch_size, times train.num_accumulation_steps={sizes.accumulation}) does not "
-            f"fit into the {format_bytes(available)} of free memory: at most {most} samples fit. Lower "
-            "train.train_micro_batch_size, train.global_batch_size or train.num_accumulation_steps."
+            "dataloader.train.micro_batch_size, times "
+            f"train.num_accumulation_steps={sizes.accumulation}) does not fit into the "
+            f"{format_bytes(available)} of free memory: at most {most} samples fit. Lower "
+            "train.train_micro_batch_size, train.global_batch_size or "
+            "train.num_accumulation_steps."
         )
 
 
-def check_arguments(trainer: str, model: Any, data_loader: Any, optimizer: Any, lr_scheduler: Any) -> None:
+def check_arguments(
+    trainer: str, model: Any, data_loader: Any, optimizer: Any, lr_scheduler: Any
+) -> None:
     """Raise `UserError` if an argument of the class named `trainer` is of the wrong type."""
     place = f"the argument {{}} of {trainer}(model, data_loader, optimizer)".format
     check_part("model", model, place("model"))
-    if data_loader is not None:  # a trainer without a loader can still evaluate and predict; `train` raises an error
+    if (
+        data_loader is not None
+    ):  # a trainer without a loader can still evaluate and predict; `train` raises an error
         check_part("loader", data_loader, place("data_loader"))
     check_part("optimizer", optimizer, place("optimizer"))
     if lr_scheduler is not None:
@@ -126,7 +174,9 @@ def check_arguments(trainer: str, model: Any, data_loader: Any, optimizer: Any, 
 
 
 def refuse_wrong_batches(mesh: Mesh, loader: Any, micro_batches: list[Any]) -> None:
-    """Raise `UserError` on every rank if ranks do not start with the samples of their data rank. Collective.
+    """Raise `UserError` on every rank if ranks do not start with the samples of their data rank.
+
+    Collective.
 
     Two data ranks must have different samples, and all ranks of a data rank the same.
     """
@@ -138,26 +188,28 @@ def refuse_wrong_batches(mesh: Mesh, loader: Any, micro_batches: list[Any]) -> N
     for rank, digest in gather_objects((mesh.data_rank, mine)):
         if digests.setdefault(rank, digest) != digest:
             raise UserError(
-                f"the ranks of data-parallel rank {rank} begin with different samples, but tensor-parallel and "
-                f"pipeline-parallel ranks compute the same update together. {_SAME_SAMPLES} A random transform must "
-                "draw the same numbers on these ranks."
+                f"the ranks of data-parallel rank {rank} begin with different samples, but "
+                "tensor-parallel and pipeline-parallel ranks compute the same update together. "
+                f"{_SAME_SAMPLES} A random transform must draw the same numbers on these ranks."
             )
         if digest is not None and ranks.setdefault(digest, rank) != rank:
             raise UserError(
-                f"data-parallel ranks {ranks[digest]} and {rank} begin with the same samples, which would be "
-                "counted twice. Give each rank its own part of the data (build_train_loader does so; a custom "
-                "loader can use mesh.data_rank and mesh.data), or set is_replicated = True on the loader if this "
-                "is intended."
+                f"data-parallel ranks {ranks[digest]} and {rank} begin with the same samples, "
+                "which would be counted twice. Give each rank its own part of the data "
+                "(build_train_loader does so; a custom loader can use mesh.data_rank and "
+                "mesh.data), or set is_replicated = True on the loader if this is intended."
             )
 
 
 def refuse_uncounted_samples(mesh: Mesh, loader: Any, dataset: str) -> None:
-    """Raise `UserError` if an `EvalLoader` gives samples to ranks that are not data-parallel ranks of their own."""
+    """Raise `UserError` if an `EvalLoader` gives samples to ranks that are not data-parallel ranks
+    of their own.
+    """
     if isinstance(loader, EvalLoader) and loader.layout.num_data_ranks != mesh.data:
         raise UserError(
             f"the loader of the evaluation dataset {dataset!r} divides the samples among "
-            f"{loader.layout.num_data_ranks} ranks, but the mesh has {mesh.data} data-parallel ranks, so some "
-            f"samples would not be counted. {_SAME_SAMPLES}"
+            f"{loader.layout.num_data_ranks} ranks, but the mesh has {mesh.data} data-parallel "
+            f"ranks, so some samples would not be counted. {_SAME_SAMPLES}"
         )
 
 
@@ -166,8 +218,8 @@ def check_iterations(**iterations) -> None:
     for name, value in iterations.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
             raise UserError(
-                f"train(start_iter, max_iter) got {name}={value!r}, which must be a whole number >= 0. train(0, 100) "
-                "runs 100 iterations, and train(100, 150) runs 50 more."
+                f"train(start_iter, max_iter) got {name}={value!r}, which must be a whole number "
+                ">= 0. train(0, 100) runs 100 iterations, and train(100, 150) runs 50 more."
             )
 
 

@@ -36,27 +36,30 @@ _CHANGES_THE_CURVE = {
 
 
 class TrainerCheckpointer:
-    """Saves and resumes one `ModelTrainer` in `root` (`root/iter_0000200/`, format in docs/checkpoints.md).
+    """Saves and resumes one `ModelTrainer` in `root` (`root/iter_0000200/`, format in
+    docs/checkpoints.md).
 
-    A checkpoint holds the model, optimizer, schedule, iteration, data position, states and tensors of hooks, the mode
-    in which it was written, the libai version, and facts about the run.
+    A checkpoint holds the model, optimizer, schedule, iteration, data position, states and tensors
+    of hooks, the mode in which it was written, the libai version, and facts about the run.
 
-    Args:
-        trainer: the trainer to save; checkpoints are named after its `completed_iters`.
-        root: folder of the checkpoints. Rank 0 writes to it; every rank must be able to read it.
-        max_to_keep: number of newest checkpoints to keep, in addition to the best one.
-        async_save: write in a background thread. Rank 0 then keeps one copy of all tensors in host memory.
-        weights_only: save only the weights and the facts. No run can be resumed from such a checkpoint.
-        facts: JSON-serializable facts of the run to store with the state (run id, seed, layout, ...).
-        among: predicate that selects the checkpoints that `max_to_keep` counts, such as this run's; default: all.
-        before_save: function called on rank 0 before each save. If it raises an error, no rank saves.
-        links: folder for the symbolic links `last` and `best`, with which users and other programs find checkpoints.
+    Args: trainer: the trainer to save; checkpoints are named after its `completed_iters`. root:
+        folder of the checkpoints. Rank 0 writes to it; every rank must be able to read it.
+        max_to_keep: number of newest checkpoints to keep, in addition to the best one. async_save:
+        write in a background thread. Rank 0 then keeps one copy of all tensors in host memory.
+        weights_only: save only the weights and the facts. No run can be resumed from such a
+        checkpoint. facts: JSON-serializable facts of the run to store with the state (run id, seed,
+        layout, ...). among: predicate that selects the checkpoints that `max_to_keep` counts, such
+        as this run's; default: all. before_save: function called on rank 0 before each save. If it
+        raises an error, no rank saves. links: folder for the symbolic links `last` and `best`, with
+        which users and other programs find checkpoints.
 
     Attributes:
-        last_saved: the newest checkpoint that this object has written, is writing, or has resumed from.
-        background: the writer thread of `async_save`, created at the first save. Its `check` raises the error of a
-            failed write.
-        extra: the user's JSON values, stored in every checkpoint. A resume restores them from the checkpoint.
+        last_saved: the newest checkpoint that this object has written, is writing, or has resumed
+            from.
+        background: the writer thread of `async_save`, created at the first save. Its `check` raises
+            the error of a failed write.
+        extra: the user's JSON values, stored in every checkpoint. A resume restores them from the
+            checkpoint.
     """
 
     def __init__(
@@ -91,21 +94,23 @@ class TrainerCheckpointer:
 
     @phase("save")
     def save(self, name: str | None = None, best: Best | None = None) -> Path:
-        """Save the state after `trainer.completed_iters` updates and return the checkpoint's folder.
+        """Save the state after `trainer.completed_iters` updates and return the checkpoint's
+        folder.
 
-        Repeated calls in one iteration save the state once. With a `name` the folder is `root/<name>`, and an existing
-        checkpoint of that name is replaced. A named checkpoint is never pruned, and a run resumes from it only if its
-        path is given. `best=(metric, value)` marks an unnamed checkpoint as the best. The best checkpoint is kept until
-        another checkpoint is marked. With `async_save` this method returns before the checkpoint is fully written.
-        Collective.
+        Repeated calls in one iteration save the state once. With a `name` the folder is
+        `root/<name>`, and an existing checkpoint of that name is replaced. A named checkpoint is
+        never pruned, and a run resumes from it only if its path is given. `best=(metric, value)`
+        marks an unnamed checkpoint as the best. The best checkpoint is kept until another
+        checkpoint is marked. With `async_save` this method returns before the checkpoint is fully
+        written. Collective.
 
-        Raises `NonFiniteLoss` instead of saving corrupted weights, and `CheckpointError` if this checkpoint or the
-        previous one cannot be written.
+        Raises `NonFiniteLoss` instead of saving corrupted weights, and `CheckpointError` if this
+        checkpoint or the previous one cannot be written.
         """
         if name is not None and best is not None:
             raise UserError(
-                f"save(name={name!r}, best={best}): a checkpoint with a name cannot be marked as the best. Leave out "
-                "name or best."
+                f"save(name={name!r}, best={best}): a checkpoint with a name cannot be marked as "
+                "the best. Leave out name or best."
             )
         trainer = self.trainer
         trainer.check_finite()
@@ -121,7 +126,9 @@ class TrainerCheckpointer:
             elif best is not None:
                 self.close()  # the checkpoint must be written before it can be marked
                 self._after_write(self.last_saved, best)
-            trainer.storage.put_scalar("perf/checkpoint_stall_ms", (time.perf_counter() - start) * 1e3)
+            trainer.storage.put_scalar(
+                "perf/checkpoint_stall_ms", (time.perf_counter() - start) * 1e3
+            )
             return self.last_saved
 
     def _save(self, name: str | None, best: Best | None) -> Path:
@@ -130,7 +137,9 @@ class TrainerCheckpointer:
         tensors, state = self.snapshot()
         if self._is_async:
             if self.background is None:
-                self.background = checkpoint.AsyncCheckpointer(self.root, after_write=self._after_write)
+                self.background = checkpoint.AsyncCheckpointer(
+                    self.root, after_write=self._after_write
+                )
             self._choices[self.root / (name or checkpoint.checkpoint_name(iteration))] = best
             path = self.background.save(iteration, tensors, state, name)
         else:
@@ -140,11 +149,16 @@ class TrainerCheckpointer:
         return path
 
     def _after_write(self, path: Path, best: Best | None = None) -> None:
-        """Mark, prune and link checkpoints on rank 0. With `async_save` this runs in the background thread."""
+        """Mark, prune and link checkpoints on rank 0.
+
+        With `async_save` this runs in the background thread.
+        """
         best = self._choices.pop(path, best)
         iteration = checkpoint.iteration_of(path.name)
         if iteration is not None and not self._weights_only:
-            own_state().saved = iteration  # not before the checkpoint is written, because a kill would lose it
+            own_state().saved = (
+                iteration  # not before the checkpoint is written, because a kill would lose it
+            )
         if not is_main_process():
             return
         if best is not None:
@@ -157,7 +171,11 @@ class TrainerCheckpointer:
             self._link("last", path)
             if best is not None:
                 self._link("best", path)
-        logger.info("save %s  %s", position(iteration or self.trainer.completed_iters, self.trainer.max_iter), path)
+        logger.info(
+            "save %s  %s",
+            position(iteration or self.trainer.completed_iters, self.trainer.max_iter),
+            path,
+        )
 
     def _link(self, name: str, path: Path) -> None:
         if self._links is not None:
@@ -171,9 +189,9 @@ class TrainerCheckpointer:
     def check_can_save(self, with_hooks: bool = True) -> None:
         """Raise the error that would make the first save fail, if there is one.
 
-        Possible causes are a schedule without state, state that JSON cannot represent, and tensors of a dtype that
-        cannot be stored. `with_hooks`: also check the state of the hooks, which may need `before_train` first.
-        Collective.
+        Possible causes are a schedule without state, state that JSON cannot represent, and tensors
+        of a dtype that cannot be stored. `with_hooks`: also check the state of the hooks, which may
+        need `before_train` first. Collective.
         """
         trainer = self.trainer
         cut_shards({"model": trainer.model.state_dict()}, DEFAULT_SHARD_BYTES)
@@ -184,7 +202,10 @@ class TrainerCheckpointer:
         on_rank_0(lambda: dump_json(state, "the content of this run's checkpoints"))
 
     def snapshot(self) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
-        """Return `(tensors, state)` of the trainer in the form that the checkpoint library expects. Collective."""
+        """Return `(tensors, state)` of the trainer in the form that the checkpoint library expects.
+
+        Collective.
+        """
         trainer = self.trainer
         tensors = {"model": trainer.model.state_dict()}
         state = self._facts_of_state()
@@ -217,14 +238,17 @@ class TrainerCheckpointer:
 
     @phase("save")
     def wait(self) -> None:
-        """Wait as `close` does, but on this rank only: after a failure, other ranks may not reach a collective."""
+        """Wait as `close` does, but on this rank only: after a failure, other ranks may not reach a
+        collective.
+        """
         if self.background is not None:
             self.background.wait()
 
     # ------------------------------------------------------------------ resuming
 
     def resume(self) -> int | None:
-        """Continue from the newest valid checkpoint in `root` and return its iteration, or None if there is none.
+        """Continue from the newest valid checkpoint in `root` and return its iteration, or None if
+        there is none.
 
         Damaged checkpoints that were skipped are logged with the reason. Collective.
         """
@@ -241,28 +265,34 @@ class TrainerCheckpointer:
 
     @phase("load")
     def load(self, path: str | Path, reset: Collection[str] = ()) -> None:
-        """Restore weights, optimizer, schedule, iteration, data position and hooks from one checkpoint.
+        """Restore weights, optimizer, schedule, iteration, data position and hooks from one
+        checkpoint.
 
-        `reset`: parts of `RESETTABLE` to leave unchanged. Raises `CheckpointError` if the model or the optimizer
-        differs from the saved one, or if the checkpoint contains weights but no run. Collective when parameters are
-        global.
+        `reset`: parts of `RESETTABLE` to leave unchanged. Raises `CheckpointError` if the model or
+        the optimizer differs from the saved one, or if the checkpoint contains weights but no run.
+        Collective when parameters are global.
         """
         trainer = self.trainer
         saved = checkpoint.load(path)
-        if missing := [name for name in ("trainer", "optimizer", "lr_scheduler") if name not in saved.state]:
+        if missing := [
+            name for name in ("trainer", "optimizer", "lr_scheduler") if name not in saved.state
+        ]:
             raise checkpoint.CheckpointError(
-                f"{saved.path} does not contain a run to continue: its state has no {', '.join(missing)}. Take only "
-                f"its weights: train.load_weight={saved.path}."
+                f"{saved.path} does not contain a run to continue: its state has no "
+                f"{', '.join(missing)}. Take only its weights: train.load_weight={saved.path}."
             )
         module = saved.state["trainer_module"]
         if type(trainer).__module__.startswith("libai.") and not module.startswith("libai."):
             raise UserError(
-                f"{saved.path} was written by a trainer class of {module}, and libai's own would train something else. "
-                "Resume with the program that started the run, or take only its weights (train.load_weight)."
+                f"{saved.path} was written by a trainer class of {module}, and libai's own would "
+                "train something else. Resume with the program that started the run, or take only "
+                "its weights (train.load_weight)."
             )
         checkpoint.load_weights(saved.tensors["model"], trainer.model, strict=True)
         state = dict(saved.state["trainer"])
-        if "optimizer" not in reset:  # an optimizer without state, such as plain SGD, saves no tensors
+        if (
+            "optimizer" not in reset
+        ):  # an optimizer without state, such as plain SGD, saves no tensors
             state["optimizer"] = {
                 "tensors": saved.tensors.get("optimizer", {}),
                 "scalars": saved.state["optimizer"],
@@ -286,21 +316,38 @@ class TrainerCheckpointer:
         for name, consequence in _CHANGES_THE_CURVE.items():
             now = self._facts.get(name)
             if before.get(name, now) != now:
-                logger.warning("%s was %s in the resumed run and is %s now: %s", name, before[name], now, consequence)
+                logger.warning(
+                    "%s was %s in the resumed run and is %s now: %s",
+                    name,
+                    before[name],
+                    now,
+                    consequence,
+                )
         written = saved.state.get("mode")
         switched = f" (written in {written} mode)" if written != self.trainer.mode else ""
         run_id = self._facts.get("run_id")
         of_run = f" of run {run_id}" if run_id else ""
         without = f" without its {', '.join(reset)}" if reset else ""
-        logger.info("resumed %s after iteration %d%s%s%s", saved.path, self.trainer.iter, of_run, switched, without)
+        logger.info(
+            "resumed %s after iteration %d%s%s%s",
+            saved.path,
+            self.trainer.iter,
+            of_run,
+            switched,
+            without,
+        )
 
     def load_tensors_of_hooks(self, saved: checkpoint.Checkpoint) -> None:
-        """Restore the tensors of hooks, such as averaged weights. Collective when parameters are global."""
+        """Restore the tensors of hooks, such as averaged weights.
+
+        Collective when parameters are global.
+        """
         for group, hook in keyed(self.trainer.hooks, "tensors"):
             hook.load_tensors(saved.tensors.get(group, {}))
             if group not in saved.tensors:
                 logger.warning(
-                    "the checkpoint has no tensors of %s, which starts from its initial state", type(hook).__name__
+                    "the checkpoint has no tensors of %s, which starts from its initial state",
+                    type(hook).__name__,
                 )
 
 
@@ -308,14 +355,17 @@ class TrainerCheckpointer:
 def find_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path | None:
     """Return the newest valid checkpoint in `root`, or None. Collective.
 
-    Rank 0 verifies checkpoints by reading every byte. Newer checkpoints that are damaged are logged with the reason.
+    Rank 0 verifies checkpoints by reading every byte. Newer checkpoints that are damaged are logged
+    with the reason.
     """
 
     def look() -> str | None:
         try:
             path, skipped = checkpoint.find_latest(root, among=among)
         except (OSError, UserError) as error:
-            raise checkpoint.CheckpointError(f"checkpoints in {root} cannot be read: {error}") from None
+            raise checkpoint.CheckpointError(
+                f"checkpoints in {root} cannot be read: {error}"
+            ) from None
         for bad, reason in skipped:
             logger.warning("skipped the damaged checkpoint %s: %s", bad, reason)
         return None if path is None else path.name

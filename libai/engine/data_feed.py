@@ -1,4 +1,6 @@
-"""Micro-batches of the training loop: reading, looking ahead, and the data position saved in a checkpoint."""
+"""Micro-batches of the training loop: reading, looking ahead, and the data position saved in a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,22 @@ LoaderOrBuilder: TypeAlias = "Iterable[Any] | Callable[[], Iterable[Any]]"
 
 
 class DataFeed:
-    """Returns the micro-batches of one iteration after another and restarts a finite loader when it ends.
+    """Returns the micro-batches of one iteration after another and restarts a finite loader when it
+    ends.
 
     Args:
-        source: an iterable of micro-batches of this rank, or a function that returns such an iterable. It is opened at
-            the first read.
+        source: an iterable of micro-batches of this rank, or a function that returns such an
+            iterable. It is opened at the first read.
         num_micro_batches: micro-batches per iteration.
 
     Attributes:
         seconds: total time in seconds that calls of `take` have spent reading.
-        items_per_iter: tokens per iteration over all ranks, known from the first iteration on. None if the model counts
-            only samples.
+        items_per_iter: tokens per iteration over all ranks, known from the first iteration on. None
+            if the model counts only samples.
         batches: the micro-batches of the latest `take`, copies of what the loader returned.
-        is_ahead: true from the first read of an iteration until the trainer resets it after the update. In between, the
-            data position is ahead of the weights, so they must not be saved together.
+        is_ahead: true from the first read of an iteration until the trainer resets it after the
+            update. In between, the data position is ahead of the weights, so they must not be saved
+            together.
     """
 
     def __init__(self, source: LoaderOrBuilder, num_micro_batches: int = 1):
@@ -71,15 +75,18 @@ class DataFeed:
         return micro_batches
 
     def sample_indices(self) -> list[np.ndarray]:
-        """Return the dataset indices of the samples in `batches`: one `(samples,)` int64 array per micro-batch.
+        """Return the dataset indices of the samples in `batches`: one `(samples,)` int64 array per
+        micro-batch.
 
-        Covers the micro-batches of this rank. Raises `UserError` if the loader does not support this.
+        Covers the micro-batches of this rank. Raises `UserError` if the loader does not support
+        this.
         """
         position = self.position()
         if position is None or not hasattr(self.loader, "indices_before"):
             raise UserError(
                 f"{type(self.loader).__name__} does not provide the indices of its samples. Use "
-                "libai.data.build_train_loader, or add a method indices_before(position, num_batches) to the loader."
+                "libai.data.build_train_loader, or add a method indices_before(position, "
+                "num_batches) to the loader."
             )
         return self.loader.indices_before(position, len(self.batches))
 
@@ -91,14 +98,18 @@ class DataFeed:
         return self.read_ahead(1)[0]
 
     def read_ahead(self, num_iters: int) -> list[list[Any]]:
-        """Return what `look_ahead` yields, as a list: the micro-batches of each of the next `num_iters` iterations."""
+        """Return what `look_ahead` yields, as a list: the micro-batches of each of the next
+        `num_iters` iterations.
+        """
         return [*self.look_ahead(num_iters)]
 
     def look_ahead(self, num_iters: int) -> Iterator[list[Any]]:
-        """Yield the micro-batches of the next `num_iters` iterations, one iteration at a time, without consuming them.
+        """Yield the micro-batches of the next `num_iters` iterations, one iteration at a time,
+        without consuming them.
 
-        A loader that can save its position is moved back to it at the end, and the random states of Python and NumPy
-        are restored too. For any other loader the batches are kept and returned again later.
+        A loader that can save its position is moved back to it at the end, and the random states of
+        Python and NumPy are restored too. For any other loader the batches are kept and returned
+        again later.
         """
         steps = self._num_micro_batches
         position = self.position()
@@ -118,7 +129,9 @@ class DataFeed:
                 yield self._ahead[first : first + steps]
 
     def position(self) -> Any:
-        """Return the loader's JSON-serializable position for the next iteration, or None if it has no position."""
+        """Return the loader's JSON-serializable position for the next iteration, or None if it has
+        no position.
+        """
         if self._ahead:
             return self._position_before
         return self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
@@ -126,7 +139,8 @@ class DataFeed:
     def go_to(self, position: Mapping[str, Any] | None, iteration: int) -> None:
         """Continue from `position`. An empty position leaves the loader where it is.
 
-        If the loader cannot restore a position, batches are read and dropped up to `iteration`, with a warning.
+        If the loader cannot restore a position, batches are read and dropped up to `iteration`,
+        with a warning.
         """
         self._iterator = None
         self._ahead = []
@@ -137,7 +151,8 @@ class DataFeed:
         elif iteration:
             count = iteration * self._num_micro_batches
             logger.warning(
-                "%s has no state_dict/load_state_dict: reading and dropping %d micro-batches to reach iteration %d",
+                "%s has no state_dict/load_state_dict: reading and dropping %d micro-batches to "
+                "reach iteration %d",
                 type(self.loader).__name__,
                 count,
                 iteration,
@@ -157,9 +172,9 @@ class DataFeed:
             except StopIteration:
                 self._iterator = None
         raise UserError(
-            f"the training data loader ({type(self.loader).__name__}) returned no batch: the dataset is empty, "
-            "smaller than one micro-batch, or a generator that can be read only once. Pass an iterable that can be "
-            "read again."
+            f"the training data loader ({type(self.loader).__name__}) returned no batch: the "
+            "dataset is empty, smaller than one micro-batch, or a generator that can be read only "
+            "once. Pass an iterable that can be read again."
         )
 
 
@@ -168,11 +183,15 @@ def num_bytes(batch: Any) -> int:
 
     Every tensor element counts as 8 bytes.
     """
-    if isinstance(batch, (dict, Mapping)):  # dict first, because a check of Mapping alone runs Python code
+    if isinstance(
+        batch, (dict, Mapping)
+    ):  # dict first, because a check of Mapping alone runs Python code
         batch = batch.values()
     elif not isinstance(batch, (list, tuple)):
         batch = [batch]
     total = 0
     for value in batch:  # a loop, not a generator: this runs in every iteration
-        total += value.nbytes if isinstance(value, np.ndarray) else 8 * getattr(value, "numel", int)()
+        total += (
+            value.nbytes if isinstance(value, np.ndarray) else 8 * getattr(value, "numel", int)()
+        )
     return total

@@ -1,4 +1,6 @@
-"""Eager training: forward and backward per micro-batch, then gradient clipping, optimizer step and schedule step."""
+"""Eager training: forward and backward per micro-batch, then gradient clipping, optimizer step and
+schedule step.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from libai.engine.options import TrainOptions
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.contract import read_losses
 from libai.forward.state import Facts, with_class
-from libai.optim import JoinedUpdates, LossScaler, clip_grad_norm, clip_grad_value, norm_and_coefficient
+from libai.optim import (
+    JoinedUpdates,
+    LossScaler,
+    clip_grad_norm,
+    clip_grad_value,
+    norm_and_coefficient,
+)
 from libai.parallel import Mesh, full_tensor
 from libai.parallel.batch_statistics import share_batch_statistics
 from libai.parallel.data_parallel import GradientReduction, build_reduction, renew_parameters
@@ -37,24 +45,31 @@ class EagerTrainer(ModelTrainer):
     With `amp` the forward pass runs under autocast on CUDA; "fp16" also uses `LossScaler`.
 
     Args:
-        gradient_reduction: how gradients are averaged, see `libai.parallel.data_parallel`. "auto" means "flat" on CPU
-            and "ddp" on CUDA. "global" lays out model and batches as global tensors and leaves the averaging to
-            OneFlow.
-        zero_grad_before_forward: clear the gradients at the start of an iteration instead of after the update, which
-            keeps them available in `after_step`.
-        zero_grad_set_to_none: clear gradients by setting them to None (true) or to zero (false); default: to None if
-            the gradient reduction allows it.
+        gradient_reduction: how gradients are averaged, see `libai.parallel.data_parallel`. "auto"
+            means "flat" on CPU and "ddp" on CUDA. "global" lays out model and batches as global
+            tensors and leaves the averaging to OneFlow.
+        zero_grad_before_forward: clear the gradients at the start of an iteration instead of after
+            the update, which keeps them available in `after_step`.
+        zero_grad_set_to_none: clear gradients by setting them to None (true) or to zero (false);
+            default: to None if the gradient reduction allows it.
     """
 
     mode = "eager"
 
-    def _begin_mode(self, zero_grad_before_forward: bool = False, zero_grad_set_to_none: bool | None = None) -> None:
+    def _begin_mode(
+        self, zero_grad_before_forward: bool = False, zero_grad_set_to_none: bool | None = None
+    ) -> None:
         """See `ModelTrainer._begin_mode`."""
-        self._scaler = LossScaler(self.optimizer, self.options.loss_scaling) if self.options.amp == "fp16" else None
+        self._scaler = (
+            LossScaler(self.optimizer, self.options.loss_scaling)
+            if self.options.amp == "fp16"
+            else None
+        )
         self._zero_grad_before_forward = zero_grad_before_forward
         self.optimizer_state = OptimizerState(self.model, self.optimizer)
-        #: input tensors, kept until the host waits for the device. Otherwise OneFlow's worker thread would free their
-        #: arrays, for which it needs the interpreter's lock, and training would wait (docs/dev/decisions/0007)
+        #: input tensors, kept until the host waits for the device. Otherwise OneFlow's worker
+        #: thread would free their arrays, for which it needs the interpreter's lock, and training
+        #: would wait (docs/dev/decisions/0007)
         self._held_inputs: list[Batch] = []
         self._max_held = 0
         self._known_ids: list[int] = []
@@ -64,13 +79,16 @@ class EagerTrainer(ModelTrainer):
             share_batch_statistics(self._batch_norms)
             split, kind = partial(read_losses, model=self.model), self.options.gradient_reduction
             trained = [parameter for parameter in self._parameters if parameter.requires_grad]
-            self._reduction = build_reduction(kind, self.model, trained, split, self.gradients.device)
+            self._reduction = build_reduction(
+                kind, self.model, trained, split, self.gradients.device
+            )
             self.gradients.forward = self._reduction.forward
         may_be_none = self._reduction is None or self._reduction.set_to_none
         if zero_grad_set_to_none and not may_be_none:
             raise UserError(
-                "zero_grad_set_to_none=True is not possible with gradient_reduction=ddp, which keeps the gradient "
-                "tensors. Use zero_grad_set_to_none=null, or gradient_reduction=flat."
+                "zero_grad_set_to_none=True is not possible with gradient_reduction=ddp, which "
+                "keeps the gradient tensors. Use zero_grad_set_to_none=null, or "
+                "gradient_reduction=flat."
             )
         set_to_none = may_be_none if zero_grad_set_to_none is None else zero_grad_set_to_none
         self.gradients.clear = partial(self.optimizer.zero_grad, set_to_none=set_to_none)
@@ -89,41 +107,53 @@ class EagerTrainer(ModelTrainer):
         Raises `UserError` if the gradient of a parameter would not be averaged over the ranks.
         """
         #: includes frozen parameters, which have no gradient but may be trained later
-        self._parameters = list(chain.from_iterable(map(_parameters_of, self.optimizer.param_groups)))
+        self._parameters = list(
+            chain.from_iterable(map(_parameters_of, self.optimizer.param_groups))
+        )
         ids = list(map(id, self._parameters))
         if ids == self._known_ids:
             return
         self._known_ids = ids
         if self._reduction is not None and not self._reduction.holds(self._parameters):
             raise UserError(
-                f"iteration {self.iter + 1}: the optimizer holds a parameter that the model did not have when the "
-                "trainer was built, so its gradients would not be averaged over ranks. Change the values of the old "
-                "parameter instead (copy_), or build a new trainer."
+                f"iteration {self.iter + 1}: the optimizer holds a parameter that the model did "
+                "not have when the trainer was built, so its gradients would not be averaged over "
+                "ranks. Change the values of the old parameter instead (copy_), or build a new "
+                "trainer."
             )
 
     def use_global_tensors(self) -> None:
-        """Convert the model from one local replica per data-parallel rank to global tensors. Collective.
+        """Convert the model from one local replica per data-parallel rank to global tensors.
+
+        Collective.
 
         Training continues as if `gradient_reduction` had been "global".
         """
-        self._change_to(type(self), replace(self.options, gradient_reduction="global"), self._settings)
+        self._change_to(
+            type(self), replace(self.options, gradient_reduction="global"), self._settings
+        )
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:
-        """See `ModelTrainer._needs_global_tensors`. Ranks that hold full replicas keep them as local tensors."""
+        """See `ModelTrainer._needs_global_tensors`.
+
+        Ranks that hold full replicas keep them as local tensors.
+        """
         shares = options.zero_stage > 0 or options.gradient_reduction == "global"
         return not mesh.is_data_parallel_only or (shares and mesh.data > 1)
 
     # ------------------------------------------------------------------ one update
 
     def update(self, micro_batches: list[Any]) -> StepResult:
-        """See `TrainerBase.update`. `libai.engine.rehearsal.op_by_op` makes the same update for the reference, and
-        `libai.engine.compiled.graphs.TrainGraph` compiles it; change all three together.
+        """See `TrainerBase.update`. `libai.engine.rehearsal.op_by_op` makes the same update for the
+        reference, and `libai.engine.compiled.graphs.TrainGraph` compiles it; change all three
+        together.
         """
         if not self.model.training:
             raise UserError(
-                f"{type(self.model).__name__} is in eval mode at the start of a training iteration. A hook or a "
-                "forward has called model.eval() without calling model.train() afterwards."
+                f"{type(self.model).__name__} is in eval mode at the start of a training "
+                "iteration. A hook or a forward has called model.eval() without calling "
+                "model.train() afterwards."
             )
         gradients = self.gradients
         if self._zero_grad_before_forward:
@@ -156,18 +186,21 @@ class EagerTrainer(ModelTrainer):
     def reduce_gradients(self) -> None:
         """Average the gradients over the data-parallel ranks. Collective.
 
-        On one rank and with global tensors the gradients already are averages. Also rereads the list of parameters,
-        which clipping uses. A custom `update` must call this after its backward passes and before the optimizer step.
+        On one rank and with global tensors the gradients already are averages. Also rereads the
+        list of parameters, which clipping uses. A custom `update` must call this after its backward
+        passes and before the optimizer step.
         """
         self._read_parameters()
         if self._reduction is not None:
             self._reduction.reduce()
 
     def _clip_and_step(self) -> flow.Tensor | None:
-        """Clip the gradients and step the optimizer. Return the gradient norm if the norm is clipped, else None.
+        """Clip the gradients and step the optimizer.
 
-        Unless the gradients are kept for hooks, nothing reads them between clipping and the end of the update.
-        Therefore the fused update applies the clipping coefficient itself.
+        Return the gradient norm if the norm is clipped, else None.
+
+        Unless the gradients are kept for hooks, nothing reads them between clipping and the end of
+        the update. Therefore the fused update applies the clipping coefficient itself.
         """
         updates = self.optimizer_state.updates
         if updates is None:
@@ -192,7 +225,10 @@ class EagerTrainer(ModelTrainer):
             return self.gradients.forward(**batch)
 
     def _build_step(self, micro_batches: list[Any]) -> None:
-        """See `ModelTrainer._build_step`. Nothing is built; this sets the number of batches whose inputs are kept."""
+        """See `ModelTrainer._build_step`.
+
+        Nothing is built; this sets the number of batches whose inputs are kept.
+        """
         is_on_cpu = self.gradients.device == "cpu"
         self._max_held = MAX_HELD_BYTES // max(1, num_bytes(micro_batches[0])) if is_on_cpu else 0
 
@@ -205,22 +241,26 @@ class EagerTrainer(ModelTrainer):
                 self.use_global_tensors()
                 return
             raise UserError(
-                f"forward changes the buffer {with_class(self.model, changing[0])}, and with train.dist.batch_scope="
-                f"{self.options.batch_scope} and train.dist.gradient_reduction={self.options.gradient_reduction} "
-                f"each of {self.mesh.data} data-parallel ranks would keep a different value, computed from its part "
-                "of the batch. Set batch_scope=global and gradient_reduction=auto to compute it from the whole "
-                "batch, or use one rank."
+                f"forward changes the buffer {with_class(self.model, changing[0])}, and with "
+                f"train.dist.batch_scope={self.options.batch_scope} and "
+                f"train.dist.gradient_reduction={self.options.gradient_reduction} each of "
+                f"{self.mesh.data} data-parallel ranks would keep a different value, computed "
+                "from its part of the batch. Set batch_scope=global and gradient_reduction=auto "
+                "to compute it from the whole batch, or use one rank."
             )
 
     def _as_result(self, returned: Any) -> StepResult:
         """See `ModelTrainer._as_result`."""
         options = self.options
-        if not isinstance(returned, StepResult) and (options.max_grad_norm or options.max_grad_value):
+        if not isinstance(returned, StepResult) and (
+            options.max_grad_norm or options.max_grad_value
+        ):
             warn_once(
                 logger,
                 f"unclipped: {type(self).__name__}",
-                f"{type(self).__name__}.update replaces the update that clips gradients, so train.clip_grad has no "
-                "effect unless this method clips them itself, between reduce_gradients() and the optimizer's step.",
+                f"{type(self).__name__}.update replaces the update that clips gradients, so "
+                "train.clip_grad has no effect unless this method clips them itself, between "
+                "reduce_gradients() and the optimizer's step.",
             )
         return super()._as_result(returned)
 

@@ -1,8 +1,9 @@
-"""Eager forward and backward passes over the micro-batches of an update, and the inputs that both modes need.
+"""Eager forward and backward passes over the micro-batches of an update, and the inputs that both
+modes need.
 
-These inputs are named tensors on the device, weights of micro-batches, and random keys. Graph mode makes eager passes
-for the rehearsal, for evaluations, and for batches whose shape differs from the compiled shape. Its compiled passes are
-in `libai.engine.compiled.graphs`.
+These inputs are named tensors on the device, weights of micro-batches, and random keys. Graph mode
+makes eager passes for the rehearsal, for evaluations, and for batches whose shape differs from the
+compiled shape. Its compiled passes are in `libai.engine.compiled.graphs`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ import oneflow as flow
 
 from libai.engine.compiled.build_errors import raise_forward_error
 from libai.engine.metrics import StepResult
-from libai.forward.contract import ModelContractError, as_batch_dict, as_tensor, read_losses, total_loss, weighted_total
+from libai.forward.contract import (
+    ModelContractError,
+    as_batch_dict,
+    as_tensor,
+    read_losses,
+    total_loss,
+    weighted_total,
+)
 from libai.forward.index_check import IndexCheck
 from libai.forward.state import Facts, values_kept
 from libai.layers.random import assign_layer_ids, fold, random_context
@@ -33,17 +41,21 @@ class Gradients:
     """Forward and backward passes of one trainer's model over batches of this rank.
 
     Attributes:
-        draws_randomness: true if forward needs a random key. The masks of OneFlow's own dropout layers ignore every
-            seed (docs/dev/oneflow.md#dropout-ignores-seeds).
-        data_rank: number of this rank among the data-parallel ranks, which selects its dropout masks.
-        counts_items: true if the model defines `num_loss_items`, the number of items that its losses average over.
+        draws_randomness: true if forward needs a random key. The masks of OneFlow's own dropout
+            layers ignore every seed (docs/dev/oneflow.md#dropout-ignores-seeds).
+        data_rank: number of this rank among the data-parallel ranks, which selects its dropout
+            masks.
+        counts_items: true if the model defines `num_loss_items`, the number of items that its
+            losses average over.
         index_check: raises `IndexOutOfRange` for ids and labels that the model has no row for.
         facts: side effects of forward, once they are known.
         forward: the model as called by updates: unwrapped, or wrapped by OneFlow's DDP.
         clear: clears all gradients, as the mode requires before its next update.
-        has_own_graph: true if a user-defined graph makes the updates, and these passes are for evaluation only.
+        has_own_graph: true if a user-defined graph makes the updates, and these passes are for
+            evaluation only.
         updates_eagerly: false in graph mode, unless no graph can train the model.
-        evaluated: name of the dataset and number of the batch that is being evaluated; None outside of evaluation.
+        evaluated: name of the dataset and number of the batch that is being evaluated; None outside
+            of evaluation.
     """
 
     def __init__(self, trainer: Any, device: str):
@@ -61,7 +73,8 @@ class Gradients:
         #: factor for the loss before the backward pass (loss scaling); None: no scaling
         self.loss_scale: float | None = None
         self._checked_keys: tuple[str, ...] = ()
-        # a weak reference avoids a cycle: the trainer and its graph are freed with the last reference to the trainer
+        # a weak reference avoids a cycle: the trainer and its graph are freed with the last
+        # reference to the trainer
         self._trainer: Any = weakref.proxy(trainer)
 
     def to_device(self, batch: Mapping[str, Any]) -> Batch:
@@ -73,7 +86,10 @@ class Gradients:
         return tensors
 
     def name_inputs(self, batch: Any) -> dict[str, Any]:
-        """Return `as_batch_dict` for this model. The signature of forward is checked only when the keys change."""
+        """Return `as_batch_dict` for this model.
+
+        The signature of forward is checked only when the keys change.
+        """
         if not isinstance(batch, dict) or tuple(batch) != self._checked_keys:
             batch = as_batch_dict(batch, self.model)
             self._checked_keys = tuple(batch)
@@ -92,16 +108,19 @@ class Gradients:
     def random_scope(self, micro: int) -> AbstractContextManager[None]:
         """Return the context for the forward pass of micro-batch number `micro`.
 
-        In it, dropout masks depend only on the seed, the iteration and `micro`. For a model without seeded layers no
-        key is computed.
+        In it, dropout masks depend only on the seed, the iteration and `micro`. For a model without
+        seeded layers no key is computed.
         """
         if not self.draws_randomness:
             return _NO_SCOPE
         key = partial(fold, self._trainer.options.seed, self._trainer.iter, micro)
         return random_context(key, self.data_rank)
 
-    def accumulate_gradients(self, forward: Callable[..., Any], batches: Sequence[Batch]) -> StepResult:
-        """Run forward and backward eagerly over the micro-batches of one iteration, weighting each loss by its share.
+    def accumulate_gradients(
+        self, forward: Callable[..., Any], batches: Sequence[Batch]
+    ) -> StepResult:
+        """Run forward and backward eagerly over the micro-batches of one iteration, weighting each
+        loss by its share.
 
         `batches`: micro-batches of this rank, as local tensors.
         """
@@ -114,11 +133,15 @@ class Gradients:
                 random_keys = self.random_scope(micro) if self.draws_randomness else _NO_SCOPE
                 with random_keys, layout.source_ops() if layout.is_global else _NO_SCOPE:
                     try:
-                        outputs = forward(**(layout.lay_out_batch(batch) if layout.is_global else batch))
+                        outputs = forward(
+                            **(layout.lay_out_batch(batch) if layout.is_global else batch)
+                        )
                         step_losses, step_metrics = read_losses(outputs, model)
                         self._backward(step_losses, scale)  # its hooks may create tensors
                     except Exception as error:
-                        raise_forward_error(error, model, batch, self._trainer.iter == self._trainer.start_iter)
+                        raise_forward_error(
+                            error, model, batch, self._trainer.iter == self._trainer.start_iter
+                        )
                         raise
             losses.append(dict(zip(step_losses, map(detached, step_losses.values()))))
             metrics.append(dict(zip(step_metrics, map(detached, step_metrics.values()))))
@@ -140,16 +163,17 @@ class Gradients:
             if "does not require grad" not in str(error):
                 raise
             raise ModelContractError(
-                f"the losses of {type(self.model).__name__}.forward ({list(losses)}) depend on no parameter. "
-                "Compute them from the layers' outputs without detach(), no_grad() or numpy()."
+                f"the losses of {type(self.model).__name__}.forward ({list(losses)}) depend on no "
+                "parameter. Compute them from the layers' outputs without detach(), no_grad() or "
+                "numpy()."
             ) from error
 
     def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
         """Return `(scales, shares)` of the micro-batches.
 
-        A scale is the factor for a loss before the backward pass; a share is its weight in the logged mean. If each
-        rank differentiates its own part, gradients are averaged over ranks. Then the scale is the share times the
-        number of ranks.
+        A scale is the factor for a loss before the backward pass; a share is its weight in the
+        logged mean. If each rank differentiates its own part, gradients are averaged over ranks.
+        Then the scale is the share times the number of ranks.
         """
         ranks = 1 if self._trainer.layout.is_global else self.mesh.data
         if len(batches) == 1 and (ranks == 1 or not self.counts_items):
@@ -163,10 +187,12 @@ class Gradients:
         return scales, [scale / ranks for scale in scales]
 
     def item_shares(self, batches: Sequence[Batch]) -> flow.Tensor | dict[str, flow.Tensor]:
-        """Return the weight of each micro-batch in the mean over all counted items of the iteration, on all ranks.
+        """Return the weight of each micro-batch in the mean over all counted items of the
+        iteration, on all ranks.
 
-        The result has shape `(len(batches),)`. It is a dict of such tensors by loss if the model counts items per loss.
-        It stays on the device, because reading the counts would stall the loop. `batches`: local tensors of this rank.
+        The result has shape `(len(batches),)`. It is a dict of such tensors by loss if the model
+        counts items per loss. It stays on the device, because reading the counts would stall the
+        loop. `batches`: local tensors of this rank.
         """
         counts = self.item_counts(batches)
         if isinstance(counts[0], Mapping):
@@ -178,7 +204,9 @@ class Gradients:
             vector = flow.stack([count.to(flow.float32).reshape(()) for count in counts])
         else:
             vector = flow.tensor([float(count) for count in counts], device=self.device)
-        if self.mesh.data > 1 and self._trainer.layout.is_global:  # a micro-batch contains samples of all ranks
+        if (
+            self.mesh.data > 1 and self._trainer.layout.is_global
+        ):  # a micro-batch contains samples of all ranks
             vector = flow._C.local_all_reduce(vector)
         total = vector.sum()
         if self.mesh.data > 1 and not self._trainer.layout.is_global:

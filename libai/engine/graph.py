@@ -1,4 +1,6 @@
-"""Graph training: concatenate the micro-batches of an iteration and run the whole update in one `nn.Graph` call."""
+"""Graph training: concatenate the micro-batches of an iteration and run the whole update in one
+`nn.Graph` call.
+"""
 
 from __future__ import annotations
 
@@ -45,71 +47,91 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class GraphTrainer(ModelTrainer):
-    """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches are global tensors.
+    """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches
+    are global tensors.
 
     Input shapes are fixed when the graph is compiled, before the first update.
 
     Args:
-        train_graph: `train_graph(model, optimizer)` returns a custom `nn.Graph` that makes the update when it is called
-            (`libai.engine.compiled.own_graph`).
+        train_graph: `train_graph(model, optimizer)` returns a custom `nn.Graph` that makes the
+            update when it is called (`libai.engine.compiled.own_graph`).
     """
 
     mode = "graph"
     optimizer_state: GraphOptimizerState
-    #: graph operations do not need the interpreter, so faster thread switches would only cost time (0007)
+    #: graph operations do not need the interpreter, so faster thread switches would only cost time
+    #: (0007)
     _switch_seconds = math.inf
 
     def _end_mode(self) -> None:
         """See `ModelTrainer._end_mode`. Releases the graph."""
         self.optimizer_state.leave_graph()
 
-    def _refuse_parts(self, options: TrainOptions, train_graph: MakeGraph | None = None, **settings: Any) -> None:
+    def _refuse_parts(
+        self, options: TrainOptions, train_graph: MakeGraph | None = None, **settings: Any
+    ) -> None:
         """See `ModelTrainer._refuse_parts`."""
-        ModelTrainer._refuse_parts(self, options)  # without super(), because `self` may still be in another mode
+        ModelTrainer._refuse_parts(
+            self, options
+        )  # without super(), because `self` may still be in another mode
         if not type(self).update.__module__.startswith("libai."):
             raise UserError(
-                f"{type(self).__name__}.update replaces the compiled step, which then never runs. Pass a custom "
-                "graph (train_graph=MyGraph), or write the update for an EagerTrainer."
+                f"{type(self).__name__}.update replaces the compiled step, which then never runs. "
+                "Pass a custom graph (train_graph=MyGraph), or write the update for an "
+                "EagerTrainer."
             )
         refuse_own_update(self.optimizer)
         if train_graph is not None:
             refuse_options(self, options)
         if getattr(self.lr_scheduler, "momentum_factor", None) is not None:
             raise UserError(
-                "a schedule of the momentum cannot be honoured in graph mode: a compiled update of OneFlow 0.9 holds "
-                "the momentum as a constant. Leave momentum_scheduler out, or use EagerTrainer (graph.enabled=false)."
+                "a schedule of the momentum cannot be honoured in graph mode: a compiled update "
+                "of OneFlow 0.9 holds the momentum as a constant. Leave momentum_scheduler out, "
+                "or use EagerTrainer (graph.enabled=false)."
             )
 
-    def _begin_mode(self, auto_parallel: bool = False, train_graph: MakeGraph | None = None) -> None:
+    def _begin_mode(
+        self, auto_parallel: bool = False, train_graph: MakeGraph | None = None
+    ) -> None:
         """See `ModelTrainer._begin_mode`."""
         self._make_graph = train_graph
         self._guards: Guards | None = None
         self.gradients.has_own_graph = train_graph is not None
         self._auto_parallel = auto_parallel
         self._corrects_bias = any("betas" in group for group in self.optimizer.param_groups)
-        #: scalars that the host sets for each step: current values of `lr`, `bias1` and `bias2` of each group
+        #: scalars that the host sets for each step: current values of `lr`, `bias1` and `bias2` of
+        #: each group
         self._scalars: dict[tuple[str, int], float] = {}
-        #: the same scalars as graph inputs: `<scalar>_<group>_<stage>` → `(num_accumulation_steps,)` float32, all
-        #: elements equal
+        #: the same scalars as graph inputs: `<scalar>_<group>_<stage>` →
+        #: `(num_accumulation_steps,)` float32, all elements equal
         self._step_inputs: dict[str, flow.Tensor] = {}
-        #: true if the graph takes a random key as input. Dropout probabilities are compiled in, even if they are 0
+        #: true if the graph takes a random key as input. Dropout probabilities are compiled in,
+        #: even if they are 0
         self._takes_key = False
         self.gradients.updates_eagerly = False
         has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
-        self.optimizer_state = GraphOptimizerState(self.model, self.optimizer, self.layout, has_loss_scale)
+        self.optimizer_state = GraphOptimizerState(
+            self.model, self.optimizer, self.layout, has_loss_scale
+        )
         self._shapes: Shapes | None = None
         #: batch norms that the compiled step runs in training mode, once for each call
         self._counting_norms = self._batch_norms
 
     @classmethod
     def _needs_global_tensors(cls, mesh: Mesh, options: TrainOptions) -> bool:
-        """See `ModelTrainer._needs_global_tensors`. A graph over local tensors would not synchronize the ranks."""
+        """See `ModelTrainer._needs_global_tensors`.
+
+        A graph over local tensors would not synchronize the ranks.
+        """
         return not mesh.is_single
 
     # ------------------------------------------------------------------ one update
 
     def update(self, micro_batches: list[Any]) -> StepResult:
-        """See `TrainerBase.update`. Batches whose shape differs from the compiled one run eagerly."""
+        """See `TrainerBase.update`.
+
+        Batches whose shape differs from the compiled one run eagerly.
+        """
         batches = list(map(self.gradients.name_inputs, micro_batches))
         if not self._compile_if_needed(batches):
             with same_buffers(self.model):
@@ -125,27 +147,31 @@ class GraphTrainer(ModelTrainer):
                 write_buffers(self.model, buffers)
         if self._counting_norms:
             count_batches(self._counting_norms, self.options.num_accumulation_steps)
-        self.optimizer._state["step"] += 1  # the compiled update has its own step count; this one is for the host
+        self.optimizer._state["step"] += (
+            1  # the compiled update has its own step count; this one is for the host
+        )
         self.finish_update()
         return result
 
     def _compile_if_needed(self, batches: Sequence[dict[str, Any]]) -> bool:
         """Return True once the graph can run this update, False if it must run eagerly.
 
-        Compiles the graph if there is none, or if a value that was compiled in has changed. The update runs eagerly if
-        such a value changes often, or if the batches have a different shape.
+        Compiles the graph if there is none, or if a value that was compiled in has changed. The
+        update runs eagerly if such a value changes often, or if the batches have a different shape.
         """
         if self.gradients.updates_eagerly:
             return False
         shapes = list(map(_shapes, batches))
         # a number cannot be cut into micro-batches
-        if (len(shapes) > 1 and () in shapes[0]) or shapes != [self._shapes or shapes[0]] * len(shapes):
+        if (len(shapes) > 1 and () in shapes[0]) or shapes != [self._shapes or shapes[0]] * len(
+            shapes
+        ):
             warn_once(
                 logger,
                 "ragged",
-                f"iteration {self.iter + 1} has a batch of a different shape ({shapes}) than the graph was compiled "
-                "for, or a number that cannot be cut into micro-batches: such updates run eagerly, with the same "
-                "result.",
+                f"iteration {self.iter + 1} has a batch of a different shape ({shapes}) than the "
+                "graph was compiled for, or a number that cannot be cut into micro-batches: such "
+                "updates run eagerly, with the same result.",
             )
             return False
         name = "compile"
@@ -158,20 +184,25 @@ class GraphTrainer(ModelTrainer):
             if decision == "eager":
                 if self._make_graph is not None:
                     raise UserError(
-                        f"repeated changes of {differences}, but a custom graph is compiled for one value. Keep it "
-                        "constant, put it into a buffer, or leave train_graph out."
+                        f"repeated changes of {differences}, but a custom graph is compiled for "
+                        "one value. Keep it constant, put it into a buffer, or leave train_graph "
+                        "out."
                     )
                 warn_once(
                     logger,
                     f"changes often: {differences}",
-                    f"repeated changes of {differences}: from iteration {self.iter + 1} on, such updates run eagerly, "
-                    "with the same result. A graph is compiled for one value; the learning rate and buffers "
-                    "(`self.register_buffer`) are inputs of the graph and may change in every iteration.",
+                    f"repeated changes of {differences}: from iteration {self.iter + 1} on, such "
+                    "updates run eagerly, with the same result. A graph is compiled for one "
+                    "value; the learning rate and buffers (`self.register_buffer`) are inputs of "
+                    "the graph and may change in every iteration.",
                 )
                 return False
             self._refuse_lost_gradients()
-            logger.info("compiling the graph again before iteration %d: %s", self.iter + 1, differences)
-            name = f"compile again for {differences}"  # a rank that does so alone waits for the other ranks
+            logger.info(
+                "compiling the graph again before iteration %d: %s", self.iter + 1, differences
+            )
+            # a rank that does so alone waits for the other ranks
+            name = f"compile again for {differences}"
         with phase(name):
             self.optimizer_state.leave_graph()
             self.compile(batches)
@@ -179,25 +210,36 @@ class GraphTrainer(ModelTrainer):
 
     def _trained_without_update(self) -> set[str]:
         """Return the names of the parameters that need a gradient but are in no parameter group."""
-        held = {parameter for group in self.optimizer.param_groups for parameter in group.parameters}
-        return {name for name, one in self.model.named_parameters() if one.requires_grad and one not in held}
+        held = {
+            parameter for group in self.optimizer.param_groups for parameter in group.parameters
+        }
+        return {
+            name
+            for name, one in self.model.named_parameters()
+            if one.requires_grad and one not in held
+        }
 
     def _refuse_lost_gradients(self) -> None:
-        """Raise `UserError` if the optimizer has got a parameter whose gradients would have piled up in eager mode."""
+        """Raise `UserError` if the optimizer has got a parameter whose gradients would have piled
+        up in eager mode.
+        """
         added = self._without_update - self._trained_without_update()
         reached = self.gradients.facts.reached or ()
         for name, parameter in self.model.named_parameters():
             if name in added and name in reached and parameter.requires_grad:
                 raise UserError(
-                    f"iteration {self.iter + 1}: {name} was added to the optimizer, but it has been trainable before, "
-                    "so its gradients would have piled up, and a graph does not compute them. Freeze it until it is "
-                    "added (requires_grad_(False)), or train with graph.enabled=false."
+                    f"iteration {self.iter + 1}: {name} was added to the optimizer, but it has "
+                    "been trainable before, so its gradients would have piled up, and a graph "
+                    "does not compute them. Freeze it until it is added (requires_grad_(False)), "
+                    "or train with graph.enabled=false."
                 )
 
     def _check_indices(self, batches: Sequence[dict[str, Any]]) -> None:
-        """Raise `IndexOutOfRange` if the compiled step would look up an id or a label that is out of range.
+        """Raise `IndexOutOfRange` if the compiled step would look up an id or a label that is out
+        of range.
 
-        An eager forward pass checks the values that no earlier check has covered. Its side effects are undone.
+        An eager forward pass checks the values that no earlier check has covered. Its side effects
+        are undone.
         """
         gradients = self.gradients
         watching = gradients.index_check.watch(batches, self.mesh.is_single)
@@ -205,7 +247,9 @@ class GraphTrainer(ModelTrainer):
             return
         with forward_rolled_back(self.model), watching, flow.no_grad():
             for micro, batch in enumerate(batches):
-                inputs = self.to_device(batch)  # outside of `source_ops`, which would make these tensors global
+                inputs = self.to_device(
+                    batch
+                )  # outside of `source_ops`, which would make these tensors global
                 with gradients.random_scope(micro), self.layout.source_ops():
                     self.model(**inputs)
 
@@ -218,8 +262,9 @@ class GraphTrainer(ModelTrainer):
         super()._use_facts(facts)
         if facts.written and self.options.num_accumulation_steps > 1:
             self._update_eagerly(
-                f"forward changes {with_class(self.model, facts.written[0])}, and a OneFlow 0.9 graph with "
-                "accumulation would not see the change from one micro-batch to the next",
+                f"forward changes {with_class(self.model, facts.written[0])}, and a OneFlow 0.9 "
+                "graph with accumulation would not see the change from one micro-batch to the "
+                "next",
                 "set train.num_accumulation_steps=1",
             )
         for name in set(facts.parameters).difference(facts.written):
@@ -228,18 +273,22 @@ class GraphTrainer(ModelTrainer):
     def _update_eagerly(self, reason: str, remedy: str) -> None:
         """Run all updates eagerly from now on."""
         self.gradients.updates_eagerly = True
-        logger.warning("%s: updates run eagerly, with the same result. For a compiled step %s.", reason, remedy)
+        logger.warning(
+            "%s: updates run eagerly, with the same result. For a compiled step %s.", reason, remedy
+        )
 
     def _set_step_inputs(self) -> None:
         """Replace the scalars that have changed since the last update.
 
-        A changed scalar becomes a new tensor: writing into a tensor that the running step reads would wait for the
-        step.
+        A changed scalar becomes a new tensor: writing into a tensor that the running step reads
+        would wait for the step.
         """
         for index, group in enumerate(self.optimizer.param_groups):
             scalars = {"lr": float(group["lr"])}
             if self._corrects_bias:
-                scalars["bias1"], scalars["bias2"] = bias_corrections(group, self.optimizer._state["step"])
+                scalars["bias1"], scalars["bias2"] = bias_corrections(
+                    group, self.optimizer._state["step"]
+                )
             for name, value in scalars.items():
                 if self._scalars.get((name, index)) != value:
                     self._scalars[name, index] = value
@@ -249,7 +298,9 @@ class GraphTrainer(ModelTrainer):
                         )
 
     def _inputs(self, batches: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Shares]:
-        """Concatenate the micro-batches of an iteration; return `(keyword arguments of the graph, shares)`."""
+        """Concatenate the micro-batches of an iteration; return `(keyword arguments of the graph,
+        shares)`.
+        """
         self._set_step_inputs()
         steps, layout, gradients = self.options.num_accumulation_steps, self.layout, self.gradients
         batch = gradients.to_device(batches[0] if steps == 1 else _join(batches))
@@ -260,26 +311,34 @@ class GraphTrainer(ModelTrainer):
             inputs["share"] = map_shares(shares, layout.replicate)
         if self._takes_key:
             keys = [fold(self.options.seed, self.iter, micro) for micro in range(steps)]
-            # from_numpy runs no operation that the launch of the graph would wait for (saves 0.14 ms)
+            # from_numpy runs no operation that the launch of the graph would wait for (saves 0.14
+            # ms)
             inputs["key"] = layout.replicate(flow.from_numpy(np.array(keys, np.int64)))
         return inputs, shares
 
     # ------------------------------------------------------------------ compilation
 
-    def compile(self, batches: Sequence[dict[str, Any]], graph_class: type[TrainGraph] = TrainGraph) -> None:
-        """Compile the graph for the shapes of `batches`, the micro-batches of one iteration as keyword arguments.
+    def compile(
+        self, batches: Sequence[dict[str, Any]], graph_class: type[TrainGraph] = TrainGraph
+    ) -> None:
+        """Compile the graph for the shapes of `batches`, the micro-batches of one iteration as
+        keyword arguments.
 
         Does nothing if the updates must run eagerly. Collective.
         """
         if not self.model.training:
             raise UserError(
-                f"{type(self.model).__name__} is in eval mode, which would be compiled into the training graph. Call "
-                "model.train() first."
+                f"{type(self.model).__name__} is in eval mode, which would be compiled into the "
+                "training graph. Call model.train() first."
             )
         start = time.perf_counter()
         self._takes_key = draws_randomness(self.model)
-        if self.gradients.facts.reached is None and (own_buffers(self.model) or frozen_parameters(self.model)):
-            self._use_facts(facts_of(self, batches))  # no facts yet: `update` was called without `train`
+        if self.gradients.facts.reached is None and (
+            own_buffers(self.model) or frozen_parameters(self.model)
+        ):
+            self._use_facts(
+                facts_of(self, batches)
+            )  # no facts yet: `update` was called without `train`
             if self.gradients.updates_eagerly:
                 return
         state = self.optimizer_state
@@ -301,9 +360,12 @@ class GraphTrainer(ModelTrainer):
                 self._trace(graph, inputs)
             except Uncompilable as error:
                 return self._update_eagerly(*error.args)
-            # OneFlow 0.9's forward reads it once per call in training mode; a layer that is called twice counts twice
+            # OneFlow 0.9's forward reads it once per call in training mode; a layer that is called
+            # twice counts twice
             self._counting_norms = [
-                module for module, name in reads if name == "track_running_stats" and module in self._batch_norms
+                module
+                for module, name in reads
+                if name == "track_running_stats" and module in self._batch_norms
             ]
         note_progress()
         if self.mesh.device == "cpu":
@@ -314,17 +376,21 @@ class GraphTrainer(ModelTrainer):
             if "mutable_consumer" not in str(error):
                 raise explain_build_error(error, self.model) from error
             return self._update_eagerly(
-                f"{type(self.model).__name__} calls a batch normalization twice in one forward, and a graph of OneFlow "
-                "0.9 updates its running statistics only once",
+                f"{type(self.model).__name__} calls a batch normalization twice in one forward, "
+                "and a graph of OneFlow 0.9 updates its running statistics only once",
                 "use a layer for each call",
             )
         state.keep_in(graph)
         self._without_update = self._trained_without_update()
-        self._guards = Guards(self.model, reads, self.optimizer, inputs_of_step, before=self._guards)
+        self._guards = Guards(
+            self.model, reads, self.optimizer, inputs_of_step, before=self._guards
+        )
         # bypass nn.Graph.__setattr__, which refuses it in a graph of the user's own
         graph.__dict__["build_seconds"] = time.perf_counter() - start
         # only in `log.txt`: on the screen, the last line of the run has the time
-        logger.info("compiled the training graph in %.1f s", graph.build_seconds, extra={"screen": ""})
+        logger.info(
+            "compiled the training graph in %.1f s", graph.build_seconds, extra={"screen": ""}
+        )
 
     def _new_graph(self, graph_class: type[TrainGraph]) -> TrainGraph:
         return graph_class(
@@ -336,13 +402,16 @@ class GraphTrainer(ModelTrainer):
             auto_parallel=self._auto_parallel,
             buffers=self.gradients.facts.written,
             # not a bound method: through it the graph would keep the whole trainer alive
-            random_scope=partial(random_context, data_rank=self.mesh.data_rank) if self._takes_key else nullcontext,
+            random_scope=partial(random_context, data_rank=self.mesh.data_rank)
+            if self._takes_key
+            else nullcontext,
         )
 
     def _trace(self, graph: nn.Graph, inputs: dict[str, Any]) -> None:
         """Trace the model. Raises an error on every rank if tracing fails on any rank. Collective.
 
-        Without this agreement the other ranks would wait forever, because the next step needs all of them.
+        Without this agreement the other ranks would wait forever, because the next step needs all
+        of them.
         """
         self.gradients.clear()
         failure: Exception | None = None
@@ -362,7 +431,10 @@ class GraphTrainer(ModelTrainer):
             raise elsewhere
 
     def _outputs_of(self, *arguments: Any, **kinds: Any) -> Any:
-        """See `ModelTrainer._outputs_of`. Compiling the forward would cost more time than evaluations save."""
+        """See `ModelTrainer._outputs_of`.
+
+        Compiling the forward would cost more time than evaluations save.
+        """
         with same_buffers(self.model):
             return super()._outputs_of(*arguments, **kinds)
 

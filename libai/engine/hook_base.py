@@ -1,4 +1,6 @@
-"""The hook protocol: the methods of a hook, the modes in which it works, and the ranks that register it."""
+"""The hook protocol: the methods of a hook, the modes in which it works, and the ranks that
+register it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ class EveryEpoch:
     def ends(self, completed: int) -> bool:
         """Return whether a pass ended in iteration number `completed`, counted from 1."""
         seen = completed * self.samples_per_iter
-        return seen // self.samples_per_epoch > (seen - self.samples_per_iter) // self.samples_per_epoch
+        return (
+            seen // self.samples_per_epoch
+            > (seen - self.samples_per_iter) // self.samples_per_epoch
+        )
 
 
 #: every N iterations (0: never), or every epoch
@@ -36,7 +41,10 @@ def step_period_of(period: Period) -> int:
 
 
 def is_due(period: Period, trainer) -> bool:
-    """Return whether an action with this period is due. After the last iteration of `trainer` it always is."""
+    """Return whether an action with this period is due.
+
+    After the last iteration of `trainer` it always is.
+    """
     completed = trainer.completed_iters
     if completed == trainer.max_iter:
         return True
@@ -68,14 +76,20 @@ class StopTraining(Exception):
 
 
 class Interrupted(Exception):
-    """Raised to leave the loop or an evaluation once all ranks have agreed to stop. `TrainerBase.train` catches it."""
+    """Raised to leave the loop or an evaluation once all ranks have agreed to stop.
+
+    `TrainerBase.train` catches it.
+    """
 
 
 class HookBase:
-    """Base class of objects that run at fixed points of the loop. Override the methods of the points you need.
+    """Base class of objects that run at fixed points of the loop.
 
-    The trainer sets `self.trainer` when the hook is registered. It is a `weakref.proxy`, because a reference cycle
-    would keep models alive. Hooks run in ascending `priority`, and in registration order within one priority::
+    Override the methods of the points you need.
+
+    The trainer sets `self.trainer` when the hook is registered. It is a `weakref.proxy`, because a
+    reference cycle would keep models alive. Hooks run in ascending `priority`, and in registration
+    order within one priority::
 
         before_train()
         for iter in range(start_iter, max_iter):
@@ -91,10 +105,10 @@ class HookBase:
 
     No hook is called for the updates of a rehearsal, which are undone.
 
-    After an update `trainer.feed.batches` holds its micro-batches, `trainer.feed.sample_indices()` returns their
-    indices in the dataset, and `trainer.loop.result` has the losses and metrics, still on the device.
-    `before_eval` and `after_eval` are called before and after an evaluation during training, `before_save` and
-    `after_save` before and after a checkpoint is written.
+    After an update `trainer.feed.batches` holds its micro-batches, `trainer.feed.sample_indices()`
+    returns their indices in the dataset, and `trainer.loop.result` has the losses and metrics,
+    still on the device. `before_eval` and `after_eval` are called before and after an evaluation
+    during training, `before_save` and `after_save` before and after a checkpoint is written.
     """
 
     trainer: Any
@@ -104,8 +118,9 @@ class HookBase:
     only_on = "all"
     #: hooks with smaller numbers run first; the shipped hooks use 1 ... 99
     priority = 50
-    #: `before_step` and `after_step` are called every `step_period` iterations, and always in the first and the last
-    #: iteration of a call of `train` (0: only in these). A hook may change its period at any time
+    #: `before_step` and `after_step` are called every `step_period` iterations, and always in the
+    #: first and the last iteration of a call of `train` (0: only in these). A hook may change its
+    #: period at any time
     step_period = 1
 
     def before_train(self) -> None:
@@ -118,10 +133,15 @@ class HookBase:
         """Called at the start of each iteration, before its data is read."""
 
     def before_update(self) -> None:
-        """Called before the update, when the micro-batches of the iteration are in `trainer.feed.batches`."""
+        """Called before the update, when the micro-batches of the iteration are in
+        `trainer.feed.batches`.
+        """
 
     def after_backward(self) -> None:
-        """Called when the gradients are complete, before they are clipped and applied. Eager mode only."""
+        """Called when the gradients are complete, before they are clipped and applied.
+
+        Eager mode only.
+        """
 
     def after_step(self) -> None:
         """Called after each iteration."""
@@ -135,12 +155,15 @@ class HookBase:
     def before_save(self, extra: dict[str, Any]) -> None:
         """Called on all ranks before a checkpoint is written.
 
-        The method may change `extra`, the user's JSON values that the checkpoint will contain. A resume restores them
-        as `TrainerCheckpointer.extra`.
+        The method may change `extra`, the user's JSON values that the checkpoint will contain. A
+        resume restores them as `TrainerCheckpointer.extra`.
         """
 
     def after_save(self) -> None:
-        """Called after a checkpoint was saved. With `async_save` the write may not have finished yet."""
+        """Called after a checkpoint was saved.
+
+        With `async_save` the write may not have finished yet.
+        """
 
     def on_exception(self) -> None:
         """Called before `after_train` if training fails, with the error in `trainer.loop.failure`.
@@ -158,19 +181,22 @@ class HookBase:
     def tensors(self) -> dict[str, Any]:
         """Return the hook's own tensors by name, for checkpoints.
 
-        A hook with tensors follows the weights: when updates are undone, its state and tensors are restored too, and
-        `after_step` is called for each update that is repeated.
+        A hook with tensors follows the weights: when updates are undone, its state and tensors are
+        restored too, and `after_step` is called for each update that is repeated.
         """
         return {}
 
     def load_tensors(self, tensors: Mapping[str, Any]) -> None:
         """Restore copies of the tensors returned by `tensors`.
 
-        Called after `load_state_dict`, and also after the model's parameters have changed their layout.
+        Called after `load_state_dict`, and also after the model's parameters have changed their
+        layout.
         """
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return the context for evaluations and predictions; it may, for example, swap the model's weights."""
+        """Return the context for evaluations and predictions; it may, for example, swap the model's
+        weights.
+        """
         return nullcontext()
 
     def check_mode(self, mode: str) -> None:
@@ -178,27 +204,36 @@ class HookBase:
         name = type(self).__name__
         if mode == "graph" and self.overrides("after_backward"):
             raise UserError(
-                f"{name} uses after_backward, which graph mode cannot call: the compiled step does not stop between "
-                "the gradients and the update. Use after_step, or run with graph.enabled=false."
+                f"{name} uses after_backward, which graph mode cannot call: the compiled step "
+                "does not stop between the gradients and the update. Use after_step, or run with "
+                "graph.enabled=false."
             )
         if mode in ("eager", "graph") and mode not in self.modes:
             raise UserError(
-                f"{name} works in {' and '.join(self.modes)} mode only, and this run is in {mode} mode. Remove "
-                f"the hook or set graph.enabled={'true' if mode == 'eager' else 'false'}."
+                f"{name} works in {' and '.join(self.modes)} mode only, and this run is in {mode} "
+                "mode. Remove the hook or set "
+                f"graph.enabled={'true' if mode == 'eager' else 'false'}."
             )
 
     @property
     def state_key(self) -> str:
-        """Name of this hook's state in a checkpoint. The trainer numbers hooks with the same name."""
+        """Name of this hook's state in a checkpoint.
+
+        The trainer numbers hooks with the same name.
+        """
         return type(self).__name__
 
     def overrides(self, point: str) -> bool:
-        """Return whether this hook overrides `point`, one of `HOOK_POINTS` or another method of `HookBase`."""
+        """Return whether this hook overrides `point`, one of `HOOK_POINTS` or another method of
+        `HookBase`.
+        """
         return getattr(type(self), point) is not getattr(HookBase, point)
 
 
 def keyed(hooks: Iterable[HookBase], method: str = "") -> list[tuple[str, HookBase]]:
-    """Return pairs `(state key, hook)` with unique keys. The key of a second `EvalHook` is `EvalHook-2`.
+    """Return pairs `(state key, hook)` with unique keys.
+
+    The key of a second `EvalHook` is `EvalHook-2`.
 
     `method`: leave out the hooks that do not override it.
 

@@ -1,8 +1,8 @@
 """The training loop: hooks, data timing, the finite check, events and the loop's own state.
 
-`TrainerBase` is independent of model and mode. A subclass defines `update` (one optimizer update) and `collect`
-(conversion of device results to numbers), and may extend `prepare`, `check_finite`, `state_dict`, `_as_result` and
-`_check_ranks`, which are empty or small here.
+`TrainerBase` is independent of model and mode. A subclass defines `update` (one optimizer update)
+and `collect` (conversion of device results to numbers), and may extend `prepare`, `check_finite`,
+`state_dict`, `_as_result` and `_check_ranks`, which are empty or small here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from libai.config.settings.other_names import member_meant
 from libai.engine.check_parts import accepts, check_iterations
 from libai.engine.data_feed import DataFeed, LoaderOrBuilder
 from libai.engine.events.storage import EventStorage
-from libai.engine.hook_base import HOOK_POINTS, LIKE_POINTS, EveryEpoch, HookBase, Interrupted, StopTraining, keyed
+from libai.engine.hook_base import (
+    HOOK_POINTS,
+    LIKE_POINTS,
+    EveryEpoch,
+    HookBase,
+    Interrupted,
+    StopTraining,
+    keyed,
+)
 from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics
 from libai.launch.stop import STOP, Agreement
 from libai.patches.internals import quick_thread_switches, wait_for_device
@@ -45,20 +53,24 @@ class LoopState:
         device: "cpu" or "cuda".
         agreement: makes all ranks act on a request in the same iteration.
         now: returns the time in seconds.
-        metrics: results of updates that have not been fetched yet, and the numbers of the latest fetched one.
+        metrics: results of updates that have not been fetched yet, and the numbers of the latest
+            fetched one.
         rates: learning rates of the latest update, by tag.
         calls_at: `(hook, method to call)` at each point, in order.
         result: `StepResult` of the latest update, on the device.
-        epoch: `epoch.ends(completed_iters)` returns whether a pass over the data has ended; None if this is unknown.
+        epoch: `epoch.ends(completed_iters)` returns whether a pass over the data has ended; None if
+            this is unknown.
         failure: the error that `train` raised; None if it did not fail.
-        is_mode_final: false while the mode may still change. Hooks are then registered without checking their mode.
+        is_mode_final: false while the mode may still change. Hooks are then registered without
+            checking their mode.
         is_pausing: true if the loop ends after this iteration, see `pause`.
         events: state of the `EventStorage` from a checkpoint, until training begins.
         unfinished_hooks: keys of the hooks whose `after_step` was interrupted or did not start.
         stop_of_main: the `StopTraining` that a hook which exists only on the main rank has raised.
-        flops_per_sample: floating-point operations of an update per sample, known after the rehearsal.
-        generation: number of times that the state was replaced by anything other than an update. A copy from an older
-            generation cannot be restored.
+        flops_per_sample: floating-point operations of an update per sample, known after the
+            rehearsal.
+        generation: number of times that the state was replaced by anything other than an update. A
+            copy from an older generation cannot be restored.
     """
 
     device: str = "cpu"
@@ -86,14 +98,20 @@ class LoopState:
             call(*arguments)
 
     def pause(self) -> None:
-        """Leave the loop after the current iteration without calling `after_train`. Sets the `status` to "paused".
+        """Leave the loop after the current iteration without calling `after_train`.
 
-        Call it in `after_step`. The next call of `train` continues, in this mode or, after `switch_to`, in the other.
+        Sets the `status` to "paused".
+
+        Call it in `after_step`. The next call of `train` continues, in this mode or, after
+        `switch_to`, in the other.
         """
         self.is_pausing = True
 
     def clock(self) -> float:
-        """Return the training clock in seconds. It stops outside of `train` and inside `not_training`."""
+        """Return the training clock in seconds.
+
+        It stops outside of `train` and inside `not_training`.
+        """
         return self.now() - self._seconds_apart
 
     @contextmanager
@@ -121,20 +139,23 @@ class LoopState:
 
 
 class TrainerBase:
-    """A loop over iterations with hooks. One iteration is one optimizer update, regardless of accumulation.
+    """A loop over iterations with hooks.
+
+    One iteration is one optimizer update, regardless of accumulation.
 
     Args:
-        data_loader: an iterable of micro-batches of this rank, or a function that returns one; read lazily. A finite
-            loader is restarted when it ends.
+        data_loader: an iterable of micro-batches of this rank, or a function that returns one; read
+            lazily. A finite loader is restarted when it ends.
         num_accumulation_steps: micro-batches per iteration.
 
     Attributes:
-        iter: 0-based iteration. After a clean finish it equals `max_iter`, which `after_train` can check.
-        completed_iters: number of updates since the beginning of the run, including its earlier sessions. Checkpoints
-            are named after it. It is correct at every hook point and after a failure, because an iteration counts as
-            soon as its update is made.
-        status: "created", "running", "paused", "finished", "stopped" (by a hook), "interrupted" (from outside, see
-            `libai.launch.stop`) or "failed".
+        iter: 0-based iteration. After a clean finish it equals `max_iter`, which `after_train` can
+            check.
+        completed_iters: number of updates since the beginning of the run, including its earlier
+            sessions. Checkpoints are named after it. It is correct at every hook point and after a
+            failure, because an iteration counts as soon as its update is made.
+        status: "created", "running", "paused", "finished", "stopped" (by a hook), "interrupted"
+            (from outside, see `libai.launch.stop`) or "failed".
         feed: source of the micro-batches.
         loop: stop and pause requests, training time, and results that have not been fetched yet.
     """
@@ -168,7 +189,8 @@ class TrainerBase:
     def update(self, micro_batches: list[Any]) -> Any:
         """Apply one optimizer update and return its results, still on the device.
 
-        `micro_batches`: `num_accumulation_steps` batches of this rank. Collective: every rank must call it.
+        `micro_batches`: `num_accumulation_steps` batches of this rank. Collective: every rank must
+        call it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define update(micro_batches)")
 
@@ -182,27 +204,35 @@ class TrainerBase:
     # ------------------------------------------------------------------ hooks
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
-        """Attach hooks, sorted by `priority` and then by order of registration. `None` entries are ignored.
+        """Attach hooks, sorted by `priority` and then by order of registration.
 
-        Raises `TypeError` if an entry is not a hook, and `UserError` if a hook cannot work in this mode or has a method
-        with other arguments.
+        `None` entries are ignored.
+
+        Raises `TypeError` if an entry is not a hook, and `UserError` if a hook cannot work in this
+        mode or has a method with other arguments.
         """
         for hook in hooks:
             if hook is None:
                 continue
             if not isinstance(hook, HookBase):
-                raise TypeError(f"a hook must be an instance of HookBase, not {type(hook).__name__}: {hook!r}")
+                raise TypeError(
+                    f"a hook must be an instance of HookBase, not {type(hook).__name__}: {hook!r}"
+                )
             if hook.only_on == "main" and get_world_size() > 1:
-                self.loop.agreement.ask(_STOP_OF_MAIN, lambda: int(self.loop.stop_of_main is not None))
+                self.loop.agreement.ask(
+                    _STOP_OF_MAIN, lambda: int(self.loop.stop_of_main is not None)
+                )
                 if not is_main_process():
                     continue
             if self.loop.is_mode_final:
                 hook.check_mode(self.mode)
             for name in dir(hook):
-                if name in HOOK_POINTS and not accepts(hook, name, *["extra"] * (name == "before_save")):
+                if name in HOOK_POINTS and not accepts(
+                    hook, name, *["extra"] * (name == "before_save")
+                ):
                     raise UserError(
-                        f"{type(hook).__name__}.{name} cannot be called: the methods of a hook take no arguments "
-                        "except self, and before_save(self, extra)."
+                        f"{type(hook).__name__}.{name} cannot be called: the methods of a hook "
+                        "take no arguments except self, and before_save(self, extra)."
                     )
                 if name.startswith(LIKE_POINTS) and not hasattr(HookBase, name):
                     logger.warning(
@@ -215,7 +245,9 @@ class TrainerBase:
             self.hooks.append(hook)
         self.hooks.sort(key=lambda hook: hook.priority)
         for point in HOOK_POINTS:
-            self.loop.calls_at[point] = [(hook, getattr(hook, point)) for hook in self.hooks if hook.overrides(point)]
+            self.loop.calls_at[point] = [
+                (hook, getattr(hook, point)) for hook in self.hooks if hook.overrides(point)
+            ]
 
     @property
     def data_loader(self) -> Any:
@@ -225,8 +257,9 @@ class TrainerBase:
     def reset_data_loader(self, builder: LoaderOrBuilder) -> None:
         """Replace the data loader from the next iteration on.
 
-        `builder`: the loader, or a function that returns it and is called at the first read. Batches that were read
-        ahead from the old loader are dropped. Every rank must call this in the same iteration.
+        `builder`: the loader, or a function that returns it and is called at the first read.
+        Batches that were read ahead from the old loader are dropped. Every rank must call this in
+        the same iteration.
         """
         self.feed.reset(builder)
         if self.status != "running":
@@ -235,18 +268,27 @@ class TrainerBase:
     if not TYPE_CHECKING:  # with `__getattr__` a type checker would accept every attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Raise `AttributeError` for an unknown attribute, with a hint for names known from other trainers."""
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}")
+            """Raise `AttributeError` for an unknown attribute, with a hint for names known from
+            other trainers.
+            """
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}"
+            )
 
     # ------------------------------------------------------------------ the loop
 
-    def train(self, start_iter: int, max_iter: int | None = None, *, log_period: int | None = None) -> None:
-        """Run iterations `start_iter ... max_iter - 1`. If there are none, only `before_train` and `after_train` run.
+    def train(
+        self, start_iter: int, max_iter: int | None = None, *, log_period: int | None = None
+    ) -> None:
+        """Run iterations `start_iter ... max_iter - 1`.
 
-        `log_period`: print the metrics every `log_period` iterations, in this call and in later ones.
+        If there are none, only `before_train` and `after_train` run.
 
-        A paused run continues without another `before_train`. An exception gets the attribute `left_iteration` and is
-        raised again after the hooks' `after_train`.
+        `log_period`: print the metrics every `log_period` iterations, in this call and in later
+        ones.
+
+        A paused run continues without another `before_train`. An exception gets the attribute
+        `left_iteration` and is raised again after the hooks' `after_train`.
         """
         check_iterations(start_iter=start_iter, max_iter=max_iter)
         assert max_iter is not None
@@ -278,7 +320,8 @@ class TrainerBase:
             except BaseException as error:
                 self.status, loop.failure = "failed", error
                 with suppress(AttributeError):
-                    error.left_iteration = self.iter + 1  # type: ignore[attr-defined]  # for libai.launch.guard
+                    # for libai.launch.guard
+                    error.left_iteration = self.iter + 1  # type: ignore[attr-defined]
                 raise
             finally:
                 if self.status != "paused":
@@ -303,7 +346,9 @@ class TrainerBase:
                     if is_first_or_last or (hook.step_period and completed % hook.step_period == 0):
                         call()
                 self.run_step()
-                self.completed_iters = completed  # here, because an overridden `run_step` must count too
+                self.completed_iters = (
+                    completed  # here, because an overridden `run_step` must count too
+                )
                 if is_first_or_last:
                     note_progress(completed)
                     if iteration == self.start_iter:
@@ -338,7 +383,9 @@ class TrainerBase:
         self._is_prepared = True
 
     def run_step(self) -> None:
-        """Run one iteration: fetch the micro-batches, update, and keep the result for the next log point."""
+        """Run one iteration: fetch the micro-batches, update, and keep the result for the next log
+        point.
+        """
         if not self._is_prepared:
             self.prepare()
         self.feed.take()
@@ -349,7 +396,9 @@ class TrainerBase:
         self.feed.is_ahead = False
 
     def _run_after_step(self, everything: bool, first: int = 0) -> None:
-        """Call `after_step` of the hooks from number `first` on. Raises `StopTraining` after the last of them.
+        """Call `after_step` of the hooks from number `first` on.
+
+        Raises `StopTraining` after the last of them.
 
         `everything`: also call the hooks whose `step_period` does not include this iteration.
         """
@@ -368,28 +417,41 @@ class TrainerBase:
                 else:
                     stop = stop or reason
             except BaseException:
-                self.loop.unfinished_hooks = [key for key, _ in keyed(self.hooks, "after_step")[index:]]
+                self.loop.unfinished_hooks = [
+                    key for key, _ in keyed(self.hooks, "after_step")[index:]
+                ]
                 raise
         if stop is not None:
             raise stop
 
     def _finish_interrupted_iteration(self) -> None:
-        """Run the `after_step` hooks that had not finished when the run was saved, for example during an evaluation."""
+        """Run the `after_step` hooks that had not finished when the run was saved, for example
+        during an evaluation.
+        """
         unfinished, self.loop.unfinished_hooks = self.loop.unfinished_hooks, ()
         # the earlier session may have had hooks that this one does not have
-        first = next((i for i, (key, _) in enumerate(keyed(self.hooks, "after_step")) if key in unfinished), None)
+        first = next(
+            (i for i, (key, _) in enumerate(keyed(self.hooks, "after_step")) if key in unfinished),
+            None,
+        )
         if first is not None and self.start_iter:
             self.iter = self.storage.iter = self.start_iter - 1
             self._run_after_step(True, first)
             self.iter = self.storage.iter = self.start_iter
 
     def _raise_if_stopping(self) -> None:
-        """Raise `Interrupted` if the ranks have agreed to stop. Long work between two iterations calls this."""
+        """Raise `Interrupted` if the ranks have agreed to stop.
+
+        Long work between two iterations calls this.
+        """
         if self.loop.agreement.answer(STOP):
             raise Interrupted
 
     def _finish(self) -> None:
-        """Call `after_train`. After a failure, errors of hooks are only logged, so they do not hide the failure."""
+        """Call `after_train`.
+
+        After a failure, errors of hooks are only logged, so they do not hide the failure.
+        """
         self.storage.iter = self.iter
         with phase("finish"):
             if self.status != "failed":
@@ -400,8 +462,12 @@ class TrainerBase:
                     try:
                         call()
                     except Exception as error:
-                        if not is_full_disk(error) and not is_full_disk(self.loop.failure):  # every write fails
-                            logger.exception("a hook failed in %s, after training itself had failed", point)
+                        if not is_full_disk(error) and not is_full_disk(
+                            self.loop.failure
+                        ):  # every write fails
+                            logger.exception(
+                                "a hook failed in %s, after training itself had failed", point
+                            )
 
     def _log_every(self, period: int) -> None:
         from libai.engine.events.console import ConsoleWriter
@@ -423,20 +489,25 @@ class TrainerBase:
     def _check_ranks(self) -> None:
         """Raise an error if the ranks have begun to train different models. Collective."""
 
-    # ------------------------------------------------------------------ metrics and the finite check
+    # ------------------------------------------------------------------ metrics and the finite
+    # check
 
     def fetch_metrics(self) -> dict[str, float]:
-        """Return the numbers of the latest iteration, keyed by tag (`train/loss`, `train/<loss name>`, ...).
+        """Return the numbers of the latest iteration, keyed by tag (`train/loss`, `train/<loss
+        name>`, ...).
 
-        Fetches all results since the last call at once, and raises `NonFiniteLoss` for the first iteration whose loss
-        is not finite. Returns an empty dict before the first iteration. Another call in the same iteration costs
-        nothing. Collective.
+        Fetches all results since the last call at once, and raises `NonFiniteLoss` for the first
+        iteration whose loss is not finite. Returns an empty dict before the first iteration.
+        Another call in the same iteration costs nothing. Collective.
         """
         self.loop.metrics.fetch(self.collect)
         return self.loop.metrics.of(self.completed_iters)
 
     def check_finite(self) -> None:
-        """Raise `NonFiniteLoss` if any loss so far was not finite. Called before every save. Collective."""
+        """Raise `NonFiniteLoss` if any loss so far was not finite.
+
+        Called before every save. Collective.
+        """
         self.fetch_metrics()
 
     # ------------------------------------------------------------------ state
@@ -444,14 +515,16 @@ class TrainerBase:
     def state_dict(self) -> dict[str, Any]:
         """Return the JSON-serializable state of the loop. Collective.
 
-        It contains the iteration, data position, hook states, events and the numbers of the last iteration. Subclasses
-        add tensors.
+        It contains the iteration, data position, hook states, events and the numbers of the last
+        iteration. Subclasses add tensors.
         """
         state = {"iteration": self.completed_iters, "events": self.storage.state_dict()}
         position = self.feed.position()
         if position is not None:
             state["data_loader"] = position
-        state["hooks"] = {key: value for key, hook in keyed(self.hooks) if (value := hook.state_dict())}
+        state["hooks"] = {
+            key: value for key, hook in keyed(self.hooks) if (value := hook.state_dict())
+        }
         self.fetch_metrics()
         state["metrics"] = self.loop.metrics.state_dict(self.completed_iters)
         if self.loop.unfinished_hooks:
@@ -461,7 +534,8 @@ class TrainerBase:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict()`: set `iter`, the loader's position and the hooks' states.
 
-        Logs a warning for the state of a hook that is not registered, and for a loader that cannot restore a position.
+        Logs a warning for the state of a hook that is not registered, and for a loader that cannot
+        restore a position.
         """
         self.iter = self.start_iter = self.completed_iters = int(state["iteration"])
         self.feed.go_to(state.get("data_loader"), self.iter)
@@ -473,4 +547,8 @@ class TrainerBase:
             if key in hooks:
                 hooks[key].load_state_dict(value)
             else:
-                logger.warning("the checkpoint contains the state of hook %s, which is not registered: dropped", key)
+                logger.warning(
+                    "the checkpoint contains the state of hook %s, which is not registered: "
+                    "dropped",
+                    key,
+                )

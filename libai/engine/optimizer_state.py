@@ -1,7 +1,9 @@
-"""Optimizer state in each mode, and its conversion to the form used by checkpoints and by the other mode.
+"""Optimizer state in each mode, and its conversion to the form used by checkpoints and by the other
+mode.
 
-In eager mode, and in graph mode before compilation, the optimizer holds the state. After compilation the graph holds
-the state of the parameters that it updates. The optimizer keeps the state of all others, such as frozen ones.
+In eager mode, and in graph mode before compilation, the optimizer holds the state. After
+compilation the graph holds the state of the parameters that it updates. The optimizer keeps the
+state of all others, such as frozen ones.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.compiled.graphs import MODULE_NAME
-from libai.optim import JoinedUpdates, export_graph_state, export_state, import_state, to_graph_state
+from libai.optim import (
+    JoinedUpdates,
+    export_graph_state,
+    export_state,
+    import_state,
+    to_graph_state,
+)
 from libai.optim.state import graph_state_names
 from libai.parallel import Layout, full_tensor
 from libai.patches.internals import wait_for_device
@@ -36,10 +44,11 @@ PortableState: TypeAlias = "tuple[dict[str, Any], dict[str, Any]]"
 
 
 class OptimizerState:
-    """The state of an `optimizer` over the parameters of `model`, as OneFlow keeps it in the optimizer.
+    """The state of an `optimizer` over the parameters of `model`, as OneFlow keeps it in the
+    optimizer.
 
-    `updates`: applies the optimizer's updates in eager mode; None before the first one. `graph`: the compiled graph
-    that holds the state; None if the optimizer holds it.
+    `updates`: applies the optimizer's updates in eager mode; None before the first one. `graph`:
+    the compiled graph that holds the state; None if the optimizer holds it.
     """
 
     updates: JoinedUpdates | None = None
@@ -50,7 +59,9 @@ class OptimizerState:
         self.optimizer = optimizer
 
     def export(self) -> PortableState:
-        """Return tensors `<parameter>/<key>` and JSON-serializable scalars, in the form shared by both modes."""
+        """Return tensors `<parameter>/<key>` and JSON-serializable scalars, in the form shared by
+        both modes.
+        """
         return export_state(self.optimizer, self._parameters())
 
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
@@ -60,7 +71,10 @@ class OptimizerState:
 
     @contextmanager
     def in_optimizer(self) -> Iterator[None]:
-        """Hold the state in the optimizer during the block, which may read it or make an update. Collective."""
+        """Hold the state in the optimizer during the block, which may read it or make an update.
+
+        Collective.
+        """
         yield
 
     def copy(self) -> Any:
@@ -74,7 +88,10 @@ class OptimizerState:
             state[key] = _copied(copies.get(key, {} if isinstance(value, dict) else value))
 
     def loss_scale(self) -> dict[str, float]:
-        """Return the state of dynamic loss scaling as checkpoint scalars. The dict is empty before the first update."""
+        """Return the state of dynamic loss scaling as checkpoint scalars.
+
+        The dict is empty before the first update.
+        """
         state = self.optimizer._state
         return {key: state[key] for key in _LOSS_SCALE if key in state}
 
@@ -83,7 +100,10 @@ class OptimizerState:
 
 
 def _copied(value) -> Any:
-    """Copy the state of one parameter, or a value of the optimizer. Custom optimizers may store more than tensors."""
+    """Copy the state of one parameter, or a value of the optimizer.
+
+    Custom optimizers may store more than tensors.
+    """
     if isinstance(value, dict):
         return {key: _copied(entry) for key, entry in value.items()}
     return value.clone() if isinstance(value, flow.Tensor) else copy.deepcopy(value)
@@ -92,11 +112,17 @@ def _copied(value) -> Any:
 class GraphOptimizerState(OptimizerState):
     """The state of an optimizer that may be compiled into a graph.
 
-    `has_loss_scale`: the state includes dynamic loss scaling. `prefix`: name of the graph's attribute that holds the
-    module.
+    `has_loss_scale`: the state includes dynamic loss scaling. `prefix`: name of the graph's
+    attribute that holds the module.
     """
 
-    def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer, layout: Layout, has_loss_scale: bool):
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: flow.optim.Optimizer,
+        layout: Layout,
+        has_loss_scale: bool,
+    ):
         super().__init__(model, optimizer)
         self._layout = layout
         self._has_loss_scale = has_loss_scale
@@ -109,8 +135,8 @@ class GraphOptimizerState(OptimizerState):
             self._move_into_graph()
         else:
             self._forget_copies()
-        # these methods of the optimizer would not reach the state, so they are replaced on the object. A weak
-        # reference allows the graph to be freed
+        # these methods of the optimizer would not reach the state, so they are replaced on the
+        # object. A weak reference allows the graph to be freed
         owner = weakref.ref(self)
         optimizer = self.optimizer
 
@@ -140,13 +166,20 @@ class GraphOptimizerState(OptimizerState):
         return tensors, scalars | self.loss_scale()
 
     def _of_both(self, in_graph: Mapping[str, Any]) -> PortableState:
-        """Return the state from the graph and the rest from the optimizer, in the form shared by both modes."""
-        # with loss scaling the graph counts the steps, because it may skip updates; otherwise the optimizer counts
+        """Return the state from the graph and the rest from the optimizer, in the form shared by
+        both modes.
+        """
+        # with loss scaling the graph counts the steps, because it may skip updates; otherwise the
+        # optimizer counts
         step = None if self._has_loss_scale else self.optimizer._state["step"]
         parameters = self._parameters()
-        tensors, scalars = export_graph_state(in_graph, self.prefix, parameters, self.optimizer, step)
+        tensors, scalars = export_graph_state(
+            in_graph, self.prefix, parameters, self.optimizer, step
+        )
         for name, parameter in parameters.items():
-            for key, value in self.optimizer._state.get(parameter, {}).items():  # state that is not in the graph
+            for key, value in self.optimizer._state.get(
+                parameter, {}
+            ).items():  # state that is not in the graph
                 tensors[f"{name}/{key}"] = value
         return tensors, scalars
 
@@ -175,7 +208,11 @@ class GraphOptimizerState(OptimizerState):
         if self.graph is None:
             return super().copy(), None, {}
         with self.variables() as variables:
-            in_graph = {name: variable.clone() for name, variable in variables.items() if not _is_zero(variable)}
+            in_graph = {
+                name: variable.clone()
+                for name, variable in variables.items()
+                if not _is_zero(variable)
+            }
         return super().copy(), in_graph, self.loss_scale()
 
     def put_back(self, copies: Any) -> None:
@@ -199,11 +236,13 @@ class GraphOptimizerState(OptimizerState):
 
     @contextmanager
     def variables(self) -> Iterator[dict[str, flow.Tensor]]:
-        """Yield the live tensors that the compiled graph keeps apart from the module: optimizer state and step count.
+        """Yield the live tensors that the compiled graph keeps apart from the module: optimizer
+        state and step count.
 
-        They are keyed by name. OneFlow 0.9 does not order eager operations on them with launches of the graph, as it
-        does for the module's own tensors: a pending update could overwrite a change made here, and the next one could
-        miss it. Therefore the device is idle before and after the block.
+        They are keyed by name. OneFlow 0.9 does not order eager operations on them with launches of
+        the graph, as it does for the module's own tensors: a pending update could overwrite a
+        change made here, and the next one could miss it. Therefore the device is idle before and
+        after the block.
         """
         wait_for_device()
         job = self.graph._c_nn_graph
@@ -227,11 +266,15 @@ class GraphOptimizerState(OptimizerState):
         with self.variables() as variables:
             for name, variable in variables.items():
                 if name in state:
-                    variable.copy_(state[name].to_global(placement=variable.placement, sbp=variable.sbp))
+                    variable.copy_(
+                        state[name].to_global(placement=variable.placement, sbp=variable.sbp)
+                    )
         self._forget_copies()
 
     def _forget_copies(self) -> None:
-        """Delete the optimizer's copies of state that is in the graph, because updates would make them stale."""
+        """Delete the optimizer's copies of state that is in the graph, because updates would make
+        them stale.
+        """
         in_graph = set(self.graph._c_nn_graph.additional_var_names)
         suffixes = graph_state_names(self.optimizer).values()
         for name, parameter in self._parameters().items():
@@ -253,7 +296,8 @@ class GraphOptimizerState(OptimizerState):
 def _is_zero(variable: flow.Tensor) -> bool:
     """Return True if all elements are 0, as before the first update.
 
-    Returns False without a check for a variable with one element, on a GPU, or in a job of several processes.
+    Returns False without a check for a variable with one element, on a GPU, or in a job of several
+    processes.
     """
     if get_world_size() > 1 or not is_on_cpu(variable) or variable.nelement() == 1:
         return False

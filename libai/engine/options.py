@@ -41,28 +41,35 @@ class TrainOptions:
     Attributes:
         num_accumulation_steps: micro-batches per iteration.
         mesh: the arrangement of ranks; default: all ranks data-parallel.
-        plan: how the model is split over tensor-parallel ranks and pipeline stages; default: the model's attribute
-            `plan`.
-        zero_stage: ZeRO stage. 1 to 3 shard optimizer state, gradients and weights over data-parallel ranks
-            (docs/parallelism.md); with 0 each rank holds all of them.
+        plan: how the model is split over tensor-parallel ranks and pipeline stages; default: the
+            model's attribute `plan`.
+        zero_stage: ZeRO stage. 1 to 3 shard optimizer state, gradients and weights over
+            data-parallel ranks (docs/parallelism.md); with 0 each rank holds all of them.
         activation_checkpoint: recompute the activations of the plan's blocks in the backward pass.
         device: "auto", "cpu" or "cuda".
-        max_grad_norm: clip the norm of the gradients of all parameters together to this value; None: no clipping.
-        max_grad_value: clip every element of the gradients to this absolute value; None: no clipping.
+        max_grad_norm: clip the norm of the gradients of all parameters together to this value;
+            None: no clipping.
+        max_grad_value: clip every element of the gradients to this absolute value; None: no
+            clipping.
         seed: random seed of the dropout masks (`libai.layers.random`).
         amp: "bf16" or "fp16": mixed precision, on CUDA only; None: float32.
         loss_scaling: settings of loss scaling for "fp16".
-        gradient_reduction: how eager data-parallel ranks average their gradients, see `EagerTrainer`.
-        detect_anomalous_params: log trainable parameters that get no gradient from the losses of the first iteration.
+        gradient_reduction: how eager data-parallel ranks average their gradients, see
+            `EagerTrainer`.
+        detect_anomalous_params: log trainable parameters that get no gradient from the losses of
+            the first iteration.
         non_finite: reaction to a loss that is not finite: "raise", "skip" or "rollback", see
             `libai.engine.hooks.bad_losses`.
-        ema_decay: keep an exponential moving average of the weights with this decay and evaluate the model with it;
-            None: no average.
-        rehearse: number of updates to make in a dry run before training, both eagerly and as the trainer makes them, to
-            compare the results (`libai.engine.rehearsal`); None: 3 in graph mode and on several ranks, 1 otherwise.
-        deterministic: make the first updates twice from the same state and raise an error if the results differ.
-        batch_scope: samples that an operation across the batch sees on several data-parallel ranks: "global" for those
-            of all ranks, as in one process, or "rank" for those of its own rank (`libai.engine.rehearsal.one_process`).
+        ema_decay: keep an exponential moving average of the weights with this decay and evaluate
+            the model with it; None: no average.
+        rehearse: number of updates to make in a dry run before training, both eagerly and as the
+            trainer makes them, to compare the results (`libai.engine.rehearsal`); None: 3 in graph
+            mode and on several ranks, 1 otherwise.
+        deterministic: make the first updates twice from the same state and raise an error if the
+            results differ.
+        batch_scope: samples that an operation across the batch sees on several data-parallel ranks:
+            "global" for those of all ranks, as in one process, or "rank" for those of its own rank
+            (`libai.engine.rehearsal.one_process`).
     """
 
     num_accumulation_steps: int = 1
@@ -88,19 +95,21 @@ class TrainOptions:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                raise UserError(f"unknown {name} {value!r}; choose one of {', '.join(map(str, choices))}.")
+                raise UserError(
+                    f"unknown {name} {value!r}; choose one of {', '.join(map(str, choices))}."
+                )
 
     @classmethod
     def of(cls, owner: str, options: Any, settings: Mapping[str, Any]) -> TrainOptions:
         """Return a copy of `options` in which `settings` replace individual fields.
 
-        Raises `UserError` for an unknown setting, or if `options` is not a `TrainOptions`. `owner`: name of the
-        trainer's class, for the message.
+        Raises `UserError` for an unknown setting, or if `options` is not a `TrainOptions`. `owner`:
+        name of the trainer's class, for the message.
         """
         if options is not None and not isinstance(options, cls):
             raise UserError(
-                f"the fourth argument of {owner} is `options`, a TrainOptions, but {options!r} was given. Pass a "
-                "setting by its name, such as max_grad_norm=1.0."
+                f"the fourth argument of {owner} is `options`, a TrainOptions, but {options!r} "
+                "was given. Pass a setting by its name, such as max_grad_norm=1.0."
             )
         names = [field.name for field in fields(cls)]
         for name in settings:
@@ -110,5 +119,7 @@ class TrainOptions:
                 hint = f" It is an argument of {_MODE_OF_ARGUMENT[name].title()}Trainer."
             else:
                 hint = argument_meant(name, names) or did_you_mean(name, names)
-            raise UserError(f"{owner} takes no argument {name!r}.{hint} It takes {', '.join(names)}.")
+            raise UserError(
+                f"{owner} takes no argument {name!r}.{hint} It takes {', '.join(names)}."
+            )
         return replace(options or cls(), **settings)

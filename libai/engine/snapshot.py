@@ -12,11 +12,14 @@ from libai.utils.tensors import overwrite
 
 
 class Snapshot:
-    """A copy, on the device, of everything that an update of `trainer` changes. Making it is collective in graph mode.
+    """A copy, on the device, of everything that an update of `trainer` changes.
 
-    It contains weights, buffers, optimizer, schedule, and the state of hooks with tensors, because these follow the
-    weights. It does not contain the data position or other hooks. `weights`: arrays with the values of parameters by
-    name. The arrays are kept instead of copies of these parameters.
+    Making it is collective in graph mode.
+
+    It contains weights, buffers, optimizer, schedule, and the state of hooks with tensors, because
+    these follow the weights. It does not contain the data position or other hooks. `weights`:
+    arrays with the values of parameters by name. The arrays are kept instead of copies of these
+    parameters.
     """
 
     def __init__(self, trainer, weights: Any = ()):
@@ -27,7 +30,11 @@ class Snapshot:
             ]
             self._optimizer = trainer.optimizer_state.copy()
             self._hooks = [
-                (hook, hook.state_dict(), {name: tensor.clone() for name, tensor in hook.tensors().items()})
+                (
+                    hook,
+                    hook.state_dict(),
+                    {name: tensor.clone() for name, tensor in hook.tensors().items()},
+                )
                 for hook in trainer.hooks
                 if hook.overrides("tensors")
             ]
@@ -37,7 +44,10 @@ class Snapshot:
         self._rates = trainer.loop.rates
 
     def restore(self, trainer) -> None:
-        """Restore the state of `trainer`, the trainer that was copied, bit for bit. May be called several times."""
+        """Restore the state of `trainer`, the trainer that was copied, bit for bit.
+
+        May be called several times.
+        """
         with flow.no_grad():
             for (_, tensor), copied in zip(named_tensors(trainer.model), self._tensors):
                 overwrite(tensor.data, copied)
@@ -48,6 +58,7 @@ class Snapshot:
         if self._schedule is not None:
             load_scheduler_state(trainer.lr_scheduler, self._schedule, trainer.optimizer)
         for group, settings in zip(trainer.optimizer.param_groups, self._settings):
-            group._options.clear()  # not through the group's setters, whose calls the guards of a graph count
+            # not through the group's setters, whose calls the guards of a graph count
+            group._options.clear()
             group._options.update(settings)
         trainer.loop.rates = self._rates

@@ -1,7 +1,8 @@
-"""The common part of both trainers: a model with its optimizer and schedule, evaluation, and logged numbers.
+"""The common part of both trainers: a model with its optimizer and schedule, evaluation, and logged
+numbers.
 
-A mode defines `update`, `_begin_mode`, `_needs_global_tensors` and `_build_step`, and may extend `_end_mode`,
-`_refuse_parts`, `_use_facts`, `reduce_gradients`, `collect` and `_outputs_of`.
+A mode defines `update`, `_begin_mode`, `_needs_global_tensors` and `_build_step`, and may extend
+`_end_mode`, `_refuse_parts`, `_use_facts`, `reduce_gradients`, `collect` and `_outputs_of`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ from libai.engine.loop import TrainerBase
 from libai.engine.metrics import StepResult, require_same_names, to_numbers
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import TrainOptions, arguments_of
-from libai.engine.rehearsal.rehearsal import NotTheSame, compare_on_mesh, make_reference, require_same
+from libai.engine.rehearsal.rehearsal import (
+    NotTheSame,
+    compare_on_mesh,
+    make_reference,
+    require_same,
+)
 from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.forward.state import Facts, modes_kept, note_unsaved_buffers
 from libai.layers.lora import refuse_unused_adapters
@@ -50,7 +56,11 @@ from libai.parallel import (
     parallelize,
     recompute_in_backward,
 )
-from libai.parallel.batch_statistics import batch_norms, refuse_split_statistics, share_batch_statistics
+from libai.parallel.batch_statistics import (
+    batch_norms,
+    refuse_split_statistics,
+    share_batch_statistics,
+)
 from libai.parallel.layout import memory_shared
 from libai.patches.internals import release_memory, wait_for_device
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
@@ -80,13 +90,14 @@ class ModelTrainer(TrainerBase):
     """Trains one module with one optimizer; see `EagerTrainer` and `GraphTrainer`.
 
     Args:
-        model: a plain `oneflow.nn.Module` that follows the model contract (docs/dev/architecture.md).
-        data_loader: micro-batches of this rank, as dicts of arrays or tensors. The keys are arguments of
-            `model.forward`.
+        model: a plain `oneflow.nn.Module` that follows the model contract
+            (docs/dev/architecture.md).
+        data_loader: micro-batches of this rank, as dicts of arrays or tensors. The keys are
+            arguments of `model.forward`.
         optimizer: an optimizer over the parameters of `model`.
         options: training options.
-        lr_scheduler: any object with `step()`, which is called once after each update. If its `step` needs a metric,
-            `hooks.LRHook` calls it instead.
+        lr_scheduler: any object with `step()`, which is called once after each update. If its
+            `step` needs a metric, `hooks.LRHook` calls it instead.
         settings: individual fields of `options`, and arguments that only the class's mode accepts.
     """
 
@@ -155,14 +166,17 @@ class ModelTrainer(TrainerBase):
         names = find_unseeded_dropouts(self.model)
         if names:
             logger.warning(
-                "%s: OneFlow 0.9's own dropout ignores the seed and uses the same mask in every layer and rank. Use "
-                "libai.layers.Dropout instead: seeded, resumable, equal in both modes.",
+                "%s: OneFlow 0.9's own dropout ignores the seed and uses the same mask in every "
+                "layer and rank. Use libai.layers.Dropout instead: seeded, resumable, equal in "
+                "both modes.",
                 ", ".join(names),
             )
 
     @property
     def graph(self) -> Any:
-        """The compiled update, a `TrainGraph` or the user's own graph; None in eager mode and before compilation."""
+        """The compiled update, a `TrainGraph` or the user's own graph; None in eager mode and
+        before compilation.
+        """
         return self.optimizer_state.graph
 
     def _lay_out(self) -> Layout:
@@ -183,26 +197,37 @@ class ModelTrainer(TrainerBase):
         return LocalLayout(self.mesh)
 
     def _recomputed_blocks(self) -> list[str]:
-        """Return the names of the modules to checkpoint. Raises `UserError` if the plan names no blocks."""
+        """Return the names of the modules to checkpoint.
+
+        Raises `UserError` if the plan names no blocks.
+        """
         if not self.options.activation_checkpoint:
             return []
         return self._model_plan.block_names(self.model)
 
-    # ------------------------------------------------------------------ defined or extended by a mode, with `update`
+    # ------------------------------------------------------------------ defined or extended by a
+    # mode, with `update`
 
     def _begin_mode(self, *args, **settings) -> None:
-        """Set all attributes that only this mode has. `settings`: arguments that only this mode accepts."""
+        """Set all attributes that only this mode has.
+
+        `settings`: arguments that only this mode accepts.
+        """
         raise NotImplementedError
 
     def _end_mode(self) -> None:
-        """Move the optimizer state back to the optimizer, and undo this mode's changes to the model."""
+        """Move the optimizer state back to the optimizer, and undo this mode's changes to the
+        model.
+        """
 
     def _refuse_parts(self, options: TrainOptions, **settings) -> None:
-        """Raise `UserError` for an optimizer, a schedule or settings that this mode does not support."""
+        """Raise `UserError` for an optimizer, a schedule or settings that this mode does not
+        support.
+        """
         if options.amp is not None and self.loop.device not in AMP_DEVICES:
             raise UserError(
-                f"amp={options.amp!r} does nothing on {self.loop.device}: OneFlow 0.9 computes in lower precision only "
-                "on CUDA. Remove amp, or train with device='cuda'."
+                f"amp={options.amp!r} does nothing on {self.loop.device}: OneFlow 0.9 computes in "
+                "lower precision only on CUDA. Remove amp, or train with device='cuda'."
             )
 
     @classmethod
@@ -215,20 +240,26 @@ class ModelTrainer(TrainerBase):
         raise NotImplementedError
 
     def reduce_gradients(self) -> None:
-        """Average the gradients over the data-parallel ranks, unless they already are averages. Collective."""
+        """Average the gradients over the data-parallel ranks, unless they already are averages.
 
-    # ------------------------------------------------------------------ setup before the first update
+        Collective.
+        """
+
+    # ------------------------------------------------------------------ setup before the first
+    # update
 
     @phase("prepare")
     def prepare(self) -> None:
-        """See `TrainerBase.prepare`. Compare the trainer's next updates with eager ones, and compile in graph mode.
+        """See `TrainerBase.prepare`.
 
-        The eager updates also determine the layout that the model needs. The comparison raises an error if the
-        trainer's updates differ (`libai.engine.rehearsal`). All updates are undone, and the batches count as unread.
-        Collective.
+        Compare the trainer's next updates with eager ones, and compile in graph mode.
 
-        Raises an error on every rank if any rank cannot train, `GraphBuildError` if graph mode cannot compile, and
-        `Interrupted` if the ranks agree to stop.
+        The eager updates also determine the layout that the model needs. The comparison raises an
+        error if the trainer's updates differ (`libai.engine.rehearsal`). All updates are undone,
+        and the batches count as unread. Collective.
+
+        Raises an error on every rank if any rank cannot train, `GraphBuildError` if graph mode
+        cannot compile, and `Interrupted` if the ranks agree to stop.
         """
         if self._is_prepared:
             return
@@ -272,11 +303,16 @@ class ModelTrainer(TrainerBase):
         refuse_unused_adapters(self.model, reached)
         if not self.options.detect_anomalous_params:
             return
-        names = [name for name, p in self.model.named_parameters() if p.requires_grad and name not in reached]
+        names = [
+            name
+            for name, p in self.model.named_parameters()
+            if p.requires_grad and name not in reached
+        ]
         if names:
             logger.warning(
-                "%d trainable parameter(s) get no gradient from the losses of the first micro-batch: %s. Use them in "
-                "the loss, freeze them (requires_grad_(False)) or remove them.",
+                "%d trainable parameter(s) get no gradient from the losses of the first "
+                "micro-batch: %s. Use them in the loss, freeze them (requires_grad_(False)) or "
+                "remove them.",
                 len(names),
                 ", ".join(names),
             )
@@ -284,8 +320,9 @@ class ModelTrainer(TrainerBase):
     def _count_tokens(self, micro_batches: list[Any]) -> int | None:
         """Return the number of tokens in one iteration over all ranks, for the throughput.
 
-        This is the number of elements of the model's first input, if the model counts loss items and that input is a
-        2-D integer tensor. Otherwise the result is None, and the throughput counts only samples.
+        This is the number of elements of the model's first input, if the model counts loss items
+        and that input is a 2-D integer tensor. Otherwise the result is None, and the throughput
+        counts only samples.
         """
         first = next(iter(as_batch_dict(micro_batches[0], self.model).values()))
         if not self.gradients.counts_items or first.ndim != 2 or "int" not in str(first.dtype):
@@ -295,10 +332,13 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ state and checks
 
     def state_dict(self) -> dict[str, Any]:
-        """See `TrainerBase.state_dict`. Adds the state of optimizer, loss scale and schedule. Collective.
+        """See `TrainerBase.state_dict`.
 
-        `"optimizer"`: `{"tensors": {"<parameter>/<key>": tensor}, "scalars": {...}}`, the same in both modes. Tensors
-        held by the optimizer are not copied. The weights are not included; use `model.state_dict()`.
+        Adds the state of optimizer, loss scale and schedule. Collective.
+
+        `"optimizer"`: `{"tensors": {"<parameter>/<key>": tensor}, "scalars": {...}}`, the same in
+        both modes. Tensors held by the optimizer are not copied. The weights are not included; use
+        `model.state_dict()`.
         """
         tensors, scalars = self.optimizer_state.export()
         return {
@@ -308,21 +348,28 @@ class ModelTrainer(TrainerBase):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict()` of either mode. Parts that it does not contain stay unchanged. Collective."""
+        """Restore `state_dict()` of either mode.
+
+        Parts that it does not contain stay unchanged. Collective.
+        """
         super().load_state_dict(state)
         if "optimizer" in state:
             self.optimizer_state.load(**state["optimizer"])
-            wait_for_device()  # the next launch of another trainer's graph would not wait for copies of its tensors
+            # the next launch of another trainer's graph would not wait for copies of its tensors
+            wait_for_device()
         schedule = state.get("lr_scheduler")
         if self.lr_scheduler is not None and schedule is not None:
             load_scheduler_state(self.lr_scheduler, schedule, self.optimizer)
         self.loop.generation += 1
 
     def check_finite(self) -> None:
-        """See `TrainerBase.check_finite`. Also checks the weights on all ranks and combines their batch statistics.
+        """See `TrainerBase.check_finite`.
 
-        A gradient that is not finite corrupts the weights immediately, but becomes visible only in the next loss. All
-        code that reads the weights calls this first (`libai.parallel.batch_statistics`).
+        Also checks the weights on all ranks and combines their batch statistics.
+
+        A gradient that is not finite corrupts the weights immediately, but becomes visible only in
+        the next loss. All code that reads the weights calls this first
+        (`libai.parallel.batch_statistics`).
         """
         super().check_finite()
         share_batch_statistics(self._batch_norms)
@@ -330,11 +377,17 @@ class ModelTrainer(TrainerBase):
         if self.completed_iters and not are_finite(trained):
             metrics = self.loop.metrics
             bad = {"weights": float("nan")}
-            metrics.latest = metrics.policy.on_bad_loss(self.completed_iters - 1, bad, dict(metrics.latest))
+            metrics.latest = metrics.policy.on_bad_loss(
+                self.completed_iters - 1, bad, dict(metrics.latest)
+            )
         self._check_ranks()
 
     def _check_ranks(self) -> None:
-        """Raise `UserError` on every rank if ranks with the whole model differ in weights or settings. Collective."""
+        """Raise `UserError` on every rank if ranks with the whole model differ in weights or
+        settings.
+
+        Collective.
+        """
         if self.mesh.size == 1 or not self.mesh.is_data_parallel_only:
             return
         mine: dict[str, Any] = {
@@ -342,21 +395,27 @@ class ModelTrainer(TrainerBase):
             for name, parameter in self.model.named_parameters()
             if not parameter.is_global or all(kind == flow.sbp.broadcast for kind in parameter.sbp)
         }
-        mine["the optimizer's configuration"] = repr([group._options for group in self.optimizer.param_groups])
+        mine["the optimizer's configuration"] = repr(
+            [group._options for group in self.optimizer.param_groups]
+        )
         by_rank = gather_objects(mine)
-        differing = [name for name in mine if any(theirs.get(name) != mine[name] for theirs in by_rank)]
+        differing = [
+            name for name in mine if any(theirs.get(name) != mine[name] for theirs in by_rank)
+        ]
         if differing:
             raise UserError(
                 f"after iteration {self.completed_iters} {differing[0]} differs between the ranks "
-                f"({len(differing)} of {len(mine)} compared values do), so each rank would train a different model. A "
-                "custom update must call self.reduce_gradients() before the optimizer's step, and a hook must make "
-                "the same changes on all ranks."
+                f"({len(differing)} of {len(mine)} compared values do), so each rank would train "
+                "a different model. A custom update must call self.reduce_gradients() before the "
+                "optimizer's step, and a hook must make the same changes on all ranks."
             )
 
     # ------------------------------------------------------------------ learning rate
 
     def _current_lrs(self) -> dict[str, float]:
-        """Return the highest learning rate as `train/lr`, and of each of several optimizers as `train/lr/<name>`."""
+        """Return the highest learning rate as `train/lr`, and of each of several optimizers as
+        `train/lr/<name>`.
+        """
         groups = self.optimizer.param_groups
         rates = {"train/lr": float(max(map(_lr_of, groups)))}
         if isinstance(self.optimizer, Optimizers):
@@ -370,11 +429,14 @@ class ModelTrainer(TrainerBase):
 
         A custom `update` must call this at its end.
         """
-        if self.optimizer is not self.optimizer_state.optimizer or self.model is not self.gradients.model:
+        if (
+            self.optimizer is not self.optimizer_state.optimizer
+            or self.model is not self.gradients.model
+        ):
             raise UserError(
-                f"iteration {self.iter + 1}: trainer.optimizer or trainer.model has been replaced by another object, "
-                "but updates use the old one. Change the values of the old one instead (param_groups, "
-                "load_state_dict), or build a new trainer."
+                f"iteration {self.iter + 1}: trainer.optimizer or trainer.model has been replaced "
+                "by another object, but updates use the old one. Change the values of the old one "
+                "instead (param_groups, load_state_dict), or build a new trainer."
             )
         self.loop.rates = self._current_lrs()
         if self.lr_scheduler is not None and not self._schedule_needs_metric:
@@ -383,28 +445,35 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ numbers
 
     def _as_result(self, returned) -> StepResult:
-        """Convert the return value of a custom `update`, which may return losses in any form that `forward` may."""
+        """Convert the return value of a custom `update`, which may return losses in any form that
+        `forward` may.
+        """
         if isinstance(returned, StepResult):
             return returned
         saved_values.clear()
         losses, metrics = map_tensors(read_losses(returned, self), detached)
         if not self.loop.rates:
             raise UserError(
-                f"{type(self).__name__}.update has not called self.finish_update(), so the learning-rate schedule does "
-                "not advance. Call it at the end of update."
+                f"{type(self).__name__}.update has not called self.finish_update(), so the "
+                "learning-rate schedule does not advance. Call it at the end of update."
             )
         ranks = 1 if self.layout.is_global else self.mesh.data
         return StepResult.of([losses], [metrics], [1.0 / ranks])
 
     def to_device(self, batch: Any) -> Batch:
-        """Convert a micro-batch to keyword arguments for `self.model`: tensors on this rank's device.
+        """Convert a micro-batch to keyword arguments for `self.model`: tensors on this rank's
+        device.
 
         Intended for a custom `update`. Collective with global tensors.
         """
-        return self.layout.lay_out_batch(self.gradients.to_device(self.gradients.name_inputs(batch)))
+        return self.layout.lay_out_batch(
+            self.gradients.to_device(self.gradients.name_inputs(batch))
+        )
 
     def collect(self, results: list[StepResult]) -> list[dict[str, float]]:
-        """See `TrainerBase.collect`. The last dict has all losses and metrics, learning rates and the gradient norm.
+        """See `TrainerBase.collect`.
+
+        The last dict has all losses and metrics, learning rates and the gradient norm.
 
         The other dicts have only `train/loss`, for the finite check.
         """
@@ -423,7 +492,9 @@ class ModelTrainer(TrainerBase):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Put the model into eval mode for the block, inside the `evaluating` contexts of all hooks."""
+        """Put the model into eval mode for the block, inside the `evaluating` contexts of all
+        hooks.
+        """
         with self.loop.not_training(), ExitStack() as stack:
             for hook in self.hooks:
                 stack.enter_context(hook.evaluating())
@@ -436,17 +507,23 @@ class ModelTrainer(TrainerBase):
 
     @phase("evaluate")
     def evaluate(
-        self, loader: Iterable[Any], evaluators: Mapping[str, Any], dataset: str = "val", max_batches: int | None = None
+        self,
+        loader: Iterable[Any],
+        evaluators: Mapping[str, Any],
+        dataset: str = "val",
+        max_batches: int | None = None,
     ) -> dict[str, float]:
-        """Run `loader` through the model in eval mode and return `{"eval/<dataset>/<metric>": value}`.
+        """Run `loader` through the model in eval mode and return `{"eval/<dataset>/<metric>":
+        value}`.
 
-        `loader` yields `(batch, replicated)` as `build_eval_loader` does, or plain batches of this rank. With plain
-        batches the number of batches and their sizes must be the same on all ranks. Results are exact for any layout,
-        because evaluators return sums that are added over batches and ranks in float64. An evaluator called
-        `<dataset>/<name>` is used only for that dataset.
+        `loader` yields `(batch, replicated)` as `build_eval_loader` does, or plain batches of this
+        rank. With plain batches the number of batches and their sizes must be the same on all
+        ranks. Results are exact for any layout, because evaluators return sums that are added over
+        batches and ranks in float64. An evaluator called `<dataset>/<name>` is used only for that
+        dataset.
 
-        Afterwards each module returns to its previous train or eval mode. Raises `Interrupted` between two batches if
-        the ranks have agreed to stop. Collective.
+        Afterwards each module returns to its previous train or eval mode. Raises `Interrupted`
+        between two batches if the ranks have agreed to stop. Collective.
         """
         from libai.evaluation import add_sums, evaluators_of, reduce_sums
 
@@ -477,24 +554,32 @@ class ModelTrainer(TrainerBase):
             total = sums[name] if self.mesh.is_single else reduce_sums(sums[name])
             if not total:
                 raise UserError(
-                    f"the loader of the evaluation dataset {dataset!r} ({type(loader).__name__}) returned no batch "
-                    "on any rank, so there is nothing to measure. Pass a loader with data that can be read again."
+                    f"the loader of the evaluation dataset {dataset!r} ({type(loader).__name__}) "
+                    "returned no batch on any rank, so there is nothing to measure. Pass a loader "
+                    "with data that can be read again."
                 )
             for key, value in check_metrics(evaluator.compute(total), evaluator).items():
                 metrics[f"eval/{dataset}/{key}"] = value
         return metrics
 
     def predict(self, batch: Any) -> Any:
-        """Return the model's outputs in eval mode for one batch of this rank. Collective with global tensors."""
+        """Return the model's outputs in eval mode for one batch of this rank.
+
+        Collective with global tensors.
+        """
         with self._evaluating():
             return self._outputs_of(batch, everywhere=True)[1]
 
-    def _outputs_of(self, batch, replicated: bool = False, everywhere: bool = False) -> tuple[Batch, Any]:
-        """Return the batch as tensors on this rank's device, and the model's outputs for it as local tensors.
+    def _outputs_of(
+        self, batch, replicated: bool = False, everywhere: bool = False
+    ) -> tuple[Batch, Any]:
+        """Return the batch as tensors on this rank's device, and the model's outputs for it as
+        local tensors.
 
-        `replicated`: every rank holds the same batch. Collective with global tensors. Then the outputs are empty on
-        pipeline stages that do not compute them, unless `everywhere` is set. With local tensors the number of batches
-        may differ between ranks. Raises `IndexOutOfRange` if an id or a label is out of range.
+        `replicated`: every rank holds the same batch. Collective with global tensors. Then the
+        outputs are empty on pipeline stages that do not compute them, unless `everywhere` is set.
+        With local tensors the number of batches may differ between ranks. Raises `IndexOutOfRange`
+        if an id or a label is out of range.
         """
         gradients, layout = self.gradients, self.layout
         batch = gradients.name_inputs(batch)
@@ -518,33 +603,38 @@ class ModelTrainer(TrainerBase):
     def switch_to(self, mode: str, **settings) -> None:
         """Continue training in `mode` from the current state, between two iterations. Collective.
 
-        Model, optimizer, schedule, loader and hooks stay the same. In a job of several processes the parameters become
-        local or global tensors. After DDP they are also replaced by new `Parameter` objects, because OneFlow 0.9's DDP
-        leaves hooks on parameters that cannot be removed. Do not keep references to individual parameters.
+        Model, optimizer, schedule, loader and hooks stay the same. In a job of several processes
+        the parameters become local or global tensors. After DDP they are also replaced by new
+        `Parameter` objects, because OneFlow 0.9's DDP leaves hooks on parameters that cannot be
+        removed. Do not keep references to individual parameters.
 
-        `settings`: arguments of the trainer of `mode`. `amp` and `gradient_reduction` are reset to their defaults.
+        `settings`: arguments of the trainer of `mode`. `amp` and `gradient_reduction` are reset to
+        their defaults.
 
-        If the model cannot be laid out for `mode`, the trainer stays in its old mode and raises the error. If it cannot
-        be compiled for `mode`, the next `prepare` (or `train`) returns to the old mode and raises the error.
+        If the model cannot be laid out for `mode`, the trainer stays in its old mode and raises the
+        error. If it cannot be compiled for `mode`, the next `prepare` (or `train`) returns to the
+        old mode and raises the error.
 
-        Raises `NonFiniteLoss` instead of continuing with corrupted weights. Raises `UserError` for an unknown mode, for
-        a hook that cannot work in it, and for a trainer class of your own, because the other mode would not call its
-        methods.
+        Raises `NonFiniteLoss` instead of continuing with corrupted weights. Raises `UserError` for
+        an unknown mode, for a hook that cannot work in it, and for a trainer class of your own,
+        because the other mode would not call its methods.
         """
         target = trainer_of(mode)
         if mode == self.mode:
             return
         if type(self) is not TRAINERS[self.mode]:
             raise UserError(
-                f"{type(self).__name__} cannot switch to {mode} mode, because that mode would not call its "
-                f"overridden methods. Use hooks instead, or train a {target.__name__} from a checkpoint."
+                f"{type(self).__name__} cannot switch to {mode} mode, because that mode would not "
+                f"call its overridden methods. Use hooks instead, or train a {target.__name__} "
+                "from a checkpoint."
             )
         may_differ = arguments_of(mode).union(OPTIONS_OF_A_MODE)
         fixed = settings.keys() - may_differ
         if fixed:
             raise UserError(
-                f"switch_to({mode!r}) cannot set {', '.join(sorted(fixed))}, because a switch may change only "
-                f"{', '.join(sorted(may_differ))}. Build a new trainer to change anything else."
+                f"switch_to({mode!r}) cannot set {', '.join(sorted(fixed))}, because a switch may "
+                f"change only {', '.join(sorted(may_differ))}. Build a new trainer to change "
+                "anything else."
             )
         shared = {name: settings.pop(name) for name in OPTIONS_OF_A_MODE if name in settings}
         options = replace(self.options, **{"amp": None, "gradient_reduction": "auto", **shared})
@@ -555,11 +645,16 @@ class ModelTrainer(TrainerBase):
         self._switched_from = self._change_to(target, options, settings)
         self._is_prepared = False
 
-    def _change_to(self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any]) -> Any:
-        """Change the class to `target` and the options. Optimizer and hook state and the facts of forward are kept.
+    def _change_to(
+        self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any]
+    ) -> Any:
+        """Change the class to `target` and the options.
 
-        Returns the class, options and settings before. After a `UserError` the trainer is as before. Other errors may
-        occur on one rank only. They are not undone, because undoing is collective.
+        Optimizer and hook state and the facts of forward are kept.
+
+        Returns the class, options and settings before. After a `UserError` the trainer is as
+        before. Other errors may occur on one rank only. They are not undone, because undoing is
+        collective.
         """
         before = (type(self), self.options, self._settings)
         layout, facts = self.layout, self.gradients.facts
@@ -580,9 +675,16 @@ class ModelTrainer(TrainerBase):
         return before
 
     def _enter_mode(
-        self, target: type[ModelTrainer], options: TrainOptions, settings: Mapping[str, Any], layout: Layout
+        self,
+        target: type[ModelTrainer],
+        options: TrainOptions,
+        settings: Mapping[str, Any],
+        layout: Layout,
     ) -> None:
-        """Begin the mode of `target`. `layout`: the previous layout, which is kept if it also fits this mode."""
+        """Begin the mode of `target`.
+
+        `layout`: the previous layout, which is kept if it also fits this mode.
+        """
         was_global = any(parameter.is_global for parameter in self.model.parameters())
         is_global = target._needs_global_tensors(self.mesh, options)
         if was_global and not is_global:

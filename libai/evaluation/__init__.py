@@ -1,4 +1,6 @@
-"""Evaluators that compute metrics from batches and model outputs, exact for any batch size and number of ranks."""
+"""Evaluators that compute metrics from batches and model outputs, exact for any batch size and
+number of ranks.
+"""
 
 from libai.evaluation.evaluator import (
     Evaluator,

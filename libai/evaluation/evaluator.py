@@ -1,6 +1,8 @@
-"""The evaluator protocol: additive sums per batch, and metrics from the sums over all batches and ranks.
+"""The evaluator protocol: additive sums per batch, and metrics from the sums over all batches and
+ranks.
 
-Sums are float64 and represent counts exactly, so the result does not depend on batch size, number of ranks or order.
+Sums are float64 and represent counts exactly, so the result does not depend on batch size, number
+of ranks or order.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import numpy as np
 
 from libai.utils.errors import UserError
 
-Sums = dict[str, Any]  # name -> float or float64 array, added over batches and ranks, or list, which is extended
+Sums = dict[
+    str, Any
+]  # name -> float or float64 array, added over batches and ranks, or list, which is extended
 
 
 class EvaluatorError(UserError):
@@ -23,11 +27,12 @@ class EvaluatorError(UserError):
 class Evaluator:
     """Base of all evaluators. Stateless: the caller adds the sums.
 
-    `process` gets the local tensors (OneFlow or NumPy) of one batch. `compute` gets the sums over all batches.
+    `process` gets the local tensors (OneFlow or NumPy) of one batch. `compute` gets the sums over
+    all batches.
 
     Attributes:
-        directions: maps each metric returned by `compute` to its better direction, "min" or "max". A metric that is
-            missing here needs a sign in `train.evaluation.eval_metric`.
+        directions: maps each metric returned by `compute` to its better direction, "min" or "max".
+            A metric that is missing here needs a sign in `train.evaluation.eval_metric`.
     """
 
     directions: Mapping[str, str] = {}
@@ -35,8 +40,8 @@ class Evaluator:
     def process(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Sums:
         """Return the additive sums of one batch.
 
-        Every batch must give the same keys. Numbers, tensors and arrays of fixed shape are added. Lists are joined, for
-        metrics that need all samples at once.
+        Every batch must give the same keys. Numbers, tensors and arrays of fixed shape are added.
+        Lists are joined, for metrics that need all samples at once.
         """
         raise NotImplementedError(f"{type(self).__name__} must define process(batch, outputs).")
 
@@ -51,8 +56,8 @@ def add_sums(total: Sums, sums: Sums) -> Sums:
     >>> add_sums({"correct": 3.0, "scores": [0.5]}, {"correct": 4.0, "scores": [0.1]})
     {'correct': 7.0, 'scores': [0.5, 0.1]}
 
-    Raises `EvaluatorError` if a value is not a number, an array of numbers or a list, and if the keys differ, because
-    then some sums would not cover all batches.
+    Raises `EvaluatorError` if a value is not a number, an array of numbers or a list, and if the
+    keys differ, because then some sums would not cover all batches.
     """
     added: Sums = {}
     for key, value in sums.items():
@@ -61,14 +66,16 @@ def add_sums(total: Sums, sums: Sums) -> Sums:
             continue
         array = to_numpy(value)
         if array.dtype.kind not in "fiub":
-            raise EvaluatorError(f"an evaluator returned {key!r} of process() as text or an object, not as a number.")
+            raise EvaluatorError(
+                f"an evaluator returned {key!r} of process() as text or an object, not as a number."
+            )
         added[key] = array.astype(np.float64)[()]  # a number instead of an array of shape ()
     if not total or not sums:
         return dict(total or added)
     if total.keys() != sums.keys():
         raise EvaluatorError(
-            f"an evaluator returned the sums {sorted(sums)} for one batch and {sorted(total)} for others: process() "
-            "must return the same keys for every batch."
+            f"an evaluator returned the sums {sorted(sums)} for one batch and {sorted(total)} for "
+            "others: process() must return the same keys for every batch."
         )
     return {key: total[key] + added[key] for key in total}
 
@@ -76,13 +83,18 @@ def add_sums(total: Sums, sums: Sums) -> Sums:
 def evaluators_of(evaluators: Mapping[str, Any], dataset: str) -> dict[str, Any]:
     """Return the evaluators that apply to `dataset`.
 
-    An evaluator whose name has a prefix, as in `other/accuracy`, applies only to the dataset with that name.
+    An evaluator whose name has a prefix, as in `other/accuracy`, applies only to the dataset with
+    that name.
     """
-    return {name: each for name, each in evaluators.items() if name.rpartition("/")[0] in ("", dataset)}
+    return {
+        name: each for name, each in evaluators.items() if name.rpartition("/")[0] in ("", dataset)
+    }
 
 
 def directions_of(evaluators: Mapping[str, Any], dataset: str) -> dict[str, str]:
-    """Map `<dataset>/<metric>` to its better direction, "min" or "max", if an evaluator declares it."""
+    """Map `<dataset>/<metric>` to its better direction, "min" or "max", if an evaluator declares
+    it.
+    """
     directions = {}
     for evaluator in evaluators_of(evaluators, dataset).values():
         for name, direction in getattr(evaluator, "directions", {}).items():
@@ -91,15 +103,22 @@ def directions_of(evaluators: Mapping[str, Any], dataset: str) -> dict[str, str]
 
 
 def reduce_sums(sums: Sums) -> Sums:
-    """Return the sums of all ranks, added by `add_sums`. A rank that had no batch passes an empty dict. Collective."""
+    """Return the sums of all ranks, added by `add_sums`.
+
+    A rank that had no batch passes an empty dict. Collective.
+    """
     from libai.utils.distributed import gather_objects
 
     # the sender marks arrays, because JSON has only lists
-    encoded = {key: value if isinstance(value, list) else {"array": value.tolist()} for key, value in sums.items()}
+    encoded = {
+        key: value if isinstance(value, list) else {"array": value.tolist()}
+        for key, value in sums.items()
+    }
     total: Sums = {}
     for of_rank in gather_objects(encoded):
         decoded = {
-            key: value if isinstance(value, list) else np.array(value["array"]) for key, value in of_rank.items()
+            key: value if isinstance(value, list) else np.array(value["array"])
+            for key, value in of_rank.items()
         }
         total = add_sums(total, decoded)
     return total
@@ -110,17 +129,22 @@ def ratio(numerator: float, denominator: float) -> float:
     return float(numerator) / float(denominator) if denominator else math.nan
 
 
-def read_array(container: Mapping[str, Any], key: str, where: str, evaluator: Evaluator) -> np.ndarray:
+def read_array(
+    container: Mapping[str, Any], key: str, where: str, evaluator: Evaluator
+) -> np.ndarray:
     """Return `container[key]` as a NumPy array. `where` is the container's name: batch or outputs.
 
     Raises `EvaluatorError` with the available keys if the key is missing.
     """
     if container.get(key) is None:
-        argument = next((name for name, value in vars(evaluator).items() if value == key), "an argument")
+        argument = next(
+            (name for name, value in vars(evaluator).items() if value == key), "an argument"
+        )
         given = sorted(container.keys() - {"num_loss_items"})  # the trainer adds this key
         raise EvaluatorError(
-            f"{type(evaluator).__name__} needs {where}[{key!r}], but {where} has {given}: choose one of them "
-            f"with {argument}=... of the evaluator, or add the key (outputs: in eval mode)."
+            f"{type(evaluator).__name__} needs {where}[{key!r}], but {where} has {given}: choose "
+            f"one of them with {argument}=... of the evaluator, or add the key (outputs: in eval "
+            "mode)."
         )
     return to_numpy(container[key])
 

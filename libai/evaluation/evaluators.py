@@ -1,4 +1,6 @@
-"""The evaluators included in libai: classification, the model's own losses, regression and translation."""
+"""The evaluators included in libai: classification, the model's own losses, regression and
+translation.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from libai.evaluation.evaluator import Evaluator, EvaluatorError, Sums, ratio, r
 class ClassificationEvaluator(Evaluator):
     """Metric `accuracy` and, for each other k in `topk`, `top{k}_accuracy`, as fractions 0..1.
 
-    `outputs[logits_key]` is `(..., classes)` and `batch[labels_key]` is `(...)`. Labels equal to `ignore_index` are not
-    counted. A label is among the top k if fewer than k classes rank before it. Classes with equal logits rank in
-    ascending order, as in argmax. A sample with a nan in its logits counts as wrong.
+    `outputs[logits_key]` is `(..., classes)` and `batch[labels_key]` is `(...)`. Labels equal to
+    `ignore_index` are not counted. A label is among the top k if fewer than k classes rank before
+    it. Classes with equal logits rank in ascending order, as in argmax. A sample with a nan in its
+    logits counts as wrong.
     """
 
     def __init__(
@@ -29,7 +32,9 @@ class ClassificationEvaluator(Evaluator):
         ignore_index: int = -100,
     ):
         if not topk or any(k < 1 for k in topk):
-            raise EvaluatorError(f"topk={list(topk)} must contain at least one k, each 1 or more, e.g. [1, 5].")
+            raise EvaluatorError(
+                f"topk={list(topk)} must contain at least one k, each 1 or more, e.g. [1, 5]."
+            )
         self.topk = tuple(topk)
         self.logits_key = logits_key
         self.labels_key = labels_key
@@ -43,13 +48,14 @@ class ClassificationEvaluator(Evaluator):
         labels = read_array(batch, self.labels_key, "batch", self)
         if logits.shape[:-1] != labels.shape:
             raise EvaluatorError(
-                f"{type(self).__name__} got logits {logits.shape} for labels {labels.shape}: logits must have the "
-                "shape of the labels plus an axis for the classes."
+                f"{type(self).__name__} got logits {logits.shape} for labels {labels.shape}: "
+                "logits must have the shape of the labels plus an axis for the classes."
             )
         num_classes = logits.shape[-1]
         if max(self.topk) > num_classes:
             raise EvaluatorError(
-                f"top-{max(self.topk)} accuracy of {num_classes} classes would always be 1: use a smaller k."
+                f"top-{max(self.topk)} accuracy of {num_classes} classes would always be 1: use a "
+                "smaller k."
             )
         labels = labels.reshape(-1, 1).astype(np.int64)
         counted = labels[:, 0] != self.ignore_index
@@ -57,8 +63,9 @@ class ClassificationEvaluator(Evaluator):
         labels = labels[counted]
         if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
             raise EvaluatorError(
-                f"labels from {labels.min()} to {labels.max()} do not fit logits with {num_classes} classes: correct "
-                f"the labels, the model's number of classes, or ignore_index={self.ignore_index}."
+                f"labels from {labels.min()} to {labels.max()} do not fit logits with "
+                f"{num_classes} classes: correct the labels, the model's number of classes, or "
+                f"ignore_index={self.ignore_index}."
             )
         own = np.take_along_axis(logits, labels, axis=1)
         before = (logits > own) | ((logits == own) & (np.arange(num_classes) < labels))
@@ -68,14 +75,18 @@ class ClassificationEvaluator(Evaluator):
 
     def compute(self, sums: Sums) -> dict[str, float]:
         """Return `{"accuracy": ..., "top5_accuracy": ...}` for the values in `topk`."""
-        return {name: ratio(sums[f"top{k}"], sums["num_samples"]) for k, name in self._names.items()}
+        return {
+            name: ratio(sums[f"top{k}"], sums["num_samples"]) for k, name in self._names.items()
+        }
 
 
 class MeanLossEvaluator(Evaluator):
-    """Metric `loss`, the sum over all losses of their mean per item, and each loss by name if there are several.
+    """Metric `loss`, the sum over all losses of their mean per item, and each loss by name if there
+    are several.
 
-    `outputs["losses"]`: means over the items of the batch. `outputs["num_loss_items"]`: number of items, as one number
-    or one per loss. The trainer adds this key; without it, samples are counted.
+    `outputs["losses"]`: means over the items of the batch. `outputs["num_loss_items"]`: number of
+    items, as one number or one per loss. The trainer adds this key; without it, samples are
+    counted.
     """
 
     directions: Mapping[str, str] = {"loss": "min"}
@@ -88,8 +99,9 @@ class MeanLossEvaluator(Evaluator):
             if returned == ["outputs"]:
                 returned = "a value without a name"
             raise EvaluatorError(
-                f'{type(self).__name__} needs outputs["losses"], but the model returned {returned} in eval mode: '
-                'return {"losses": {"cls": loss}} there too, next to other outputs.'
+                f'{type(self).__name__} needs outputs["losses"], but the model returned '
+                f'{returned} in eval mode: return {{"losses": {{"cls": loss}}}} there too, next '
+                "to other outputs."
             )
         counted = outputs.get("num_loss_items")
         if counted is None:
@@ -97,8 +109,11 @@ class MeanLossEvaluator(Evaluator):
         sums = {}
         for name, loss in losses.items():
             num_items = float(to_numpy(counted[name] if isinstance(counted, Mapping) else counted))
-            # The loss of a batch without counted items is nan (0 / 0), which must not affect the mean.
-            sums[f"losses/{name}"] = float(np.float64(to_numpy(loss))) * num_items if num_items else 0.0
+            # The loss of a batch without counted items is nan (0 / 0), which must not affect the
+            # mean.
+            sums[f"losses/{name}"] = (
+                float(np.float64(to_numpy(loss))) * num_items if num_items else 0.0
+            )
             sums[f"items/{name}"] = num_items
         return sums
 
@@ -111,10 +126,12 @@ class MeanLossEvaluator(Evaluator):
 
 
 class PerplexityEvaluator(MeanLossEvaluator):
-    """Metric `perplexity` = exp(mean loss per item), for losses in nats. Values beyond the float range become inf.
+    """Metric `perplexity` = exp(mean loss per item), for losses in nats.
 
-    `loss`: name of the loss in `outputs["losses"]`. The default is the sum of all losses, which is right for a model
-    with one loss.
+    Values beyond the float range become inf.
+
+    `loss`: name of the loss in `outputs["losses"]`. The default is the sum of all losses, which is
+    right for a model with one loss.
     """
 
     directions: Mapping[str, str] = {"perplexity": "min"}
@@ -129,7 +146,8 @@ class PerplexityEvaluator(MeanLossEvaluator):
             return sums
         if f"losses/{self.loss}" not in sums:
             raise EvaluatorError(
-                f"loss={self.loss!r} is not among the model's losses {sorted(outputs['losses'])}: use one of them."
+                f"loss={self.loss!r} is not among the model's losses {sorted(outputs['losses'])}: "
+                "use one of them."
             )
         return {key: value for key, value in sums.items() if key.partition("/")[2] == self.loss}
 
@@ -142,9 +160,12 @@ class PerplexityEvaluator(MeanLossEvaluator):
 
 
 class RegressionEvaluator(Evaluator):
-    """Metrics `mse`, `mae`, `r2` and `pearson` over all numbers. The last two are nan if the values are constant.
+    """Metrics `mse`, `mae`, `r2` and `pearson` over all numbers.
 
-    `outputs[predictions_key]` and `batch[labels_key]` contain the same number of values. `(B, 1)` matches `(B,)`.
+    The last two are nan if the values are constant.
+
+    `outputs[predictions_key]` and `batch[labels_key]` contain the same number of values. `(B, 1)`
+    matches `(B,)`.
     """
 
     directions: Mapping[str, str] = {"mse": "min", "mae": "min", "r2": "max", "pearson": "max"}
@@ -159,13 +180,16 @@ class RegressionEvaluator(Evaluator):
         y = read_array(batch, self.labels_key, "batch", self).astype(np.float64)
         if p.shape[:1] != y.shape[:1] or p.size != y.size:
             raise EvaluatorError(
-                f"RegressionEvaluator got predictions {p.shape} for labels {y.shape}: they must have the same shape "
-                "(an axis of length 1 may be missing)."
+                f"RegressionEvaluator got predictions {p.shape} for labels {y.shape}: they must "
+                "have the same shape (an axis of length 1 may be missing)."
             )
         rows = np.stack([np.ones(y.size), p.reshape(-1), y.reshape(-1)])
-        errors = rows[1] - rows[2]  # summed separately, because errors derived from the moments would lose precision
+        errors = (
+            rows[1] - rows[2]
+        )  # summed separately, because errors derived from the moments would lose precision
         return {
-            "moments": rows @ rows.T,  # (3, 3): count, first and second moments of predictions and labels
+            "moments": rows
+            @ rows.T,  # (3, 3): count, first and second moments of predictions and labels
             "squared_error": errors @ errors,
             "absolute_error": np.abs(errors).sum(),
         }
@@ -180,12 +204,16 @@ class RegressionEvaluator(Evaluator):
             "mse": ratio(squared_error, num),
             "mae": ratio(sums["absolute_error"], num),
             "r2": 1 - ratio(squared_error, y_scatter),
-            "pearson": ratio(_scatter(moments, 1, 2), math.sqrt(y_scatter * _scatter(moments, 1, 1))),
+            "pearson": ratio(
+                _scatter(moments, 1, 2), math.sqrt(y_scatter * _scatter(moments, 1, 1))
+            ),
         }
 
 
 def _scatter(moments: np.ndarray, left: int, right: int) -> float:
-    """Return the sum of `(left - mean)(right - mean)`, or 0 if only rounding error is left, as for constant values."""
+    """Return the sum of `(left - mean)(right - mean)`, or 0 if only rounding error is left, as for
+    constant values.
+    """
     if not moments[0, 0]:
         return 0.0
     product = moments[left, right]
@@ -194,20 +222,28 @@ def _scatter(moments: np.ndarray, left: int, right: int) -> float:
 
 
 class BleuEvaluator(Evaluator):
-    """Metric `bleu`, 0 to 100, over the whole corpus (Papineni et al. 2002), computed by sacrebleu (Post 2018).
+    """Metric `bleu`, 0 to 100, over the whole corpus (Papineni et al. 2002), computed by sacrebleu
+    (Post 2018).
 
     N-grams are counted per batch and then added, so the result is exact for any number of ranks.
-    `outputs[predictions_key]` and `batch[labels_key]` are token ids `(B, length)`. Negative ids (ignored labels) are
-    removed, as is everything from the tokenizer's end-of-document token on.
+    `outputs[predictions_key]` and `batch[labels_key]` are token ids `(B, length)`. Negative ids
+    (ignored labels) are removed, as is everything from the tokenizer's end-of-document token on.
 
-    Args:
-        tokenizer: object with `decode(ids) -> str`, or a folder with a `tokenizer.json`, such as a token file folder.
-        options: keyword arguments of `sacrebleu.BLEU`, such as `tokenize="zh"` or `lowercase=True`.
+    Args: tokenizer: object with `decode(ids) -> str`, or a folder with a `tokenizer.json`, such as
+        a token file folder. options: keyword arguments of `sacrebleu.BLEU`, such as `tokenize="zh"`
+        or `lowercase=True`.
     """
 
     directions: Mapping[str, str] = {"bleu": "max"}
 
-    def __init__(self, tokenizer: Any, *, predictions_key: str = "predictions", labels_key: str = "labels", **options):
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        predictions_key: str = "predictions",
+        labels_key: str = "labels",
+        **options,
+    ):
         try:
             from sacrebleu.metrics import BLEU
         except ImportError:
@@ -215,7 +251,9 @@ class BleuEvaluator(Evaluator):
         from libai.data import load_tokenizer
 
         self._bleu = BLEU(**options)
-        self.tokenizer = load_tokenizer(Path(tokenizer)) if isinstance(tokenizer, (str, Path)) else tokenizer
+        self.tokenizer = (
+            load_tokenizer(Path(tokenizer)) if isinstance(tokenizer, (str, Path)) else tokenizer
+        )
         self.predictions_key = predictions_key
         self.labels_key = labels_key
 
@@ -225,8 +263,8 @@ class BleuEvaluator(Evaluator):
         labels = read_array(batch, self.labels_key, "batch", self)
         if predictions.ndim != 2 or labels.ndim != 2 or len(predictions) != len(labels):
             raise EvaluatorError(
-                f"BleuEvaluator got predictions {predictions.shape} for labels {labels.shape}: both must be token "
-                "ids, (samples, length)."
+                f"BleuEvaluator got predictions {predictions.shape} for labels {labels.shape}: "
+                "both must be token ids, (samples, length)."
             )
         texts = [self._text(ids) for ids in predictions]
         references = [self._text(ids) for ids in labels]

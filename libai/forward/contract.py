@@ -1,8 +1,8 @@
 """The contract between trainers and a model's forward, and the errors that explain it.
 
-In training, `forward(**batch)` returns `{"losses": {name: scalar}, "metrics": {name: scalar}}`. Without metrics it may
-also return a dict of scalar losses or one scalar loss. The sum of the losses is differentiated. Nothing is recognized
-by a substring of its name.
+In training, `forward(**batch)` returns `{"losses": {name: scalar}, "metrics": {name: scalar}}`.
+Without metrics it may also return a dict of scalar losses or one scalar loss. The sum of the losses
+is differentiated. Nothing is recognized by a substring of its name.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from libai.utils.errors import UserError, first_line
 
 _RIGHT_CODE = (
     'return {"losses": {"cls": loss}, "metrics": {"accuracy": acc}} in training '
-    "(the losses are scalar tensors, their sum is differentiated; metrics are optional), or one scalar loss, or a "
-    "dict of scalar losses"
+    "(the losses are scalar tensors, their sum is differentiated; metrics are optional), or one "
+    "scalar loss, or a dict of scalar losses"
 )
 #: the name given to a loss that is returned without a name
 BARE_LOSS = "loss"
@@ -32,7 +32,8 @@ class ModelContractError(UserError):
 
 
 def structured(outputs: Any) -> Any:
-    """Return the outputs of a forward as `{"losses": {name: scalar}}` if they are a scalar or a dict of scalars.
+    """Return the outputs of a forward as `{"losses": {name: scalar}}` if they are a scalar or a
+    dict of scalars.
 
     Other outputs are returned unchanged.
     """
@@ -51,21 +52,24 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
 
     Raises `ModelContractError` with the model's name, what it returned and the correct code.
     """
-    # check the type first: indexing a tensor with a string crashes the process in OneFlow 0.9.0 (SIGSEGV)
+    # check the type first: indexing a tensor with a string crashes the process in OneFlow 0.9.0
+    # (SIGSEGV)
     is_usual = type(outputs) is dict and type(outputs.get("losses")) is dict
     named = outputs if is_usual else structured(outputs)
     parts = named if isinstance(named, dict) else {}
     losses, metrics = parts.get("losses"), parts.get("metrics")
     if not _are_scalars(losses) or not losses or not (metrics is None or _are_scalars(metrics)):
         raise ModelContractError(
-            f"{_source(model)} returned {_described(outputs)}, which the trainer cannot use: {_RIGHT_CODE}."
+            f"{_source(model)} returned {_described(outputs)}, which the trainer cannot use: "
+            f"{_RIGHT_CODE}."
         )
     if losses is outputs:  # a flat dict: the loss is the sum of its values
         constant = [name for name, loss in losses.items() if not loss.requires_grad]
         if constant and len(constant) < len(losses):
             raise ModelContractError(
-                f"{_source(model)} returned the dict {list(losses)}, whose sum would be the loss, but "
-                f"{constant} depend on no parameter. To only log a value, return it as a metric: "
+                f"{_source(model)} returned the dict {list(losses)}, whose sum would be the loss, "
+                f"but {constant} depend on no parameter. To only log a value, return it as a "
+                "metric: "
                 'return {"losses": {...}, "metrics": {...}}.'
             )
     return losses, {} if metrics is None else metrics
@@ -79,7 +83,8 @@ def total_loss(losses: dict[str, flow.Tensor]) -> flow.Tensor:
 def weighted_total(losses: Mapping[str, flow.Tensor], weights: Any) -> flow.Tensor:
     """Return the sum of the losses, each multiplied by its weight.
 
-    `weights`: one weight for all losses, or a dict by name. A loss without an entry gets the first weight of the dict.
+    `weights`: one weight for all losses, or a dict by name. A loss without an entry gets the first
+    weight of the dict.
     """
     if not isinstance(weights, Mapping):
         return total_loss(dict(losses)) * weights
@@ -88,7 +93,9 @@ def weighted_total(losses: Mapping[str, flow.Tensor], weights: Any) -> flow.Tens
 
 
 def _source(model) -> str:
-    """Return the name of the method that returned losses: a model's forward, or the update of a custom trainer."""
+    """Return the name of the method that returned losses: a model's forward, or the update of a
+    custom trainer.
+    """
     return f"{type(model).__name__}.{'forward' if isinstance(model, flow.nn.Module) else 'update'}"
 
 
@@ -112,29 +119,37 @@ def _described(value) -> str:
 
 
 def as_tensor(value: Any, name: str) -> flow.Tensor:
-    """Return the entry `name` of a batch (an array, a number or a list of numbers) as a local CPU tensor.
+    """Return the entry `name` of a batch (an array, a number or a list of numbers) as a local CPU
+    tensor.
 
     Raises `ModelContractError` for a value that no tensor can hold, such as text.
     """
     try:
-        array = value if type(value) is np.ndarray and value.flags.c_contiguous else np.asarray(value, order="C")
+        array = (
+            value
+            if type(value) is np.ndarray and value.flags.c_contiguous
+            else np.asarray(value, order="C")
+        )
         if array.dtype.char == "H":  # uint16, which oneflow 0.9.0 does not support
             array = array.astype(np.int32)
-        elif array.dtype == np.float64 and not isinstance(value, np.ndarray):  # Python floats, as flow.tensor does
+        elif array.dtype == np.float64 and not isinstance(
+            value, np.ndarray
+        ):  # Python floats, as flow.tensor does
             array = array.astype(np.float32)
         return flow.from_numpy(array) if array.ndim else flow.tensor(array)
     except Exception as error:
         raise ModelContractError(
             f"the batch's {name!r} is {_described(value)}, which cannot be converted to a tensor "
-            f"({first_line(error)}): return arrays of numbers or booleans from the dataset, or remove the key."
+            f"({first_line(error)}): return arrays of numbers or booleans from the dataset, or "
+            "remove the key."
         ) from error
 
 
 def as_batch_dict(batch: Any, model: Any) -> dict[str, Any]:
     """Return a batch as keyword arguments of `model.forward`.
 
-    A dict is returned as it is. The items of a tuple or list are matched by position. Raises `ModelContractError` if
-    forward does not accept the batch.
+    A dict is returned as it is. The items of a tuple or list are matched by position. Raises
+    `ModelContractError` if forward does not accept the batch.
     """
     signature = inspect.signature(model.forward)
     items = batch if isinstance(batch, (dict, tuple, list)) else [batch]
@@ -143,7 +158,8 @@ def as_batch_dict(batch: Any, model: Any) -> dict[str, Any]:
     except TypeError as error:
         found = f"the keys {sorted(items)}" if isinstance(items, dict) else f"length {len(items)}"
         raise ModelContractError(
-            f"the batch has {found}, but {type(model).__name__}.forward takes {list(signature.parameters)}: {error}. "
-            "Change what the dataset returns, or the arguments of forward and their defaults."
+            f"the batch has {found}, but {type(model).__name__}.forward takes "
+            f"{list(signature.parameters)}: {error}. Change what the dataset returns, or the "
+            "arguments of forward and their defaults."
         ) from None
     return batch if isinstance(batch, dict) else dict(bound.arguments)

@@ -1,7 +1,7 @@
 """Count the floating-point operations of an update from the shapes of inputs and outputs.
 
-Only matmuls and convolutions are counted. A multiplication and an addition count as 2: the result is twice the
-multiply-adds (MACs) of `fvcore` and of published figures.
+Only matmuls and convolutions are counted. A multiplication and an addition count as 2: the result
+is twice the multiply-adds (MACs) of `fvcore` and of published figures.
 """
 
 from __future__ import annotations

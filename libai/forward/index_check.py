@@ -1,15 +1,17 @@
-"""Find indices that are out of range before they are used: token ids of an embedding, labels of a cross entropy.
+"""Find indices that are out of range before they are used: token ids of an embedding, labels of a
+cross entropy.
 
-OneFlow 0.9 returns zeros for an id that is too large, ends the process for a negative id, and reads memory beyond the
-logits for a bad label. So the integer inputs of every batch are checked on the host. An input that forward looks up
-unchanged is compared with the size of its table, and any other input with the values of earlier batches.
+OneFlow 0.9 returns zeros for an id that is too large, ends the process for a negative id, and reads
+memory beyond the logits for a bad label. So the integer inputs of every batch are checked on the
+host. An input that forward looks up unchanged is compared with the size of its table, and any other
+input with the values of earlier batches.
 
-A batch with a value that does not fit runs eagerly. In that run the lookup functions are replaced by functions that
-compare their indices with the table. The first batch always runs this way. In graph mode this eager run comes before
-the compiled one and computes no gradients.
+A batch with a value that does not fit runs eagerly. In that run the lookup functions are replaced
+by functions that compare their indices with the table. The first batch always runs this way. In
+graph mode this eager run comes before the compiled one and computes no gradients.
 
-A compiled step on several ranks cannot run one rank's batch separately. There, a value that does not fit the table of
-its input raises an error immediately.
+A compiled step on several ranks cannot run one rank's batch separately. There, a value that does
+not fit the table of its input raises an error immediately.
 
 The check waits for the device only if the loader returns tensors instead of arrays.
 """
@@ -49,7 +51,8 @@ class IndexOutOfRange(UserError):
 class _Range:
     """The integers that fit: those from `low` to `high`, and the labels `ignored`.
 
-    `what`: the table or loss that accepts them. It is empty if they are only the values of earlier batches.
+    `what`: the table or loss that accepts them. It is empty if they are only the values of earlier
+    batches.
     """
 
     low: int = _NEVER
@@ -62,12 +65,17 @@ class _Range:
         return values[((values < self.low) | (values > self.high)) & ~np.isin(values, self.ignored)]
 
     def widened(self, values: np.ndarray) -> _Range:
-        """Return a range that also includes `values` (without ignored labels). The range of a table does not change."""
+        """Return a range that also includes `values` (without ignored labels).
+
+        The range of a table does not change.
+        """
         if self.what or not values.size:
             return self
         low = int(values.min())
         high = int(values.max())
-        if self.low <= self.high and (low > self.high or high < self.low):  # all are outside, as with a counter
+        if self.low <= self.high and (
+            low > self.high or high < self.low
+        ):  # all are outside, as with a counter
             low -= abs(low)
             high += abs(high)
         return _Range(min(low, self.low), max(high, self.high))
@@ -76,8 +84,8 @@ class _Range:
 class IndexCheck:
     """Compares the integer inputs of one model with the tables that they are looked up in.
 
-    Args:
-        gradients: the forward and backward pass of the model; its `describe_batch()` names the batches in errors.
+    Args: gradients: the forward and backward pass of the model; its `describe_batch()` names the
+        batches in errors.
     """
 
     def __init__(self, gradients: Any):
@@ -88,22 +96,30 @@ class IndexCheck:
         # evaluation looks up different inputs than training, so each has its own ranges
         self._ranges: dict[bool, dict[str, _Range]] = {}
 
-    def watch(self, batches: Sequence[Batch], runs_alone: bool = True) -> AbstractContextManager[None]:
-        """Return a context for an eager forward over `batches`. It raises `IndexOutOfRange` before a wrong lookup.
+    def watch(
+        self, batches: Sequence[Batch], runs_alone: bool = True
+    ) -> AbstractContextManager[None]:
+        """Return a context for an eager forward over `batches`.
 
-        `runs_alone`: whether this rank may run a forward that other ranks do not run. Otherwise only the first forward
-        is watched, because every rank runs it, and later batches are only compared. Returns `NOTHING` if no forward
-        needs to run.
+        It raises `IndexOutOfRange` before a wrong lookup.
+
+        `runs_alone`: whether this rank may run a forward that other ranks do not run. Otherwise
+        only the first forward is watched, because every rank runs it, and later batches are only
+        compared. Returns `NOTHING` if no forward needs to run.
         """
         ranges = self._ranges.get(self._model.training)
         if ranges is None:
             ranges = self._ranges[self._model.training] = defaultdict(_Range)
             return self._watch(batches, ranges)
-        for name, _, array in _integer_inputs(batches):  # runs in every iteration, so it makes few calls
+        for name, _, array in _integer_inputs(
+            batches
+        ):  # runs in every iteration, so it makes few calls
             known = ranges[name]
             if _smallest(array, axis=None) < known.low or _largest(array, axis=None) > known.high:
                 values = self._without_ignored(array)
-                is_bad = known.bad_in(array if known.what else values).size > 0  # tables ignore no labels
+                is_bad = (
+                    known.bad_in(array if known.what else values).size > 0
+                )  # tables ignore no labels
                 if is_bad and runs_alone:
                     return self._watch(batches, ranges)
                 if is_bad and known.what:
@@ -128,7 +144,8 @@ class IndexCheck:
             for name, _, array in _integer_inputs(batches):
                 known = ranges[name]
                 is_smaller = not known.what or accepted.high < known.high
-                # a column that is not looked up may have other values; the table then does not limit the input
+                # a column that is not looked up may have other values; the table then does not
+                # limit the input
                 if is_smaller and _is_looked_up(array, values) and not accepted.bad_in(array).size:
                     ranges[name] = accepted
 
@@ -140,7 +157,8 @@ class IndexCheck:
     def _refuse_bad(self, batches: Sequence[Batch], values: np.ndarray, accepted: _Range) -> None:
         """Raise `IndexOutOfRange` if one of `values` is out of range.
 
-        The error names the input that equals `values`, or else an input that contains the bad value.
+        The error names the input that equals `values`, or else an input that contains the bad
+        value.
         """
         bad = accepted.bad_in(values)
         if not bad.size:
@@ -155,8 +173,8 @@ class IndexCheck:
         _, what = min(found, default=(True, "an index that forward computes from the batch"))
         ignored = "".join(f", or {label} to ignore it" for label in accepted.ignored)
         raise IndexOutOfRange(
-            f"{self._gradients.describe_batch()}: {what} is {bad[0]}, but {accepted.what} accepts 0 to {accepted.high}"
-            f"{ignored}. Correct the data, or enlarge the model."
+            f"{self._gradients.describe_batch()}: {what} is {bad[0]}, but {accepted.what} accepts "
+            f"0 to {accepted.high}{ignored}. Correct the data, or enlarge the model."
         )
 
 
@@ -170,7 +188,8 @@ def _integer_inputs(batches: Sequence[Batch]) -> Iterator[tuple[str, int, np.nda
 
 
 def integers(value: Any) -> np.ndarray | None:
-    """Return the integers of a batch entry or an index tensor as an array; None for anything else and in a trace.
+    """Return the integers of a batch entry or an index tensor as an array; None for anything else
+    and in a trace.
 
     The result for a tensor is its part on this rank, and reading it waits for the device.
     """
@@ -198,17 +217,22 @@ def _last_classes(logits, label, *_, **__) -> tuple[Any, ...]:
 
 
 def _classes(input, target, weight=None, ignore_index: int = -100, *_, **__) -> tuple[Any, ...]:
-    if input.ndim > 1 and target.ndim == input.ndim - 1 and target.shape != (input.shape[0], *input.shape[2:]):
+    if (
+        input.ndim > 1
+        and target.ndim == input.ndim - 1
+        and target.shape != (input.shape[0], *input.shape[2:])
+    ):
         raise UserError(  # OneFlow 0.9 ends the process
-            f"the cross entropy got logits {tuple(input.shape)} for labels {tuple(target.shape)}. The second axis of "
-            "the logits must count the classes, and the labels must have all other axes. For logits (batch, length, "
-            "classes) write cross_entropy(logits.flatten(0, -2), labels.flatten())."
+            f"the cross entropy got logits {tuple(input.shape)} for labels {tuple(target.shape)}. "
+            "The second axis of the logits must count the classes, and the labels must have all "
+            "other axes. For logits (batch, length, classes) write "
+            "cross_entropy(logits.flatten(0, -2), labels.flatten())."
         )
     return "cross entropy", input.shape[min(1, input.ndim - 1)], target, ignore_index
 
 
-#: name in `oneflow._C` → function of its arguments, which returns the table (or the name of a loss), the number of its
-#: rows or classes, the indices, and the label that is ignored
+#: name in `oneflow._C` → function of its arguments, which returns the table (or the name of a
+#: loss), the number of its rows or classes, the indices, and the label that is ignored
 _LOOKUPS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "gather": lambda table, indices, axis=0: (table, table.shape[axis], indices),
     "embedding": _rows,
@@ -225,18 +249,25 @@ _LOOKUPS: dict[str, Callable[..., tuple[Any, ...]]] = {
 def _lookups_replaced(model: nn.Module, look: Callable[..., None]) -> AbstractContextManager[None]:
     """Make every lookup function first call `look` with the result of its function in `_LOOKUPS`.
 
-    A lookup function is replaced under every name that it has in a Python module or in a module of the model.
+    A lookup function is replaced under every name that it has in a Python module or in a module of
+    the model.
     """
 
     def replace(operation: Callable[..., Any], name: str) -> Callable[..., Any] | None:
-        if name not in _LOOKUPS or operation is not getattr(flow._C, name):  # a tensor method of the same name
+        if name not in _LOOKUPS or operation is not getattr(
+            flow._C, name
+        ):  # a tensor method of the same name
             return None
 
         @functools.wraps(operation)
         def looking(*args, **kwargs) -> Any:
             try:
                 found = _LOOKUPS[name](*args, **kwargs)
-            except (TypeError, AttributeError, IndexError):  # the operation itself raises an error for wrong arguments
+            except (
+                TypeError,
+                AttributeError,
+                IndexError,
+            ):  # the operation itself raises an error for wrong arguments
                 return operation(*args, **kwargs)
             look(*found)
             return operation(*args, **kwargs)

@@ -1,8 +1,9 @@
-"""Python values that a forward reads and changes: attributes of modules, closures, globals and random states.
+"""Python values that a forward reads and changes: attributes of modules, closures, globals and
+random states.
 
-A graph runs the Python code of a forward only once, when it is traced, and a checkpoint contains none of these values.
-So a value that changes from call to call must be known before the first update. A value that a hook changes must be
-known before the next update.
+A graph runs the Python code of a forward only once, when it is traced, and a checkpoint contains
+none of these values. So a value that changes from call to call must be known before the first
+update. A value that a hook changes must be known before the next update.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _MAX_DEPTH = 5
 #: attributes that `nn.Module` itself keeps
 OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
-#: types that are not compared. Parameters and modules are compared elsewhere. Reading the `__dict__` of a function
-#: context corrupts the memory of OneFlow 0.9.0.
+#: types that are not compared. Parameters and modules are compared elsewhere. Reading the
+#: `__dict__` of a function context corrupts the memory of OneFlow 0.9.0.
 NOT_COMPARED = (
     nn.Parameter,
     nn.Module,
@@ -59,14 +60,16 @@ _MAX_WATCHED = 50
 Watched = list[tuple[Callable[[], Any], Any]]
 
 
-# ------------------------------------------------------------------------------------------------- values
+# ----------------------------------------------------------------------------------------------
+# values
 
 
 def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> Any:
     """Return a fingerprint of `value`. Two values with the same contents have equal fingerprints.
 
-    `watched`: for a guard, receives the containers, arrays and tensors that were inspected, none of them large. A value
-    that is not inspected is then identified by its `id`, and without `watched` only by its type.
+    `watched`: for a guard, receives the containers, arrays and tensors that were inspected, none of
+    them large. A value that is not inspected is then identified by its `id`, and without `watched`
+    only by its type.
     """
     kind = type(value).__name__
     unknown = kind if watched is None else (kind, "id", id(value))
@@ -79,9 +82,15 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
     if isinstance(value, types.FunctionType) and watched is not None:
         return unknown
     if isinstance(value, types.FunctionType | types.MethodType):
-        return (value.__qualname__, getattr(value, "__code__", None))  # a method of `functools.lru_cache` has none
+        return (
+            value.__qualname__,
+            getattr(value, "__code__", None),
+        )  # a method of `functools.lru_cache` has none
     if _is_iterator(value) and not cannot_go_back(value):
-        return (kind, fingerprint(value.__reduce__()[1:], watched, depth + 1))  # includes its position
+        return (
+            kind,
+            fingerprint(value.__reduce__()[1:], watched, depth + 1),
+        )  # includes its position
     size, read = _contents_of(value, watched is not None)
     if read is None:
         return unknown
@@ -98,10 +107,12 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
 
 
 def _contents_of(value, is_guard: bool) -> tuple[int, Callable[[], Any] | None]:
-    """Return the size of a container, array, tensor or object, and a function that copies its contents.
+    """Return the size of a container, array, tensor or object, and a function that copies its
+    contents.
 
-    The function is None if `value` cannot be inspected. A guard inspects objects of the user's classes and of settings
-    libraries. It does not inspect a tensor if another device or rank has a part of it.
+    The function is None if `value` cannot be inspected. A guard inspects objects of the user's
+    classes and of settings libraries. It does not inspect a tensor if another device or rank has a
+    part of it.
     """
     if isinstance(value, flow.Tensor):
         is_elsewhere = value.is_lazy or is_guard and (value.is_global or value.is_cuda)
@@ -115,17 +126,22 @@ def _contents_of(value, is_guard: bool) -> tuple[int, Callable[[], Any] | None]:
     if isinstance(value, functools.partial):
         return 3, lambda: (value.func, value.args, value.keywords)
     module = type(value).__module__
-    is_known = module.split(".")[0] in _SETTINGS or is_users(module) if is_guard else not callable(value)
+    is_known = (
+        module.split(".")[0] in _SETTINGS or is_users(module) if is_guard else not callable(value)
+    )
     if is_known and isinstance(getattr(value, "__dict__", None), dict):
         return len(vars(value)), vars(value).copy
     return 0, None
 
 
-# ------------------------------------------------------------------------------------------------- changes
+# ----------------------------------------------------------------------------------------------
+# changes
 
 
 def attributes_of(model: nn.Module) -> dict[str, Any]:
-    """Return the fingerprints of the plain attributes of `model` and its submodules, by dotted name."""
+    """Return the fingerprints of the plain attributes of `model` and its submodules, by dotted
+    name.
+    """
     values = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -135,7 +151,8 @@ def attributes_of(model: nn.Module) -> dict[str, Any]:
 
 
 def changed_since(before: dict[str, Any], model: nn.Module) -> list[str]:
-    """Return the attributes (with their classes) that differ from `before`, and that a later call may read.
+    """Return the attributes (with their classes) that differ from `before`, and that a later call
+    may read.
 
     A counter that nothing reads is harmless, as is a tensor that every call creates again.
     """
@@ -149,17 +166,20 @@ def changed_since(before: dict[str, Any], model: nn.Module) -> list[str]:
 def _is_read_later(model: nn.Module, name: str) -> bool:
     """Return whether code of `model` reads the value that an earlier call gave to an attribute.
 
-    Some reads do not count: a read in a statement that also changes the attribute; reads of a tensor that no statement
-    computes from its own value, because every call makes it again; and reads of a list or dict that `forward` or a hook
-    empties first.
+    Some reads do not count: a read in a statement that also changes the attribute; reads of a
+    tensor that no statement computes from its own value, because every call makes it again; and
+    reads of a list or dict that `forward` or a hook empties first.
     """
     path, _, attribute = name.rpartition(".")
     module = dict(model.named_modules())[path]
-    # `self.seen.append(1)`, `self.table[key].count += 1`; but `self.n = n = self.n + 1` also passes the value on
+    # `self.seen.append(1)`, `self.table[key].count += 1`; but `self.n = n = self.n + 1` also passes
+    # the value on
     change = re.compile(rf"\s*(\w|\.|\[\w+\])*\.{attribute}\b(?!.* = .* = )")
     is_read = False
     is_kept = not tensors_in(vars(module)[attribute])
-    hooks = "|".join(getattr(hook, "__name__", "") for one in model.modules() for hook in hooks_of(one))
+    hooks = "|".join(
+        getattr(hook, "__name__", "") for one in model.modules() for hook in hooks_of(one)
+    )
     start = rf"^def (?:forward|{hooks})\(.*\n(?:    (?!.*\.{attribute}\b).*\n)*"
     empty = rf"{start}    \w+\.{attribute}(?:\.clear\(\)| = (?:\[\]|{{}}))$"
     for cls in {type(one) for one in model.modules()}:
@@ -167,9 +187,11 @@ def _is_read_later(model: nn.Module, name: str) -> bool:
         lines = _lines_of(cls)  # type: ignore[arg-type]  # a class is hashable
         if is_own and re.search(empty, "\n".join(lines), re.MULTILINE):
             return False
-        # `self` in an unrelated class is another module. A write with a constant key is not a read (strings are empty
-        # here); a write with any other key may grow a dict
-        read = re.compile(rf"{'' if is_own else '(?<!self)'}\.{attribute}\b(?!(\[(''|\d+)\])?(: .*)? = )")
+        # `self` in an unrelated class is another module. A write with a constant key is not a read
+        # (strings are empty here); a write with any other key may grow a dict
+        read = re.compile(
+            rf"{'' if is_own else '(?<!self)'}\.{attribute}\b(?!(\[(''|\d+)\])?(: .*)? = )"
+        )
         for line in filter(read.search, lines):
             if change.match(line) is None:
                 is_read = True
@@ -180,9 +202,11 @@ def _is_read_later(model: nn.Module, name: str) -> bool:
 
 @functools.cache
 def _lines_of(cls: type) -> list[str]:
-    """Return the lines of a class's user-defined methods except constructors: one line per statement, empty strings.
+    """Return the lines of a class's user-defined methods except constructors: one line per
+    statement, empty strings.
 
-    A method without source, such as one that was typed into a shell, counts as reading its attributes.
+    A method without source, such as one that was typed into a shell, counts as reading its
+    attributes.
     """
     lines = []
     for base in cls.__mro__:
@@ -193,7 +217,8 @@ def _lines_of(cls: type) -> list[str]:
                 continue
             try:
                 tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-            # TypeError: a function that wraps a compiled one; SyntaxError: a lambda in the middle of an expression
+            # TypeError: a function that wraps a compiled one; SyntaxError: a lambda in the middle
+            # of an expression
             except (OSError, TypeError, SyntaxError):
                 lines += [f"return self.{name}" for name in function.__code__.co_names]
                 continue
@@ -204,11 +229,14 @@ def _lines_of(cls: type) -> list[str]:
     return lines
 
 
-# ------------------------------------------------------------------------------------------------- variables
+# ----------------------------------------------------------------------------------------------
+# variables
 
 
 def functions_of(model: nn.Module) -> list[Any]:
-    """Return what an update of `model` may run: methods, hooks, and functions in attributes of its modules."""
+    """Return what an update of `model` may run: methods, hooks, and functions in attributes of its
+    modules.
+    """
     found = []
     for module in model.modules():
         found += [*hooks_of(module), *vars(module).values()]
@@ -231,7 +259,8 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 def variables_of(
     functions: Iterable[Any], seen: set[Any] | None = None
 ) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], None]]]:
-    """Yield `(description, read, assign)` of the globals and closure variables that the user's functions use.
+    """Yield `(description, read, assign)` of the globals and closure variables that the user's
+    functions use.
 
     Functions that these functions name are searched too, except the functions in `seen`.
     """
@@ -252,19 +281,31 @@ def variables_of(
                     waiting.append(value)
                     if _has_names_of_user(value) and value not in owners:
                         owners.append(value)
-                        scopes.append((value.__name__, vars(value), functools.partial(setattr, value)))
+                        scopes.append(
+                            (value.__name__, vars(value), functools.partial(setattr, value))
+                        )
                     if not isinstance(value, types.ModuleType) and not hasattr(value, "__get__"):
                         where = f"the global {name} of {place}"
-                        yield where, functools.partial(scope.get, name), functools.partial(assign, name)
+                        yield (
+                            where,
+                            functools.partial(scope.get, name),
+                            functools.partial(assign, name),
+                        )
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if name != "__class__" and cell != types.CellType():  # an empty cell has no value yet
                 waiting.append(cell.cell_contents)
                 where = f"the variable {name} around {function.__qualname__}"
-                yield where, functools.partial(cell_value, cell), functools.partial(setattr, cell, "cell_contents")
+                yield (
+                    where,
+                    functools.partial(cell_value, cell),
+                    functools.partial(setattr, cell, "cell_contents"),
+                )
 
 
 def _has_names_of_user(value) -> bool:
-    """Return whether `value` is a module, class or function of the user, whose attributes code may read."""
+    """Return whether `value` is a module, class or function of the user, whose attributes code may
+    read.
+    """
     is_owner = isinstance(value, types.ModuleType | types.FunctionType | type)
     return is_owner and is_users(getattr(value, "__module__", value.__name__) or "")
 
@@ -275,7 +316,9 @@ def cell_value(cell: types.CellType) -> Any:
 
 
 def _function_in(value) -> types.FunctionType | None:
-    """Return the Python function that `value` is, wraps (partial, property or method), or runs when it is called."""
+    """Return the Python function that `value` is, wraps (partial, property or method), or runs when
+    it is called.
+    """
     for name in ("func", "fget", "__func__"):
         value = getattr(value, name, value)
     if not isinstance(value, types.FunctionType | type):
@@ -285,7 +328,9 @@ def _function_in(value) -> types.FunctionType | None:
 
 @functools.cache
 def is_users(module: str) -> bool:
-    """Return whether a module belongs to the user: not to Python, OneFlow, libai or an installed package."""
+    """Return whether a module belongs to the user: not to Python, OneFlow, libai or an installed
+    package.
+    """
     top = module.split(".")[0]
     if top in PACKAGES or (top in sys.stdlib_module_names and top != "__main__"):
         return False
@@ -293,7 +338,8 @@ def is_users(module: str) -> bool:
     return not file.startswith(_INSTALLED)
 
 
-# ------------------------------------------------------------------------------------------------- hooks and iterators
+# ----------------------------------------------------------------------------------------------
+# hooks and iterators
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
@@ -302,7 +348,9 @@ def hooks_of(module: nn.Module) -> list[Any]:
 
 
 def cannot_go_back(value: Any) -> bool:
-    """Return whether `value` is an iterator that cannot be copied, such as a generator or an open file."""
+    """Return whether `value` is an iterator that cannot be copied, such as a generator or an open
+    file.
+    """
     return _is_iterator(value) and copy_of_iterator(value) is value
 
 

@@ -1,4 +1,5 @@
-"""Import and export Hugging Face models without changing a byte of the weights, and compare them with `transformers`.
+"""Import and export Hugging Face models without changing a byte of the weights, and compare them
+with `transformers`.
 
 Only JSON and raw numbers are read. docs/inference.md lists the supported architectures.
 """

@@ -58,13 +58,17 @@ class Pretrained(Mapping[str, np.ndarray]):
         return self._groups[name].spec(name)
 
     def name_in_file(self, name: str) -> str:
-        """Return this folder's name for the tensor that is called `name` in files of models with a head."""
+        """Return this folder's name for the tensor that is called `name` in files of models with a
+        head.
+        """
         prefix = self.family.prefix
         has_prefix = any(stored.startswith(prefix) for stored in self)
         return name if has_prefix else name.removeprefix(prefix)
 
     def has_own(self, copy: str) -> bool:
-        """Return whether the values of `copy` in this folder differ from the tensor that it normally duplicates."""
+        """Return whether the values of `copy` in this folder differ from the tensor that it
+        normally duplicates.
+        """
         name, original = self.name_in_file(copy), self.name_in_file(self.family.copies[copy])
         return name in self and original in self and not np.array_equal(self[name], self[original])
 
@@ -82,8 +86,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Read the config.json in `folder`.
 
-    A missing model_type is added. Sides of images and patches become one number. Raises `UserError` for images or
-    patches that are not square.
+    A missing model_type is added. Sides of images and patches become one number. Raises `UserError`
+    for images or patches that are not square.
     """
     config = read_json(Path(folder) / CONFIG)
     config.setdefault("model_type", family_of(config)[1].model_type)
@@ -91,7 +95,10 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         sides = config.get(name)
         if isinstance(sides, list):
             if len(set(sides)) != 1:
-                raise UserError(f"config.json has {name}={sides}, but libai's models support only square images.")
+                raise UserError(
+                    f"config.json has {name}={sides}, but libai's models support only square "
+                    "images."
+                )
             config[name] = sides[0]
     return config
 
@@ -102,22 +109,32 @@ def has_weights(folder: str | Path) -> bool:
 
 
 def read_folder(folder: str | Path) -> Pretrained:
-    """Open the Hugging Face model in `folder`. Raises `CheckpointError` or `UserError` if it cannot be read."""
+    """Open the Hugging Face model in `folder`.
+
+    Raises `CheckpointError` or `UserError` if it cannot be read.
+    """
     folder = Path(folder)
     config = read_config(folder)
     architecture, family = family_of(config)
     if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or any(Path(str(file)).name != file for file in weight_map.values()):
-            raise CheckpointError(f"{folder / INDEX} has no weight_map from tensor names to files in its folder.")
+        if not isinstance(weight_map, dict) or any(
+            Path(str(file)).name != file for file in weight_map.values()
+        ):
+            raise CheckpointError(
+                f"{folder / INDEX} has no weight_map from tensor names to files in its folder."
+            )
         files = sorted(set(weight_map.values()))
     else:
         weight_map, files = None, [WEIGHTS]
-        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".h5"))
+        pickled = sorted(
+            path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".h5")
+        )
         if pickled and not (folder / WEIGHTS).exists():
             raise CheckpointError(
-                f"{folder} has {pickled[0]} and no {WEIGHTS}. Only safetensors are read, because a pickled file can "
-                "execute code. To convert a file that you trust, load it with transformers and call save_pretrained."
+                f"{folder} has {pickled[0]} and no {WEIGHTS}. Only safetensors are read, because "
+                "a pickled file can execute code. To convert a file that you trust, load it with "
+                "transformers and call save_pretrained."
             )
     groups = {file: open_safetensors(folder / file) for file in files}
     held = {name: file for file, group in groups.items() for name in group}
@@ -127,7 +144,9 @@ def read_folder(folder: str | Path) -> Pretrained:
     return Pretrained(folder, config, architecture, family, groups)
 
 
-def write_like(path: Path, like: Path, group: TensorGroup, fetch: Callable[[str], np.ndarray]) -> None:
+def write_like(
+    path: Path, like: Path, group: TensorGroup, fetch: Callable[[str], np.ndarray]
+) -> None:
     """Write tensors with the names, types and metadata of the existing file `like`.
 
     `group`: the tensors of that file.
@@ -138,8 +157,12 @@ def write_like(path: Path, like: Path, group: TensorGroup, fetch: Callable[[str]
     write_tensors(path, specs, {name: fetch(name) for name in group}, metadata)
 
 
-def write_folder(folder: Path, specs: Mapping[str, TensorSpec], fetch: Callable[[str], np.ndarray]) -> None:
-    """Write tensors as `transformers` does: one file, or shards with an index if larger than `SHARD_BYTES`."""
+def write_folder(
+    folder: Path, specs: Mapping[str, TensorSpec], fetch: Callable[[str], np.ndarray]
+) -> None:
+    """Write tensors as `transformers` does: one file, or shards with an index if larger than
+    `SHARD_BYTES`.
+    """
     entries = {name: Entry(spec, lambda: None) for name, spec in specs.items()}
     shards, _ = cut_shards({"model": entries}, SHARD_BYTES)
     for shard in shards:
@@ -151,14 +174,25 @@ def write_folder(folder: Path, specs: Mapping[str, TensorSpec], fetch: Callable[
 
 
 def read_run_config(weights: Path) -> dict[str, Any]:
-    """Read the config.yaml of the run that `weights` belongs to. Raises `UserError` if there is none."""
+    """Read the config.yaml of the run that `weights` belongs to.
+
+    Raises `UserError` if there is none.
+    """
     from omegaconf import OmegaConf
 
-    run = next((path / "config.yaml" for path in (weights, *weights.parents) if (path / "config.yaml").exists()), None)
+    run = next(
+        (
+            path / "config.yaml"
+            for path in (weights, *weights.parents)
+            if (path / "config.yaml").exists()
+        ),
+        None,
+    )
     if run is None:
         raise UserError(
-            f"{weights} has neither {CONFIG} nor the config.yaml of a run, so its model and the scale of its "
-            "adapters are unknown. Give the folder of a run, or a Hugging Face folder as a template for the new one."
+            f"{weights} has neither {CONFIG} nor the config.yaml of a run, so its model and the "
+            "scale of its adapters are unknown. Give the folder of a run, or a Hugging Face "
+            "folder as a template for the new one."
         )
     content: Any = OmegaConf.to_container(OmegaConf.load(run), resolve=True)
     return content

@@ -1,4 +1,5 @@
-"""Compute the reference outputs of `transformers`: python reference.py FOLDER INPUTS.npz OUTPUTS.npz.
+"""Compute the reference outputs of `transformers`: python reference.py FOLDER INPUTS.npz
+OUTPUTS.npz.
 
 The script runs in an environment with PyTorch and transformers. It imports nothing from libai.
 """
@@ -15,10 +16,20 @@ def compute(folder: str, inputs: dict) -> dict:
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
-    model = getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=torch.float32).eval()
+    model = (
+        getattr(transformers, config.architectures[0])
+        .from_pretrained(folder, dtype=torch.float32)
+        .eval()
+    )
     with torch.no_grad():
         outputs = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})
-    names = ("logits", "prediction_logits", "seq_relationship_logits", "last_hidden_state", "pooler_output")
+    names = (
+        "logits",
+        "prediction_logits",
+        "seq_relationship_logits",
+        "last_hidden_state",
+        "pooler_output",
+    )
     return {name: outputs[name].numpy() for name in names if name in outputs}
 
 

@@ -18,7 +18,8 @@ _SCRIPT = Path(__file__).with_name("reference.py")
 
 
 def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, float]:
-    """Return the largest absolute difference of each output for a batch of two random inputs, in float32.
+    """Return the largest absolute difference of each output for a batch of two random inputs, in
+    float32.
 
     `python`: interpreter of an environment with PyTorch and transformers. It does not need OneFlow.
     """
@@ -30,7 +31,9 @@ def verify(folder: str | Path, python: str | Path, seed: int = 0) -> dict[str, f
         command = [str(python), str(_SCRIPT), str(folder), str(given), str(made)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise UserError(f"{python} could not compute the reference: {done.stderr.strip()[-1000:]}")
+            raise UserError(
+                f"{python} could not compute the reference: {done.stderr.strip()[-1000:]}"
+            )
         expected = dict(np.load(made))
     return differences(compute(folder, inputs), expected)
 
@@ -41,23 +44,35 @@ def compute(folder: str | Path, inputs: dict[str, np.ndarray]) -> dict[str, np.n
     family = read_folder(folder).family
     names = {ours: theirs for theirs, ours in family.outputs.items()}
     with flow.no_grad():
-        outputs = model(**{family.inputs.get(name, name): flow.from_numpy(array) for name, array in inputs.items()})
-    return {names.get(name, name): value.numpy() for name, value in outputs.items() if name != "losses"}
+        outputs = model(
+            **{
+                family.inputs.get(name, name): flow.from_numpy(array)
+                for name, array in inputs.items()
+            }
+        )
+    return {
+        names.get(name, name): value.numpy() for name, value in outputs.items() if name != "losses"
+    }
 
 
 def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return the largest absolute difference of each common output. Raises `UserError` if there is none."""
+    """Return the largest absolute difference of each common output.
+
+    Raises `UserError` if there is none.
+    """
     both = found.keys() & expected.keys()
     if not both:
         raise UserError(
-            f"libai's model returns {', '.join(found)} but transformers returns {', '.join(expected)}: nothing to "
-            "compare."
+            f"libai's model returns {', '.join(found)} but transformers returns "
+            f"{', '.join(expected)}: nothing to compare."
         )
     return {name: float(np.abs(found[name] - expected[name]).max()) for name in sorted(both)}
 
 
 def random_inputs(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """Return random arguments for a `transformers` model: two rows of token ids, one with padding, or images."""
+    """Return random arguments for a `transformers` model: two rows of token ids, one with padding,
+    or images.
+    """
     random = np.random.default_rng(seed)
     if "image_size" in config:
         size = config["image_size"]
@@ -74,7 +89,9 @@ def random_inputs(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray
         inputs["attention_mask"] = is_token.astype(np.int64)
     if kind == "bert":
         types = np.arange(length)[None] * 2 // length
-        inputs["token_type_ids"] = np.minimum(np.repeat(types, 2, axis=0), config.get("type_vocab_size", 2) - 1)
+        inputs["token_type_ids"] = np.minimum(
+            np.repeat(types, 2, axis=0), config.get("type_vocab_size", 2) - 1
+        )
     elif kind.endswith("roberta"):
         inputs["input_ids"][~is_token] = config.get("pad_token_id", 1)
     elif config["architectures"][0].endswith("Generation"):

@@ -1,7 +1,8 @@
-"""Decoders that compute the scores of the next token for growing token sequences, eagerly or compiled.
+"""Decoders that compute the scores of the next token for growing token sequences, eagerly or
+compiled.
 
-Rows are padded on the left, so all rows end at the same position. Attention masks and positions follow from the
-padding. They are computed with NumPy, because each step needs only a few numbers.
+Rows are padded on the left, so all rows end at the same position. Attention masks and positions
+follow from the padding. They are computed with NumPy, because each step needs only a few numbers.
 """
 
 from __future__ import annotations
@@ -35,19 +36,25 @@ class KeyValues:
         Afterwards `new` holds the new keys and values, and `full` holds all of them.
         """
         self.new = k, v
-        self.full = (k, v) if self.past is None else tuple(flow.cat(pair, dim=2) for pair in zip(self.past, (k, v)))
+        self.full = (
+            (k, v)
+            if self.past is None
+            else tuple(flow.cat(pair, dim=2) for pair in zip(self.past, (k, v)))
+        )
         return self.full
 
 
 class Decoder:
     """Computes the scores of the next token for rows of tokens, (batch, vocabulary) float32.
 
-    `start(tokens, is_token, capacity)` begins the rows; both arrays are (batch, length). `append(tokens)`, (batch,),
-    adds one token to each row. `select(rows)` replaces the rows by copies of existing rows, for beam search. Only new
-    tokens are computed; the keys and values of earlier tokens are cached.
+    `start(tokens, is_token, capacity)` begins the rows; both arrays are (batch, length).
+    `append(tokens)`, (batch,), adds one token to each row. `select(rows)` replaces the rows by
+    copies of existing rows, for beam search. Only new tokens are computed; the keys and values of
+    earlier tokens are cached.
 
-    A model with an encoder needs `encode(tokens, is_token)` first. The rows then attend to the encoded texts. `select`
-    does not exchange these texts, so a row may only be replaced by a row with the same text.
+    A model with an encoder needs `encode(tokens, is_token)` first. The rows then attend to the
+    encoded texts. `select` does not exchange these texts, so a row may only be replaced by a row
+    with the same text.
     """
 
     def __init__(self, model: Any, layout: Layout):
@@ -61,7 +68,10 @@ class Decoder:
             self._context = self._run(self.model.keys_values, tokens, is_token.astype(np.int64))
 
     def start(self, tokens: np.ndarray, is_token: np.ndarray, capacity: int) -> np.ndarray:
-        """Process the prompts and return the scores of the next tokens. `capacity`: maximum length of a row."""
+        """Process the prompts and return the scores of the next tokens.
+
+        `capacity`: maximum length of a row.
+        """
         self._is_token = is_token
         self._capacity = capacity
         return self._compute_prompt(tokens)
@@ -85,7 +95,9 @@ class Decoder:
         return self._compute(tokens, self._positions()[:, -1:], self._mask()[:, :, -1:])
 
     def _compute(self, tokens: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        return self._run(partial(_scores, self.model, self._caches), tokens, *others, *self._context)[0]
+        return self._run(
+            partial(_scores, self.model, self._caches), tokens, *others, *self._context
+        )[0]
 
     def _select(self, rows: np.ndarray) -> None:
         index = self._layout.replicate(flow.from_numpy(rows), stage=0)
@@ -93,9 +105,13 @@ class Decoder:
             cache.full = tuple(flow.index_select(tensor, 0, index) for tensor in cache.full)
 
     def _run(self, compute: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
-        """Call `compute` with arrays that are equal on all ranks, and return its outputs as arrays on all ranks."""
+        """Call `compute` with arrays that are equal on all ranks, and return its outputs as arrays
+        on all ranks.
+        """
         with self._layout.source_ops():
-            outputs = compute(*(self._layout.replicate(flow.from_numpy(array), stage=0) for array in arrays))
+            outputs = compute(
+                *(self._layout.replicate(flow.from_numpy(array), stage=0) for array in arrays)
+            )
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return [(full_tensor(output) if output.is_global else output).numpy() for output in outputs]
 
@@ -112,8 +128,8 @@ class Decoder:
 class GraphDecoder(Decoder):
     """A `Decoder` with two compiled graphs, one for the prompt and one for each further token.
 
-    The shapes of a graph are fixed. A new number of rows, prompt length or capacity compiles new graphs, which replace
-    the previous ones.
+    The shapes of a graph are fixed. A new number of rows, prompt length or capacity compiles new
+    graphs, which replace the previous ones.
     """
 
     def __init__(self, model: Any, layout: Layout):
@@ -121,11 +137,17 @@ class GraphDecoder(Decoder):
         self._graphs: dict[tuple[int, ...], tuple[_Prompt, _Token]] = {}
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
-        shape = (*tokens.shape, self._capacity, *(size for array in self._context for size in array.shape))
+        shape = (
+            *tokens.shape,
+            self._capacity,
+            *(size for array in self._context for size in array.shape),
+        )
         if shape not in self._graphs:
             self._graphs = {shape: (_Prompt(self.model), _Token(self.model))}
         self._prompt, self._token = self._graphs[shape]
-        scores, new = self._run(self._prompt, tokens, self._positions(), self._mask(), *self._context)
+        scores, new = self._run(
+            self._prompt, tokens, self._positions(), self._mask(), *self._context
+        )
         self._past = np.zeros((*new.shape[:3], self._capacity, new.shape[4]), np.float32)
         return self._keep(scores, new)
 
@@ -143,7 +165,9 @@ class GraphDecoder(Decoder):
         return scores
 
     def _select(self, rows: np.ndarray) -> None:
-        self._past = np.take(self._past, rows, axis=1)  # plain indexing would change the memory layout
+        self._past = np.take(
+            self._past, rows, axis=1
+        )  # plain indexing would change the memory layout
 
 
 class _Prompt(CompiledGraph):
@@ -154,25 +178,40 @@ class _Prompt(CompiledGraph):
     def build(
         self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, *context: flow.Tensor
     ) -> tuple[flow.Tensor, flow.Tensor]:
-        """Return the scores, and the keys and values of all layers, (2 * layers, batch, heads, length, head size)."""
+        """Return the scores, and the keys and values of all layers, (2 * layers, batch, heads,
+        length, head size).
+        """
         return _with_new(self.model, _no_keys_values(self.model), tokens, positions, mask, *context)
 
 
 class _Token(_Prompt):
     def build(
-        self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, past: flow.Tensor, *context: flow.Tensor
+        self,
+        tokens: flow.Tensor,
+        positions: flow.Tensor,
+        mask: flow.Tensor,
+        past: flow.Tensor,
+        *context: flow.Tensor,
     ) -> tuple[flow.Tensor, flow.Tensor]:
-        """Return the same outputs as `_Prompt`. `past` has the layout of the second output, filled from the left."""
+        """Return the same outputs as `_Prompt`.
+
+        `past` has the layout of the second output, filled from the left.
+        """
         caches = [KeyValues((past[i], past[i + 1])) for i in range(0, past.shape[0], 2)]
         return _with_new(self.model, caches, tokens, positions, mask, *context)
 
 
 def _no_keys_values(model) -> list[KeyValues]:
-    """Return empty caches for all decoder blocks. In a model with an encoder, these are only a part of the blocks."""
+    """Return empty caches for all decoder blocks.
+
+    In a model with an encoder, these are only a part of the blocks.
+    """
     return [KeyValues() for _ in range(getattr(model, "num_decoder_layers", len(model.blocks)))]
 
 
-def _with_new(model, caches: Sequence[KeyValues], *inputs: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
+def _with_new(
+    model, caches: Sequence[KeyValues], *inputs: flow.Tensor
+) -> tuple[flow.Tensor, flow.Tensor]:
     scores = _scores(model, caches, *inputs)
     return scores, flow.stack([tensor for cache in caches for tensor in cache.new], dim=0)
 

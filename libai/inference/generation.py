@@ -1,4 +1,6 @@
-"""Text generation with a language model: choose the next token of each row until all rows have ended."""
+"""Text generation with a language model: choose the next token of each row until all rows have
+ended.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,14 @@ from libai.utils.errors import UserError
 class GenerationOptions:
     """Options for choosing tokens.
 
-    Args:
-        max_new_tokens: maximum number of new tokens for each prompt.
-        temperature: 0 takes the most likely token. Otherwise the scores are divided by it before sampling.
-        top_k: sample from this number of most likely tokens; 0 means all.
-        top_p: sample from the most likely tokens whose probabilities add up to this value.
-        num_beams: number of beams. Above 1, beam search returns the most likely continuation.
-        length_penalty: beams are compared by log probability / length^length_penalty.
-        stop_token: token that ends a row and is its last token, or a list of such tokens, or None.
-        seed: random seed for sampling. The results are the same in both modes and do not depend on the other prompts.
+    Args: max_new_tokens: maximum number of new tokens for each prompt. temperature: 0 takes the
+        most likely token. Otherwise the scores are divided by it before sampling. top_k: sample
+        from this number of most likely tokens; 0 means all. top_p: sample from the most likely
+        tokens whose probabilities add up to this value. num_beams: number of beams. Above 1, beam
+        search returns the most likely continuation. length_penalty: beams are compared by log
+        probability / length^length_penalty. stop_token: token that ends a row and is its last
+        token, or a list of such tokens, or None. seed: random seed for sampling. The results are
+        the same in both modes and do not depend on the other prompts.
     """
 
     max_new_tokens: int = 20
@@ -50,13 +51,17 @@ class GenerationOptions:
         }
         for name, least in bounds.items():
             if not least <= getattr(self, name) < np.inf:
-                raise UserError(f"{name}={getattr(self, name)!r}: it must be at least {least} and finite.")
+                raise UserError(
+                    f"{name}={getattr(self, name)!r}: it must be at least {least} and finite."
+                )
         if not 0.0 < self.top_p <= 1.0:
-            raise UserError(f"top_p={self.top_p!r} is a probability: it must be above 0 and at most 1.")
+            raise UserError(
+                f"top_p={self.top_p!r} is a probability: it must be above 0 and at most 1."
+            )
         if self.num_beams > 1 and self.temperature > 0:
             raise UserError(
-                f"num_beams={self.num_beams} means beam search, but temperature={self.temperature} means sampling: "
-                "use one of them."
+                f"num_beams={self.num_beams} means beam search, but "
+                f"temperature={self.temperature} means sampling: use one of them."
             )
 
     @property
@@ -72,9 +77,11 @@ class Generator:
     The model is put into eval mode.
 
     Args:
-        is_graph: compile the steps. A new shape (number of prompts, longest prompt, length) needs another compilation.
-        layout: result of `libai.parallel.parallelize`, if the model's weights are split across ranks (tensor
-            parallelism). Every rank must then make the same calls and gets all tokens. By default the model is local.
+        is_graph: compile the steps. A new shape (number of prompts, longest prompt, length) needs
+            another compilation.
+        layout: result of `libai.parallel.parallelize`, if the model's weights are split across
+            ranks (tensor parallelism). Every rank must then make the same calls and gets all
+            tokens. By default the model is local.
     """
 
     def __init__(self, model: Any, is_graph: bool = False, layout: Layout | None = None):
@@ -85,12 +92,18 @@ class Generator:
         self._decoder = kind(model.eval(), layout)
         self._max_length: int = model.max_seq_length
         self._vocab_size: int = model.token_embedding.weight.shape[0]
-        #: limit for a model with an encoder: the encoder reads the prompts, and the decoder begins with one token
+        #: limit for a model with an encoder: the encoder reads the prompts, and the decoder begins
+        #: with one token
         self._max_target_length: int | None = getattr(model, "max_target_length", None)
         self._start_token: int = getattr(model, "start_token", 0)
 
-    def generate(self, prompts: Sequence[Sequence[int]], options: GenerationOptions | None = None) -> list[list[int]]:
-        """Return the new tokens of each prompt. Prompts may have different lengths, which do not affect the results."""
+    def generate(
+        self, prompts: Sequence[Sequence[int]], options: GenerationOptions | None = None
+    ) -> list[list[int]]:
+        """Return the new tokens of each prompt.
+
+        Prompts may have different lengths, which do not affect the results.
+        """
         options = options or GenerationOptions()
         if options.num_beams > 1:
             return self._search(prompts, options)
@@ -102,12 +115,14 @@ class Generator:
     ) -> Iterator[np.ndarray]:
         """Yield the next token of every prompt, (prompts,) int64, as soon as it is computed.
 
-        Rows that have ended repeat their stop token. Beam search cannot be streamed, because its tokens are only known
-        at the end.
+        Rows that have ended repeat their stop token. Beam search cannot be streamed, because its
+        tokens are only known at the end.
         """
         options = options or GenerationOptions()
         if options.num_beams > 1:
-            raise UserError(f"num_beams={options.num_beams}: beams cannot be streamed. Use generate.")
+            raise UserError(
+                f"num_beams={options.num_beams}: beams cannot be streamed. Use generate."
+            )
         has_ended = np.zeros(len(prompts), bool)
         last = np.zeros(len(prompts), np.int64)
         scores = self._start(prompts, options)
@@ -132,16 +147,18 @@ class Generator:
         longest = max(map(len, prompts), default=0)
         if not all(map(len, prompts)) or not longest:
             raise UserError("a prompt has no tokens. It needs at least one.")
-        with_prompt = longest + options.max_new_tokens if self._max_target_length is None else longest
+        with_prompt = (
+            longest + options.max_new_tokens if self._max_target_length is None else longest
+        )
         if not 0 <= min(map(min, prompts)) <= max(map(max, prompts)) < self._vocab_size:
             raise UserError(
-                f"a prompt has a token outside the model's vocabulary, 0 … {self._vocab_size - 1}. Does the "
-                "tokenizer belong to the model?"
+                "a prompt has a token outside the model's vocabulary, 0 … "
+                f"{self._vocab_size - 1}. Does the tokenizer belong to the model?"
             )
         if with_prompt > self._max_length:
             raise UserError(
-                f"a prompt of {longest} tokens and max_new_tokens={options.max_new_tokens} exceed the model's "
-                f"{self._max_length} positions. Reduce one of them."
+                f"a prompt of {longest} tokens and max_new_tokens={options.max_new_tokens} exceed "
+                f"the model's {self._max_length} positions. Reduce one of them."
             )
         tokens = np.zeros((len(prompts), longest), np.int64)
         is_token = np.zeros(tokens.shape, bool)
@@ -159,7 +176,9 @@ class Generator:
         first = np.full((len(prompts), 1), self._start_token)
         return self._decoder.start(first, np.ones_like(first, bool), 1 + options.max_new_tokens)
 
-    def _search(self, prompts: Sequence[Sequence[int]], options: GenerationOptions) -> list[list[int]]:
+    def _search(
+        self, prompts: Sequence[Sequence[int]], options: GenerationOptions
+    ) -> list[list[int]]:
         """Run beam search on all prompts at once, with `num_beams` rows per prompt."""
         width = options.num_beams
         searches = [_Beams(options) for _ in prompts]
@@ -172,15 +191,18 @@ class Generator:
             if step + 1 == options.max_new_tokens or all(search.is_done for search in searches):
                 break
             self._decoder.select(np.array(rows))
-            scores = self._decoder.append(np.array([text[-1] for search in searches for text in search.texts]))
+            scores = self._decoder.append(
+                np.array([text[-1] for search in searches for text in search.texts])
+            )
         return [search.best() for search in searches]
 
 
 class _Beams:
     """The continuations of one prompt.
 
-    As in `transformers`, a continuation ends if its stop token is among the `num_beams` best candidates. A prompt is
-    done when it has `num_beams` ended continuations and no open beam is better.
+    As in `transformers`, a continuation ends if its stop token is among the `num_beams` best
+    candidates. A prompt is done when it has `num_beams` ended continuations and no open beam is
+    better.
     """
 
     def __init__(self, options: GenerationOptions):
@@ -213,13 +235,20 @@ class _Beams:
         self.texts = [text for _, _, text in kept]
         self._totals = np.array([total for _, total, _ in kept])
         self._ended = sorted(self._ended, key=_score_of, reverse=True)[:width]
-        if len(self._ended) == width and self._score(self._totals.max(), self.texts[0]) <= self._ended[-1][0]:
+        if (
+            len(self._ended) == width
+            and self._score(self._totals.max(), self.texts[0]) <= self._ended[-1][0]
+        ):
             self.is_done = True
         return [beam for beam, _, _ in kept]
 
     def best(self) -> list[int]:
         """Return the most likely continuation, ended or not."""
-        open_ = [] if self.is_done else [(self._score(t, text), text) for t, text in zip(self._totals, self.texts)]
+        open_ = (
+            []
+            if self.is_done
+            else [(self._score(t, text), text) for t, text in zip(self._totals, self.texts)]
+        )
         return max([*self._ended, *open_], key=_score_of)[1]
 
     def _score(self, total: float, text: list[int]) -> float:
@@ -231,7 +260,10 @@ def _score_of(pair: tuple[float, list[int]]) -> float:
 
 
 def _generators(prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Generator]:
-    """Return one generator per row, seeded by `seed` and the row's prompt. Equal prompts get different generators."""
+    """Return one generator per row, seeded by `seed` and the row's prompt.
+
+    Equal prompts get different generators.
+    """
     seen: Counter[tuple[int, ...]] = Counter()
     found = []
     for prompt in map(tuple, prompts):

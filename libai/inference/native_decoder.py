@@ -1,7 +1,8 @@
-"""Generation on CPU with one native call per token (libai/native/src/decode.h), for supported models.
+"""Generation on CPU with one native call per token (libai/native/src/decode.h), for supported
+models.
 
-The argument of the call is the struct `DecoderStep`. Each of its fields is eight bytes wide, so it is represented here
-as an array of 64-bit integers.
+The argument of the call is the struct `DecoderStep`. Each of its fields is eight bytes wide, so it
+is represented here as an array of 64-bit integers.
 """
 
 from __future__ import annotations
@@ -19,14 +20,28 @@ from libai.native import kernels
 from libai.parallel import Layout
 
 _ACTIVATIONS = (nn.SiLU, nn.GELU, GELUTanh, nn.ReLU)
-_KNOWN = {GPT, Llama, Block, Attention, GatedMLP, MLPBlock, RMSNorm, Dropout, DropPath, *_ACTIVATIONS}
+_KNOWN = {
+    GPT,
+    Llama,
+    Block,
+    Attention,
+    GatedMLP,
+    MLPBlock,
+    RMSNorm,
+    Dropout,
+    DropPath,
+    *_ACTIVATIONS,
+}
 _KNOWN |= {nn.Linear, nn.LayerNorm, nn.Embedding, nn.ModuleList}
 #: layers and norms of a block, in the order of `DecoderBlock`
 _LAYERS = ("attention_norm", "q", "k", "v", "out", "mlp_norm", "gate", "up", "down")
 
 
 def can_decode(model: Any, layout: Layout) -> bool:
-    """Return whether the native step supports a model: its modules, data types and device. Hooks are not supported."""
+    """Return whether the native step supports a model: its modules, data types and device.
+
+    Hooks are not supported.
+    """
     if layout.is_global or layout.mesh.device != "cpu" or not kernels.are_kernels_on():
         return False
     modules = list(model.modules())
@@ -34,7 +49,10 @@ def can_decode(model: Any, layout: Layout) -> bool:
         {type(module) for module in modules} <= _KNOWN
         and type(model) in (GPT, Llama)
         and not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-        and not any(block.is_post_norm or block.cross_attention or block.attention.scale for block in model.blocks)
+        and not any(
+            block.is_post_norm or block.cross_attention or block.attention.scale
+            for block in model.blocks
+        )
         and len({module.eps for module in modules if hasattr(module, "eps")}) == 1
         and len({_sizes(block) for block in model.blocks}) == 1
         and all(str(p.dtype) == "oneflow.float32" and p.is_contiguous() for p in model.parameters())
@@ -45,13 +63,20 @@ def _sizes(block) -> tuple[Any, ...]:
     """Return the sizes and types that must be equal in all blocks."""
     attention, mlp = block.attention, block.mlp
     kinds = (type(mlp), type(mlp.activation), type(block.attention_norm))
-    return (*kinds, attention.num_heads, attention.num_kv_heads, attention.head_size, mlp.up.weight.shape[0])
+    return (
+        *kinds,
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.head_size,
+        mlp.up.weight.shape[0],
+    )
 
 
 class NativeDecoder(Decoder):
     """A `Decoder` that computes each token after the prompt with one native call.
 
-    Keys and values are stored in arrays of the full capacity, which each step fills further in place.
+    Keys and values are stored in arrays of the full capacity, which each step fills further in
+    place.
     """
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
@@ -62,14 +87,21 @@ class NativeDecoder(Decoder):
         shape = (len(self._caches), *first.shape[:2], self._capacity, first.shape[3])
         self._keys, self._values = np.empty(shape, np.float32), np.empty(shape, np.float32)
         for i, cache in enumerate(self._caches):
-            self._keys[i, :, :, :length], self._values[i, :, :, :length] = (tensor.numpy() for tensor in cache.full)
+            self._keys[i, :, :, :length], self._values[i, :, :, :length] = (
+                tensor.numpy() for tensor in cache.full
+            )
         self._caches = []
         return scores
 
     def _read_weights(self) -> None:
-        """Collect the addresses of the weights. Called for each generation, because training may replace tensors."""
+        """Collect the addresses of the weights.
+
+        Called for each generation, because training may replace tensors.
+        """
         model = self.model
-        self._kept = [parameter.detach() for parameter in model.parameters()]  # keeps their memory alive
+        self._kept = [
+            parameter.detach() for parameter in model.parameters()
+        ]  # keeps their memory alive
         rows = []
         for block in model.blocks:
             layers = {**block._modules, **block.attention._modules, **block.mlp._modules}
@@ -103,11 +135,15 @@ class NativeDecoder(Decoder):
         pointers = (_address(self._blocks), *self._ends, *map(_address, arrays))
         step = np.array([*pointers, *sizes, *lengths, *settings], np.int64)
         library = kernels.loaded_library()
-        assert library is not None and library.decode(step), "the kernels were turned off between two tokens"
+        assert library is not None and library.decode(step), (
+            "the kernels were turned off between two tokens"
+        )
         return scores
 
     def _select(self, rows: np.ndarray) -> None:
-        self._keys, self._values = (np.take(array, rows, axis=1) for array in (self._keys, self._values))
+        self._keys, self._values = (
+            np.take(array, rows, axis=1) for array in (self._keys, self._values)
+        )
 
 
 def _addresses(layer: nn.Module | None) -> list[int]:

@@ -1,4 +1,6 @@
-"""A trained model with its tokenizer, from a run or from Hugging Face: generate, embed, classify and predict."""
+"""A trained model with its tokenizer, from a run or from Hugging Face: generate, embed, classify
+and predict.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,10 @@ class Pipeline:
 
     Args:
         source: the output folder of a run, or a Hugging Face folder.
-        which, mode, overrides: options for a run, see `Predictor.of_run`. For other sources only `mode` is used
-            (default "eager").
-        tokenizer: a tokenizer.json, or its folder (default: the file next to the weights, or of the run's data).
+        which, mode, overrides: options for a run, see `Predictor.of_run`. For other sources only
+            `mode` is used (default "eager").
+        tokenizer: a tokenizer.json, or its folder (default: the file next to the weights, or of the
+            run's data).
 
     On several ranks the model uses tensor parallelism, and every rank must make the same calls.
 
@@ -53,7 +56,8 @@ class Pipeline:
             self._load_hf(self._source, mode)
         else:
             raise UserError(
-                f"{source} is neither the folder of a run (no config.yaml) nor a Hugging Face folder (no config.json)."
+                f"{source} is neither the folder of a run (no config.yaml) nor a Hugging Face "
+                "folder (no config.json)."
             )
         self.model = self.predictor.model
 
@@ -62,7 +66,9 @@ class Pipeline:
         self.predictor = Predictor(load_pretrained(folder), self._source, mode or "eager", mesh)
         if self._tokenizer_path is None and (folder / "tokenizer.json").is_file():
             self.tokenizer = TextCodec.read(folder)
-        names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label") or {}
+        names = (
+            json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label") or {}
+        )
         self._class_names = {int(number): name for number, name in names.items()}
 
     @cached_property
@@ -73,33 +79,54 @@ class Pipeline:
         dataset = self._dataset_with("tokenizer")
         if dataset is None:
             raise UserError(
-                f"{self._source} has no tokenizer: there is no tokenizer.json next to its weights, and no dataset of "
-                "its config has one. Pass the file: --tokenizer FILE, or Pipeline(…, tokenizer=FILE)."
+                f"{self._source} has no tokenizer: there is no tokenizer.json next to its "
+                "weights, and no dataset of its config has one. Pass the file: --tokenizer FILE, "
+                "or Pipeline(…, tokenizer=FILE)."
             )
         return TextCodec.of_data(dataset.tokenizer)
 
     def _dataset_with(self, attribute: str) -> Any:
-        """Return the training dataset of a run, or a dataset inside it, that has this attribute; None without one."""
+        """Return the training dataset of a run, or a dataset inside it, that has this attribute;
+        None without one.
+        """
         dataloader = self.predictor.config.dataloader if self.predictor.config else {}
         section = dataloader.get("train")
-        dataset = instantiate(section.dataset) if section is not None and "dataset" in section else None
+        dataset = (
+            instantiate(section.dataset) if section is not None and "dataset" in section else None
+        )
         while dataset is not None and not hasattr(dataset, attribute):
-            dataset = getattr(dataset, "dataset", None)  # a dataset that another dataset wraps, such as `MaskedTokens`
+            dataset = getattr(
+                dataset, "dataset", None
+            )  # a dataset that another dataset wraps, such as `MaskedTokens`
         return dataset
 
     @cached_property
     def generator(self) -> Generator:
-        """The generator for prompts of tokens. Raises `UserError` if the model does not generate text."""
-        if not hasattr(self.model, "features") or not hasattr(self.model, "logits"):
-            raise UserError(f"{self._source} contains a {type(self.model).__name__}, which does not generate text.")
-        return Generator(self.model, is_graph=self.predictor.mode == "graph", layout=self.predictor.layout)
+        """The generator for prompts of tokens.
 
-    def generate(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> list[str]:
+        Raises `UserError` if the model does not generate text.
+        """
+        if not hasattr(self.model, "features") or not hasattr(self.model, "logits"):
+            raise UserError(
+                f"{self._source} contains a {type(self.model).__name__}, which does not generate "
+                "text."
+            )
+        return Generator(
+            self.model, is_graph=self.predictor.mode == "graph", layout=self.predictor.layout
+        )
+
+    def generate(
+        self, prompts: Sequence[str], options: GenerationOptions | None = None
+    ) -> list[str]:
         """Return the continuation of each prompt."""
         encoded = [self.tokenizer.encode(prompt) for prompt in prompts]
-        return [self.tokenizer.decode(tokens) for tokens in self.generator.generate(encoded, options)]
+        return [
+            self.tokenizer.decode(tokens) for tokens in self.generator.generate(encoded, options)
+        ]
 
-    def stream(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> Iterator[list[str]]:
+    def stream(
+        self, prompts: Sequence[str], options: GenerationOptions | None = None
+    ) -> Iterator[list[str]]:
         """Yield the new text of every prompt as soon as it is generated. Not for beam search."""
         options = options or GenerationOptions()
         streams = [TextStream(self.tokenizer) for _ in prompts]
@@ -108,10 +135,13 @@ class Pipeline:
             yield [stream.add(int(token)) for stream, token in zip(streams, tokens)]
         yield [stream.end() for stream in streams]
 
-    def predict(self, batches: Iterable[Mapping[str, Any]], only: str | None = None) -> dict[str, np.ndarray]:
+    def predict(
+        self, batches: Iterable[Mapping[str, Any]], only: str | None = None
+    ) -> dict[str, np.ndarray]:
         """Return all outputs that have one row per sample, concatenated over all batches.
 
-        `only` selects one output. Raises `UserError` if forward returns no such output, or rows of different shapes.
+        `only` selects one output. Raises `UserError` if forward returns no such output, or rows of
+        different shapes.
         """
         parts = []
         for batch in batches:
@@ -127,56 +157,78 @@ class Pipeline:
             if not found:
                 raise UserError(
                     f"{type(self.model).__name__}.forward returned {', '.join(sorted(named))} for "
-                    f"{', '.join(sorted(batch))}: no {only or 'output'} with a row for each sample. Return it when the "
-                    "batch has no labels, and omit the labels here."
+                    f"{', '.join(sorted(batch))}: no {only or 'output'} with a row for each "
+                    "sample. Return it when the batch has no labels, and omit the labels here."
                 )
             parts.append(found)
         for name in parts[0]:
             shapes = sorted({part[name].shape[1:] for part in parts})
             if len(shapes) > 1:
                 raise UserError(
-                    f"{name} has rows of the shapes {shapes[0]} and {shapes[1]} in different batches. Pad samples to "
-                    "one length, or predict them in one batch."
+                    f"{name} has rows of the shapes {shapes[0]} and {shapes[1]} in different "
+                    "batches. Pad samples to one length, or predict them in one batch."
                 )
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _batches(self, inputs: Sequence[str] | np.ndarray, size: int) -> Iterator[Mapping[str, Any]]:
+    def _batches(
+        self, inputs: Sequence[str] | np.ndarray, size: int
+    ) -> Iterator[Mapping[str, Any]]:
         for start in range(0, len(inputs), size):
             part = inputs[start : start + size]
-            yield {self._parameters[0]: part} if isinstance(part, np.ndarray) else self.encode_batch(part)
+            yield (
+                {self._parameters[0]: part}
+                if isinstance(part, np.ndarray)
+                else self.encode_batch(part)
+            )
 
     def embed(self, texts: Sequence[str], batch_size: int = 32) -> np.ndarray:
-        """Return the sentence embeddings of texts, (texts, width): the model's output `embeddings`."""
+        """Return the sentence embeddings of texts, (texts, width): the model's output
+        `embeddings`.
+        """
         return self.predict(self._batches(texts, batch_size), "embeddings")["embeddings"]
 
     @cached_property
     def _class_names(self) -> dict[int, str]:
-        """Map class numbers to names: the attribute `classes` of the run's training dataset, if it can be read."""
+        """Map class numbers to names: the attribute `classes` of the run's training dataset, if it
+        can be read.
+        """
         try:
             return dict(enumerate(getattr(self._dataset_with("classes"), "classes", ())))
         except (UserError, OSError):  # the data no longer exists
             return {}
 
-    def classify(self, inputs: Sequence[str] | np.ndarray, batch_size: int = 32) -> list[tuple[str | int, float]]:
+    def classify(
+        self, inputs: Sequence[str] | np.ndarray, batch_size: int = 32
+    ) -> list[tuple[str | int, float]]:
         """Return the most likely class of each text or image, and its probability.
 
-        `inputs`: texts, images as the model reads them, or image files for a run on `ImageFolderDataset`. Class names
-        come from Hugging Face's config.json or from the dataset (`classes`). Without names, classes are numbers.
+        `inputs`: texts, images as the model reads them, or image files for a run on
+        `ImageFolderDataset`. Class names come from Hugging Face's config.json or from the dataset
+        (`classes`). Without names, classes are numbers.
         """
         return self.classes_of(self.predict(self._batches(inputs, batch_size), "logits")["logits"])
 
     def classes_of(self, scores: np.ndarray) -> list[tuple[str | int, float]]:
-        """Return the most likely class and its probability for each row of scores (samples, classes)."""
+        """Return the most likely class and its probability for each row of scores (samples,
+        classes).
+        """
         scores = scores.astype(np.float64)
         if scores.ndim != 2:
-            raise UserError(f"{type(self.model).__name__} is not a classifier: its scores are {scores.shape}.")
+            raise UserError(
+                f"{type(self.model).__name__} is not a classifier: its scores are {scores.shape}."
+            )
         best = scores.argmax(axis=1)
         probabilities = 1.0 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
         names = self._class_names
-        return [(names.get(number, number), float(p)) for number, p in zip(best.tolist(), probabilities)]
+        return [
+            (names.get(number, number), float(p)) for number, p in zip(best.tolist(), probabilities)
+        ]
 
     def encode_batch(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        """Convert texts or image files to arguments of the model's forward. Texts are padded on the right."""
+        """Convert texts or image files to arguments of the model's forward.
+
+        Texts are padded on the right.
+        """
         if self._parameters[0] == "images":
             return {"images": np.stack([self._image_reader.read_image(file) for file in texts])}
         longest = getattr(self.model, "max_seq_length", None)
@@ -190,19 +242,24 @@ class Pipeline:
             batch["attention_mask"] = is_token.astype(np.int64)
         elif not is_token.all():
             raise UserError(
-                f"{type(self.model).__name__}.forward has no attention_mask, but the texts have different numbers of "
-                f"tokens ({len(rows[0])} in the first). Predict one text at a time (--batch-size 1)."
+                f"{type(self.model).__name__}.forward has no attention_mask, but the texts have "
+                f"different numbers of tokens ({len(rows[0])} in the first). Predict one text at "
+                "a time (--batch-size 1)."
             )
         return batch
 
     @cached_property
     def _image_reader(self) -> Any:
-        """The run's dataset, which has `read_image(path)`. Raises `UserError` if it has no such method."""
+        """The run's dataset, which has `read_image(path)`.
+
+        Raises `UserError` if it has no such method.
+        """
         dataset = self._dataset_with("read_image")
         if dataset is None:
             raise UserError(
-                f"{self._source} does not define how image files become arrays, because its dataset has no "
-                "read_image(path) as ImageFolderDataset has. Pass the images as arrays (.npz)."
+                f"{self._source} does not define how image files become arrays, because its "
+                "dataset has no read_image(path) as ImageFolderDataset has. Pass the images as "
+                "arrays (.npz)."
             )
         return dataset
 

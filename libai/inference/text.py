@@ -16,8 +16,9 @@ from libai.utils.errors import UserError
 class TextCodec:
     """A pair of functions that convert between text and token ids.
 
-    `encode(text) -> token ids` includes the special tokens that the tokenizer adds. `decode(ids) -> text` omits them.
-    `stop_token` ends a text. It can be a list of tokens, each of which ends a text, or None if unknown.
+    `encode(text) -> token ids` includes the special tokens that the tokenizer adds. `decode(ids) ->
+    text` omits them. `stop_token` ends a text. It can be a list of tokens, each of which ends a
+    text, or None if unknown.
     """
 
     encode: Callable[[str], list[int]]
@@ -31,7 +32,10 @@ class TextCodec:
 
     @classmethod
     def read(cls, path: Path) -> TextCodec:
-        """Read a tokenizer.json, or a folder with one. The stop token is read from the config.json next to it."""
+        """Read a tokenizer.json, or a folder with one.
+
+        The stop token is read from the config.json next to it.
+        """
         folder = path if path.is_dir() else path.parent
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
@@ -41,7 +45,9 @@ class TextCodec:
 
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises no narrower type
-            raise UserError(f"{file} cannot be read as a tokenizer ({error}). Give a tokenizer.json.") from None
+            raise UserError(
+                f"{file} cannot be read as a tokenizer ({error}). Give a tokenizer.json."
+            ) from None
         tokenizer.no_padding()
         tokenizer.no_truncation()
         end = tokenizer.token_to_id("<|endofdocument|>")

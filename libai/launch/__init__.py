@@ -2,5 +2,8 @@
 
 import sys as _sys
 
-if _sys.version_info < (3, 10):  # noqa: UP036  # pip does not check a clone, and older Pythons cannot parse other files
-    raise ImportError("libai needs CPython 3.10; `bash tools/env.sh` creates an environment with it")
+# pip does not check a clone, and older Pythons cannot parse other files
+if _sys.version_info < (3, 10):  # noqa: UP036
+    raise ImportError(
+        "libai needs CPython 3.10; `bash tools/env.sh` creates an environment with it"
+    )

@@ -1,7 +1,8 @@
-"""Detect whether another launcher started this process, and read its rank, the number of processes and the address.
+"""Detect whether another launcher started this process, and read its rank, the number of processes
+and the address.
 
-Supports oneflow.distributed.launch, Open MPI's mpirun and srun. Uses only the standard library. libai's own launcher
-is in libai/launch/job.py.
+Supports oneflow.distributed.launch, Open MPI's mpirun and srun. Uses only the standard library.
+libai's own launcher is in libai/launch/job.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class _Launcher:
-    """Names of the environment variables that the launcher `name` sets for each process it starts."""
+    """Names of the environment variables that the launcher `name` sets for each process it
+    starts.
+    """
 
     name: str
     size: str
@@ -69,7 +72,9 @@ SRUN = _Launcher(
 
 @dataclass(frozen=True)
 class Place:
-    """Rank of this process among those started by `launcher`, and the address and port where rank 0 listens."""
+    """Rank of this process among those started by `launcher`, and the address and port where rank 0
+    listens.
+    """
 
     launcher: str
     rank: int
@@ -81,7 +86,9 @@ class Place:
 
     @property
     def is_machine(self) -> bool:
-        """True if this is the only process on its machine. libai may then start several ranks there."""
+        """True if this is the only process on its machine. libai may then start several ranks
+        there.
+        """
         return self.local_size == 1
 
     def describe(self) -> str:
@@ -92,20 +99,23 @@ class Place:
 def find_place(environment: Environment) -> Place | None:
     """Return the place given by the environment, or None if no other launcher started this process.
 
-    If launchers are nested, the inner one counts. An outer launcher may only start one process per machine. Raises
-    `UserError` for contradictions.
+    If launchers are nested, the inner one counts. An outer launcher may only start one process per
+    machine. Raises `UserError` for contradictions.
     """
     found = []
     for launcher in (ONEFLOW, OPEN_MPI, SRUN):
-        is_ours = launcher is ONEFLOW and NOTES_VARIABLE in environment  # started by libai's own launcher
+        is_ours = (
+            launcher is ONEFLOW and NOTES_VARIABLE in environment
+        )  # started by libai's own launcher
         if not is_ours and environment.get(launcher.size, "1") != "1":
             found.append(_read(launcher, environment))
     for outer in found[1:]:
         inner = found[0]
         if not outer.is_machine and (outer.rank, outer.size) != (inner.rank, inner.size):
             raise UserError(
-                f"two launchers contradict each other: {inner.describe()} and {outer.describe()}. Start the processes "
-                f"with only one of them, or let {outer.launcher} start one process on each machine."
+                f"two launchers contradict each other: {inner.describe()} and {outer.describe()}. "
+                f"Start the processes with only one of them, or let {outer.launcher} start one "
+                "process on each machine."
             )
     return found[0] if found else None
 
@@ -115,11 +125,17 @@ def machine_variables(place: Place, environment: Environment) -> dict[str, str]:
 
     Raises `UserError` if NODE or NODE_RANK is already set to another value.
     """
-    wanted = {"NODE": str(place.size), "NODE_RANK": str(place.rank), "ADDR": place.address, "PORT": str(place.port)}
+    wanted = {
+        "NODE": str(place.size),
+        "NODE_RANK": str(place.rank),
+        "ADDR": place.address,
+        "PORT": str(place.port),
+    }
     for name in ("NODE", "NODE_RANK"):
         if environment.get(name, wanted[name]) != wanted[name]:
             raise UserError(
-                f"{name}={environment[name]} contradicts {place.describe()}, which gives {wanted[name]}. Unset {name}."
+                f"{name}={environment[name]} contradicts {place.describe()}, which gives "
+                f"{wanted[name]}. Unset {name}."
             )
     return wanted
 
@@ -129,8 +145,8 @@ def _read(launcher: _Launcher, environment: Environment) -> Place:
         text = environment.get(name, "")
         if not (text.isascii() and text.isdecimal()):
             raise UserError(
-                f"{launcher.name} has started this process, and {name} is {text!r}, so its rank is unknown. Start the "
-                "job again, or unset the variables of that launcher."
+                f"{launcher.name} has started this process, and {name} is {text!r}, so its rank "
+                "is unknown. Start the job again, or unset the variables of that launcher."
             )
         return int(text)
 
@@ -149,18 +165,24 @@ def _read(launcher: _Launcher, environment: Environment) -> Place:
         counts += [int(count)] * int(times or 1)
     if node >= len(counts) or rank >= size or not local_rank < counts[node] <= size:
         raise UserError(
-            f"the environment of {launcher.name} contradicts itself: process {rank} of {size}, {local_rank} on machine "
-            f"{node}, and {launcher.local_size}={text!r}. It may contain variables of another job."
+            f"the environment of {launcher.name} contradicts itself: process {rank} of {size}, "
+            f"{local_rank} on machine {node}, and {launcher.local_size}={text!r}. It may contain "
+            "variables of another job."
         )
-    address = given("ADDR") or (LOOPBACK if size == counts[node] else first_host(environment.get(launcher.hosts, "")))
+    address = given("ADDR") or (
+        LOOPBACK if size == counts[node] else first_host(environment.get(launcher.hosts, ""))
+    )
     if not address:
         raise UserError(
-            f"{launcher.name} has started processes on several machines but does not set the address of rank 0. Set "
-            f"ADDR to an address of that machine for all processes: {launcher.example}."
+            f"{launcher.name} has started processes on several machines but does not set the "
+            "address of rank 0. Set ADDR to an address of that machine for all processes: "
+            f"{launcher.example}."
         )
     # Without PORT, derive the port from the job, which gives the same port on all ranks.
     job = ".".join(environment.get(name, "") for name in launcher.job).strip(".")
-    port = read_port(given("PORT")) or (20000 + zlib.crc32(job.encode()) % 10000 if job else DEFAULT_PORT)
+    port = read_port(given("PORT")) or (
+        20000 + zlib.crc32(job.encode()) % 10000 if job else DEFAULT_PORT
+    )
     return Place(launcher.name, rank, size, local_rank, counts[node], address, port)
 
 

@@ -20,16 +20,25 @@ from libai.patches.table import is_known_version, missing_parts, patches_that_ar
 from libai.utils.distributed import get_local_rank, get_rank, get_world_size
 
 _PACKAGES = ("numpy", "omegaconf", "hydra-core", "tensorboardX", "safetensors", "protobuf")
-#: the only environment variables that are recorded, together with the prefixes below; others may hold secrets
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "NODE", "NODE_RANK", "SLURM_JOB_ID", "VIRTUAL_ENV")
+#: the only environment variables that are recorded, together with the prefixes below; others may
+#: hold secrets
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NODE",
+    "NODE_RANK",
+    "SLURM_JOB_ID",
+    "VIRTUAL_ENV",
+)
 _VARIABLE_PREFIXES = ("ONEFLOW_", "OPENBLAS_", "OMP_", "MKL_", "NCCL_", "LIBAI_")
 
 
 def collect_env() -> dict[str, Any]:
     """Return facts about the environment of this process.
 
-    Imports oneflow, so call it after the environment is prepared. Unavailable facts are None. Only environment
-    variables that are known to matter are included.
+    Imports oneflow, so call it after the environment is prepared. Unavailable facts are None. Only
+    environment variables that are known to matter are included.
     """
     return {
         "libai": __version__,
@@ -40,7 +49,11 @@ def collect_env() -> dict[str, Any]:
         "machine": _machine(),
         "cuda": _cuda(),
         "git": git_state(Path.cwd()),
-        "layout": {"rank": get_rank(), "world_size": get_world_size(), "local_rank": get_local_rank()},
+        "layout": {
+            "rank": get_rank(),
+            "world_size": get_world_size(),
+            "local_rank": get_local_rank(),
+        },
         "command": list(sys.argv),
         "variables": {
             name: value
@@ -66,7 +79,11 @@ def _oneflow() -> dict[str, Any]:
 
 def _machine() -> dict[str, Any]:
     pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    models = (line.split(":", 1)[1].strip() for line in read_cpuinfo().splitlines() if line.startswith("model name"))
+    models = (
+        line.split(":", 1)[1].strip()
+        for line in read_cpuinfo().splitlines()
+        if line.startswith("model name")
+    )
     return {
         "os": platform.platform(),
         "host": platform.node(),
@@ -82,7 +99,10 @@ def _cuda() -> dict[str, Any]:
     if not flow.cuda.is_available():
         return {"available": False, "devices": []}
     devices = [
-        {"name": flow.cuda.get_device_name(i), "capability": list(flow.cuda.get_device_capability(i))}
+        {
+            "name": flow.cuda.get_device_name(i),
+            "capability": list(flow.cuda.get_device_capability(i)),
+        }
         for i in range(flow.cuda.device_count())
     ]
     return {"available": True, "devices": devices}
@@ -96,12 +116,17 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+    return {
+        "commit": commit,
+        "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no")),
+    }
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,8 +1,9 @@
-"""End a process of a job with the right exit code and a single error report, and leave no other rank hanging.
+"""End a process of a job with the right exit code and a single error report, and leave no other
+rank hanging.
 
-`guarded_main` runs a program's main function. Uses only the standard library. Other files make `import oneflow` work
-(libai/launch/runtime.py), start the processes of a rank (libai/launch/rank.py) and decide when training stops
-(libai/launch/stop.py).
+`guarded_main` runs a program's main function. Uses only the standard library. Other files make
+`import oneflow` work (libai/launch/runtime.py), start the processes of a rank
+(libai/launch/rank.py) and decide when training stops (libai/launch/stop.py).
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ from libai.utils.rank_notes import (
 )
 from libai.utils.screen import say, say_error
 
-#: `timeout -s INT` and some schedulers deliver one signal twice; a person takes longer to press Ctrl-C again
+#: `timeout -s INT` and some schedulers deliver one signal twice; a person takes longer to press
+#: Ctrl-C again
 SAME_SIGNAL_SECONDS = 0.5
-#: messages on the terminal after Ctrl-C; ranks agree only about once a second, so "this iteration" may be a later one
+#: messages on the terminal after Ctrl-C; ranks agree only about once a second, so "this iteration"
+#: may be a later one
 STOPPING = "Stopping after this iteration; press Ctrl-C again to quit without saving."
 NOT_BEGUN = "Stopping before the first iteration; there is nothing to save."
 #: flag that shows all frames of a traceback; without it, only frames in the user's files are shown
 TRACEBACK_FLAG = "--traceback"
-#: variable with the same effect as the flag; ranks of the user's own program get it instead of the flag
+#: variable with the same effect as the flag; ranks of the user's own program get it instead of the
+#: flag
 TRACEBACK_VARIABLE = "LIBAI_TRACEBACK"
 #: path fragments of code that is not the user's, least interesting first
 NOT_USERS = (
@@ -72,23 +76,27 @@ def open_missing_streams() -> None:
                 return  # a lower descriptor was closed on purpose while the process ran
             os.set_inheritable(descriptor, True)
             if getattr(sys, name) is None:
-                setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  # stays open as long as the process runs
+                # stays open as long as the process runs
+                setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
 
 
 def guarded_main(main: Callable[[], object]) -> NoReturn:
     """Run `main` and exit with its code. Never returns and never hangs the job.
 
-    The exit code is the value that `main` returns or passes to `sys.exit` (None is 0). It is 2 for a `UserError`, which
-    is printed once per job, and 130 for Ctrl-C. It is 1 for anything else, with rank and traceback on stderr.
-    `sys.exit(0)` during a run or its preparation is a failure too, because the run was not over. The process runs the
-    user's own exit functions and then calls `os._exit`, because oneflow 0.9.0's exit functions wait endlessly for ranks
-    that are still training.
+    The exit code is the value that `main` returns or passes to `sys.exit` (None is 0). It is 2 for
+    a `UserError`, which is printed once per job, and 130 for Ctrl-C. It is 1 for anything else,
+    with rank and traceback on stderr. `sys.exit(0)` during a run or its preparation is a failure
+    too, because the run was not over. The process runs the user's own exit functions and then calls
+    `os._exit`, because oneflow 0.9.0's exit functions wait endlessly for ranks that are still
+    training.
     """
     hide_harmless_lines()
     code = run_guarded(main)
     is_over = code in (0, EXIT_RESUMABLE)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if code == EXIT_RESUMABLE else ():
-        signal.signal(signum, signal.SIG_IGN)  # everything is saved, and schedulers repeat their signals
+        signal.signal(
+            signum, signal.SIG_IGN
+        )  # everything is saved, and schedulers repeat their signals
     if is_over or world_size() == 1:
         _run_exit_functions()
     if is_over and own_folder() is not None:
@@ -97,10 +105,17 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
 
 
 def _run_exit_functions() -> None:
-    """Run the exit functions as Python does, except oneflow's, which may abort, crash or never return."""
+    """Run the exit functions as Python does, except oneflow's, which may abort, crash or never
+    return.
+    """
     threading._shutdown()  # type: ignore[attr-defined]
-    for function in gc.get_objects() if "oneflow" in sys.modules else ():  # oneflow keeps no reference to it by name
-        if isinstance(function, FunctionType) and (function.__module__, function.__name__) == _ONEFLOW_AT_EXIT:
+    for function in (
+        gc.get_objects() if "oneflow" in sys.modules else ()
+    ):  # oneflow keeps no reference to it by name
+        if (
+            isinstance(function, FunctionType)
+            and (function.__module__, function.__name__) == _ONEFLOW_AT_EXIT
+        ):
             atexit.unregister(function)
     with contextlib.suppress(Exception):  # Python has already printed it
         atexit._run_exitfuncs()
@@ -109,19 +124,25 @@ def _run_exit_functions() -> None:
 def _leave_together(code: int) -> None:
     """Record that this rank's work is done, and wait for the other ranks of this machine.
 
-    Without this wait, the heartbeat of oneflow 0.9.0, which runs every 7 to 13 seconds, would abort ranks that are
-    still working because another rank is gone.
+    Without this wait, the heartbeat of oneflow 0.9.0, which runs every 7 to 13 seconds, would abort
+    ranks that are still working because another rank is gone.
     """
     note_leaving(code)
     folder, first = str(own_folder()), int(os.environ["RANK"]) - int(os.environ["LOCAL_RANK"])
-    others = [open_state(folder, first + number) for number in range(int(os.environ[LOCAL_RANKS_VARIABLE]))]
+    others = [
+        open_state(folder, first + number)
+        for number in range(int(os.environ[LOCAL_RANKS_VARIABLE]))
+    ]
     while not all(state.has_left or state.ended_at for state in others):
         note_progress()
         time.sleep(0.01)
 
 
 def note_leaving(code: int) -> None:
-    """Record for the launcher that this rank's work is over. A rank that ends without this record counts as failed."""
+    """Record for the launcher that this rank's work is over.
+
+    A rank that ends without this record counts as failed.
+    """
     state = own_state()
     state.code, state.has_left = code, 1
 
@@ -140,7 +161,9 @@ def run_guarded(main: Callable[[], object]) -> int:
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """Flush everything that was printed or logged, and end the process without running exit functions."""
+    """Flush everything that was printed or logged, and end the process without running exit
+    functions.
+    """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # the stream may be closed
@@ -151,9 +174,18 @@ def leave_at_once(code: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
-    """Handle signals while the block runs. Ignored signals (nohup, a script's background job) stay ignored."""
-    ours = {signum: handler for signum, handler in handlers.items() if signal.getsignal(signum) is not signal.SIG_IGN}
+def signals_handled(
+    handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]],
+) -> Iterator[None]:
+    """Handle signals while the block runs.
+
+    Ignored signals (nohup, a script's background job) stay ignored.
+    """
+    ours = {
+        signum: handler
+        for signum, handler in handlers.items()
+        if signal.getsignal(signum) is not signal.SIG_IGN
+    }
     previous = {signum: signal.signal(signum, handler) for signum, handler in ours.items()}
     try:
         yield
@@ -163,9 +195,15 @@ def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType |
 
 
 def describe_quit(state: RankState) -> str:
-    """Return the message after a second Ctrl-C, with the number of iterations since the rank's last checkpoint."""
+    """Return the message after a second Ctrl-C, with the number of iterations since the rank's last
+    checkpoint.
+    """
     lost = max(state.iteration - state.saved, 0)
-    return f"Quit without saving. Iterations lost: {lost}." if state.iteration else "Quit without saving."
+    return (
+        f"Quit without saving. Iterations lost: {lost}."
+        if state.iteration
+        else "Quit without saving."
+    )
 
 
 class Interrupts:
@@ -175,7 +213,10 @@ class Interrupts:
         self._first_at: float | None = None
 
     def is_again(self, signum: int) -> bool:
-        """Return True for a SIGINT at least `SAME_SIGNAL_SECONDS` after the first. Call it for every signal."""
+        """Return True for a SIGINT at least `SAME_SIGNAL_SECONDS` after the first.
+
+        Call it for every signal.
+        """
         if signum != signal.SIGINT:
             return False
         now = time.monotonic()
@@ -184,7 +225,8 @@ class Interrupts:
         return now - self._first_at >= SAME_SIGNAL_SECONDS
 
 
-# ------------------------------------------------------------------------------------------------- reporting
+# ----------------------------------------------------------------------------------------------
+# reporting
 
 
 def _as_exit_code(value: object) -> int:
@@ -197,13 +239,17 @@ def _as_exit_code(value: object) -> int:
 
 
 def _report_exit(stop: SystemExit) -> int:
-    """Return the exit code of a `sys.exit`. Calling `sys.exit(0)` during a run is reported as a failure."""
+    """Return the exit code of a `sys.exit`.
+
+    Calling `sys.exit(0)` during a run is reported as a failure.
+    """
     code = _as_exit_code(stop.code)
     left = getattr(stop, "left_phase", None)
     if code == 0 and left is not None:
         said = (
-            f"error: sys.exit(0) was called at {_place(stop)} in the phase {left!r}: the run was not over. Stop a run "
-            "early with `raise StopTraining` in a hook's after_step, or exit after train() has returned."
+            f"error: sys.exit(0) was called at {_place(stop)} in the phase {left!r}: the run was "
+            "not over. Stop a run early with `raise StopTraining` in a hook's after_step, or exit "
+            "after train() has returned."
         )
         if not _record_failure(stop, said):
             say(with_rank(said, _rank()) if world_size() > 1 else said)
@@ -237,7 +283,9 @@ def _report(error: BaseException) -> int:
     # a file name that is not valid UTF-8 cannot be written to a log unchanged
     said = f"error: {text or _traceback(error)}".encode(errors="backslashreplace").decode()
     if not _record_failure(error, said):
-        say_error(with_rank(said, rank) if rank > 0 or (text is None and world_size() > 1) else said, code)
+        say_error(
+            with_rank(said, rank) if rank > 0 or (text is None and world_size() > 1) else said, code
+        )
     elif rank > 0:
         print(said, file=sys.stderr)  # goes to the rank's own file
     log = logging.getLogger("libai")
@@ -309,7 +357,13 @@ def _record_failure(error: BaseException, said: str) -> bool:
 
 
 def _place(error: BaseException) -> str:
-    """Return file and line of the innermost frame, without the frames of argparse and oneflow that call `sys.exit`."""
+    """Return file and line of the innermost frame, without the frames of argparse and oneflow that
+    call `sys.exit`.
+    """
     silent = ("argparse.py", "oneflow/__init__.py")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.endswith(silent)]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.endswith(silent)
+    ]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -15,11 +15,18 @@ LAUNCH = (sys.executable, os.path.join(PACKAGE, "launch", "__main__.py"))
 def make_importable(folder: str) -> None:
     """Put `folder` on `sys.path` before other packages, but after the standard library.
 
-    Otherwise a json.py or queue.py of the user would replace Python's own module in libai and oneflow.
+    Otherwise a json.py or queue.py of the user would replace Python's own module in libai and
+    oneflow.
     """
     library = os.path.dirname(os.__file__)
-    standard = [entry for entry in sys.path if entry in (library, os.path.join(library, "lib-dynload"))]
-    sys.path[:] = [*standard, folder, *(entry for entry in sys.path if entry not in (*standard, folder))]
+    standard = [
+        entry for entry in sys.path if entry in (library, os.path.join(library, "lib-dynload"))
+    ]
+    sys.path[:] = [
+        *standard,
+        folder,
+        *(entry for entry in sys.path if entry not in (*standard, folder)),
+    ]
 
 
 def shipped_configs() -> str:

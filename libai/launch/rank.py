@@ -1,8 +1,10 @@
-"""Run one rank as two processes: the program and its parent, which `oneflow.distributed.launch` starts.
+"""Run one rank as two processes: the program and its parent, which `oneflow.distributed.launch`
+starts.
 
     python libai/launch/rank.py OUTPUT_FOLDER IS_TRAINING FILE [arguments of FILE …]
 
-The parent records how the program ended, which OneFlow's launcher does not report. Uses only the standard library.
+The parent records how the program ended, which OneFlow's launcher does not report. Uses only the
+standard library.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from libai.utils import rank_notes
 from libai.utils.rank_notes import RankState
 from libai.utils.screen import CLEAR
 
-#: asks a rank for its stacks; a real-time signal, because users and schedulers may use SIGUSR1 and SIGUSR2
+#: asks a rank for its stacks; a real-time signal, because users and schedulers may use SIGUSR1 and
+#: SIGUSR2
 STACK_SIGNAL = signal.SIGRTMIN + 3
 #: maximum time in seconds to wait for the stacks of a program
 STACK_SECONDS = 1.0
@@ -38,7 +41,10 @@ _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def end_with_parent(parent: int) -> None:
-    """Make Linux kill this process when `parent` ends, or now if it has ended. No rank outlives its launcher."""
+    """Make Linux kill this process when `parent` ends, or now if it has ended.
+
+    No rank outlives its launcher.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -59,7 +65,9 @@ def main(output_folder: str, is_training: str, file: str, *arguments: str) -> No
     if program:
         _, ended = os.waitpid(program, 0)
         state.status, state.ended_at = os.waitstatus_to_exitcode(ended), time.time()
-        os._exit(0)  # a failure code would make OneFlow's launcher end the other ranks before they report
+        os._exit(
+            0
+        )  # a failure code would make OneFlow's launcher end the other ranks before they report
     end_with_parent(parent)
     if rank == 0:
         _replace_open_line(state)
@@ -72,7 +80,9 @@ def main(output_folder: str, is_training: str, file: str, *arguments: str) -> No
     rank_notes.begin_rank(state, is_training == "1")
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     words = list(arguments)
-    if is_training != "1" and TRACEBACK_FLAG in words:  # the user's own program may not have such a flag
+    if (
+        is_training != "1" and TRACEBACK_FLAG in words
+    ):  # the user's own program may not have such a flag
         words.remove(TRACEBACK_FLAG)
         os.environ[TRACEBACK_VARIABLE] = "1"
     guarded_main(lambda: _run(file, words))
@@ -123,12 +133,16 @@ def ask_for_stacks(ranks: list[tuple[RankState, Path]]) -> None:
             os.kill(state.pid, STACK_SIGNAL)
     end = time.monotonic() + STACK_SECONDS
     # faulthandler writes the main thread last, and its frame in this file at the end
-    while time.monotonic() < end and not all("/launch/rank.py" in str(read_stack(path)) for _, path in asked):
+    while time.monotonic() < end and not all(
+        "/launch/rank.py" in str(read_stack(path)) for _, path in asked
+    ):
         time.sleep(0.05)
 
 
 def read_stack(path: Path) -> list[str]:
-    """Return the frames of a rank's main thread as written by `faulthandler`, innermost first, or an empty list."""
+    """Return the frames of a rank's main thread as written by `faulthandler`, innermost first, or
+    an empty list.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,6 +1,7 @@
 """Turn the command line and the environment into a `Job`, or into one clear error.
 
-Uses only the standard library. libai/launch/job.py starts the job, and libai/cli/launch.py checks the config.
+Uses only the standard library. libai/launch/job.py starts the job, and libai/cli/launch.py checks
+the config.
 """
 
 import argparse
@@ -27,7 +28,10 @@ FREE_PORTS = range(20000, 32000)
 
 
 def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
-    """Return the job described by three or more arguments and the environment. Raises `UserError` if it is invalid."""
+    """Return the job described by three or more arguments and the environment.
+
+    Raises `UserError` if it is invalid.
+    """
     file, config, processes, *rest = arguments
     if not os.stat(os.curdir).st_nlink:
         raise UserError("the working directory was removed. Change to another one.")
@@ -36,7 +40,9 @@ def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
     file_path = file if is_own_module(file) else find_file("FILE", file)
     config_path = find_config(config)
     if config_path == str(TRAIN_NET):
-        raise UserError(f"FILE={file} and CONFIG={config} are swapped. The order is FILE CONFIG PROCS.")
+        raise UserError(
+            f"FILE={file} and CONFIG={config} are swapped. The order is FILE CONFIG PROCS."
+        )
     num_nodes = _positive_int("NODE", environment.get("NODE", "1"))
     node_rank = _node_rank(environment, num_nodes)
     address = environment.get("ADDR") or "127.0.0.1"
@@ -56,7 +62,9 @@ def read_job(arguments: Sequence[str], environment: Mapping[str, str]) -> Job:
 
 def is_own_module(file: str) -> bool:
     """Return True if FILE is the module name of a libai program, such as `libai.cli.train_net`."""
-    return file.startswith("libai.") and ROOT.joinpath(*file.split(".")).with_suffix(".py").is_file()
+    return (
+        file.startswith("libai.") and ROOT.joinpath(*file.split(".")).with_suffix(".py").is_file()
+    )
 
 
 def find_config(config: str) -> str:
@@ -66,7 +74,10 @@ def find_config(config: str) -> str:
 
 
 def find_file(name: str, path: str) -> str:
-    """Return the absolute path of a file. It is looked up in the current folder and then in the repository."""
+    """Return the absolute path of a file.
+
+    It is looked up in the current folder and then in the repository.
+    """
     folders = [os.getcwd(), *([_ROOT] if is_clone() else [])]
     known = [file.stem for file in Path(shipped_configs()).glob("*.py")] if name == "CONFIG" else []
     for folder in folders:
@@ -75,13 +86,18 @@ def find_file(name: str, path: str) -> str:
             return os.path.realpath(place)
         if os.path.exists(place):
             raise UserError(
-                f"{name} is {path or 'empty'}, which is a folder or a pipe. Give a regular file, such as a run's "
-                "config.yaml."
+                f"{name} is {path or 'empty'}, which is a folder or a pipe. Give a regular file, "
+                "such as a run's config.yaml."
             )
         if os.path.isdir(os.path.dirname(place)):
-            known += [str(Path(path).with_name(file.name)) for file in Path(place).parent.glob("*.py")]
-    # find a file that has moved, such as LiBai's common/models/graph.py, which is common/graph.py here
-    moved = [str(file) for file in Path(shipped_configs()).rglob("*.py") if file.name == Path(path).name]
+            known += [
+                str(Path(path).with_name(file.name)) for file in Path(place).parent.glob("*.py")
+            ]
+    # find a file that has moved, such as LiBai's common/models/graph.py, which is common/graph.py
+    # here
+    moved = [
+        str(file) for file in Path(shipped_configs()).rglob("*.py") if file.name == Path(path).name
+    ]
     near = moved or difflib.get_close_matches(path, known, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Looked in {' and '.join(folders)}."
     raise UserError(f"{name} is {path[:200]}, and there is no such file. {hint}")
@@ -89,7 +105,10 @@ def find_file(name: str, path: str) -> str:
 
 def _positive_int(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
-        meaning = {"PROCS": "the number of processes on this machine", "NODE": "the number of machines"}[name]
+        meaning = {
+            "PROCS": "the number of processes on this machine",
+            "NODE": "the number of machines",
+        }[name]
         raise UserError(f"{name} is {text!r}; it must be {meaning}, a whole number of at least 1.")
     return int(text)
 
@@ -124,21 +143,26 @@ def _check_address(address: str, num_nodes: int, node_rank: int) -> None:
         ) from None
     if num_nodes > 1 and resolved.startswith("127."):
         raise UserError(
-            f"NODE={num_nodes} with ADDR={address}: on every machine this address means that machine itself. Set ADDR "
-            "to an address of the machine of NODE_RANK=0 that the others can reach. (Two nodes on one machine do not "
-            "work, because oneflow 0.9.0 distinguishes processes of one address by LOCAL_RANK. Use NODE=1 and more "
-            "PROCS.)"
+            f"NODE={num_nodes} with ADDR={address}: on every machine this address means that "
+            "machine itself. Set ADDR to an address of the machine of NODE_RANK=0 that the others "
+            "can reach. (Two nodes on one machine do not work, because oneflow 0.9.0 "
+            "distinguishes processes of one address by LOCAL_RANK. Use NODE=1 and more PROCS.)"
         )
     if (node_rank == 0) != _can_bind(resolved, 0):
-        found = "is not an address of this machine" if node_rank == 0 else "is an address of this same machine"
+        found = (
+            "is not an address of this machine"
+            if node_rank == 0
+            else "is an address of this same machine"
+        )
         raise UserError(
-            f"NODE={num_nodes} and NODE_RANK={node_rank}, but ADDR={address} {found}. ADDR is the machine of "
-            "NODE_RANK=0; do not set it if there is only one machine."
+            f"NODE={num_nodes} and NODE_RANK={node_rank}, but ADDR={address} {found}. ADDR is the "
+            "machine of NODE_RANK=0; do not set it if there is only one machine."
         )
 
 
 def choose_port(text: str, num_nodes: int, node_rank: int) -> int:
-    """Return the port in `text`, the value of the variable PORT, or a free or default port if `text` is empty.
+    """Return the port in `text`, the value of the variable PORT, or a free or default port if
+    `text` is empty.
 
     Raises `UserError` if the port is invalid or in use.
     """
@@ -147,8 +171,8 @@ def choose_port(text: str, num_nodes: int, node_rank: int) -> int:
     port = read_port(text) or DEFAULT_PORT
     if node_rank == 0 and not _can_bind("", port):
         raise UserError(
-            f"PORT={port} is in use on this machine, or only root may use it. Choose another port on every machine; a "
-            "job on one machine finds a free port if PORT is not set."
+            f"PORT={port} is in use on this machine, or only root may use it. Choose another port "
+            "on every machine; a job on one machine finds a free port if PORT is not set."
         )
     return port
 
@@ -167,7 +191,9 @@ def find_free_port() -> int:
         port = draw.choice(FREE_PORTS)
         if _can_bind("", port):
             return port
-    raise UserError(f"no free port found between {FREE_PORTS.start} and {FREE_PORTS.stop}. Set PORT to one.")
+    raise UserError(
+        f"no free port found between {FREE_PORTS.start} and {FREE_PORTS.stop}. Set PORT to one."
+    )
 
 
 def _can_bind(address: str, port: int) -> bool:
@@ -181,17 +207,23 @@ def _can_bind(address: str, port: int) -> bool:
     return True
 
 
-def take_restarts(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
+def take_restarts(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[int, list[str]]:
     """Return the number of restarts and the other arguments.
 
-    The number of restarts is taken from `--max-restarts N` or else from MAX_RESTARTS. The default is 0.
+    The number of restarts is taken from `--max-restarts N` or else from MAX_RESTARTS. The default
+    is 0.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--max-restarts", nargs="?", const="", default=environment.get("MAX_RESTARTS") or "0")
+    parser.add_argument(
+        "--max-restarts", nargs="?", const="", default=environment.get("MAX_RESTARTS") or "0"
+    )
     known, rest = parser.parse_known_args(list(arguments))
     if not known.max_restarts.isdecimal():
         name = "--max-restarts" if "--max-restarts" in " ".join(arguments) else "MAX_RESTARTS"
         raise UserError(
-            f"{name} is {known.max_restarts!r}; it must be the number of restarts after failures, a whole number."
+            f"{name} is {known.max_restarts!r}; it must be the number of restarts after failures, "
+            "a whole number."
         )
     return int(known.max_restarts), rest

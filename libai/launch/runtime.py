@@ -1,8 +1,8 @@
 """Make `import oneflow` work. Uses only the standard library.
 
-`libai/__init__.py` calls `prepare_environment` before anything imports oneflow. Programs import `guarded_main` from
-here, but it is defined in libai/launch/guard.py. Processes are started in libai/launch/job.py. The rest of libai gets
-ranks from libai/utils/distributed.py.
+`libai/__init__.py` calls `prepare_environment` before anything imports oneflow. Programs import
+`guarded_main` from here, but it is defined in libai/launch/guard.py. Processes are started in
+libai/launch/job.py. The rest of libai gets ranks from libai/utils/distributed.py.
 """
 
 import contextlib
@@ -39,10 +39,21 @@ from libai.utils.rank_notes import (
 )
 
 # import names of the packages in requirements/core.in that every command needs
-_NEEDED = ("oneflow", "numpy", "omegaconf", "hydra", "tensorboardX", "rich", "safetensors", "filelock", "tokenizers")
+_NEEDED = (
+    "oneflow",
+    "numpy",
+    "omegaconf",
+    "hydra",
+    "tensorboardX",
+    "rich",
+    "safetensors",
+    "filelock",
+    "tokenizers",
+)
 
-# option of `ulimit`, its limit, the smallest accepted value, what it limits. A rank opens about 20 files, and more for
-# connections to other ranks and for processes that load data. It starts about 20 threads, and more on many cores.
+# option of `ulimit`, its limit, the smallest accepted value, what it limits. A rank opens about 20
+# files, and more for connections to other ranks and for processes that load data. It starts about
+# 20 threads, and more on many cores.
 _LIMITS = (
     ("-n", resource.RLIMIT_NOFILE, 64, "open files"),
     ("-u", resource.RLIMIT_NPROC, 32, "processes and threads"),
@@ -58,8 +69,8 @@ _TOO_NEW = (
 def prepare_environment() -> None:
     """Prepare the environment for the first import of oneflow 0.9.0.
 
-    The call is cheap and idempotent, and never overrides the user's settings. If oneflow has already been imported,
-    only its matmuls and other CPU kernels can still be made faster.
+    The call is cheap and idempotent, and never overrides the user's settings. If oneflow has
+    already been imported, only its matmuls and other CPU kernels can still be made faster.
     """
     open_missing_streams()
     core_type = choose_openblas_core(read_cpuinfo())
@@ -71,22 +82,28 @@ def prepare_environment() -> None:
         _apply_patches()
 
 
-# ---------------------------------------------------------------------------------------------------- the CPU
+# ----------------------------------------------------------------------------------------------
+# the CPU
 
 
 def choose_openblas_core(cpuinfo: str) -> str | None:
     """Return the `OPENBLAS_CORETYPE` for a CPU, or None if OpenBLAS should choose.
 
-    `cpuinfo` is the text of /proc/cpuinfo. The OpenBLAS in the oneflow 0.9.0 wheel does not recognize CPUs newer than
-    itself. It falls back to a kernel without AVX, which makes matmuls 2.3 times slower (measured on an EPYC).
+    `cpuinfo` is the text of /proc/cpuinfo. The OpenBLAS in the oneflow 0.9.0 wheel does not
+    recognize CPUs newer than itself. It falls back to a kernel without AVX, which makes matmuls 2.3
+    times slower (measured on an EPYC).
     """
-    lines = [line.split(":", 1) for line in cpuinfo.partition("\n\n")[0].splitlines() if ":" in line]
+    lines = [
+        line.split(":", 1) for line in cpuinfo.partition("\n\n")[0].splitlines() if ":" in line
+    ]
     fields = {name.strip(): value.strip() for name, value in lines}
     flags = set(fields.get("flags", "").split())
     if not {"avx2", "fma"} <= flags:
         return None
     if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags:
-        return "SkylakeX"  # best for Zen 5 too: 250 GFLOP/s per core, against 131 with the Zen kernels
+        return (
+            "SkylakeX"  # best for Zen 5 too: 250 GFLOP/s per core, against 131 with the Zen kernels
+        )
     return "Zen" if fields.get("vendor_id") == "AuthenticAMD" else "Haswell"
 
 
@@ -99,11 +116,14 @@ def read_cpuinfo() -> str:
         return ""
 
 
-# ------------------------------------------------------------------------------------------ importing oneflow
+# ----------------------------------------------------------------------------------------------
+# importing oneflow
 
 
 class _OneFlowFinder(importlib.abc.MetaPathFinder):
-    """Find the packages that libai needs, as Python would, and wrap oneflow's loader in `_OneFlowLoader`."""
+    """Find the packages that libai needs, as Python would, and wrap oneflow's loader in
+    `_OneFlowLoader`.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -113,7 +133,9 @@ class _OneFlowFinder(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             if spec.submodule_search_locations is None:
-                raise OneFlowImportError(f"{spec.origin} hides the package {fullname}. Rename that file.")
+                raise OneFlowImportError(
+                    f"{spec.origin} hides the package {fullname}. Rename that file."
+                )
             if fullname == "oneflow":
                 spec.loader = _OneFlowLoader(spec.loader)  # type: ignore[assignment]
         return spec
@@ -122,15 +144,18 @@ class _OneFlowFinder(importlib.abc.MetaPathFinder):
 class _OneFlowLoader:
     """Wait for rank 0 before executing oneflow, and explain an import that fails.
 
-    Under a launcher, `import oneflow` is the rendezvous. If a rank contacts rank 0 before rank 0 listens, oneflow
-    sleeps for ten seconds. Ranks above 0 therefore first wait here until the port is open.
+    Under a launcher, `import oneflow` is the rendezvous. If a rank contacts rank 0 before rank 0
+    listens, oneflow sleeps for ten seconds. Ranks above 0 therefore first wait here until the port
+    is open.
     """
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._loader, name)  # Python uses create_module, tools use get_data, get_source and others
+        return getattr(
+            self._loader, name
+        )  # Python uses create_module, tools use get_data, get_source and others
 
     def exec_module(self, module: ModuleType) -> None:
         if (text := explain_versions()) is not None:
@@ -139,15 +164,21 @@ class _OneFlowLoader:
             soft_limit = resource.getrlimit(limit)[0]
             if 0 <= soft_limit < least:  # oneflow would abort the process
                 raise OneFlowImportError(
-                    f"`ulimit {option}` allows {soft_limit} {what}, and training needs {least}. Raise it: "
-                    f"`ulimit {option} 1024`."
+                    f"`ulimit {option}` allows {soft_limit} {what}, and training needs {least}. "
+                    f"Raise it: `ulimit {option} 1024`."
                 )
         # Report mistakes in LIBAI_PATCHES and LIBAI_NATIVE before anything is loaded.
         is_on("openblas")
         kernels.allowed_levels()
         try:
-            importlib.import_module("numpy")  # oneflow's C++ code would blame the version if another file hides numpy
-            with phase("meet", DEFAULT_MEETING_SECONDS) if world_size() > 1 else contextlib.nullcontext():
+            importlib.import_module(
+                "numpy"
+            )  # oneflow's C++ code would blame the version if another file hides numpy
+            with (
+                phase("meet", DEFAULT_MEETING_SECONDS)
+                if world_size() > 1
+                else contextlib.nullcontext()
+            ):
                 if "MASTER_PORT" in os.environ and int(os.environ.get("RANK", 0)) > 0:
                     wait_for_rank0()
                 with without_harmless_lines():
@@ -157,20 +188,26 @@ class _OneFlowLoader:
             if text is None:
                 raise
             raise OneFlowImportError(text) from error
-        if (text := explain_versions()) is not None:  # check again with the modules that are now loaded
+        if (
+            text := explain_versions()
+        ) is not None:  # check again with the modules that are now loaded
             raise OneFlowImportError(text)
         _take_back_ctrl_c()
         _apply_patches()
 
 
 def compile_kernels() -> None:
-    """Compile the CPU kernels if they are on and not compiled yet, so that ranks do not wait for one another."""
+    """Compile the CPU kernels if they are on and not compiled yet, so that ranks do not wait for
+    one another.
+    """
     if is_on("kernels"):
         kernels.compile_kernels()
 
 
 def _take_back_ctrl_c() -> None:
-    """Reinstall Python's SIGINT handler, which oneflow's import replaces: Ctrl-C would end with exit code 255."""
+    """Reinstall Python's SIGINT handler, which oneflow's import replaces: Ctrl-C would end with
+    exit code 255.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(signal.SIGINT, handler)
@@ -193,20 +230,29 @@ def _apply_patches() -> None:
 
 
 class OneFlowImportError(ImportError, UserError):
-    """Raised if oneflow cannot be imported in this environment. The message explains what to install."""
+    """Raised if oneflow cannot be imported in this environment.
+
+    The message explains what to install.
+    """
 
     name = "oneflow"
 
 
 def explain_import_error(error: BaseException) -> str | None:
-    """Return one line that explains how to fix a failed `import oneflow` or a lack of memory, or None."""
+    """Return one line that explains how to fix a failed `import oneflow` or a lack of memory, or
+    None.
+    """
     text = str(error)
     if isinstance(error, ModuleNotFoundError) and error.name in _NEEDED:
-        found = f"{error.name} is not installed for {sys.executable}, Python {platform.python_version()}"
+        found = (
+            f"{error.name} is not installed for {sys.executable}, Python "
+            f"{platform.python_version()}"
+        )
         if sys.version_info[:2] > (3, 10):
             found += ", and oneflow 0.9.0 has no wheel for it"
         return (
-            f"{found}. Use the interpreter that `bash tools/env.sh` prints; it creates an environment if there is none."
+            f"{found}. Use the interpreter that `bash tools/env.sh` prints; it creates an "
+            "environment if there is none."
         )
     no_space = (
         "failed to map segment",
@@ -217,32 +263,44 @@ def explain_import_error(error: BaseException) -> str | None:
     )
     if isinstance(error, MemoryError) or any(words in text for words in no_space):
         return (
-            f"the process ran out of memory or threads ({text or 'MemoryError'}). Its libraries take several gigabytes "
-            "of address space: raise the limits (`ulimit -v unlimited`, `ulimit -u`, or the batch system's limits)."
+            f"the process ran out of memory or threads ({text or 'MemoryError'}). Its libraries "
+            "take several gigabytes of address space: raise the limits (`ulimit -v unlimited`, "
+            "`ulimit -u`, or the batch system's limits)."
         )
     if "libcudnn" in text or "libcublas" in text:
         library = text.split(":")[0]
         return (
             f"`import oneflow` needs {library}, even without a GPU, and did not find it. Install "
-            "nvidia-cudnn-cu11==8.5.0.96 and nvidia-cublas-cu11==11.10.3.66 into the same site-packages as oneflow, "
-            "or add the system's cuDNN 8 and cuBLAS 11 to LD_LIBRARY_PATH."
+            "nvidia-cudnn-cu11==8.5.0.96 and nvidia-cublas-cu11==11.10.3.66 into the same "
+            "site-packages as oneflow, or add the system's cuDNN 8 and cuBLAS 11 to "
+            "LD_LIBRARY_PATH."
         )
     return None
 
 
 def explain_versions() -> str | None:
-    """Return one line that explains what to install if numpy or protobuf is too new for oneflow 0.9.0, or None.
+    """Return one line that explains what to install if numpy or protobuf is too new for oneflow
+    0.9.0, or None.
 
-    With numpy 2, oneflow can be imported but `flow.tensor(array)` fails later. With protobuf 4, the import fails.
+    With numpy 2, oneflow can be imported but `flow.tensor(array)` fails later. With protobuf 4, the
+    import fails.
     """
     for package, module, end, advice in _TOO_NEW:
-        version = str(getattr(sys.modules.get(module), "__version__", None) or installed_version(package) or "0")
+        version = str(
+            getattr(sys.modules.get(module), "__version__", None)
+            or installed_version(package)
+            or "0"
+        )
         major = version.partition(".")[0]
-        by_python = package == "protobuf" and os.environ.get("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION") == "python"
+        by_python = (
+            package == "protobuf"
+            and os.environ.get("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION") == "python"
+        )
         if major.isdecimal() and int(major) >= end and not by_python:
             return (
-                f"{package} {version} is installed in {sys.prefix}, but oneflow 0.9.0 only works with {package} < "
-                f"{end}. Run `pip install {advice}` there, or `bash tools/env.sh`."
+                f"{package} {version} is installed in {sys.prefix}, but oneflow 0.9.0 only works "
+                f"with {package} < {end}. Run `pip install {advice}` there, or `bash "
+                "tools/env.sh`."
             )
     return None
 
@@ -256,7 +314,10 @@ def installed_version(package: str) -> str | None:
 
 
 def wait_for_rank0() -> None:
-    """Wait until rank 0 listens at MASTER_ADDR:MASTER_PORT. Raises `UserError` after the time limit."""
+    """Wait until rank 0 listens at MASTER_ADDR:MASTER_PORT.
+
+    Raises `UserError` after the time limit.
+    """
     limit = read_limit(START_LIMIT, DEFAULT_MEETING_SECONDS)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     end = time.monotonic() + (limit or float("inf"))
@@ -270,17 +331,17 @@ def wait_for_rank0() -> None:
             note_progress()  # only the time limit of this function applies
             time.sleep(0.05)
     raise UserError(
-        f"rank {os.environ.get('RANK')} could not reach rank 0 at {address}:{port} within {limit:g} s ({reason}). Is "
-        "the first node running, with the same ADDR and PORT, and no firewall in between? "
-        f"{START_LIMIT}=<seconds> waits longer."
+        f"rank {os.environ.get('RANK')} could not reach rank 0 at {address}:{port} within "
+        f"{limit:g} s ({reason}). Is the first node running, with the same ADDR and PORT, and no "
+        f"firewall in between? {START_LIMIT}=<seconds> waits longer."
     )
 
 
 def hide_rendezvous_environment() -> None:
     """Remove the launcher's variables from this process.
 
-    A process that is not a rank, such as the launcher's config check or a subprocess of a test, would otherwise
-    join the rendezvous as soon as it imports oneflow.
+    A process that is not a rank, such as the launcher's config check or a subprocess of a test,
+    would otherwise join the rendezvous as soon as it imports oneflow.
     """
     for name in RENDEZVOUS_VARIABLES:
         os.environ.pop(name, None)

@@ -1,7 +1,8 @@
 """Stop a job on a signal or a time limit, in the same iteration on all ranks.
 
-A signal handler only sets a flag. The loop checks it at safe points: between iterations and between batches of an
-evaluation. With several ranks, a tiny all-reduce about once a second gives all ranks the same answer.
+A signal handler only sets a flag. The loop checks it at safe points: between iterations and between
+batches of an evaluation. With several ranks, a tiny all-reduce about once a second gives all ranks
+the same answer.
 """
 
 from __future__ import annotations
@@ -26,23 +27,30 @@ from libai.utils.screen import say
 STOP = "stop"
 TIME_LIMIT = 1000
 
-#: seconds between two agreements of several ranks; a stop takes at most this long, plus one iteration and the save
+#: seconds between two agreements of several ranks; a stop takes at most this long, plus one
+#: iteration and the save
 AGREE_SECONDS = 1.0
 _MAX_POLLS_BETWEEN = 10_000
 
 
 class StoppedFromOutside(SystemExit):
-    """Raised when a signal or a time limit stops the run. If it is not caught, the process ends with `code`.
+    """Raised when a signal or a time limit stops the run.
 
-    `code` is `EXIT_RESUMABLE` if the run can be resumed from a checkpoint, and 128 + signal number otherwise.
+    If it is not caught, the process ends with `code`.
+
+    `code` is `EXIT_RESUMABLE` if the run can be resumed from a checkpoint, and 128 + signal number
+    otherwise.
     """
 
 
 class Agreement:
-    """Questions that all ranks must answer alike at the same point of the loop. A "yes" from any rank counts.
+    """Questions that all ranks must answer alike at the same point of the loop.
 
-    Every rank must ask the same questions and poll at the same points. Polls are counted, and only about one per second
-    is collective. With one process there is nothing to agree on: `StopRequest` calls `decide` immediately.
+    A "yes" from any rank counts.
+
+    Every rank must ask the same questions and poll at the same points. Polls are counted, and only
+    about one per second is collective. With one process there is nothing to agree on: `StopRequest`
+    calls `decide` immediately.
     """
 
     def __init__(self, seconds: float = AGREE_SECONDS):
@@ -51,15 +59,23 @@ class Agreement:
         self.answers: dict[str, int] = {}
 
     def ask(self, name: str, question: Callable[[], int]) -> None:
-        """Ask `question() -> int` (0 is no) at every poll from now on, under `name`. Every rank must call this."""
+        """Ask `question() -> int` (0 is no) at every poll from now on, under `name`.
+
+        Every rank must call this.
+        """
         self._questions[name] = question
 
     def decide(self, name: str, answer: int) -> None:
-        """Set an answer that is the same on every rank, for example because it depends only on the iteration."""
+        """Set an answer that is the same on every rank, for example because it depends only on the
+        iteration.
+        """
         self.answers[name] = answer
 
     def answer(self, name: str) -> int:
-        """Return the agreed answer to `name`: 0, or the largest answer of any rank. It is kept until `take`."""
+        """Return the agreed answer to `name`: 0, or the largest answer of any rank.
+
+        It is kept until `take`.
+        """
         return self.answers.get(name, 0)
 
     def take(self, name: str) -> int:
@@ -74,16 +90,26 @@ class Agreement:
         return _PacedPoll(self.agree, self._seconds) if get_world_size() > 1 else lambda: None
 
     def agree(self, wanted: int = 1) -> int:
-        """Agree on all answers now. Return the polls until the next agreement: the smallest `wanted` of all ranks."""
+        """Agree on all answers now.
+
+        Return the polls until the next agreement: the smallest `wanted` of all ranks.
+        """
         if not self._questions:
             return _MAX_POLLS_BETWEEN
-        found = all_reduce(np.array([*(question() for question in self._questions.values()), -wanted]), "max")
-        self.answers.update((name, int(answer)) for name, answer in zip(self._questions, found) if answer)
+        found = all_reduce(
+            np.array([*(question() for question in self._questions.values()), -wanted]), "max"
+        )
+        self.answers.update(
+            (name, int(answer)) for name, answer in zip(self._questions, found) if answer
+        )
         return -int(found[-1])
 
 
 class _PacedPoll:
-    """Call `agree` about once every `seconds`. It starts with every poll and then gradually skips more of them."""
+    """Call `agree` about once every `seconds`.
+
+    It starts with every poll and then gradually skips more of them.
+    """
 
     def __init__(self, agree: Callable[[int], int], seconds: float):
         self._agree, self._seconds = agree, seconds
@@ -97,16 +123,22 @@ class _PacedPoll:
         wanted = 1
         if self._agreed_at is not None:
             seconds_per_poll = max((time.monotonic() - self._agreed_at) / self._polls, 1e-9)
-            # At most double the polls: after fast iterations, slow ones must not delay the next agreement for long.
-            wanted = max(1, min(int(self._seconds / seconds_per_poll), 2 * self._polls, _MAX_POLLS_BETWEEN))
+            # At most double the polls: after fast iterations, slow ones must not delay the next
+            # agreement for long.
+            wanted = max(
+                1, min(int(self._seconds / seconds_per_poll), 2 * self._polls, _MAX_POLLS_BETWEEN)
+            )
         self._polls = self._left = self._agree(wanted)
         self._agreed_at = time.monotonic()
 
 
 class StopRequest:
-    """A flag that is set when this process is asked to stop. Call it to get 0, the signal number or `TIME_LIMIT`.
+    """A flag that is set when this process is asked to stop.
 
-    `max_seconds` is the time limit, counted from the call of `handling_signals`. None means no limit.
+    Call it to get 0, the signal number or `TIME_LIMIT`.
+
+    `max_seconds` is the time limit, counted from the call of `handling_signals`. None means no
+    limit.
     """
 
     def __init__(self, max_seconds: float | None = None):
@@ -133,10 +165,13 @@ class StopRequest:
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Turn SIGTERM and Ctrl-C into a stop request while the block runs. A second Ctrl-C ends the process at once.
+        """Turn SIGTERM and Ctrl-C into a stop request while the block runs.
 
-        Under the launcher, which handles a second Ctrl-C itself, a signal only sets the request. Ignored signals
-        (nohup) stay ignored. Outside the main thread, Python cannot handle signals, and they keep their usual effect.
+        A second Ctrl-C ends the process at once.
+
+        Under the launcher, which handles a second Ctrl-C itself, a signal only sets the request.
+        Ignored signals (nohup) stay ignored. Outside the main thread, Python cannot handle signals,
+        and they keep their usual effect.
         """
         own_state().listens = 1
         if self._code:
@@ -144,7 +179,9 @@ class StopRequest:
         limit = threading.Timer(self._max_seconds or 0.0, self.request, (TIME_LIMIT,))
         limit.daemon = True
         is_main = threading.current_thread() is threading.main_thread()
-        with signals_handled(dict.fromkeys((signal.SIGTERM, signal.SIGINT) if is_main else (), self._receive)):
+        with signals_handled(
+            dict.fromkeys((signal.SIGTERM, signal.SIGINT) if is_main else (), self._receive)
+        ):
             if self._max_seconds is not None:
                 limit.start()
             try:
@@ -173,7 +210,10 @@ def describe_stop(code: int) -> str:
 
 
 def exit_code_of(code: int, is_resumable: bool) -> int:
-    """Return the exit code of a process that was stopped. `code`: the number of the signal, or `TIME_LIMIT`."""
+    """Return the exit code of a process that was stopped.
+
+    `code`: the number of the signal, or `TIME_LIMIT`.
+    """
     if is_resumable:
         return EXIT_RESUMABLE
     return 128 + (signal.SIGTERM if code == TIME_LIMIT else code)

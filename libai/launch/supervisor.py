@@ -1,8 +1,9 @@
 """Watch the ranks of this machine, which `oneflow.distributed.launch` has started.
 
-Forwards signals, ends a rank that hangs, ends all ranks when one fails, removes OneFlow's harmless lines from stderr,
-and reports which rank failed first and why. Time limits count only while this process runs, not while the job is paused
-by Ctrl-Z or the machine is suspended. Uses only the standard library. libai/launch/job.py starts the ranks.
+Forwards signals, ends a rank that hangs, ends all ranks when one fails, removes OneFlow's harmless
+lines from stderr, and reports which rank failed first and why. Time limits count only while this
+process runs, not while the job is paused by Ctrl-Z or the machine is suspended. Uses only the
+standard library. libai/launch/job.py starts the ranks.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ from libai.utils.rank_notes import OUTPUT_DIR, RankState
 from libai.utils.screen import is_terminal, say, say_error
 
 POLL_SECONDS = 0.05
-#: maximum seconds between two checks that count as time without progress; a suspended launcher may check late
+#: maximum seconds between two checks that count as time without progress; a suspended launcher may
+#: check late
 WATCH_SECONDS = 1.0
 # Time for the other ranks to report their errors after a failure.
 REPORT_SECONDS = 1.5
 # oneflow aborts a rank that has lost another, immediately or within this time.
 CONSEQUENCE_SECONDS = 1.0
-#: seconds after which a start prints what it is waiting for; on a terminal, the start of the ranks prints it at once
+#: seconds after which a start prints what it is waiting for; on a terminal, the start of the ranks
+#: prints it at once
 SLOW_SECONDS = 2.0
 #: phase before the first iteration -> what the start is waiting for
 WAITS = {
@@ -60,14 +63,17 @@ ERRORS_FOLDER = "errors"
 _TAIL_LINES = 60
 _PR_SET_CHILD_SUBREAPER = 36
 _NATIVE_HINT = (
-    "Some operations of oneflow end the process on invalid inputs (sizes that do not match, an empty part, k=0): "
-    "check the operations in that line and shortly before it"
+    "Some operations of oneflow end the process on invalid inputs (sizes that do not match, an "
+    "empty part, k=0): check the operations in that line and shortly before it"
 )
 
 
 @dataclass
 class Rank:
-    """A rank of this machine. `output` is the file that a rank above 0 prints to, starting at `output_start`."""
+    """A rank of this machine.
+
+    `output` is the file that a rank above 0 prints to, starting at `output_start`.
+    """
 
     number: int
     folder: str
@@ -89,8 +95,8 @@ class Rank:
     def code(self) -> int | None:
         """Exit code, negative for a signal, or None while the rank runs.
 
-        The code that a rank recorded at the end of its work takes precedence over how the process ended. A rank that
-        exits without recording one has failed, whatever its exit code.
+        The code that a rank recorded at the end of its work takes precedence over how the process
+        ended. A rank that exits without recording one has failed, whatever its exit code.
         """
         if not self.has_ended:
             return None
@@ -104,7 +110,9 @@ class Rank:
 
     @property
     def has_failed(self) -> bool:
-        """True if the rank has ended, except if it succeeded or was stopped with everything saved."""
+        """True if the rank has ended, except if it succeeded or was stopped with everything
+        saved.
+        """
         return self.code not in (None, 0, EXIT_RESUMABLE)
 
     @property
@@ -114,12 +122,16 @@ class Rank:
         Empty if there is no note, or if the process was killed while writing it.
         """
         with contextlib.suppress(ValueError, OSError):
-            return json.loads(Path(self.folder, f"note_{self.number}.json").read_text(encoding="utf-8"))
+            return json.loads(
+                Path(self.folder, f"note_{self.number}.json").read_text(encoding="utf-8")
+            )
         return {}
 
     @property
     def failed_at(self) -> float:
-        """Time of the rank's failure, in seconds since the epoch; 0 if its end was not recorded, which ends the job."""
+        """Time of the rank's failure, in seconds since the epoch; 0 if its end was not recorded,
+        which ends the job.
+        """
         return self.note.get("time") or self.state.ended_at
 
     @property
@@ -128,18 +140,27 @@ class Rank:
         return self.note.get("phase") or self.state.phase.decode()
 
     def read_output(self) -> str:
-        """Return the last lines of the rank's output, without harmless ones; "" if its file is missing."""
+        """Return the last lines of the rank's output, without harmless ones; "" if its file is
+        missing.
+        """
         with contextlib.suppress(OSError):
             if self.output is not None:
                 text = self.output.read_bytes()
                 # A shorter file is a new one: the file of an earlier run was moved aside.
                 text = text[self.output_start if len(text) >= self.output_start else 0 :]
-                lines = rank_notes.drop_harmless(text).decode(errors="replace").splitlines(keepends=True)
+                lines = (
+                    rank_notes.drop_harmless(text)
+                    .decode(errors="replace")
+                    .splitlines(keepends=True)
+                )
                 return "".join(lines[-_TAIL_LINES:])
         return ""
 
     def end_if_hung(self, seconds: float) -> None:
-        """Kill the rank's program after `state.limit` seconds without progress. `seconds`: time since the last call."""
+        """Kill the rank's program after `state.limit` seconds without progress.
+
+        `seconds`: time since the last call.
+        """
         state, progress = self.state, (self.state.beats, self.state.limit)
         self._still_seconds = self._still_seconds + seconds if progress == self._progress else 0.0
         self._progress = progress
@@ -150,35 +171,59 @@ class Rank:
         with contextlib.suppress(ProcessLookupError):
             if state.pid:
                 os.kill(state.pid, signal.SIGKILL)
-        state.status, state.ended_at = -signal.SIGKILL, time.time()  # its parent may be stopped and not record it
+        state.status, state.ended_at = (
+            -signal.SIGKILL,
+            time.time(),
+        )  # its parent may be stopped and not record it
 
     @property
     def waited_in_vain(self) -> bool:
-        """True if the rank was ended because it made no progress or because the other ranks did not appear."""
+        """True if the rank was ended because it made no progress or because the other ranks did not
+        appear.
+        """
         return bool(self.state.hung_seconds) or (self.phase == "meet" and self.has_failed)
 
     @property
     def is_in_libraries(self) -> bool:
-        """True if the rank's innermost Python frame is in oneflow or libai, as while it waits for other ranks."""
-        return any(part in frame for frame in self.read_stack()[:1] for part in ("/oneflow/", "/libai/"))
+        """True if the rank's innermost Python frame is in oneflow or libai, as while it waits for
+        other ranks.
+        """
+        return any(
+            part in frame for frame in self.read_stack()[:1] for part in ("/oneflow/", "/libai/")
+        )
 
     def read_stack(self, name: str = "stack") -> list[str]:
-        """Return the frames of the main thread when the stack was requested or, for "crash", when a signal ended it."""
+        """Return the frames of the main thread when the stack was requested or, for "crash", when a
+        signal ended it.
+        """
         return read_stack(Path(self.folder, f"{name}_{self.number}"))
 
     def where(self) -> str:
-        """Return the rank's progress as text: `after iteration 3, in the phase 'save', at File …`."""
-        done = f"after iteration {self.state.iteration}" if self.state.iteration else "before the first iteration"
-        phase = f", in the phase {self.phase!r}" if self.phase not in ("", "import", "train") else ""
+        """Return the rank's progress as text: `after iteration 3, in the phase 'save', at File
+        …`.
+        """
+        done = (
+            f"after iteration {self.state.iteration}"
+            if self.state.iteration
+            else "before the first iteration"
+        )
+        phase = (
+            f", in the phase {self.phase!r}" if self.phase not in ("", "import", "train") else ""
+        )
         # A rank that oneflow aborted because it lost another rank was not asked for its stack.
         frame = self.frame() or self.frame("crash")
         return f"{done}{phase}, {f'at {frame}' if frame else 'and did not answer'}"
 
     def frame(self, name: str = "stack") -> str:
-        """Return the innermost frame, preferably one in the user's code. `name` is as in `read_stack`."""
+        """Return the innermost frame, preferably one in the user's code.
+
+        `name` is as in `read_stack`.
+        """
         stack = self.read_stack(name)
         for silent in (NOT_USERS, NOT_USERS[:3], NOT_USERS[:1], ()):
-            found = next((frame for frame in stack if not any(part in frame for part in silent)), None)
+            found = next(
+                (frame for frame in stack if not any(part in frame for part in silent)), None
+            )
             if found is not None and "launch/rank.py" not in found:
                 return found
         return ""
@@ -188,8 +233,8 @@ class Rank:
 class Supervisor:
     """Watches the ranks that OneFlow's launcher starts.
 
-    `start` starts that launcher. `announce(text)` prints what the user is waiting for before the first training
-    iteration. `announce` is None for programs other than libai's training program.
+    `start` starts that launcher. `announce(text)` prints what the user is waiting for before the
+    first training iteration. `announce` is None for programs other than libai's training program.
     """
 
     start: Callable[[], subprocess.Popen[bytes]]
@@ -206,8 +251,12 @@ class Supervisor:
     _announced: list[str] = field(default_factory=list)
 
     def run(self) -> int:
-        """Wait until all ranks have ended, report a failure, and return the exit code of the job."""
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # to wait for the ranks if their launcher dies
+        """Wait until all ranks have ended, report a failure, and return the exit code of the
+        job.
+        """
+        ctypes.CDLL(None).prctl(
+            _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
+        )  # to wait for the ranks if their launcher dies
         stop = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._stop)
         # Schedulers repeat their signals, so signals are also handled while the end is reported.
         # Leaving `launcher` closes its stderr, which a rank that is still exiting may have open.
@@ -217,14 +266,20 @@ class Supervisor:
             finally:
                 self._end_all()
             code = self.exit_code()
-            if code in (EXIT_FAILED, EXIT_USER_MISTAKE) or any(rank.state.hung_seconds for rank in self.ranks):
+            if code in (EXIT_FAILED, EXIT_USER_MISTAKE) or any(
+                rank.state.hung_seconds for rank in self.ranks
+            ):
                 self._report(code)
         return code
 
-    # ------------------------------------------------------------------------------------------------ signals
+    # ----------------------------------------------------------------------------------------------
+    # signals
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
-        """Record a stop request. All signals request the same stop. Only a second Ctrl-C ends the job at once."""
+        """Record a stop request.
+
+        All signals request the same stop. Only a second Ctrl-C ends the job at once.
+        """
         if self.stop_signal is None:
             # A closed terminal means the same as SIGTERM: save and stop.
             self.stop_signal = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
@@ -233,12 +288,17 @@ class Supervisor:
             say(describe_quit(self.ranks[0].state))
 
     def _pass_stop_on(self) -> None:
-        """Ask every rank once to save and stop. End the ranks if the run has not begun and has nothing to save."""
+        """Ask every rank once to save and stop.
+
+        End the ranks if the run has not begun and has nothing to save.
+        """
         if self.stop_signal is None:
             return
         if not self._is_stop_passed_on:
             self._is_stop_passed_on = True
-            self._has_begun = self.announce is None or all(rank.state.listens or rank.has_ended for rank in self.ranks)
+            self._has_begun = self.announce is None or all(
+                rank.state.listens or rank.has_ended for rank in self.ranks
+            )
             self._end_in(_stop_seconds() if self._has_begun else REPORT_SECONDS)
             if not self._has_begun:
                 say(NOT_BEGUN)
@@ -253,9 +313,12 @@ class Supervisor:
     def _pause(self, signum: int, frame: FrameType | None) -> None:
         os.killpg(self.launcher.pid, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        os.killpg(self.launcher.pid, signal.SIGCONT)  # reached when the shell continues this process
+        os.killpg(
+            self.launcher.pid, signal.SIGCONT
+        )  # reached when the shell continues this process
 
-    # ------------------------------------------------------------------------------------------------ waiting
+    # ----------------------------------------------------------------------------------------------
+    # waiting
 
     def _wait(self) -> None:
         """Wait until no rank is running, or until the deadline for the ranks that still run."""
@@ -278,10 +341,12 @@ class Supervisor:
                 rank.end_if_hung(float("inf"))
 
     def _announce_wait(self) -> None:
-        """Print what the job is waiting for, according to the phase of the first rank. Each text is printed once.
+        """Print what the job is waiting for, according to the phase of the first rank.
 
-        On a terminal it is one line with the seconds so far, which the next output replaces. A line that the rank has
-        not finished is left alone.
+        Each text is printed once.
+
+        On a terminal it is one line with the seconds so far, which the next output replaces. A line
+        that the rank has not finished is left alone.
         """
         state = self.ranks[0].state
         text = WAITS.get(state.phase.decode())
@@ -298,11 +363,18 @@ class Supervisor:
             self.announce(text)
 
     def _note_end(self, rank: Rank) -> None:
-        if rank.code == EXIT_RESUMABLE:  # other ranks may still be writing their part of the checkpoint
+        if (
+            rank.code == EXIT_RESUMABLE
+        ):  # other ranks may still be writing their part of the checkpoint
             self._end_in(_stop_seconds())
         elif rank.has_failed:
             if rank.waited_in_vain and self._kill_at == float("inf"):
-                ask_for_stacks([(other.state, Path(other.folder, f"stack_{other.number}")) for other in self.ranks])
+                ask_for_stacks(
+                    [
+                        (other.state, Path(other.folder, f"stack_{other.number}"))
+                        for other in self.ranks
+                    ]
+                )
             self._end_in(REPORT_SECONDS)
 
     def _end_in(self, seconds: float) -> None:
@@ -318,7 +390,9 @@ class Supervisor:
             if is_well:
                 self.launcher.kill()
             else:
-                os.killpg(self.launcher.pid, signal.SIGKILL)  # includes loader workers of ranks that could not clean up
+                os.killpg(
+                    self.launcher.pid, signal.SIGKILL
+                )  # includes loader workers of ranks that could not clean up
         with contextlib.suppress(ChildProcessError):
             while not is_well:
                 os.waitpid(-self.launcher.pid, 0)
@@ -330,7 +404,10 @@ class Supervisor:
         rank_notes.write_stderr(self._rest)
 
     def _filter_stderr(self, seconds: float) -> bool:
-        """Forward what the ranks write to stderr, waiting up to `seconds` for it. Return False if there was nothing."""
+        """Forward what the ranks write to stderr, waiting up to `seconds` for it.
+
+        Return False if there was nothing.
+        """
         pipe, state = self.launcher.stderr, self.ranks[0].state
         if not select.select([] if pipe is None else [pipe], [], [], seconds)[0] or pipe is None:
             if self._rest:  # an unfinished line, such as a progress bar
@@ -350,7 +427,8 @@ class Supervisor:
             self.launcher.stderr = None
         return bool(chunk)
 
-    # ------------------------------------------------------------------------------------------------ the end
+    # ----------------------------------------------------------------------------------------------
+    # the end
 
     def exit_code(self) -> int:
         """Return the exit code of the whole job on this machine."""
@@ -365,32 +443,55 @@ class Supervisor:
     def first_failure(self, code: int) -> Rank:
         """Return the rank that failed first in a job that ended with `code`.
 
-        A failure that follows from another rank's failure never counts as the first one. Such a failure is an error
-        marked as a consequence, or a SIGABRT without a Python report, with which oneflow ends a rank that has lost
-        another.
+        A failure that follows from another rank's failure never counts as the first one. Such a
+        failure is an error marked as a consequence, or a SIGABRT without a Python report, with
+        which oneflow ends a rank that has lost another.
         """
-        failed = [rank for rank in self.ranks if rank.has_failed and (rank.code == code or code != EXIT_USER_MISTAKE)]
+        failed = [
+            rank
+            for rank in self.ranks
+            if rank.has_failed and (rank.code == code or code != EXIT_USER_MISTAKE)
+        ]
         failed = [rank for rank in failed if not rank.was_ended] or failed
         first = min(failed, key=lambda rank: rank.failed_at)
-        # A rank that hangs may be waiting for another one, which is stuck outside oneflow or in an earlier step.
+        # A rank that hangs may be waiting for another one, which is stuck outside oneflow or in an
+        # earlier step.
         if first.state.hung_seconds and not first.note:
             return min(
                 (rank for rank in self.ranks if not rank.note),
-                key=lambda rank: (rank.is_in_libraries, rank.state.iteration, rank.phase == "train", rank is not first),
+                key=lambda rank: (
+                    rank.is_in_libraries,
+                    rank.state.iteration,
+                    rank.phase == "train",
+                    rank is not first,
+                ),
             )
         if _is_consequence(first):
             limit = float("inf") if first.note else first.failed_at + CONSEQUENCE_SECONDS
-            causes = [rank for rank in failed if not _is_consequence(rank) and rank.failed_at <= limit]
+            causes = [
+                rank for rank in failed if not _is_consequence(rank) and rank.failed_at <= limit
+            ]
             first = min(causes, key=lambda rank: rank.failed_at, default=first)
         return first
 
     def failure(self) -> tuple[str, int] | None:
-        """Return the kind of error and the iteration if a restart would repeat the failure, and None otherwise."""
+        """Return the kind of error and the iteration if a restart would repeat the failure, and
+        None otherwise.
+        """
         notes = [rank.note for rank in self.ranks if rank.has_failed]
-        return next(((note["kind"], note["iteration"]) for note in notes if note.get("iteration") is not None), None)
+        return next(
+            (
+                (note["kind"], note["iteration"])
+                for note in notes
+                if note.get("iteration") is not None
+            ),
+            None,
+        )
 
     def _report(self, code: int) -> None:
-        """Print the error of the rank that failed first, or its last native output, but no other rank's."""
+        """Print the error of the rank that failed first, or its last native output, but no other
+        rank's.
+        """
         first = self.first_failure(code)
         self._keep_errors()
         if not first.note:
@@ -407,10 +508,15 @@ class Supervisor:
         others = "; the other ranks were ended" if len(self.ranks) > 1 else ""
         saved = self.ranks[0].state.saved
         advice = f" --resume continues after iteration {saved}." if saved else ""
-        say_error(f"launch: rank {first.number} failed first: {self._describe(first)}{others}.{advice}", code)
+        say_error(
+            f"launch: rank {first.number} failed first: {self._describe(first)}{others}.{advice}",
+            code,
+        )
 
     def _keep_errors(self) -> None:
-        """Write the last error of every failed rank to `errors/rank_<number>.txt` in the output folder."""
+        """Write the last error of every failed rank to `errors/rank_<number>.txt` in the output
+        folder.
+        """
         try:
             output_dir = Path(Path(self.ranks[0].folder, OUTPUT_DIR).read_text(encoding="utf-8"))
         except OSError:
@@ -419,7 +525,11 @@ class Supervisor:
             return  # the folder belongs to another job
         stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         for rank in self.ranks:
-            text = rank.note.get("said") or "".join(f"  {frame}\n" for frame in rank.read_stack()) or rank.read_output()
+            text = (
+                rank.note.get("said")
+                or "".join(f"  {frame}\n" for frame in rank.read_stack())
+                or rank.read_output()
+            )
             if rank.has_failed and (text or not rank.was_ended):
                 end = f"exit code {rank.code}" if rank.note else self._describe(rank)
                 if rank.was_ended:
@@ -427,40 +537,61 @@ class Supervisor:
                 with contextlib.suppress(OSError):  # the disk may be the cause of the failure
                     path = output_dir / ERRORS_FOLDER / f"rank_{rank.number}.txt"
                     path.parent.mkdir(exist_ok=True)
-                    path.write_text(f"{stamp}: rank {rank.number}: {end}\n\n{text}", encoding="utf-8")
+                    path.write_text(
+                        f"{stamp}: rank {rank.number}: {end}\n\n{text}", encoding="utf-8"
+                    )
 
     def _describe(self, rank: Rank) -> str:
         """Describe how a rank without a note ended."""
         state = rank.state
-        limit = rank_notes.STEP_LIMIT if state.iteration or self._is_stop_passed_on else rank_notes.START_LIMIT
+        limit = (
+            rank_notes.STEP_LIMIT
+            if state.iteration or self._is_stop_passed_on
+            else rank_notes.START_LIMIT
+        )
         if state.hung_seconds and rank.phase == "meet":
             return (
-                f"it waited {state.hung_seconds:g} s for the other ranks. Are all machines running, with the same "
-                f"ADDR, PORT and PROCS? {limit}=<seconds> waits longer"
+                f"it waited {state.hung_seconds:g} s for the other ranks. Are all machines "
+                f"running, with the same ADDR, PORT and PROCS? {limit}=<seconds> waits longer"
             )
         hung = max(other.state.hung_seconds for other in self.ranks)
         if hung and (state.hung_seconds or rank.was_ended or _is_consequence(rank)):
-            problem = "it did not stop in time" if self._is_stop_passed_on else f"no progress for {hung:g} s"
-            return f"{problem} {rank.where()}. {limit}=<seconds> waits longer, 0 waits without a limit"
+            problem = (
+                "it did not stop in time"
+                if self._is_stop_passed_on
+                else f"no progress for {hung:g} s"
+            )
+            return (
+                f"{problem} {rank.where()}. {limit}=<seconds> waits longer, 0 waits without a limit"
+            )
         if rank.is_lost:
             return "its process or oneflow.distributed.launch was killed"
         done = f" after iteration {state.iteration}" if state.iteration else ""
         if state.has_left:  # it could not write a note
             return "its error is above"
         if state.status >= 0:
-            return f"it left{done} with exit code {state.status} before its work was done (os._exit?)"
+            return (
+                f"it left{done} with exit code {state.status} before its work was done (os._exit?)"
+            )
         name = signal.Signals(-state.status).name
         if name == "SIGABRT" and self.num_machines > 1:
-            return f"killed by {name} (oneflow does that when it loses a rank of another machine: look at its output)"
+            return (
+                f"killed by {name} (oneflow does that when it loses a rank of another machine: "
+                "look at its output)"
+            )
         if frame := rank.frame("crash"):
-            return f"killed by {name} in native code, with Python at {_place(frame)}. {_NATIVE_HINT}"
+            return (
+                f"killed by {name} in native code, with Python at {_place(frame)}. {_NATIVE_HINT}"
+            )
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}{done}"
 
 
 def _stop_seconds() -> float:
     """Return the time that ranks have to save and stop."""
-    return rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float("inf")
+    return rank_notes.read_limit(rank_notes.STEP_LIMIT, rank_notes.DEFAULT_STEP_SECONDS) or float(
+        "inf"
+    )
 
 
 def _is_consequence(rank: Rank) -> bool:

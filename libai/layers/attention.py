@@ -1,6 +1,8 @@
-"""Scaled dot-product attention, which is a fused operation on CUDA only in OneFlow 0.9.0, and rotary positions.
+"""Scaled dot-product attention, which is a fused operation on CUDA only in OneFlow 0.9.0, and
+rotary positions.
 
-Rotary position embedding rotates queries and keys by angles that grow with their position (Su et al. 2021).
+Rotary position embedding rotates queries and keys by angles that grow with their position (Su et
+al. 2021).
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import oneflow as flow
 
 from libai.utils.errors import UserError
 
-#: cosines and sines of the angles, each (length, head_size / 2) or (batch, 1, length, head_size / 2)
+#: cosines and sines of the angles, each (length, head_size / 2) or (batch, 1, length, head_size /
+#: 2)
 Rotation = tuple[flow.Tensor, flow.Tensor]
 
 
@@ -27,19 +30,26 @@ def causal_mask(length: int) -> flow.Tensor:
 
 
 def scaled_dot_product_attention(
-    q: flow.Tensor, k: flow.Tensor, v: flow.Tensor, mask: flow.Tensor | None = None, scale: float | None = None
+    q: flow.Tensor,
+    k: flow.Tensor,
+    v: flow.Tensor,
+    mask: flow.Tensor | None = None,
+    scale: float | None = None,
 ) -> flow.Tensor:
     """Compute softmax(q k^T / sqrt(D) + mask) v (Vaswani et al. 2017).
 
     Shapes: `q` (..., T, D), `k` (..., S, D), `v` (..., S, E) -> (..., T, E).
 
-    `mask` is *added* to the scores and broadcasts to (..., T, S). It is 0 for visible positions and a large negative
-    number for hidden ones. If `q` is (B, H, T, D) and `k` and `v` have fewer heads, each of their heads is shared by
-    `H / heads` consecutive heads of `q`. `scale` replaces `1 / sqrt(D)`.
+    `mask` is *added* to the scores and broadcasts to (..., T, S). It is 0 for visible positions and
+    a large negative number for hidden ones. If `q` is (B, H, T, D) and `k` and `v` have fewer
+    heads, each of their heads is shared by `H / heads` consecutive heads of `q`. `scale` replaces
+    `1 / sqrt(D)`.
     """
     shape = q.shape
     is_grouped = q.ndim == 4 and k.shape[1] != shape[1]
-    if is_grouped:  # the queries of a group become rows of one matmul, so keys and values are not repeated
+    if (
+        is_grouped
+    ):  # the queries of a group become rows of one matmul, so keys and values are not repeated
         q = q.reshape(shape[0], k.shape[1], -1, shape[3])
     scale = 1.0 / math.sqrt(shape[-1]) if scale is None else scale
     scores = flow._C.matmul(q, k, transpose_b=True, alpha=scale)
@@ -50,38 +60,54 @@ def scaled_dot_product_attention(
     return heads.reshape(*shape[:3], -1) if is_grouped else heads
 
 
-def rotary_frequencies(head_size: int, base: float = 10000.0, scaling: Mapping[str, Any] | None = None) -> np.ndarray:
-    """Return the angle per position of each pair of elements, (head_size / 2,) float32: base^(-2 i / head_size).
+def rotary_frequencies(
+    head_size: int, base: float = 10000.0, scaling: Mapping[str, Any] | None = None
+) -> np.ndarray:
+    """Return the angle per position of each pair of elements, (head_size / 2,) float32: base^(-2 i
+    / head_size).
 
     `scaling` has one of these forms:
 
     * None: no scaling.
     * `rope_type="linear"`: divides all frequencies by `factor` (Chen et al. 2023).
-    * `rope_type="llama3"`: the scaling of Llama 3.1, with `factor`, `low_freq_factor`, `high_freq_factor` and
-      `original_max_position_embeddings`. Low frequencies are divided by `factor`, high ones are unchanged, and those in
-      between are interpolated.
+    * `rope_type="llama3"`: the scaling of Llama 3.1, with `factor`, `low_freq_factor`,
+      `high_freq_factor` and `original_max_position_embeddings`. Low frequencies are divided by
+      `factor`, high ones are unchanged, and those in between are interpolated.
     """
     if head_size % 2:
-        raise UserError(f"head_size={head_size} is odd, but rotary positions rotate pairs of elements. Make it even.")
+        raise UserError(
+            f"head_size={head_size} is odd, but rotary positions rotate pairs of elements. Make "
+            "it even."
+        )
     exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
-    # NumPy's power in float32 is sometimes off by one bit, which distant positions multiply by thousands
+    # NumPy's power in float32 is sometimes off by one bit, which distant positions multiply by
+    # thousands
     frequencies = np.float32(1.0) / np.power(base, exponents.astype(np.float64)).astype(np.float32)
     kind = dict(scaling or {}).get("rope_type", "default")
     if kind == "default":
         return frequencies
     if kind not in ("linear", "llama3"):
-        raise UserError(f'rotary scaling of rope_type="{kind}" is unknown. Use "default", "linear" or "llama3".')
+        raise UserError(
+            f'rotary scaling of rope_type="{kind}" is unknown. Use "default", "linear" or "llama3".'
+        )
     assert scaling is not None
     needed = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
     for name in needed[: 1 if kind == "linear" else None]:
         if not isinstance(scaling.get(name), (int, float)) or scaling[name] <= 0:
-            raise UserError(f'rotary scaling of rope_type="{kind}" has {name}={scaling.get(name)!r}, not a number > 0.')
+            raise UserError(
+                f'rotary scaling of rope_type="{kind}" has {name}={scaling.get(name)!r}, not a '
+                "number > 0."
+            )
     if kind == "linear":
         return frequencies / np.float32(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    waves = float(scaling["original_max_position_embeddings"]) * frequencies / (2.0 * np.pi)  # per original context
+    waves = (
+        float(scaling["original_max_position_embeddings"]) * frequencies / (2.0 * np.pi)
+    )  # per original context
     kept = np.clip((waves - low) / (high - low), 0.0, 1.0)
-    return (kept * frequencies + (1.0 - kept) * frequencies / float(scaling["factor"])).astype(np.float32)
+    return (kept * frequencies + (1.0 - kept) * frequencies / float(scaling["factor"])).astype(
+        np.float32
+    )
 
 
 def rotation_at(positions: flow.Tensor, frequencies: flow.Tensor) -> Rotation:
@@ -94,7 +120,9 @@ def rotation_at(positions: flow.Tensor, frequencies: flow.Tensor) -> Rotation:
 
 
 def rotate(x: flow.Tensor, rotation: Rotation) -> flow.Tensor:
-    """Rotate each pair (i, i + head_size / 2) of `x` (batch, heads, length, head_size) by its angle."""
+    """Rotate each pair (i, i + head_size / 2) of `x` (batch, heads, length, head_size) by its
+    angle.
+    """
     cos, sin = rotation
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]

@@ -1,4 +1,6 @@
-"""Dropout and stochastic depth with masks that depend only on (seed, iteration, micro-batch, layer, element)."""
+"""Dropout and stochastic depth with masks that depend only on (seed, iteration, micro-batch, layer,
+element).
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ class _Dropping(SeededLayer):
         super().__init__()
         if not 0.0 <= p <= 1.0:
             raise UserError(
-                f"{type(self).__name__}(p={p}): p is the probability of dropping an element and must be between 0 "
-                f"and 1. Nearest: {min(max(p, 0.0), 1.0)}."
+                f"{type(self).__name__}(p={p}): p is the probability of dropping an element and "
+                f"must be between 0 and 1. Nearest: {min(max(p, 0.0), 1.0)}."
             )
         self.p = float(p)
 
@@ -35,12 +37,13 @@ class _Dropping(SeededLayer):
 
 
 class Dropout(_Dropping):
-    """Zero each element with probability `p` in training and scale the rest by 1 / (1 - p); identity in eval mode.
+    """Zero each element with probability `p` in training and scale the rest by 1 / (1 - p);
+    identity in eval mode.
 
-    This replaces `oneflow.nn.Dropout`, which ignores every seed. Axis 0 of the input is the sample. Under a trainer the
-    masks follow `random_context`, so a layer that is called twice in one forward pass uses the same mask twice. In
-    plain eager use every call samples a new mask from the stream of `flow.manual_seed`. Plain use in a graph raises
-    `UserError`.
+    This replaces `oneflow.nn.Dropout`, which ignores every seed. Axis 0 of the input is the sample.
+    Under a trainer the masks follow `random_context`, so a layer that is called twice in one
+    forward pass uses the same mask twice. In plain eager use every call samples a new mask from the
+    stream of `flow.manual_seed`. Plain use in a graph raises `UserError`.
     """
 
     def __init__(self, p: float = 0.5):
@@ -52,9 +55,11 @@ class Dropout(_Dropping):
 
 
 class DropPath(_Dropping):
-    """Zero a residual branch for whole samples with probability `p` in training (stochastic depth, Huang et al. 2016).
+    """Zero a residual branch for whole samples with probability `p` in training (stochastic depth,
+    Huang et al. 2016).
 
-    The remaining samples are scaled by 1 / (1 - p). Axis 0 of the input is the sample. Seeds work as in `Dropout`.
+    The remaining samples are scaled by 1 / (1 - p). Axis 0 of the input is the sample. Seeds work
+    as in `Dropout`.
     """
 
     def __init__(self, p: float = 0.0):
@@ -76,8 +81,9 @@ def _drop(x: flow.Tensor, p: float, mask_shape: Sequence[int], layer_id: int) ->
 def _scaled_mask(x: flow.Tensor, p: float, shape: Sequence[int], layer_id: int) -> flow.Tensor:
     """Return a mask that is 0 with probability `p`, else 1 / (1 - p).
 
-    It clamps instead of comparing: on CPU, OneFlow's float32 comparison takes 55 ns per element and a clamp 0.1 ns. The
-    random bits and the threshold are integers, so their difference is never strictly between 0 and 1.
+    It clamps instead of comparing: on CPU, OneFlow's float32 comparison takes 55 ns per element and
+    a clamp 0.1 ns. The random bits and the threshold are integers, so their difference is never
+    strictly between 0 and 1.
     """
     with flow.no_grad():
         threshold, kept = float(round((p - 0.5) * 2.0**32)), 1.0 / (1.0 - p)
@@ -85,5 +91,11 @@ def _scaled_mask(x: flow.Tensor, p: float, shape: Sequence[int], layer_id: int) 
         if is_whole and is_on_cpu(x) and are_kernels_on() and is_on("dropout-mask"):
             return dropout_mask(x, layer_id, threshold, kept)
         # use in-place operations only where they are faster: add_ and mul_ are, clamp_ is not
-        mask = random_int32(x, shape, layer_id).to(flow.float32).add_(-threshold).clamp(0.0, 1.0).mul_(kept)
+        mask = (
+            random_int32(x, shape, layer_id)
+            .to(flow.float32)
+            .add_(-threshold)
+            .clamp(0.0, 1.0)
+            .mul_(kept)
+        )
         return mask if x.dtype == flow.float32 else mask.to(x.dtype)

@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al. 2021) for the linear layers of any module.
 
-An adapted layer computes `layer(x) + scale * lora_B(lora_A(dropout(x)))`. Its new class is a subclass of the old class.
-The layer keeps its parameters and their names, so parallel plans, checkpoints and optimizers work as before. The
-adapter parameters have the same names as in PEFT.
+An adapted layer computes `layer(x) + scale * lora_B(lora_A(dropout(x)))`. Its new class is a
+subclass of the old class. The layer keeps its parameters and their names, so parallel plans,
+checkpoints and optimizers work as before. The adapter parameters have the same names as in PEFT.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ def add_lora(
     dropout: float = 0.0,
     also_train: Sequence[str] = (),
 ) -> list[str]:
-    """Add adapters to layers of `model` in place, freeze everything else, and return the names of these layers.
+    """Add adapters to layers of `model` in place, freeze everything else, and return the names of
+    these layers.
 
-    Layers that already have an adapter keep it. Raises `UserError` for a pattern without a match, and for a layer that
-    shares its weight with another layer.
+    Layers that already have an adapter keep it. Raises `UserError` for a pattern without a match,
+    and for a layer that shares its weight with another layer.
 
-    Args:
-        patterns: regular expressions, searched in the names of linear layers.
-        rank: width of the adapters. The second matrix starts at zero, so the model's outputs do not change at first.
-        alpha: scales the adapter output by `alpha / rank` (default: no scaling).
-        dropout: dropout probability on the adapter input.
-        also_train: regular expressions of parameters to train fully, such as a new head.
+    Args: patterns: regular expressions, searched in the names of linear layers. rank: width of the
+        adapters. The second matrix starts at zero, so the model's outputs do not change at first.
+        alpha: scales the adapter output by `alpha / rank` (default: no scaling). dropout: dropout
+        probability on the adapter input. also_train: regular expressions of parameters to train
+        fully, such as a new head.
     """
     modules = dict(model.named_modules())
     adaptable = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
-    layers = {n: m for n, m in adaptable.items() if n.rpartition(".")[2] not in ("lora_A", "lora_B")}
+    layers = {
+        n: m for n, m in adaptable.items() if n.rpartition(".")[2] not in ("lora_A", "lora_B")
+    }
     chosen = names_matching(patterns, list(layers), "train.lora.patterns", "linear layers")
     for name in chosen:
         if not _has_adapter(layers[name]):
@@ -65,14 +67,18 @@ def lora_scale(rank: int, alpha: float | None) -> float:
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Merge the adapters into the weights in place, remove them, and return `model`. The outputs do not change.
+    """Merge the adapters into the weights in place, remove them, and return `model`.
+
+    The outputs do not change.
 
     Tensors must be local. Frozen parameters stay frozen.
     """
     for module in model.modules():
         if _has_adapter(module):
             with flow.no_grad():
-                module.weight.data.add_(lora_delta(module.lora_A.weight, module.lora_B.weight, module.lora_scale))
+                module.weight.data.add_(
+                    lora_delta(module.lora_A.weight, module.lora_B.weight, module.lora_scale)
+                )
             for part in ("lora_A", "lora_B", "lora_dropout"):
                 delattr(module, part)
             unwrap_forward(module)
@@ -90,15 +96,15 @@ def lora_delta(a: Any, b: Any, scale: float) -> Any:
 def refuse_unused_adapters(model: nn.Module, reached: Collection[str]) -> None:
     """Raise `UserError` if no loss depends on an adapter.
 
-    This happens if the model does not call the adapted layer, or reads its weight directly. `reached`: names of the
-    parameters with a gradient.
+    This happens if the model does not call the adapted layer, or reads its weight directly.
+    `reached`: names of the parameters with a gradient.
     """
     adapted = [name for name, layer in model.named_modules() if _has_adapter(layer)]
     if unused := [name for name in adapted if f"{name}.lora_B.weight".lstrip(".") not in reached]:
         raise UserError(
-            f"train.lora adds an adapter to {unused[0]}, but the losses do not depend on it ({len(unused)} such "
-            "layers): the model does not call this layer, or reads its weight directly. Call the layer, or narrow "
-            "train.lora.patterns."
+            f"train.lora adds an adapter to {unused[0]}, but the losses do not depend on it "
+            f"({len(unused)} such layers): the model does not call this layer, or reads its "
+            "weight directly. Call the layer, or narrow train.lora.patterns."
         )
 
 
@@ -120,10 +126,14 @@ def _adapt(layer, rank: int, scale: float, dropout: float) -> None:
     wrap_forward(layer, _with_adapter)
 
 
-def _with_adapter(layer, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _with_adapter(
+    layer, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     x = args[0] if args else next(iter(kwargs.values()))
     adapted = layer.lora_B(layer.lora_A(layer.lora_dropout(x)))
-    return forward(layer, *args, **kwargs) + (adapted if layer.lora_scale == 1.0 else adapted * layer.lora_scale)
+    return forward(layer, *args, **kwargs) + (
+        adapted if layer.lora_scale == 1.0 else adapted * layer.lora_scale
+    )
 
 
 def _has_adapter(module: nn.Module) -> bool:
@@ -132,8 +142,11 @@ def _has_adapter(module: nn.Module) -> bool:
 
 def _check(name: str, layer, modules: dict[str, nn.Module]) -> None:
     for other, module in modules.items():
-        if module is not layer and any(tensor is layer.weight for tensor in module._parameters.values()):
+        if module is not layer and any(
+            tensor is layer.weight for tensor in module._parameters.values()
+        ):
             raise UserError(
-                f"train.lora.patterns matches {name}, which shares its weight with {other}: an adapter would change "
-                "only one of them and could not be merged. Narrow the patterns."
+                f"train.lora.patterns matches {name}, which shares its weight with {other}: an "
+                "adapter would change only one of them and could not be merged. Narrow the "
+                "patterns."
             )

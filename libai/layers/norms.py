@@ -1,9 +1,9 @@
 """Normalizations that OneFlow 0.9.0 lacks, built from plain operations.
 
-OneFlow has root-mean-square normalization on CUDA only. It has no batch normalization over the samples of all
-data-parallel ranks: its kernel uses only the samples of its own rank, even on global tensors, and its `SyncBatchNorm`
-is for CUDA and DDP. Plain operations on global tensors see the global batch, in both modes
-(docs/dev/decisions/0003-batchnorm.md).
+OneFlow has root-mean-square normalization on CUDA only. It has no batch normalization over the
+samples of all data-parallel ranks: its kernel uses only the samples of its own rank, even on global
+tensors, and its `SyncBatchNorm` is for CUDA and DDP. Plain operations on global tensors see the
+global batch, in both modes (docs/dev/decisions/0003-batchnorm.md).
 """
 
 from __future__ import annotations
@@ -21,15 +21,24 @@ from libai.utils.errors import UserError
 class RMSNorm(nn.Module):
     """Root-mean-square normalization (Zhang & Sennrich 2019).
 
-    Computes `x / sqrt(mean(x^2) + eps) * weight`, with the mean over the trailing axes `normalized_shape`. There is no
-    `weight` without `elementwise_affine`.
+    Computes `x / sqrt(mean(x^2) + eps) * weight`, with the mean over the trailing axes
+    `normalized_shape`. There is no `weight` without `elementwise_affine`.
     """
 
-    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-6, elementwise_affine: bool = True):
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-6,
+        elementwise_affine: bool = True,
+    ):
         super().__init__()
-        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape = (
+            (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        )
         self.eps = eps
-        self.weight = nn.Parameter(flow.ones(*self.normalized_shape)) if elementwise_affine else None
+        self.weight = (
+            nn.Parameter(flow.ones(*self.normalized_shape)) if elementwise_affine else None
+        )
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """Normalize `x`, of shape (..., *normalized_shape)."""
@@ -39,16 +48,19 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the arguments, for `print(model)`."""
-        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+        )
 
 
 class SyncBatchNorm(_BatchNorm):
     """Batch normalization with statistics of the global batch (Ioffe & Szegedy 2015).
 
-    Arguments, names and values are the same as in `oneflow.nn.BatchNorm1d`, `2d` and `3d`. Each channel becomes
-    `(x - mean) / sqrt(variance + eps) * weight + bias`. Mean and biased variance are taken over all samples of one
-    forward pass on all data-parallel ranks. The running variance is the unbiased one. Trainers run a model with this
-    layer on global tensors. With local tensors, the statistics cover only one rank's batch.
+    Arguments, names and values are the same as in `oneflow.nn.BatchNorm1d`, `2d` and `3d`. Each
+    channel becomes `(x - mean) / sqrt(variance + eps) * weight + bias`. Mean and biased variance
+    are taken over all samples of one forward pass on all data-parallel ranks. The running variance
+    is the unbiased one. Trainers run a model with this layer on global tensors. With local tensors,
+    the statistics cover only one rank's batch.
     """
 
     running_mean: Any
@@ -57,7 +69,10 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, x: flow.Tensor) -> None:
         if not 2 <= x.ndim <= 5:
-            raise ValueError(f"SyncBatchNorm normalizes (samples, channels, ...) of 2 to 5 axes, not {tuple(x.shape)}")
+            raise ValueError(
+                "SyncBatchNorm normalizes (samples, channels, ...) of 2 to 5 axes, not "
+                f"{tuple(x.shape)}"
+            )
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         """Normalize `x`, of shape (samples, num_features, ...) with 2 to 5 axes."""
@@ -67,33 +82,41 @@ class SyncBatchNorm(_BatchNorm):
         y, mean, variance, count = _normalize(x, self.weight, self.bias, self.eps)
         if self.training and self.running_mean is not None:
             if count < 2:
-                raise ValueError(f"SyncBatchNorm needs more than one value per channel, not {tuple(x.shape)}")
+                raise ValueError(
+                    f"SyncBatchNorm needs more than one value per channel, not {tuple(x.shape)}"
+                )
             keep, mean, variance = 1.0 - self.momentum, mean.detach(), variance.detach()
             self.running_mean = self.running_mean * keep + mean * self.momentum
-            self.running_var = self.running_var * keep + variance * (self.momentum * count / (count - 1))
+            self.running_var = self.running_var * keep + variance * (
+                self.momentum * count / (count - 1)
+            )
             self.num_batches_tracked = self.num_batches_tracked + 1
         return y
 
 
 def is_batch_norm_of_rank(module: nn.Module) -> bool:
-    """Return whether the statistics of a batch normalization are local to one rank. False only for `SyncBatchNorm`."""
+    """Return whether the statistics of a batch normalization are local to one rank.
+
+    False only for `SyncBatchNorm`.
+    """
     return isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
 
 
 def synchronize_batch_norms(model: nn.Module) -> int:
-    """Convert every `nn.BatchNorm1d`, `2d`, `3d` of `model` to `SyncBatchNorm` in place, and return their total number.
+    """Convert every `nn.BatchNorm1d`, `2d`, `3d` of `model` to `SyncBatchNorm` in place, and return
+    their total number.
 
-    Parameters, buffers and their names do not change, so optimizers and checkpoints still fit. Raises `UserError` for
-    another batch normalization class, whose forward is unknown.
+    Parameters, buffers and their names do not change, so optimizers and checkpoints still fit.
+    Raises `UserError` for another batch normalization class, whose forward is unknown.
     """
     for name, module in model.named_modules():
         if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm):
             module.__class__ = SyncBatchNorm
         elif is_batch_norm_of_rank(module):
             raise UserError(
-                f"{name} is a {type(module).__name__}, but train.dist.sync_batch_norm=true only supports "
-                "nn.BatchNorm1d, 2d and 3d. Use one of these or libai.layers.SyncBatchNorm, or set "
-                "sync_batch_norm=false."
+                f"{name} is a {type(module).__name__}, but train.dist.sync_batch_norm=true only "
+                "supports nn.BatchNorm1d, 2d and 3d. Use one of these or "
+                "libai.layers.SyncBatchNorm, or set sync_batch_norm=false."
             )
     return sum(isinstance(module, SyncBatchNorm) for module in model.modules())
 

@@ -1,12 +1,15 @@
-"""Random bits controlled by the trainer: a pure function of (seed, iteration, micro-batch, layer, element).
+"""Random bits controlled by the trainer: a pure function of (seed, iteration, micro-batch, layer,
+element).
 
-OneFlow 0.9.0's own dropout ignores seeds and repeats one mask in every layer and rank. Here nothing is stateful. The
-trainer opens `random_context(key)` around a forward pass, and each layer hashes the key, its own id and the *global*
-index of every element. So a mask is the same in eager and graph mode, for any number of processes, and after a resume.
-The generator uses only operations that OneFlow 0.9.0 computes identically everywhere: wrapping int32 multiplication and
-addition, and casts. docs/dev/decisions/0002-seeded-dropout.md explains the reasons, measurements and limits.
+OneFlow 0.9.0's own dropout ignores seeds and repeats one mask in every layer and rank. Here nothing
+is stateful. The trainer opens `random_context(key)` around a forward pass, and each layer hashes
+the key, its own id and the *global* index of every element. So a mask is the same in eager and
+graph mode, for any number of processes, and after a resume. The generator uses only operations that
+OneFlow 0.9.0 computes identically everywhere: wrapping int32 multiplication and addition, and
+casts. docs/dev/decisions/0002-seeded-dropout.md explains the reasons, measurements and limits.
 
-Data order and weight initialization do not use this module. They run on the host with NumPy generators.
+Data order and weight initialization do not use this module. They run on the host with NumPy
+generators.
 """
 
 from __future__ import annotations
@@ -32,13 +35,18 @@ STOCK_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _WEYL = 0x9E3779B9  # 2^32 / golden ratio, so neighbouring elements start far apart
 _ALL_BITS = 0xFFFFFFFFFFFFFFFF
 _ROUNDS = 2  # rounds of `_mix`; the tests in tests/layers/test_random.py also pass with 1
-_SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # Steele et al. 2014, SplitMix64
+_SPLITMIX = (
+    0x9E3779B97F4A7C15,
+    0xBF58476D1CE4E5B9,
+    0x94D049BB133111EB,
+)  # Steele et al. 2014, SplitMix64
 
 
 def fold(*numbers: int) -> int:
     """Hash integers, in order, into one key: a signed 64-bit integer.
 
-    The trainers call `fold(seed, iteration, micro_batch)`. A change in any number gives an unrelated key.
+    The trainers call `fold(seed, iteration, micro_batch)`. A change in any number gives an
+    unrelated key.
     """
     state = 0
     for number in (len(numbers), *numbers):  # without calls, because this runs in every iteration
@@ -74,8 +82,9 @@ class SeededLayer(nn.Module):
 def assign_layer_ids(model: nn.Module) -> list[str]:
     """Derive each seeded layer's id from its qualified name in `model`, and return those names.
 
-    Because ids depend on names, adding or removing a layer elsewhere does not change the masks of other layers. Every
-    rank and both modes must call this on the same module tree, before the first forward pass.
+    Because ids depend on names, adding or removing a layer elsewhere does not change the masks of
+    other layers. Every rank and both modes must call this on the same module tree, before the first
+    forward pass.
     """
     names = []
     for name, module in model.named_modules():
@@ -103,17 +112,24 @@ def find_unseeded_dropouts(model: nn.Module) -> list[str]:
     return found
 
 
-def random_context(key: int | flow.Tensor | Callable[[], int], data_rank: int = 0) -> AbstractContextManager[None]:
-    """Set the key of the seeded layers that run inside. A trainer opens it around the forward pass of one micro-batch.
+def random_context(
+    key: int | flow.Tensor | Callable[[], int], data_rank: int = 0
+) -> AbstractContextManager[None]:
+    """Set the key of the seeded layers that run inside.
 
-    Contexts can be nested; the innermost one applies. `current_random_scope` reopens a context to repeat a pass.
+    A trainer opens it around the forward pass of one micro-batch.
+
+    Contexts can be nested; the innermost one applies. `current_random_scope` reopens a context to
+    repeat a pass.
 
     Args:
-        key: `fold(seed, iteration, micro_batch)`, as an integer or as an int64 tensor of shape (1,). Both give the same
-            bits. A graph must take the tensor as an input, because an integer would be compiled in. The tensor must be
-            global, with sbp broadcast, if the activations are global. A function is called when a layer needs the key.
-        data_rank: data-parallel rank of this process, only used for *local* tensors. Their elements are numbered as if
-            the micro-batches of all ranks were concatenated on axis 0. Global tensors need no rank.
+        key: `fold(seed, iteration, micro_batch)`, as an integer or as an int64 tensor of shape
+            (1,). Both give the same bits. A graph must take the tensor as an input, because an
+            integer would be compiled in. The tensor must be global, with sbp broadcast, if the
+            activations are global. A function is called when a layer needs the key.
+        data_rank: data-parallel rank of this process, only used for *local* tensors. Their elements
+            are numbered as if the micro-batches of all ranks were concatenated on axis 0. Global
+            tensors need no rank.
     """
     return _opened(_Context(key, data_rank))
 
@@ -128,7 +144,8 @@ def _opened(context: _Context) -> Iterator[None]:
 
 
 def current_random_scope() -> Callable[[], AbstractContextManager[None]]:
-    """Return a function that reopens the current context later, to repeat a pass with the same masks.
+    """Return a function that reopens the current context later, to repeat a pass with the same
+    masks.
 
     Outside of any context, the function opens a new context, as each layer does in plain eager use.
     """
@@ -136,23 +153,30 @@ def current_random_scope() -> Callable[[], AbstractContextManager[None]]:
 
 
 def random_int32(like: flow.Tensor, shape: Sequence[int], layer_id: int) -> flow.Tensor:
-    """Return uniform int32 bits of `shape` on the device of `like`, or with its placement and layout.
+    """Return uniform int32 bits of `shape` on the device of `like`, or with its placement and
+    layout.
 
-    Each axis of `shape` is either 1 or as long as in `like`. Axis 0 counts the samples. The high bits have the best
-    quality. Raises `UserError` in a graph outside of `random_context`, because the key could only be a constant.
+    Each axis of `shape` is either 1 or as long as in `like`. Axis 0 counts the samples. The high
+    bits have the best quality. Raises `UserError` in a graph outside of `random_context`, because
+    the key could only be a constant.
     """
     return _current_context().draw(like, tuple(shape), layer_id)
 
 
 def dropout_mask(like: flow.Tensor, layer_id: int, threshold: float, kept: float) -> flow.Tensor:
-    """Return a dropout mask, computed by one operation of libai/native. Supports local float32 tensors on CPU.
+    """Return a dropout mask, computed by one operation of libai/native.
 
-    An element is 0 if its bits in `random_int32(like, like.shape, layer_id)` are at most `threshold`, else `kept`.
+    Supports local float32 tensors on CPU.
+
+    An element is 0 if its bits in `random_int32(like, like.shape, layer_id)` are at most
+    `threshold`, else `kept`.
     """
     first, words = _current_context().words(like, tuple(like.shape))
     numbers = f"{' '.join(map(str, _column_factors(layer_id)))} {threshold!r} {kept!r}"
     inputs = (("in", 1), ("scale", 1), ("zero_point", 1))
-    op = build_operation("quantization", inputs, "out", quantization_formula=f'at_string: "{numbers}"')
+    op = build_operation(
+        "quantization", inputs, "out", quantization_formula=f'at_string: "{numbers}"'
+    )
     return apply_to_many(op, [like, first, words])
 
 
@@ -167,9 +191,10 @@ def _column_factors(layer_id: int) -> tuple[int, int]:
 class _Context:
     """A key, and the random words per shape that all layers with this key share.
 
-    The bits of element (row, column) are `row word * column word` modulo 2^32. Both words are odd and well mixed. All
-    axes but the last count as rows. So the expensive mixing is only needed for rows + columns numbers, plus one
-    multiplication per element. A layer derives its own column words from the shared ones.
+    The bits of element (row, column) are `row word * column word` modulo 2^32. Both words are odd
+    and well mixed. All axes but the last count as rows. So the expensive mixing is only needed for
+    rows + columns numbers, plus one multiplication per element. A layer derives its own column
+    words from the shared ones.
     """
 
     def __init__(self, key: int | flow.Tensor | Callable[[], int], data_rank: int):
@@ -182,7 +207,10 @@ class _Context:
         layout = (like.placement, like.sbp) if like.is_global else like.device
         with flow.no_grad():
             if (shape, layout) not in self._made:
-                self._made[shape, layout] = self._make_rows(like, shape), self._make_columns(like, shape)
+                self._made[shape, layout] = (
+                    self._make_rows(like, shape),
+                    self._make_columns(like, shape),
+                )
             rows, columns = self._made[shape, layout]
             multiplier, increment = _column_factors(layer_id)
             return rows * (columns * multiplier).add_(increment)
@@ -200,11 +228,17 @@ class _Context:
             return self._words[shape, like.device]
 
     def _make_rows(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
-        """Return odd row words, repeated over the columns on CPU, where OneFlow broadcasts a column slowly."""
+        """Return odd row words, repeated over the columns on CPU, where OneFlow broadcasts a column
+        slowly.
+        """
         words, width = self._row_words(like, shape), 1 if len(shape) == 1 else shape[-1]
         if is_on_cpu(like) and width > 1:
             words = _widened(words, width)
-        words = words.reshape(*shape) if words.numel() == math.prod(shape) else words.reshape(*shape[:-1], 1)
+        words = (
+            words.reshape(*shape)
+            if words.numel() == math.prod(shape)
+            else words.reshape(*shape[:-1], 1)
+        )
         if like.is_global:
             wanted = tuple(_layout_for(sbp, words.shape, like.shape) for sbp in like.sbp)
             words = words if words.sbp == wanted else words.to_global(sbp=wanted)
@@ -214,7 +248,12 @@ class _Context:
         num_rows = shape[0] if len(shape) == 1 else math.prod(shape) // shape[-1]
         first_row = 0 if like.is_global else self._data_rank * num_rows
         made = _layout_of_rows(like, shape)
-        return self._mixed(like, num_rows, first_row, stream=1, layout=made).mul_(2).add_(1).reshape(num_rows, 1)
+        return (
+            self._mixed(like, num_rows, first_row, stream=1, layout=made)
+            .mul_(2)
+            .add_(1)
+            .reshape(num_rows, 1)
+        )
 
     def _make_columns(self, like: flow.Tensor, shape: tuple[int, ...]) -> flow.Tensor:
         """Return even column words, (columns,)."""
@@ -222,23 +261,39 @@ class _Context:
         words = self._mixed(like, width, 0, stream=2, layout=_broadcast(like)).mul_(2)
         if like.is_global and width == like.shape[last]:
             split = flow.sbp.split(0)
-            wanted = tuple(split if sbp == flow.sbp.split(last) else flow.sbp.broadcast for sbp in like.sbp)
+            wanted = tuple(
+                split if sbp == flow.sbp.split(last) else flow.sbp.broadcast for sbp in like.sbp
+            )
             words = words if words.sbp == wanted else words.to_global(sbp=wanted)
         return words
 
-    def _mixed(self, like: flow.Tensor, count: int, first: int, stream: int, layout: tuple) -> flow.Tensor:
-        """Return `count` int32 words, mixed from the key, the stream and the indices `first ... first + count - 1`."""
+    def _mixed(
+        self, like: flow.Tensor, count: int, first: int, stream: int, layout: tuple
+    ) -> flow.Tensor:
+        """Return `count` int32 words, mixed from the key, the stream and the indices `first ...
+        first + count - 1`.
+        """
         low, high = self._key_words(like, stream)
         offset = _signed(first * _WEYL, 32)
         if isinstance(low, int) and not like.is_global:
-            # The same arithmetic in NumPy: a few hundred numbers are not worth thirty OneFlow operations.
+            # The same arithmetic in NumPy: a few hundred numbers are not worth thirty OneFlow
+            # operations.
             words = _mix(np.arange(count, dtype=np.int32), offset, low, high)
             return flow.from_numpy(words).to(like.device)
-        place = {"placement": like.placement, "sbp": layout} if like.is_global else {"device": like.device}
+        place = (
+            {"placement": like.placement, "sbp": layout}
+            if like.is_global
+            else {"device": like.device}
+        )
         return _mix(flow.arange(count, dtype=flow.int32, **place), offset, low, high)
 
-    def _key_words(self, like: flow.Tensor, stream: int) -> tuple[int | flow.Tensor, int | flow.Tensor]:
-        """Return two int32 words that depend on the key and the stream. An integer key is processed on the host."""
+    def _key_words(
+        self, like: flow.Tensor, stream: int
+    ) -> tuple[int | flow.Tensor, int | flow.Tensor]:
+        """Return two int32 words that depend on the key and the stream.
+
+        An integer key is processed on the host.
+        """
         multiplier, increment = _signed(fold(stream, 1) | 1, 64), fold(stream, 2)
         if callable(self._key):
             self._key = self._key()
@@ -261,15 +316,19 @@ def _current_context() -> _Context:
         return _contexts[-1]
     if is_tracing():
         raise UserError(
-            "a dropout layer in training mode is compiled into a graph without a key, so every iteration would use "
-            "the same mask. Compile the forward inside `libai.layers.random_context(key)` with `key` an input of the "
-            "graph (the trainers do this), or call `model.eval()` first."
+            "a dropout layer in training mode is compiled into a graph without a key, so every "
+            "iteration would use the same mask. Compile the forward inside "
+            "`libai.layers.random_context(key)` with `key` an input of the graph (the trainers do "
+            "this), or call `model.eval()` first."
         )
     return _next_plain_context()
 
 
 def _next_plain_context() -> _Context:
-    """Return a new key for a layer used without a trainer. Keys follow `flow.manual_seed` and never repeat."""
+    """Return a new key for a layer used without a trainer.
+
+    Keys follow `flow.manual_seed` and never repeat.
+    """
     seed = flow.initial_seed()
     if seed not in _plain_draws:
         _plain_draws.clear()
@@ -278,17 +337,26 @@ def _next_plain_context() -> _Context:
 
 
 def _layout_of_rows(like: flow.Tensor, shape: tuple[int, ...]) -> tuple[flow.sbp.sbp, ...]:
-    """Return the layout of the flat row numbers: split like axis 0 of `like` if that is even, else broadcast."""
+    """Return the layout of the flat row numbers: split like axis 0 of `like` if that is even, else
+    broadcast.
+    """
     if not like.is_global:
         return ()
     split = flow.sbp.split(0)
-    made = tuple(split if _layout_for(sbp, shape, like.shape) == split else flow.sbp.broadcast for sbp in like.sbp)
+    made = tuple(
+        split if _layout_for(sbp, shape, like.shape) == split else flow.sbp.broadcast
+        for sbp in like.sbp
+    )
     parts = math.prod(ranks for ranks, sbp in zip(like.placement.ranks.shape, made) if sbp == split)
     return made if shape[0] % parts == 0 else _broadcast(like)
 
 
-def _layout_for(sbp: flow.sbp.sbp, shape: tuple[int, ...], like_shape: Sequence[int]) -> flow.sbp.sbp:
-    """Return the layout of bits for a tensor with layout `sbp`: the same split if the bits have that axis in full."""
+def _layout_for(
+    sbp: flow.sbp.sbp, shape: tuple[int, ...], like_shape: Sequence[int]
+) -> flow.sbp.sbp:
+    """Return the layout of bits for a tensor with layout `sbp`: the same split if the bits have
+    that axis in full.
+    """
     for axis, size in enumerate(shape):
         if sbp == flow.sbp.split(axis) and size == like_shape[axis]:
             return sbp
@@ -298,12 +366,14 @@ def _layout_for(sbp: flow.sbp.sbp, shape: tuple[int, ...], like_shape: Sequence[
 def _widened(column: flow.Tensor, width: int) -> flow.Tensor:
     """Repeat each number of an int32 column along its row: (N, 1) -> (N, width).
 
-    This uses a matmul with ones, because OneFlow repeats an int32 column three to nine times slower. float64 represents
-    the numbers exactly.
+    This uses a matmul with ones, because OneFlow repeats an int32 column three to nine times
+    slower. float64 represents the numbers exactly.
     """
     shape, kind = (1, width), {"dtype": flow.float64}
     if column.is_global:
-        ones = flow._C.global_constant(shape, 1.0, placement=column.placement, sbp=_broadcast(column), **kind)
+        ones = flow._C.global_constant(
+            shape, 1.0, placement=column.placement, sbp=_broadcast(column), **kind
+        )
     else:
         ones = flow._C.constant(shape, 1.0, device=column.device, **kind)
     return flow.matmul(column.to(flow.float64), ones).to(flow.int32)
@@ -316,9 +386,9 @@ def _broadcast(like: flow.Tensor) -> tuple[flow.sbp.sbp, ...]:
 def _mix(words, offset: int, low, high) -> Any:
     """Hash the int32 indices `words`.
 
-    Each round applies w (2 w + 1), a permutation that carries bits upwards without being linear (RC6, Rivest et al.
-    1998), and then moves the high bits down. Tensors are subtracted and never added: on CPU, OneFlow 0.9.0 adds int32
-    tensors of equal shape in float32, and saturates.
+    Each round applies w (2 w + 1), a permutation that carries bits upwards without being linear
+    (RC6, Rivest et al. 1998), and then moves the high bits down. Tensors are subtracted and never
+    added: on CPU, OneFlow 0.9.0 adds int32 tensors of equal shape in float32, and saturates.
     """
     words *= _signed(_WEYL, 32)
     words += offset

@@ -1,4 +1,7 @@
-"""Model families as plain modules, without parallel code or config objects. Their `plan` is the layout on a mesh."""
+"""Model families as plain modules, without parallel code or config objects.
+
+Their `plan` is the layout on a mesh.
+"""
 
 from libai.models.bert import BERT, BERTClassifier, BERTEmbedder
 from libai.models.gpt import GPT

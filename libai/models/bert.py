@@ -1,4 +1,5 @@
-"""BERT: a bidirectional encoder (Devlin et al. 2019) for masked-token pre-training, classification and text embedding.
+"""BERT: a bidirectional encoder (Devlin et al. 2019) for masked-token pre-training, classification
+and text embedding.
 
 RoBERTa and XLM-R are the same model with different positions (`padding_token`).
 """
@@ -30,18 +31,20 @@ from libai.utils.sizes import check_sizes
 class BERTEncoder(nn.Module):
     """The embeddings and blocks shared by all BERT models.
 
-    The blocks are pre-norm by default, because pre-norm blocks need no carefully tuned warm-up. `is_post_norm` selects
-    the paper's post-norm blocks.
+    The blocks are pre-norm by default, because pre-norm blocks need no carefully tuned warm-up.
+    `is_post_norm` selects the paper's post-norm blocks.
 
     Args:
         vocab_size: number of token ids, including the mask token.
         max_seq_length: maximum sequence length, which is the number of learned positions.
         hidden_size, num_layers, num_heads, mlp_ratio: size of the blocks.
         dropout: dropout probability on the embeddings and on both branches of each block.
-        is_post_norm: apply a norm after the embeddings and after each branch, as published weights need.
+        is_post_norm: apply a norm after the embeddings and after each branch, as published weights
+            need.
         num_token_types: number of segment types in `token_type_ids`; 0 for none.
-        padding_token: id of the padding token, or None. With an id, positions count only non-padding tokens and begin
-            after that id, as in RoBERTa (Liu et al. 2019). The position table is longer accordingly.
+        padding_token: id of the padding token, or None. With an id, positions count only
+            non-padding tokens and begin after that id, as in RoBERTa (Liu et al. 2019). The
+            position table is longer accordingly.
         activation, norm_eps: settings of the blocks; published weights use `norm_eps=1e-12`.
         has_pooler: add a dense layer over the first token, for `pooled`.
     """
@@ -72,7 +75,9 @@ class BERTEncoder(nn.Module):
         self.max_seq_length, self.padding_token = max_seq_length, padding_token
         num_positions = max_seq_length + (0 if padding_token is None else padding_token + 1)
         self.position_embedding = nn.Parameter(flow.zeros(num_positions, hidden_size))
-        self.token_type_embedding = nn.Embedding(num_token_types, hidden_size) if num_token_types else None
+        self.token_type_embedding = (
+            nn.Embedding(num_token_types, hidden_size) if num_token_types else None
+        )
         self.embedding_norm = nn.LayerNorm(hidden_size, eps=norm_eps) if is_post_norm else None
         self.embedding_dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
@@ -94,7 +99,9 @@ class BERTEncoder(nn.Module):
 
     def init_weights(self) -> None:
         """Initialize all parameters. Each model calls this when it is complete."""
-        std = transformer_std(self.token_embedding.weight.shape[1], len(self.blocks), RESIDUAL_PROJECTIONS)
+        std = transformer_std(
+            self.token_embedding.weight.shape[1], len(self.blocks), RESIDUAL_PROJECTIONS
+        )
         init_weights(self, std)
 
     def features(
@@ -105,8 +112,8 @@ class BERTEncoder(nn.Module):
     ) -> flow.Tensor:
         """Return the normalized output of the last block, (batch, length, hidden_size).
 
-        `input_ids`, `attention_mask` and `token_type_ids` are (batch, length) int64. The mask is 0 on padding, 1
-        elsewhere. Without `token_type_ids` every token has type 0.
+        `input_ids`, `attention_mask` and `token_type_ids` are (batch, length) int64. The mask is 0
+        on padding, 1 elsewhere. Without `token_type_ids` every token has type 0.
         """
         mask = None if attention_mask is None else padding_mask(attention_mask)
         positions = None
@@ -136,8 +143,8 @@ class BERT(BERTEncoder):
 
     Args:
         ignore_index: label of positions that were not masked.
-        predicts_next_sentence: add a second head over the pooled first token, which predicts if segment 1 follows
-            segment 0. Requires `has_pooler`.
+        predicts_next_sentence: add a second head over the pooled first token, which predicts if
+            segment 1 follows segment 0. Requires `has_pooler`.
         encoder: arguments of `BERTEncoder`.
     """
 
@@ -180,11 +187,13 @@ class BERT(BERTEncoder):
         token_type_ids: flow.Tensor | None = None,
         next_sentence_labels: flow.Tensor | None = None,
     ) -> dict[str, Any]:
-        """Run the model with `labels` (batch, length) int64 and `next_sentence_labels` (batch,) int64.
+        """Run the model with `labels` (batch, length) int64 and `next_sentence_labels` (batch,)
+        int64.
 
-        The other arguments are the inputs of `features`. With labels, returns the loss `mlm` in nats per counted label.
-        With next-sentence labels, also returns the loss `nsp` per sample. Without labels, returns
-        `{"logits": (batch, length, vocab_size)}` and, with that head, `next_sentence_logits` (batch, 2).
+        The other arguments are the inputs of `features`. With labels, returns the loss `mlm` in
+        nats per counted label. With next-sentence labels, also returns the loss `nsp` per sample.
+        Without labels, returns `{"logits": (batch, length, vocab_size)}` and, with that head,
+        `next_sentence_logits` (batch, 2).
         """
         features = self.features(input_ids, attention_mask, token_type_ids)
         logits = F.linear(self.head(features), self.token_embedding.weight, self.head_bias)
@@ -240,7 +249,8 @@ class BERTClassifier(BERTEncoder):
 
 
 class BERTEmbedder(BERTEncoder):
-    """The encoder as a sentence embedding: the mean over a text's tokens, scaled to length 1 (Reimers et al. 2019).
+    """The encoder as a sentence embedding: the mean over a text's tokens, scaled to length 1
+    (Reimers et al. 2019).
 
     It has no loss. The arguments are the same as for `BERTEncoder`.
     """
@@ -255,7 +265,9 @@ class BERTEmbedder(BERTEncoder):
         attention_mask: flow.Tensor | None = None,
         token_type_ids: flow.Tensor | None = None,
     ) -> dict[str, flow.Tensor]:
-        """Return `{"embeddings": (batch, hidden_size), "features": …}` and, with a pooler, `pooled`; see `features`."""
+        """Return `{"embeddings": (batch, hidden_size), "features": …}` and, with a pooler,
+        `pooled`; see `features`.
+        """
         features = self.features(input_ids, attention_mask, token_type_ids)
         if attention_mask is None:
             mean = features.mean(dim=1)

@@ -1,4 +1,6 @@
-"""GPT: a decoder-only language model with learned positions and a head tied to the token embedding, like GPT-2."""
+"""GPT: a decoder-only language model with learned positions and a head tied to the token embedding,
+like GPT-2.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ class GPT(LanguageModel):
         max_seq_length: maximum sequence length, which is the number of learned positions.
         hidden_size, num_layers, num_heads, mlp_ratio: size of the blocks.
         dropout: dropout probability on the embeddings and on both branches of each block.
-        activation: activation of the hidden units: "gelu", or the approximation "gelu_tanh", which GPT-2 was trained
-            with.
+        activation: activation of the hidden units: "gelu", or the approximation "gelu_tanh", which
+            GPT-2 was trained with.
         tie_head: use the token embedding as the output layer, as one shared parameter.
         ignore_index: label of positions that are not counted.
         norm_eps: added to the variance in every norm.
@@ -63,7 +65,16 @@ class GPT(LanguageModel):
         self.embedding_dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
             [
-                layer_norm_block(hidden_size, num_heads, mlp_ratio, dropout, 0.0, max_seq_length, activation, norm_eps)
+                layer_norm_block(
+                    hidden_size,
+                    num_heads,
+                    mlp_ratio,
+                    dropout,
+                    0.0,
+                    max_seq_length,
+                    activation,
+                    norm_eps,
+                )
                 for _ in range(num_layers)
             ]
         )
@@ -76,7 +87,8 @@ class GPT(LanguageModel):
 
         `labels[:, i]` is the token after `input_ids[:, i]`.
 
-        Returns the loss `lm` in nats per counted label, or `{"logits": (batch, length, vocab_size)}` without labels.
+        Returns the loss `lm` in nats per counted label, or `{"logits": (batch, length,
+        vocab_size)}` without labels.
         """
         return self.outputs(self.logits(self.features(input_ids)), labels)
 
@@ -89,8 +101,8 @@ class GPT(LanguageModel):
     ) -> flow.Tensor:
         """Return the normalized output of the last block, (batch, length, hidden_size).
 
-        Generation also passes the `positions` (batch, length) int64 of the tokens, a `mask`, and one cache per block,
-        as described in `libai.models.blocks.transformer.Attention`.
+        Generation also passes the `positions` (batch, length) int64 of the tokens, a `mask`, and
+        one cache per block, as described in `libai.models.blocks.transformer.Attention`.
         """
         x = embed_tokens(input_ids, self.token_embedding, self.position_embedding, positions)
         x = self.embedding_dropout(x)

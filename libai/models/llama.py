@@ -1,4 +1,5 @@
-"""Llama: a decoder-only language model with rotary positions, RMS norms, gated units and grouped queries.
+"""Llama: a decoder-only language model with rotary positions, RMS norms, gated units and grouped
+queries.
 
 See Touvron et al. 2023. Qwen2 and Mistral are the same model with different sizes and biases.
 """
@@ -36,19 +37,15 @@ _MLP_BIAS_SPLIT = {"mlp.gate.bias": 0, "mlp.up.bias": 0}
 class Llama(LanguageModel):
     """A causal language model over token ids.
 
-    Args:
-        vocab_size: number of token ids.
-        max_seq_length: maximum sequence length, which does not affect memory by itself.
-        hidden_size, num_layers, num_heads: size of the blocks.
-        inner_size: number of gated units in each block.
-        num_kv_heads: number of key and value heads, a divisor of `num_heads` (default: `num_heads`).
-        head_size: width of a head (default: `hidden_size / num_heads`).
-        rotary_base, rotary_scaling: see `libai.layers.rotary_frequencies`.
-        norm_eps: added to the mean square in every norm.
-        qkv_bias, out_bias, mlp_bias: whether the linear layers of a block have a bias (in Qwen2 only `qkv_bias`).
-        tie_head: use the token embedding as the output layer, as one shared parameter.
-        ignore_index: label of positions that are not counted.
-        activation: activation of the gates.
+    Args: vocab_size: number of token ids. max_seq_length: maximum sequence length, which does not
+        affect memory by itself. hidden_size, num_layers, num_heads: size of the blocks. inner_size:
+        number of gated units in each block. num_kv_heads: number of key and value heads, a divisor
+        of `num_heads` (default: `num_heads`). head_size: width of a head (default: `hidden_size /
+        num_heads`). rotary_base, rotary_scaling: see `libai.layers.rotary_frequencies`. norm_eps:
+        added to the mean square in every norm. qkv_bias, out_bias, mlp_bias: whether the linear
+        layers of a block have a bias (in Qwen2 only `qkv_bias`). tie_head: use the token embedding
+        as the output layer, as one shared parameter. ignore_index: label of positions that are not
+        counted. activation: activation of the gates.
     """
 
     #: see `libai.models.GPT.plan`; biases are split too if the model has them
@@ -84,7 +81,9 @@ class Llama(LanguageModel):
         self.blocks = nn.ModuleList(
             [
                 Block(
-                    Attention(hidden_size, num_heads, None, num_kv_heads, head_size, qkv_bias, out_bias),
+                    Attention(
+                        hidden_size, num_heads, None, num_kv_heads, head_size, qkv_bias, out_bias
+                    ),
                     GatedMLP(hidden_size, inner_size, mlp_bias, activation),
                     partial(RMSNorm, hidden_size, norm_eps),
                 )
@@ -93,24 +92,32 @@ class Llama(LanguageModel):
         )
         self.norm = RMSNorm(hidden_size, norm_eps)
         self.head = None if tie_head else nn.Linear(hidden_size, vocab_size, bias=False)
-        frequencies = rotary_frequencies(self.blocks[0].attention.head_size, rotary_base, rotary_scaling)
+        frequencies = rotary_frequencies(
+            self.blocks[0].attention.head_size, rotary_base, rotary_scaling
+        )
         self.register_buffer("frequencies", flow.from_numpy(frequencies), persistent=False)
         positions = flow.from_numpy(np.arange(max_seq_length, dtype=np.float32))
         self.register_buffer("positions", positions, persistent=False)
         if qkv_bias or mlp_bias:
-            biases = {**(ATTENTION_BIAS_SPLIT if qkv_bias else {}), **(_MLP_BIAS_SPLIT if mlp_bias else {})}
+            biases = {
+                **(ATTENTION_BIAS_SPLIT if qkv_bias else {}),
+                **(_MLP_BIAS_SPLIT if mlp_bias else {}),
+            }
             self.plan = plan_of_blocks("blocks", {**_SPLIT, **biases})
         init_weights(self, transformer_std(hidden_size, num_layers, RESIDUAL_PROJECTIONS))
 
     def forward(
-        self, input_ids: flow.Tensor, labels: flow.Tensor | None = None, attention_mask: flow.Tensor | None = None
+        self,
+        input_ids: flow.Tensor,
+        labels: flow.Tensor | None = None,
+        attention_mask: flow.Tensor | None = None,
     ) -> dict[str, Any]:
         """Run the model on `input_ids` and `labels`, (batch, length) int64.
 
         `labels[:, i]` is the token after `input_ids[:, i]`.
 
-        `attention_mask` (batch, length) int64 is 0 on padding, 1 elsewhere. Returns the loss `lm` in nats per counted
-        label, or `{"logits": (batch, length, vocab_size)}` without labels.
+        `attention_mask` (batch, length) int64 is 0 on padding, 1 elsewhere. Returns the loss `lm`
+        in nats per counted label, or `{"logits": (batch, length, vocab_size)}` without labels.
         """
         mask = None if attention_mask is None else padding_mask(attention_mask)
         return self.outputs(self.logits(self.features(input_ids, mask=mask)), labels)

@@ -1,4 +1,6 @@
-"""ResMLP: alternating linear layers over the patches and over the channels, without attention (Touvron et al. 2021)."""
+"""ResMLP: alternating linear layers over the patches and over the channels, without attention
+(Touvron et al. 2021).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ class Affine(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """A learned factor per channel of a branch (Touvron et al. 2021). `ResMLP` initializes it to `start`."""
+    """A learned factor per channel of a branch (Touvron et al. 2021).
+
+    `ResMLP` initializes it to `start`.
+    """
 
     def __init__(self, width: int, start: float):
         super().__init__()
@@ -42,9 +47,13 @@ class LayerScale(nn.Module):
 
 
 class ResMLPBlock(nn.Module):
-    """A linear layer over the patches of each channel, then a network over the channels of each patch."""
+    """A linear layer over the patches of each channel, then a network over the channels of each
+    patch.
+    """
 
-    def __init__(self, num_patches: int, width: int, inner_size: int, layer_scale: float, drop_path: float):
+    def __init__(
+        self, num_patches: int, width: int, inner_size: int, layer_scale: float, drop_path: float
+    ):
         super().__init__()
         self.patch_norm = Affine(width)
         self.patches = nn.Linear(num_patches, num_patches)
@@ -92,20 +101,33 @@ class ResMLP(ImageClassifier):
         drop_path: float = 0.0,
     ):
         super().__init__()
-        check_sizes(image_size=image_size, patch_size=patch_size, num_channels=num_channels, num_classes=num_classes)
+        check_sizes(
+            image_size=image_size,
+            patch_size=patch_size,
+            num_channels=num_channels,
+            num_classes=num_classes,
+        )
         check_sizes(hidden_size=hidden_size, num_layers=num_layers)
         check_rate(mlp_ratio=mlp_ratio)
         check_patches(image_size, patch_size)
         self.image_size, self.patch_size = image_size, patch_size
         self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
-        sizes = ((image_size // patch_size) ** 2, hidden_size, int(hidden_size * mlp_ratio), layer_scale, drop_path)
+        sizes = (
+            (image_size // patch_size) ** 2,
+            hidden_size,
+            int(hidden_size * mlp_ratio),
+            layer_scale,
+            drop_path,
+        )
         self.blocks = nn.ModuleList([ResMLPBlock(*sizes) for _ in range(num_layers)])
         self.norm = Affine(hidden_size)
         self.head = nn.Linear(hidden_size, num_classes)
         init_weights(self, fan_in_std(num_layers, RESIDUAL_PROJECTIONS))
         for module in self.modules():
             if isinstance(module, LayerScale):
-                module.weight.data.fill_(module.start)  # after `init_weights`, which treats them as norm scales
+                module.weight.data.fill_(
+                    module.start
+                )  # after `init_weights`, which treats them as norm scales
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """Return the average over the patches, (batch, hidden_size)."""

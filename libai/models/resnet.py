@@ -34,7 +34,9 @@ class BasicBlock(nn.Module):
         self.shortcut = _shortcut(num_in, num_out, stride)
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        """Convert `x` (batch, num_in, height, width) to (batch, num_out, height / stride, width / stride)."""
+        """Convert `x` (batch, num_in, height, width) to (batch, num_out, height / stride, width /
+        stride).
+        """
         y = self.relu(self.norm1(self.conv1(x)))
         return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
@@ -45,13 +47,15 @@ class ResNet(nn.Module):
     Args:
         num_channels: number of image channels.
         num_classes: number of classes.
-        width: channels of the first stage. Each later stage doubles the channels and halves the side length.
+        width: channels of the first stage. Each later stage doubles the channels and halves the
+            side length.
         blocks_per_stage: `(2, 2, 2, 2)` is ResNet-18, `(3, 4, 6, 3)` ResNet-34.
-        stem: `"imagenet"` (7x7 stride 2, then pooling) or `"cifar"` (3x3 stride 1), which keeps the resolution of small
-            images.
+        stem: `"imagenet"` (7x7 stride 2, then pooling) or `"cifar"` (3x3 stride 1), which keeps the
+            resolution of small images.
     """
 
-    #: see `libai.models.GPT.plan`; convolutions are not split, because data parallelism suits this family
+    #: see `libai.models.GPT.plan`; convolutions are not split, because data parallelism suits this
+    #: family
     plan: dict[str, Any] = {"split": {}, "blocks": "blocks"}
 
     def __init__(
@@ -63,10 +67,17 @@ class ResNet(nn.Module):
         stem: str = "imagenet",
     ):
         super().__init__()
-        check_sizes(num_channels=num_channels, num_classes=num_classes, width=width, blocks_per_stage=blocks_per_stage)
+        check_sizes(
+            num_channels=num_channels,
+            num_classes=num_classes,
+            width=width,
+            blocks_per_stage=blocks_per_stage,
+        )
         if stem == "cifar":
             self.stem = nn.Sequential(
-                nn.Conv2d(num_channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+                nn.Conv2d(num_channels, width, 3, 1, 1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
             )
         elif stem == "imagenet":
             self.stem = nn.Sequential(
@@ -76,7 +87,9 @@ class ResNet(nn.Module):
                 nn.MaxPool2d(3, 2, 1),
             )
         else:
-            raise UserError(f'stem="{stem}" is unknown. Use "imagenet" (7x7 and pooling) or "cifar" (3x3).')
+            raise UserError(
+                f'stem="{stem}" is unknown. Use "imagenet" (7x7 and pooling) or "cifar" (3x3).'
+            )
         self.blocks = nn.ModuleList()
         num_in = width
         for stage, count in enumerate(blocks_per_stage):
@@ -89,7 +102,9 @@ class ResNet(nn.Module):
         init_weights(self, he_std)
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """Classify `images` (batch, channels, height, width) float32 with `labels` (batch,) int64."""
+        """Classify `images` (batch, channels, height, width) float32 with `labels` (batch,)
+        int64.
+        """
         x = self.stem(images)
         for block in self.blocks:
             x = block(x)

@@ -1,4 +1,6 @@
-"""Swin and Swin V2: attention within windows, which are shifted in every second block (Liu et al. 2021 and 2022)."""
+"""Swin and Swin V2: attention within windows, which are shifted in every second block (Liu et al.
+2021 and 2022).
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,16 @@ from libai.utils.sizes import check_sizes
 
 
 class WindowAttention(Attention):
-    """Attention within square windows that tile a square map, with a learned bias for each relative position.
+    """Attention within square windows that tile a square map, with a learned bias for each relative
+    position.
 
     Args:
         hidden_size, num_heads: as in `Attention`.
         side: side length of the map in positions, a multiple of `window`.
         window: side length of a window in positions.
-        shift: number of positions by which the windows are shifted down and to the right. Windows wrap around the edges
-            of the map, and a mask separates positions that are not neighbours on the map.
+        shift: number of positions by which the windows are shifted down and to the right. Windows
+            wrap around the edges of the map, and a mask separates positions that are not neighbours
+            on the map.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, side: int, window: int, shift: int):
@@ -84,9 +88,13 @@ class WindowAttention(Attention):
     def _joined(self, windows: flow.Tensor) -> flow.Tensor:
         """Undo `_cut`."""
         count = self.side // self.window
-        x = windows.reshape(windows.shape[0], count, count, self.window, self.window, windows.shape[-1])
+        x = windows.reshape(
+            windows.shape[0], count, count, self.window, self.window, windows.shape[-1]
+        )
         x = x.transpose(2, 3).reshape(x.shape[0], self.side, self.side, -1)
-        return _rolled(x, self.side - self.shift if self.shift else 0).reshape(x.shape[0], self.side**2, -1)
+        return _rolled(x, self.side - self.shift if self.shift else 0).reshape(
+            x.shape[0], self.side**2, -1
+        )
 
 
 class CosineWindowAttention(WindowAttention):
@@ -104,7 +112,9 @@ class CosineWindowAttention(WindowAttention):
     def _build_bias(self) -> None:
         self.logit_scale = nn.Parameter(flow.zeros(self.num_heads))
         self.position_mlp = nn.Sequential(
-            nn.Linear(2, self._INNER_SIZE), nn.ReLU(), nn.Linear(self._INNER_SIZE, self.num_heads, bias=False)
+            nn.Linear(2, self._INNER_SIZE),
+            nn.ReLU(),
+            nn.Linear(self._INNER_SIZE, self.num_heads, bias=False),
         )
         self.register_buffer("distances", _log_distances(self.window), persistent=False)
 
@@ -153,13 +163,15 @@ class Swin(ImageClassifier):
     Args:
         image_size, patch_size: side length in pixels. Patches must tile the image exactly.
         num_channels, num_classes: number of image channels and of classes.
-        hidden_size: width of the first stage. Each later stage doubles the width and halves the side length of the map.
+        hidden_size: width of the first stage. Each later stage doubles the width and halves the
+            side length of the map.
         blocks_per_stage, num_heads: number of blocks and of heads for each stage.
-        window_size: side length of a window in patches. Windows must tile each map. A map that is not larger is a
-            single window.
+        window_size: side length of a window in patches. Windows must tile each map. A map that is
+            not larger is a single window.
         mlp_ratio, activation, norm_eps: settings of the blocks.
         dropout: dropout probability on the embeddings and on both branches of each block.
-        drop_path: probability of skipping a branch in the last block. It increases linearly from 0 in the first block.
+        drop_path: probability of skipping a branch in the last block. It increases linearly from 0
+            in the first block.
     """
 
     #: see `libai.models.GPT.plan`
@@ -186,14 +198,20 @@ class Swin(ImageClassifier):
         norm_eps: float = 1e-5,
     ):
         super().__init__()
-        check_sizes(image_size=image_size, patch_size=patch_size, num_channels=num_channels, num_classes=num_classes)
+        check_sizes(
+            image_size=image_size,
+            patch_size=patch_size,
+            num_channels=num_channels,
+            num_classes=num_classes,
+        )
         check_sizes(blocks_per_stage=blocks_per_stage, num_heads=num_heads, window_size=window_size)
         check_transformer(hidden_size, sum(blocks_per_stage), num_heads[0], mlp_ratio)
         check_patches(image_size, patch_size)
         if len(blocks_per_stage) != len(num_heads):
             raise UserError(
                 f"blocks_per_stage={list(blocks_per_stage)} and num_heads={list(num_heads)} have "
-                f"{len(blocks_per_stage)} and {len(num_heads)} entries. Give one number per stage in both."
+                f"{len(blocks_per_stage)} and {len(num_heads)} entries. Give one number per stage "
+                "in both."
             )
         self.image_size, self.patch_size = image_size, patch_size
         self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
@@ -238,7 +256,10 @@ class SwinV2(Swin):
     """Swin with norms after the branches, cosine scores and continuous position biases."""
 
     plan = {
-        **plan_of_blocks("blocks", {name: axis for name, axis in BLOCK_SPLIT.items() if name != "attention.k.bias"}),
+        **plan_of_blocks(
+            "blocks",
+            {name: axis for name, axis in BLOCK_SPLIT.items() if name != "attention.k.bias"},
+        ),
         "last": ["norm", "head", "labels"],
     }  # keys have no bias
     _attention = CosineWindowAttention
@@ -256,13 +277,16 @@ class SwinV2(Swin):
 def _check_tiling(side: int, window_size: int, is_last: bool) -> None:
     if side < 1 or (side > window_size and side % window_size) or (side % 2 and not is_last):
         raise UserError(
-            f"a stage has a map of {side} x {side} patches: a map larger than window_size={window_size} must be a "
-            "multiple of it, and every map except the last is halved. Change image_size, patch_size or window_size."
+            f"a stage has a map of {side} x {side} patches: a map larger than "
+            f"window_size={window_size} must be a multiple of it, and every map except the last "
+            "is halved. Change image_size, patch_size or window_size."
         )
 
 
 def _relative_index(window: int) -> flow.Tensor:
-    """Return the row of the bias table for each pair of positions in a window, (window^4,) int64."""
+    """Return the row of the bias table for each pair of positions in a window, (window^4,)
+    int64.
+    """
     rows, columns = (places.reshape(-1) for places in np.indices((window, window)))
     down, right = (places[:, None] - places[None] + window - 1 for places in (rows, columns))
     return flow.tensor((down * (2 * window - 1) + right).reshape(-1), dtype=flow.int64)
@@ -293,7 +317,9 @@ def _shift_mask(side: int, window: int, shift: int) -> flow.Tensor:
 
 
 def _rolled(x: flow.Tensor, shift: int) -> flow.Tensor:
-    """Roll (batch, side, side, channels) up and to the left by `shift` positions, wrapping around the edges."""
+    """Roll (batch, side, side, channels) up and to the left by `shift` positions, wrapping around
+    the edges.
+    """
     if not shift:
         return x
     x = flow.cat([x[:, shift:], x[:, :shift]], dim=1)

@@ -22,13 +22,12 @@ from libai.utils.sizes import check_sizes
 class ViT(ImageClassifier):
     """A classifier for square images.
 
-    Args:
-        image_size, patch_size: side length in pixels. Patches must tile the image exactly.
-        num_channels, num_classes: number of image channels and of classes.
-        hidden_size, num_layers, num_heads, mlp_ratio: size of the blocks.
-        dropout: dropout probability on the embeddings and on both branches of each block.
-        drop_path: probability of skipping a branch in the last block. It increases linearly from 0 in the first block.
-        activation, norm_eps: settings of the blocks; Hugging Face weights use `norm_eps=1e-12`.
+    Args: image_size, patch_size: side length in pixels. Patches must tile the image exactly.
+        num_channels, num_classes: number of image channels and of classes. hidden_size, num_layers,
+        num_heads, mlp_ratio: size of the blocks. dropout: dropout probability on the embeddings and
+        on both branches of each block. drop_path: probability of skipping a branch in the last
+        block. It increases linearly from 0 in the first block. activation, norm_eps: settings of
+        the blocks; Hugging Face weights use `norm_eps=1e-12`.
     """
 
     #: see `libai.models.GPT.plan`
@@ -50,7 +49,12 @@ class ViT(ImageClassifier):
         norm_eps: float = 1e-5,
     ):
         super().__init__()
-        check_sizes(image_size=image_size, patch_size=patch_size, num_channels=num_channels, num_classes=num_classes)
+        check_sizes(
+            image_size=image_size,
+            patch_size=patch_size,
+            num_channels=num_channels,
+            num_classes=num_classes,
+        )
         check_transformer(hidden_size, num_layers, num_heads, mlp_ratio)
         check_patches(image_size, patch_size)
         self.image_size = image_size
@@ -62,7 +66,9 @@ class ViT(ImageClassifier):
         self.embedding_dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
             [
-                layer_norm_block(hidden_size, num_heads, mlp_ratio, dropout, rate, None, activation, norm_eps)
+                layer_norm_block(
+                    hidden_size, num_heads, mlp_ratio, dropout, rate, None, activation, norm_eps
+                )
                 for rate in linear_rates(drop_path, num_layers)
             ]
         )

@@ -1,10 +1,12 @@
-"""Compile the kernels against the installed oneflow, test the library and cache it (`find_library`).
+"""Compile the kernels against the installed oneflow, test the library and cache it
+(`find_library`).
 
-`python -m libai.native.build` does so now, for tools/env.sh and for images without a compiler at run time.
+`python -m libai.native.build` does so now, for tools/env.sh and for images without a compiler at
+run time.
 
-The name of a library is a hash of everything that it depends on. A library is used only if the digest file next to it
-matches. One process at a time builds a library in a temporary folder and renames it. This module imports only the
-standard library and filelock.
+The name of a library is a hash of everything that it depends on. A library is used only if the
+digest file next to it matches. One process at a time builds a library in a temporary folder and
+renames it. This module imports only the standard library and filelock.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from libai.utils.rank_notes import environment_of_no_rank
 SOURCES = Path(__file__).resolve().parent / "src"
 _ONEFLOW = "0.9.0"
 _BUILD_SECONDS, _WAIT_SECONDS = 180.0, 240.0
-#: a failed build is retried after this time, because its cause may be temporary, such as a full disk
+#: a failed build is retried after this time, because its cause may be temporary, such as a full
+#: disk
 _RETRY_SECONDS = 3600.0
 
 _AVX2 = ("-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mf16c")
@@ -38,7 +41,12 @@ _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vect
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-w")
 _LOOPS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 # the same flags as the oneflow wheel, which uses the old libstdc++ ABI
-_KERNELS: tuple[str, ...] = ("-O1", "-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=0", "-DHALF_ENABLE_CPP11_USER_LITERALS=0")
+_KERNELS: tuple[str, ...] = (
+    "-O1",
+    "-DNDEBUG",
+    "-D_GLIBCXX_USE_CXX11_ABI=0",
+    "-DHALF_ENABLE_CPP11_USER_LITERALS=0",
+)
 _KERNELS += ("-DLLVM_DISABLE_ABI_BREAKING_CHECKS_ENFORCING=1", "-fstrict-aliasing")
 _UNITS = {
     "kernels": ("kernels.cpp", (*_COMMON, *_KERNELS)),
@@ -50,21 +58,26 @@ _UNITS = {
     "avx2": ("level.cpp", (*_COMMON, *_LOOPS, *_AVX2, "-DLIBAI_LEVEL=kMathsAvx2")),
     "avx512": ("level.cpp", (*_COMMON, *_LOOPS, *_AVX2, *_AVX512, "-DLIBAI_LEVEL=kMathsAvx512")),
 }
-# The wheel's include folder also contains a complete CentOS /usr/include, which must not precede the system's headers.
+# The wheel's include folder also contains a complete CentOS /usr/include, which must not precede
+# the system's headers.
 _HEADERS = ("oneflow", "google", "absl", "llvm", "llvm-c", "half.hpp")
 
 
 def cache_folders() -> list[Path]:
-    """Return the library folders: one in the Python environment, for users without a compiler, and the user cache."""
+    """Return the library folders: one in the Python environment, for users without a compiler, and
+    the user cache.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return [Path(sys.prefix) / "share" / "libai" / "native", Path(home) / "libai" / "native"]
 
 
 def find_library() -> Path:
-    """Return the cached library for this wheel and these sources. If there is none, compile and test it first.
+    """Return the cached library for this wheel and these sources.
 
-    The library is stored in the first writable folder of `cache_folders()` and works on every CPU. If it can be neither
-    found nor built, raises `Unavailable` with the remedy in the message.
+    If there is none, compile and test it first.
+
+    The library is stored in the first writable folder of `cache_folders()` and works on every CPU.
+    If it can be neither found nor built, raises `Unavailable` with the remedy in the message.
     """
     wheel = find_wheel()
     libraries = [folder / f"{_digest(describe_sources(wheel))}.so" for folder in cache_folders()]
@@ -73,9 +86,14 @@ def find_library() -> Path:
             return library
     compiler = find_compiler()
     if compiler is None:
-        missing = f"CXX={os.environ['CXX']} not found" if os.environ.get("CXX") else "no g++ or clang++"
+        missing = (
+            f"CXX={os.environ['CXX']} not found" if os.environ.get("CXX") else "no g++ or clang++"
+        )
         raise Unavailable(f"{missing}; install one, for example with `apt install g++`")
-    from filelock import FileLock, Timeout  # imported here because `import libai` must work without packages
+    from filelock import (
+        FileLock,
+        Timeout,
+    )  # imported here because `import libai` must work without packages
 
     problems = []
     for library in libraries:
@@ -88,16 +106,22 @@ def find_library() -> Path:
                     _make(library, wheel, compiler)
             return library
         except Timeout:
-            raise Unavailable(f"another process has been compiling the kernels for {_WAIT_SECONDS:.0f} s") from None
+            raise Unavailable(
+                f"another process has been compiling the kernels for {_WAIT_SECONDS:.0f} s"
+            ) from None
         except OSError as error:
             problems.append(f"{library.parent}: {error.strerror or error}")
-    raise Unavailable(f"there is no writable cache folder ({'; '.join(problems)}); set XDG_CACHE_HOME to one")
+    raise Unavailable(
+        f"there is no writable cache folder ({'; '.join(problems)}); set XDG_CACHE_HOME to one"
+    )
 
 
 def find_wheel() -> list[Path]:
-    """Return the header folder of the installed oneflow and the two oneflow libraries that our library links to.
+    """Return the header folder of the installed oneflow and the two oneflow libraries that our
+    library links to.
 
-    Raises `Unavailable` for other versions of oneflow, because the kernels depend on internal structures.
+    Raises `Unavailable` for other versions of oneflow, because the kernels depend on internal
+    structures.
     """
     require_linux_x86_64()
     spec = importlib.util.find_spec("oneflow")
@@ -108,14 +132,21 @@ def find_wheel() -> list[Path]:
         raise Unavailable(f"the kernels are for oneflow {_ONEFLOW}, but this is {version}")
     package = Path(spec.origin).parent
     libraries = package.parent / "oneflow.libs"
-    found = [package / "include", *libraries.glob("liboneflow-*.so"), *libraries.glob("libof_protoobj-*.so")]
+    found = [
+        package / "include",
+        *libraries.glob("liboneflow-*.so"),
+        *libraries.glob("libof_protoobj-*.so"),
+    ]
     if len(found) != 3 or not (found[0] / "oneflow").is_dir():
         raise Unavailable("this oneflow was not installed from the wheel, or has no headers")
     return found
 
 
 def find_compiler() -> list[str] | None:
-    """Return the compiler command from `CXX`, or else g++ or clang++. Return None if no compiler is found."""
+    """Return the compiler command from `CXX`, or else g++ or clang++.
+
+    Return None if no compiler is found.
+    """
     given = shlex.split(os.environ.get("CXX", ""))
     if given:
         return given if shutil.which(given[0]) else None
@@ -123,12 +154,16 @@ def find_compiler() -> list[str] | None:
 
 
 def describe_sources(wheel: Sequence[Path]) -> bytes:
-    """Return a description of all that a library depends on: the wheel, the C library, flags, sources and the test."""
+    """Return a description of all that a library depends on: the wheel, the C library, flags,
+    sources and the test.
+    """
     parts = [os.confstr("CS_GNU_LIBC_VERSION") or "", repr(_UNITS)]
     parts += [f"{path.name} {path.stat().st_size}" for path in wheel[1:]]
     files = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".h", ".cpp"))
     files.append(Path(__file__).with_name("check.py"))
-    return "\n".join(parts).encode() + b"".join(path.name.encode() + path.read_bytes() for path in files)
+    return "\n".join(parts).encode() + b"".join(
+        path.name.encode() + path.read_bytes() for path in files
+    )
 
 
 def _digest(data: bytes) -> str:
@@ -144,12 +179,20 @@ def _is_intact(library: Path) -> bool:
 
 
 def _make(library: Path, wheel: Sequence[Path], compiler: list[str]) -> None:
-    """Compile and test a library, and move it to its final path with its digest. The caller must hold the lock."""
+    """Compile and test a library, and move it to its final path with its digest.
+
+    The caller must hold the lock.
+    """
     failure = library.with_suffix(".failed")
     with contextlib.suppress(OSError):
         if time.time() - failure.stat().st_mtime < _RETRY_SECONDS:
-            raise Unavailable(f"{failure.read_text()}; libai tries again after an hour, or when {failure} is deleted")
-    print("libai: compiling CPU kernels for oneflow, once (10 to 30 s)", file=sys.stderr, flush=True)
+            raise Unavailable(
+                f"{failure.read_text()}; libai tries again after an hour, or when {failure} is "
+                "deleted"
+            )
+    print(
+        "libai: compiling CPU kernels for oneflow, once (10 to 30 s)", file=sys.stderr, flush=True
+    )
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as name:
         made = Path(name) / "libai_native.so"
         try:
@@ -184,7 +227,8 @@ def _compile(wheel: Sequence[Path], compiler: list[str], library: Path) -> None:
         run(*flags, *includes, "-c", SOURCES / source, "-o", folder / f"{unit}.o")
         return folder / f"{unit}.o"
 
-    # the linker needs only the names of these libraries, so empty stubs avoid opening the real one of 1.7 GB
+    # the linker needs only the names of these libraries, so empty stubs avoid opening the real one
+    # of 1.7 GB
     stubs = [folder / path.name for path in wheel[1:]]
     (folder / "empty.c").touch()
     for stub in stubs:
@@ -201,18 +245,28 @@ def test_library(library: Path) -> None:
     Raises `Unavailable` for any difference or crash.
     """
     keep = environment_of_no_rank()
-    path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [keep.get("PYTHONPATH")])])
+    path = os.pathsep.join(
+        [str(Path(__file__).resolve().parents[2]), *filter(None, [keep.get("PYTHONPATH")])]
+    )
     command = [sys.executable, "-c", "from libai.native.check import main; main()", str(library)]
     done = _run(command, {**keep, "LIBAI_PATCHES": "-kernels", "PYTHONPATH": path})
     if done.returncode != 0:
         lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
-        raise Unavailable(f"the kernels failed their test ({lines[-1] if lines else f'exit code {done.returncode}'})")
+        raise Unavailable(
+            "the kernels failed their test "
+            f"({lines[-1] if lines else f'exit code {done.returncode}'})"
+        )
 
 
 def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_BUILD_SECONDS, stdin=subprocess.DEVNULL
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_SECONDS,
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{command[0]} failed ({error})") from error

@@ -1,8 +1,11 @@
-"""The test that a compiled library must pass before a run uses it. `main` runs in a separate process.
+"""The test that a compiled library must pass before a run uses it.
 
-The test compares a small network with every kind of operation, its gradients and optimizer updates with OneFlow's own
-kernels in float64 (ours are for float32). It does so for every instruction set that this CPU has. The test suite
-(tests/native) compares all operations one by one, with unusual inputs.
+`main` runs in a separate process.
+
+The test compares a small network with every kind of operation, its gradients and optimizer updates
+with OneFlow's own kernels in float64 (ours are for float32). It does so for every instruction set
+that this CPU has. The test suite (tests/native) compares all operations one by one, with unusual
+inputs.
 """
 
 from __future__ import annotations
@@ -17,27 +20,45 @@ import numpy as np
 from libai.native.kernels import LEVELS, Library
 from libai.native.operations import apply_to_many, build_operation
 
-_TOLERANCE = 5e-6  # relative to the largest number; float32 has 1.2e-7, and ten layers and sums of 64 terms add errors
+# relative to the largest number; float32 has 1.2e-7, and ten layers and sums of 64 terms add errors
+_TOLERANCE = 5e-6
 #: operations that the network must have reached
 OPERATIONS = (
-    *("gelu_grad", "softmax_grad", "log_softmax_grad", "layer_norm_grad", "normalization_grad", "reduce_sum", "add_n"),
+    *(
+        "gelu_grad",
+        "softmax_grad",
+        "log_softmax_grad",
+        "layer_norm_grad",
+        "normalization_grad",
+        "reduce_sum",
+        "add_n",
+    ),
     *("broadcast_div", "to_contiguous", "conv_filter_grad", "max_pool_2d_grad", "bias_add"),
     *("multi_reduce_sum_pow_abs", "adam_update", "lamb_update"),
 )
 
 
 def main() -> None:
-    """Test the library at the path in `sys.argv[1]`, and exit with code 0, or with 1 after printing a wrong result."""
+    """Test the library at the path in `sys.argv[1]`, and exit with code 0, or with 1 after printing
+    a wrong result.
+    """
     import oneflow  # noqa: F401  (the library needs it)
 
     library = Library(Path(sys.argv[1]))
-    problems = [f"{level}: {text}" for level in LEVELS if library.use_level(level) for text in find_problems(library)]
+    problems = [
+        f"{level}: {text}"
+        for level in LEVELS
+        if library.use_level(level)
+        for text in find_problems(library)
+    ]
     print(problems[0] if problems else "ok", flush=True)
     os._exit(1 if problems else 0)  # oneflow's own shutdown takes a second
 
 
 def find_problems(library: Library) -> list[str]:
-    """Return a line for each operation that `library` does not compute, and for each wrong result."""
+    """Return a line for each operation that `library` does not compute, and for each wrong
+    result.
+    """
     import oneflow as flow
 
     before = library.calls()
@@ -51,18 +72,24 @@ def find_problems(library: Library) -> list[str]:
 
 
 def _results(dtype: Any) -> dict[str, np.ndarray]:
-    """Return the output of the network, its gradients, and the parameters after updates, in `dtype`."""
+    """Return the output of the network, its gradients, and the parameters after updates, in
+    `dtype`.
+    """
     import oneflow as flow
     from oneflow.nn import functional
 
-    numbers = flow.tensor(np.sin(np.arange(6 * 64, dtype=np.float64) * 0.7).reshape(6, 64), dtype=dtype)
+    numbers = flow.tensor(
+        np.sin(np.arange(6 * 64, dtype=np.float64) * 0.7).reshape(6, 64), dtype=dtype
+    )
     x = numbers.clone()
     filters = numbers[:4, :9].reshape(4, 1, 3, 3).clone()
     bias = numbers[0, :36].clone()
     for leaf in (x, filters, bias):
         leaf.requires_grad = True
     images = functional.conv2d(x.reshape(6, 1, 8, 8), filters)
-    images = functional.batch_norm(images, flow.zeros(4, dtype=dtype), flow.ones(4, dtype=dtype), training=True)
+    images = functional.batch_norm(
+        images, flow.zeros(4, dtype=dtype), flow.ones(4, dtype=dtype), training=True
+    )
     hidden = flow._C.gelu(functional.max_pool2d(images, 2).flatten(1))
     hidden = flow._C.bias_add(hidden, bias, axis=1)
     if dtype == flow.float32:
@@ -73,7 +100,12 @@ def _results(dtype: Any) -> dict[str, np.ndarray]:
     turned = flow.log_softmax(hidden.transpose(0, 1).contiguous(), -1)
     value = flow.softmax(hidden, -1).sum(1) * numbers[:, 0] + (turned * numbers[:, 1]).sum(0)
     (value * numbers[:, 2]).sum().backward()
-    results = {"value": value, "gradient": x.grad, "gradient of filters": filters.grad, "gradient of bias": bias.grad}
+    results = {
+        "value": value,
+        "gradient": x.grad,
+        "gradient of filters": filters.grad,
+        "gradient of bias": bias.grad,
+    }
     if dtype == flow.float32:
         operation = build_operation("multi_reduce_sum_pow_abs", (("x", 2),), "y", p="at_float: 2.0")
         results["sum of squares"] = apply_to_many(operation, [numbers[:1], numbers[1:]])

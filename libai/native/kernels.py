@@ -15,14 +15,13 @@ from typing import Any
 from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow
 from libai.utils.errors import UserError
 
-#: environment variable that names the highest instruction set that kernels may use; unset allows all
+#: environment variable that names the highest instruction set that kernels may use; unset allows
+#: all
 VARIABLE = "LIBAI_NATIVE"
 #: instruction sets, lowest first; the index is the level number in the library
 LEVELS = ("sse2", "avx2", "avx512")
 #: OneFlow's `IntraJobMemSharingUtil::InferMemBlockId4MemReusedRegst`
-OWN_MEMORY_PLANNER = (
-    "_ZN7oneflow22IntraJobMemSharingUtil30InferMemBlockId4MemReusedRegstEPNS_4PlanERKSt8functionIFbRKSsS5_EE"
-)
+OWN_MEMORY_PLANNER = "_ZN7oneflow22IntraJobMemSharingUtil30InferMemBlockId4MemReusedRegstEPNS_4PlanERKSt8functionIFbRKSsS5_EE"  # noqa: E501
 #: OneFlow's `ConstructKernel` and `Thread::AddTask`
 OWN_KERNEL_MAKER = "_ZN7oneflow15ConstructKernelERKNS_10KernelConfEPNS_13KernelContextE"
 OWN_TASK_ADDER = "_ZN7oneflow6Thread7AddTaskERKNS_9TaskProtoE"
@@ -31,13 +30,15 @@ OWN_TASK_ADDER = "_ZN7oneflow6Thread7AddTaskERKNS_9TaskProtoE"
 class Library:
     """A compiled library. Creating this object registers the kernels with the loaded oneflow.
 
-    Registration cannot be undone, but `enable(False)` disables the kernels. Operations that have already run keep
-    OneFlow's kernels. Raises `Unavailable` for a file that cannot be loaded.
+    Registration cannot be undone, but `enable(False)` disables the kernels. Operations that have
+    already run keep OneFlow's kernels. Raises `Unavailable` for a file that cannot be loaded.
     """
 
     def __init__(self, path: Path):
         self.is_enabled = True
-        oneflow = open_oneflow()  # otherwise loading our library would load a second copy of oneflow
+        oneflow = (
+            open_oneflow()
+        )  # otherwise loading our library would load a second copy of oneflow
         try:
             self._library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:
@@ -51,53 +52,81 @@ class Library:
             self._library.libai_native_use_sgemm(ctypes.byref(find_slot(oneflow, "cblas_sgemm")))
 
     def decode(self, step: Any) -> bool:
-        """Run one decoding step (libai/inference/native_decoder.py). Return False if OneFlow keeps its own matmuls."""
+        """Run one decoding step (libai/inference/native_decoder.py).
+
+        Return False if OneFlow keeps its own matmuls.
+        """
         return bool(self._library.libai_native_decode(ctypes.c_void_p(step.ctypes.data)))
 
     def use_level(self, level: str) -> bool:
-        """Switch to this instruction set. Return False and change nothing if the CPU does not support it."""
+        """Switch to this instruction set.
+
+        Return False and change nothing if the CPU does not support it.
+        """
         return bool(self._library.libai_native_use_level(LEVELS.index(level)))
 
     def enable(self, is_enabled: bool) -> None:
-        """Enable or disable these kernels. While they are disabled, every operation uses OneFlow's own kernel."""
+        """Enable or disable these kernels.
+
+        While they are disabled, every operation uses OneFlow's own kernel.
+        """
         self.is_enabled = is_enabled
         self._library.libai_native_enable(ctypes.c_bool(is_enabled))
 
     def start_threads(self, count: int) -> None:
-        """Split the loops of large operations among `count` threads (src/team.cpp). Call it once per process."""
+        """Split the loops of large operations among `count` threads (src/team.cpp).
+
+        Call it once per process.
+        """
         self._library.libai_team_start(count)
 
     def share_products(self, sgemm: int) -> int:
-        """Return the address of a `cblas_sgemm` that splits large matmuls among these threads (src/products.cpp).
+        """Return the address of a `cblas_sgemm` that splits large matmuls among these threads
+        (src/products.cpp).
 
-        `sgemm` is the address of OpenBLAS's function, which must use a single thread from now on. Call it once per
-        process.
+        `sgemm` is the address of OpenBLAS's function, which must use a single thread from now on.
+        Call it once per process.
         """
         self._library.libai_products_start(ctypes.c_void_p(sgemm))
         return address_of(self._library, "libai_products_sgemm")
 
-    def multiply_in_parts(self, sgemm: int, num_threads: int, a: Any, b: Any, c: Any, beta: float = 0.0) -> bool:
-        """Compute `c = a b + beta c` in the same parts as with `num_threads` threads, but sequentially.
+    def multiply_in_parts(
+        self, sgemm: int, num_threads: int, a: Any, b: Any, c: Any, beta: float = 0.0
+    ) -> bool:
+        """Compute `c = a b + beta c` in the same parts as with `num_threads` threads, but
+        sequentially.
 
-        The arguments are float32 NumPy arrays; `a` and `b` may be transposed views of contiguous arrays. Returns False
-        and does nothing for a small matmul.
+        The arguments are float32 NumPy arrays; `a` and `b` may be transposed views of contiguous
+        arrays. Returns False and does nothing for a small matmul.
         """
         trans = [111 if x.flags.c_contiguous else 112 for x in (a, b)]
         pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (a, b, c)]
         sizes = (*c.shape, a.shape[1])
         factor = ctypes.c_float(beta)
         function = self._library.libai_products_in_parts
-        return bool(function(ctypes.c_void_p(sgemm), num_threads, *trans, *sizes, *pointers[:2], factor, pointers[2]))
+        return bool(
+            function(
+                ctypes.c_void_p(sgemm),
+                num_threads,
+                *trans,
+                *sizes,
+                *pointers[:2],
+                factor,
+                pointers[2],
+            )
+        )
 
     def plan_memory(self) -> None:
         """Make results in compiled CPU steps share memory from now on (src/memory_plan.cpp).
 
-        Results stay bit-equal. Call it once per process. Raises `Unavailable` if this is not possible.
+        Results stay bit-equal. Call it once per process. Raises `Unavailable` if this is not
+        possible.
         """
         self._replace(OWN_MEMORY_PLANNER, "libai_memory_plan")
 
     def drop_descriptions(self) -> None:
-        """Make compiled CPU steps drop descriptions that only compilation reads (src/memory_plan.cpp).
+        """Make compiled CPU steps drop descriptions that only compilation reads
+        (src/memory_plan.cpp).
 
         Call it once per process. Raises `Unavailable` if this is not possible.
         """
@@ -105,7 +134,9 @@ class Library:
         self._replace(OWN_TASK_ADDER, "libai_lean_plans")
 
     def _replace(self, own: str, name: str) -> None:
-        """Replace OneFlow's function `own` with the function whose address our function `name` returns."""
+        """Replace OneFlow's function `own` with the function whose address our function `name`
+        returns.
+        """
         oneflow = open_oneflow()
         slot = find_slot(oneflow, own)
         replacement = getattr(self._library, name)
@@ -127,18 +158,24 @@ _plans_memory = False
 
 
 def allowed_levels() -> tuple[str, ...]:
-    """Return the instruction sets that `LIBAI_NATIVE` allows, highest first. Raises `UserError` for an unknown one."""
+    """Return the instruction sets that `LIBAI_NATIVE` allows, highest first.
+
+    Raises `UserError` for an unknown one.
+    """
     best = os.environ.get(VARIABLE, LEVELS[-1])
     if best not in LEVELS:
         raise UserError(
-            f"{VARIABLE}={best} is not an instruction set. Choose the highest one that kernels may use: "
-            f"{', '.join(LEVELS)}; LIBAI_PATCHES=-kernels switches them off."
+            f"{VARIABLE}={best} is not an instruction set. Choose the highest one that kernels "
+            f"may use: {', '.join(LEVELS)}; LIBAI_PATCHES=-kernels switches them off."
         )
     return LEVELS[LEVELS.index(best) :: -1]
 
 
 def compile_kernels() -> None:
-    """Compile the kernels if necessary, so ranks do not have to wait for one another. Does not import oneflow."""
+    """Compile the kernels if necessary, so ranks do not have to wait for one another.
+
+    Does not import oneflow.
+    """
     from libai.native.build import find_library
 
     with contextlib.suppress(Unavailable):
@@ -146,10 +183,12 @@ def compile_kernels() -> None:
 
 
 def use_kernels() -> None:
-    """Make the imported oneflow use our kernels, with the highest allowed instruction set that the CPU supports.
+    """Make the imported oneflow use our kernels, with the highest allowed instruction set that the
+    CPU supports.
 
-    If this is impossible, oneflow keeps its own kernels and the run logs a warning. Possible reasons are a missing
-    compiler, no writable folder, a different version of oneflow, or a failed test.
+    If this is impossible, oneflow keeps its own kernels and the run logs a warning. Possible
+    reasons are a missing compiler, no writable folder, a different version of oneflow, or a failed
+    test.
     """
     global _library, _description
     if _library is not None:
@@ -166,7 +205,9 @@ def use_kernels() -> None:
 
 
 def plan_memory() -> None:
-    """Make results in compiled CPU steps share memory, if our library is loaded and this OneFlow supports it."""
+    """Make results in compiled CPU steps share memory, if our library is loaded and this OneFlow
+    supports it.
+    """
     global _plans_memory
     if _library is not None and not _plans_memory:
         with contextlib.suppress(Unavailable):
@@ -176,7 +217,9 @@ def plan_memory() -> None:
 
 @functools.cache
 def drop_descriptions() -> None:
-    """Make compiled CPU steps drop data that only compilation reads, if our library is loaded and OneFlow allows it."""
+    """Make compiled CPU steps drop data that only compilation reads, if our library is loaded and
+    OneFlow allows it.
+    """
     if _library is not None:
         with contextlib.suppress(Unavailable):
             _library.drop_descriptions()
@@ -188,7 +231,10 @@ def kernels_in_use() -> str:
 
 
 def are_kernels_on() -> bool:
-    """Return True if operations currently use our kernels. Some operations have no other CPU kernel."""
+    """Return True if operations currently use our kernels.
+
+    Some operations have no other CPU kernel.
+    """
     return _library is not None and _library.is_enabled
 
 

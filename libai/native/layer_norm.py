@@ -1,7 +1,8 @@
-"""Make `nn.LayerNorm` and `nn.functional.layer_norm` of OneFlow 0.9.0 use the layer norm kernels on CPU.
+"""Make `nn.LayerNorm` and `nn.functional.layer_norm` of OneFlow 0.9.0 use the layer norm kernels on
+CPU.
 
-OneFlow's Python code calls the single layer norm operation only on CUDA. On CPU it composes the norm from a dozen
-operations.
+OneFlow's Python code calls the single layer norm operation only on CUDA. On CPU it composes the
+norm from a dozen operations.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from collections.abc import Sequence
 
 
 def use_operation() -> None:
-    """Replace the function that both call. Inputs that the operation does not support are computed as before."""
+    """Replace the function that both call.
+
+    Inputs that the operation does not support are computed as before.
+    """
     import oneflow as flow
     from oneflow.nn import functional
     from oneflow.nn.modules import normalization
@@ -42,10 +46,15 @@ def use_operation() -> None:
         return flow._C.layer_norm_affine(input, weight, bias, **axes, epsilon=eps)
 
     def _is_pair(weight: flow.Tensor | None, bias: flow.Tensor | None) -> bool:
-        """Return True if the operation supports these: both None, or both float32 with equal `requires_grad`."""
+        """Return True if the operation supports these: both None, or both float32 with equal
+        `requires_grad`.
+        """
         if weight is None or bias is None:
             return weight is bias
-        return weight.requires_grad == bias.requires_grad and weight.dtype == bias.dtype == flow.float32
+        return (
+            weight.requires_grad == bias.requires_grad
+            and weight.dtype == bias.dtype == flow.float32
+        )
 
     normalization.layer_norm = layer_norm
     functional.layer_norm = layer_norm

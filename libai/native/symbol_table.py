@@ -1,8 +1,9 @@
-"""Access liboneflow's dynamic symbol table, which holds the addresses by which it calls its own exported functions.
+"""Access liboneflow's dynamic symbol table, which holds the addresses by which it calls its own
+exported functions.
 
-Writing a function's address to an entry replaces that OneFlow function in the whole process. libai/patches/openblas.py
-replaces matmul functions this way, and launch_race.py one function of the graph launch. This works only on Linux on
-x86_64.
+Writing a function's address to an entry replaces that OneFlow function in the whole process.
+libai/patches/openblas.py replaces matmul functions this way, and launch_race.py one function of the
+graph launch. This works only on Linux on x86_64.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class _LinkMap(ctypes.Structure):
 def require_linux_x86_64() -> None:
     """Raise `Unavailable` on any other platform."""
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
-        raise Unavailable(f"this is {platform.system()} on {platform.machine()}, not Linux on x86_64")
+        raise Unavailable(
+            f"this is {platform.system()} on {platform.machine()}, not Linux on x86_64"
+        )
 
 
 def open_oneflow() -> ctypes.CDLL:
@@ -41,15 +44,19 @@ def open_oneflow() -> ctypes.CDLL:
 
 
 def address_of(library: ctypes.CDLL, name: str) -> int:
-    """Return the address at which the dynamic linker finds the function `name`, starting with `library`, or 0."""
+    """Return the address at which the dynamic linker finds the function `name`, starting with
+    `library`, or 0.
+    """
     function = getattr(library, name, None)
     return (ctypes.cast(function, ctypes.c_void_p).value or 0) if function is not None else 0
 
 
 def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
-    """Return the writable table entry through which `library` calls `name`, a function of its own or of libc.
+    """Return the writable table entry through which `library` calls `name`, a function of its own
+    or of libc.
 
-    Raises `Unavailable` if there is no such entry, it is read-only, or another library already overrides `name`.
+    Raises `Unavailable` if there is no such entry, it is read-only, or another library already
+    overrides `name`.
     """
     own, preferred = address_of(library, name), address_of(ctypes.CDLL(None), name)
     if not own:
@@ -57,7 +64,9 @@ def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
     if preferred not in (0, own):
         raise Unavailable(f"a library that defines {name} is loaded before oneflow's")
     record = ctypes.POINTER(_LinkMap)()
-    if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record)):
+    if ctypes.CDLL(None).dlinfo(
+        ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record)
+    ):
         raise Unavailable("the dynamic linker has no information about liboneflow")
     base = record.contents.l_addr
     dynamic = _read_dynamic_section(record.contents.l_ld)
@@ -73,7 +82,9 @@ def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
     if not len(offsets):  # imported functions have a name in the table, but no value
         imports = rows[:, 1] == 0
         names = dynamic[_DT_STRTAB] + (rows[imports, 0] & 0xFFFFFFFF)
-        offsets = relocations[imports, 0][[ctypes.string_at(at) == name.encode() for at in names.tolist()]]
+        offsets = relocations[imports, 0][
+            [ctypes.string_at(at) == name.encode() for at in names.tolist()]
+        ]
     if len(offsets) != 1:
         raise Unavailable(f"oneflow does not call {name} through its table of dynamic symbols")
     address = base + int(offsets[0])

@@ -1,4 +1,6 @@
-"""Parameter groups, gradient clipping, loss and learning rate scaling, and portable state for OneFlow's optimizers."""
+"""Parameter groups, gradient clipping, loss and learning rate scaling, and portable state for
+OneFlow's optimizers.
+"""
 
 from libai.optim.clip import clip_grad_norm, clip_grad_value, norm_and_coefficient
 from libai.optim.ema import WeightAverage

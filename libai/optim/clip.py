@@ -1,8 +1,9 @@
 """Compute the global gradient norm and clip gradients by norm or by value, in eager mode.
 
-OneFlow's `optimizer.clip_grad()` clips each parameter group by its own norm. `flow.nn.utils.clip_grad_norm_` sums the
-squares sequentially in float32, so for a gradient of 4M elements its norm is off by 0.2 %. Here a single norm covers
-all groups and is computed from many partial sums (relative error 1e-7). Nothing is copied to the host.
+OneFlow's `optimizer.clip_grad()` clips each parameter group by its own norm.
+`flow.nn.utils.clip_grad_norm_` sums the squares sequentially in float32, so for a gradient of 4M
+elements its norm is off by 0.2 %. Here a single norm covers all groups and is computed from many
+partial sums (relative error 1e-7). Nothing is copied to the host.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ _EPSILON = 1e-6  # as in OneFlow and PyTorch: keeps the coefficient finite for a
 
 
 def clip_grad_norm(parameters: Iterable[flow.Tensor], max_norm: float) -> flow.Tensor:
-    """Scale all gradients in place by `min(1, max_norm / (norm + 1e-6))` and return the norm before scaling.
+    """Scale all gradients in place by `min(1, max_norm / (norm + 1e-6))` and return the norm before
+    scaling.
 
     Args:
         parameters: parameters of all groups, local or global. Those with `grad` None are skipped.
         max_norm: maximum norm, above 0.
 
-    Returns:
-        A 0-dim tensor on the device: 0 if there are no gradients, and global if the gradients are. Collective for
-        global parameters: every rank must call it. A non-finite norm makes the gradients non-finite.
+    Returns: A 0-dim tensor on the device: 0 if there are no gradients, and global if the gradients
+        are. Collective for global parameters: every rank must call it. A non-finite norm makes the
+        gradients non-finite.
     """
     gradients = _gradients(parameters)
     with flow.no_grad():
@@ -47,8 +49,12 @@ def clip_grad_value(parameters: Iterable[flow.Tensor], limit: float) -> None:
             gradient.copy_(gradient.clamp(-limit, limit))
 
 
-def norm_and_coefficient(parameters: Iterable[flow.Tensor], max_norm: float) -> tuple[flow.Tensor, flow.Tensor]:
-    """Return the norm of `clip_grad_norm` and its scaling factor, without changing the gradients."""
+def norm_and_coefficient(
+    parameters: Iterable[flow.Tensor], max_norm: float
+) -> tuple[flow.Tensor, flow.Tensor]:
+    """Return the norm of `clip_grad_norm` and its scaling factor, without changing the
+    gradients.
+    """
     with flow.no_grad():
         return _norm_and_coefficient(_gradients(parameters), max_norm)
 
@@ -58,16 +64,21 @@ def _gradients(parameters: Iterable[flow.Tensor]) -> list[flow.Tensor]:
     return [gradient for gradient in gradients if gradient is not None]
 
 
-def _norm_and_coefficient(gradients: list[flow.Tensor], max_norm: float) -> tuple[flow.Tensor, flow.Tensor]:
+def _norm_and_coefficient(
+    gradients: list[flow.Tensor], max_norm: float
+) -> tuple[flow.Tensor, flow.Tensor]:
     norm = joint_norm(gradients)
     return norm, (float(max_norm) / (norm + _EPSILON)).clamp(max=1.0)
 
 
 def joint_norm(gradients: list[flow.Tensor]) -> flow.Tensor:
-    """Return the 2-norm over all elements of `gradients`, or of other tensors, as a 0-dim tensor on the device."""
+    """Return the 2-norm over all elements of `gradients`, or of other tensors, as a 0-dim tensor on
+    the device.
+    """
     if not gradients:
         return flow.tensor(0.0)
-    # Communicate once per layout instead of once per tensor: tensors of equal layout stay partial sums until combined.
+    # Communicate once per layout instead of once per tensor: tensors of equal layout stay partial
+    # sums until combined.
     parts = [_sum_of_squares(group) for group in _by_layout(gradients)]
     if gradients[0].is_global:
         placement = gradients[0].placement

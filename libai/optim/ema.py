@@ -1,4 +1,6 @@
-"""Exponential moving average of the weights, which often evaluates better than the latest weights."""
+"""Exponential moving average of the weights, which often evaluates better than the latest
+weights.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,23 @@ from libai.utils.errors import UserError
 
 
 class WeightAverage:
-    """Moving averages of a model's parameters, each with the layout of its parameter. Buffers are not averaged.
+    """Moving averages of a model's parameters, each with the layout of its parameter.
 
-    The averages start as the weights before the first update. `decay` is the fraction of the old average that an update
-    keeps. The effective decay starts at 0.1 and rises as (1 + n) / (10 + n) after n updates until it reaches `decay`,
-    so the initial weights are forgotten quickly. `updates` is the number of updates so far. `tensors` maps parameter
-    names to averages and is empty before `begin`.
+    Buffers are not averaged.
+
+    The averages start as the weights before the first update. `decay` is the fraction of the old
+    average that an update keeps. The effective decay starts at 0.1 and rises as (1 + n) / (10 + n)
+    after n updates until it reaches `decay`, so the initial weights are forgotten quickly.
+    `updates` is the number of updates so far. `tensors` maps parameter names to averages and is
+    empty before `begin`.
     """
 
     def __init__(self, decay: float = 0.9999):
         if not 0 <= decay < 1:
-            raise UserError(f"the decay of averaged weights is {decay!r}; it must be >= 0 and < 1, such as 0.999.")
+            raise UserError(
+                f"the decay of averaged weights is {decay!r}; it must be >= 0 and < 1, such as "
+                "0.999."
+            )
         self._decay = decay
         self.updates = 0
         self.tensors: dict[str, flow.Tensor] = {}
@@ -32,7 +40,9 @@ class WeightAverage:
         self._is_swapped_in = False
 
     def begin(self, model: nn.Module) -> None:
-        """Initialize the averages with the current weights of `model`, unless this was done before."""
+        """Initialize the averages with the current weights of `model`, unless this was done
+        before.
+        """
         if not self.tensors:
             self.load(model, {})
 
@@ -44,12 +54,17 @@ class WeightAverage:
         named = dict(model.named_parameters())
         self._parameters = list(named.values())
         self.tensors = {
-            name: like_parameter(tensors[name], parameter) if name in tensors else parameter.detach().clone()
+            name: like_parameter(tensors[name], parameter)
+            if name in tensors
+            else parameter.detach().clone()
             for name, parameter in named.items()
         }
 
     def update(self) -> None:
-        """Update the averages with the current weights. Does not wait: the device computes them after the update."""
+        """Update the averages with the current weights.
+
+        Does not wait: the device computes them after the update.
+        """
         decay = min(self._decay, (1 + self.updates) / (10 + self.updates))
         with flow.no_grad():
             for average, parameter in zip(self.tensors.values(), self._parameters):
@@ -59,7 +74,9 @@ class WeightAverage:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Replace the model's weights with the averages inside the block, and restore them bit for bit afterwards."""
+        """Replace the model's weights with the averages inside the block, and restore them bit for
+        bit afterwards.
+        """
         if self._is_swapped_in:
             yield
             return
@@ -70,7 +87,9 @@ class WeightAverage:
             self._swap()
 
     def _swap(self) -> None:
-        """Swap weights and averages in place, because a compiled graph reads the parameters' memory."""
+        """Swap weights and averages in place, because a compiled graph reads the parameters'
+        memory.
+        """
         self._is_swapped_in = not self._is_swapped_in
         with flow.no_grad():
             for average, parameter in zip(self.tensors.values(), self._parameters):

@@ -1,8 +1,8 @@
 """Fused operations on all gradients or parameters at once, for eager mode on CPU.
 
-OneFlow 0.9.0 has such operations (`multi_...`), but in Python it uses them only for updates on CUDA, and its only sum
-for CPU is inexact. With the kernels of libai/native they also pay off on CPU, where every operation costs 10 to 20 µs
-regardless of tensor size.
+OneFlow 0.9.0 has such operations (`multi_...`), but in Python it uses them only for updates on
+CUDA, and its only sum for CPU is inexact. With the kernels of libai/native they also pay off on
+CPU, where every operation costs 10 to 20 µs regardless of tensor size.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ from libai.patches.table import is_on
 
 
 def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
-    """Return True if the operations in this file support `tensors`: local float32 tensors on CPU, with our kernels on.
+    """Return True if the operations in this file support `tensors`: local float32 tensors on CPU,
+    with our kernels on.
 
     Global tensors are not supported, because OneFlow's `multi_...` operations ignore their layouts.
     """
-    if not are_kernels_on() or not tensors or tensors[0].is_global or tensors[0].device.type != "cpu":
+    if (
+        not are_kernels_on()
+        or not tensors
+        or tensors[0].is_global
+        or tensors[0].device.type != "cpu"
+    ):
         return False
     return is_on("eager-updates") and all(tensor.dtype == flow.float32 for tensor in tensors)
 
@@ -35,12 +41,15 @@ def joined_sum_of_squares(tensors: Sequence[flow.Tensor]) -> flow.Tensor:
     return apply_to_many(op, tensors)
 
 
-#: Name of OneFlow's wrapper around every optimizer's `step`. A `step` that a user has replaced may read the gradients.
+#: Name of OneFlow's wrapper around every optimizer's `step`. A `step` that a user has replaced may
+#: read the gradients.
 _OWN_STEP = "_decorate_step.<locals>.decorated_step"
 
 
 class JoinedUpdates:
-    """Update all parameters of a group with one operation instead of one each. Bit-equal to `optimizer.step()`.
+    """Update all parameters of a group with one operation instead of one each.
+
+    Bit-equal to `optimizer.step()`.
 
     Create it after the parameters are on their final device.
     """
@@ -48,14 +57,23 @@ class JoinedUpdates:
     def __init__(self, optimizer: flow.optim.Optimizer):
         self._optimizer = optimizer
         self._coefficient: flow.Tensor | None = None
-        self._parts = list(optimizer.optimizers.values()) if isinstance(optimizer, Optimizers) else [optimizer]
-        parameters = [parameter for group in optimizer.param_groups for parameter in group.parameters]
-        self._is_known = all(type(part) in _KINDS for part in self._parts) and are_joinable(parameters)
+        self._parts = (
+            list(optimizer.optimizers.values())
+            if isinstance(optimizer, Optimizers)
+            else [optimizer]
+        )
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group.parameters
+        ]
+        self._is_known = all(type(part) in _KINDS for part in self._parts) and are_joinable(
+            parameters
+        )
 
     @property
     def fits(self) -> bool:
-        """True if the optimizer is an unmodified SGD, Adam or AdamW of OneFlow, or several of them, and its parameters
-        can be fused."""
+        """True if the optimizer is an unmodified SGD, Adam or AdamW of OneFlow, or several of them,
+        and its parameters can be fused.
+        """
         if not self._is_known:
             return False
         for part in self._parts:
@@ -114,8 +132,9 @@ class JoinedUpdates:
 class _Kind(NamedTuple):
     """A kind of update.
 
-    `op` is OneFlow's operation for many parameters. `state` maps its state arguments to keys of the optimizer's state.
-    `dispatch` is the function that sets the attributes, and `options` are its keyword arguments.
+    `op` is OneFlow's operation for many parameters. `state` maps its state arguments to keys of the
+    optimizer's state. `dispatch` is the function that sets the attributes, and `options` are its
+    keyword arguments.
     """
 
     op: str
@@ -125,7 +144,9 @@ class _Kind(NamedTuple):
 
 
 def _adam(group, decay: str) -> _Kind:
-    corrects = group["do_bias_correction"]  # if False, OneFlow's own step would use the previous corrections
+    corrects = group[
+        "do_bias_correction"
+    ]  # if False, OneFlow's own step would use the previous corrections
     options = {
         "learning_rate": group["lr"],
         "bias_correction1": group["bias_correction1"] if corrects else 1.0,
@@ -145,7 +166,10 @@ def _sgd(group) -> _Kind:
     options = {"learning_rate": group["lr"], "l2": group["weight_decay"]}
     if group["momentum"] == 0.0:
         return _Kind("multi_tensor_sgd_update", {}, flow._C.dispatch_sgd_update, options)
-    options.update(beta=group["momentum"], **{name: group[name] for name in ("dampening", "nesterov", "maximize")})
+    options.update(
+        beta=group["momentum"],
+        **{name: group[name] for name in ("dampening", "nesterov", "maximize")},
+    )
     state = {"momentum_buf": "momentum_buf"}
     return _Kind("multi_tensor_momentum_update", state, flow._C.dispatch_momentum_update, options)
 

@@ -1,4 +1,6 @@
-"""Loss scaling for fp16: multiply the loss and divide the gradients, so small gradients do not underflow to zero."""
+"""Loss scaling for fp16: multiply the loss and divide the gradients, so small gradients do not
+underflow to zero.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from libai.optim.clip import norm_and_coefficient
 class LossScaling:
     """Settings for the loss scale and its growth, in both modes.
 
-    An update with non-finite gradients is skipped, and the scale is divided by `growth_factor`. After `growth_interval`
-    successful updates in a row, the scale is multiplied by `growth_factor`. With `growth_interval=None` the scale stays
-    at `init_scale` and no update is skipped.
+    An update with non-finite gradients is skipped, and the scale is divided by `growth_factor`.
+    After `growth_interval` successful updates in a row, the scale is multiplied by `growth_factor`.
+    With `growth_interval=None` the scale stays at `init_scale` and no update is skipped.
     """
 
     init_scale: float = 2.0**16
@@ -35,11 +37,16 @@ class LossScaling:
         if self.growth_interval is None:
             return flow.amp.StaticGradScaler(self.init_scale)
         # OneFlow 0.9 supports no other backoff factor
-        return flow.amp.GradScaler(self.init_scale, self.growth_factor, 1 / self.growth_factor, self.growth_interval)
+        return flow.amp.GradScaler(
+            self.init_scale, self.growth_factor, 1 / self.growth_factor, self.growth_interval
+        )
 
 
 class LossScaler:
-    """Scale the loss of eager updates. The state is part of the optimizer's state and carries over to graph mode."""
+    """Scale the loss of eager updates.
+
+    The state is part of the optimizer's state and carries over to graph mode.
+    """
 
     def __init__(self, optimizer: flow.optim.Optimizer, scaling: LossScaling):
         self._optimizer, self._scaling = optimizer, scaling
@@ -51,11 +58,14 @@ class LossScaler:
             return self._scaling.init_scale
         return self._optimizer._state.get("loss_scale", self._scaling.init_scale)
 
-    def unscale(self, parameters: Iterable[flow.Tensor], full_tensor: Callable[[flow.Tensor], flow.Tensor]) -> bool:
-        """Divide the gradients by the scale and return True if they are finite, or if the scale is static.
+    def unscale(
+        self, parameters: Iterable[flow.Tensor], full_tensor: Callable[[flow.Tensor], flow.Tensor]
+    ) -> bool:
+        """Divide the gradients by the scale and return True if they are finite, or if the scale is
+        static.
 
-        With a dynamic scale this waits for the device. `full_tensor` converts a global tensor to its local value.
-        Collective with global tensors.
+        With a dynamic scale this waits for the device. `full_tensor` converts a global tensor to
+        its local value. Collective with global tensors.
         """
         parameters = list(parameters)
         with flow.no_grad():
@@ -70,7 +80,9 @@ class LossScaler:
         return is_finite
 
     def _adapt(self, is_finite: bool) -> None:
-        """Adapt the scale in the same way as OneFlow's compiled step, which never lets the scale fall below 1."""
+        """Adapt the scale in the same way as OneFlow's compiled step, which never lets the scale
+        fall below 1.
+        """
         state, scaling = self._optimizer._state, self._scaling
         scale, good_steps = self.scale, int(state.get("loss_scale_good_steps", 0)) + 1
         if not is_finite:

@@ -1,12 +1,13 @@
-"""Convert optimizer state to and from a canonical form that is the same for both modes and every layout.
+"""Convert optimizer state to and from a canonical form that is the same for both modes and every
+layout.
 
-The canonical form is `tensors = {"<parameter name>/<eager key>": tensor}` plus `scalars = {"step": updates made}`.
-`export_state` and `import_state` convert eager state. `export_graph_state` and `to_graph_state` convert from and to the
-names in a compiled graph, for the seven optimizers of OneFlow 0.9.0. Learning rates are not included, because they
-belong to the scheduler and the config.
+The canonical form is `tensors = {"<parameter name>/<eager key>": tensor}` plus `scalars = {"step":
+updates made}`. `export_state` and `import_state` convert eager state. `export_graph_state` and
+`to_graph_state` convert from and to the names in a compiled graph, for the seven optimizers of
+OneFlow 0.9.0. Learning rates are not included, because they belong to the scheduler and the config.
 
-The state is complete: OneFlow creates a parameter's state at its first gradient. Before that, the initial value of the
-state is exported. A tensor that is missing on loading is therefore an error.
+The state is complete: OneFlow creates a parameter's state at its first gradient. Before that, the
+initial value of the state is exported. A tensor that is missing on loading is therefore an error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from libai.utils.errors import UserError
 NamedParameters = Mapping[str, flow.Tensor] | Iterable[tuple[str, flow.Tensor]]
 
 
-#: Name of the update counter in a compiled graph. The state of parameter `p` in module `model` is `model.p-<suffix>`.
+#: Name of the update counter in a compiled graph. The state of parameter `p` in module `model` is
+#: `model.p-<suffix>`.
 TRAIN_STEP = "System-Train-TrainStep"
 
 _SUFFIX_OF_KEY = {
@@ -41,15 +43,21 @@ _SUFFIX_OF_KEY = {
 
 
 def state_keys(optimizer: flow.optim.Optimizer, group: Any) -> tuple[str, ...] | None:
-    """Return the eager state keys for each parameter of `group`, or None if the optimizer is not one of OneFlow's.
+    """Return the eager state keys for each parameter of `group`, or None if the optimizer is not
+    one of OneFlow's.
 
-    The keys depend on the group's options: plain SGD has none, and `amsgrad` and `centered` add one.
+    The keys depend on the group's options: plain SGD has none, and `amsgrad` and `centered` add
+    one.
     """
     kinds = [cls.__name__ for cls in type(optimizer_of(optimizer, group)).__mro__]
     if "SGD" in kinds:
         return ("momentum_buf",) if group["momentum"] != 0.0 else ()
     if "Adam" in kinds or "AdamW" in kinds:
-        return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+        return (
+            ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+            if group["amsgrad"]
+            else ("exp_avg", "exp_avg_sq")
+        )
     if "LAMB" in kinds:
         return ("exp_avg", "exp_avg_sq")
     if "Adagrad" in kinds:
@@ -66,21 +74,33 @@ def export_state(
 ) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
     """Return the state of an eager `optimizer` as `(tensors, scalars)`. The tensors are not copied.
 
-    `named_parameters` of the model must include every parameter of the optimizer, with tied weights under their first
-    name. `scalars` contains `"step"` and, for custom optimizers, every number in their state. Raises `UserError` if a
-    parameter of the optimizer has no name, or if a compiled graph holds the state.
+    `named_parameters` of the model must include every parameter of the optimizer, with tied weights
+    under their first name. `scalars` contains `"step"` and, for custom optimizers, every number in
+    their state. Raises `UserError` if a parameter of the optimizer has no name, or if a compiled
+    graph holds the state.
     """
     tensors = {}
-    scalars = {key: value for key, value in optimizer._state.items() if isinstance(key, str) and _is_number(value)}
+    scalars = {
+        key: value
+        for key, value in optimizer._state.items()
+        if isinstance(key, str) and _is_number(value)
+    }
     walked = list(walk_parameters(optimizer, named_parameters))
     has_keys = any(state_keys(optimizer, group) for _, _, group in walked)
-    if scalars.get("step") and has_keys and not any(optimizer._state[parameter] for _, parameter, _ in walked):
+    if (
+        scalars.get("step")
+        and has_keys
+        and not any(optimizer._state[parameter] for _, parameter, _ in walked)
+    ):
         raise UserError(
-            f"{type(optimizer).__name__} has made {scalars['step']} updates but has no state, because a compiled "
-            "graph holds it. Read it with trainer.optimizer_state.export(), or trainer.state_dict()."
+            f"{type(optimizer).__name__} has made {scalars['step']} updates but has no state, "
+            "because a compiled graph holds it. Read it with trainer.optimizer_state.export(), or "
+            "trainer.state_dict()."
         )
     for name, parameter, group in walked:
-        state = optimizer._state.get(parameter, {})  # a custom optimizer may keep its state elsewhere
+        state = optimizer._state.get(
+            parameter, {}
+        )  # a custom optimizer may keep its state elsewhere
         for key, value in state.items():
             if isinstance(value, flow.Tensor):
                 tensors[f"{name}/{key}"] = value
@@ -98,14 +118,16 @@ def import_state(
     tensors: Mapping[str, Any],
     scalars: Mapping[str, Any],
 ) -> None:
-    """Load `(tensors, scalars)` into an eager `optimizer`. Each tensor gets the dtype and layout of its parameter.
+    """Load `(tensors, scalars)` into an eager `optimizer`.
 
-    `tensors` may contain OneFlow tensors (local or global) or NumPy arrays with the full, unsharded value. They are
-    copied one at a time, so a lazy mapping is read once and is never in memory as a whole. Collective for global
-    parameters: every rank must call it.
+    Each tensor gets the dtype and layout of its parameter.
 
-    Raises a `UserError` that lists the differences if entries are missing, unexpected or of the wrong shape. The
-    optimizer is then unchanged.
+    `tensors` may contain OneFlow tensors (local or global) or NumPy arrays with the full, unsharded
+    value. They are copied one at a time, so a lazy mapping is read once and is never in memory as a
+    whole. Collective for global parameters: every rank must call it.
+
+    Raises a `UserError` that lists the differences if entries are missing, unexpected or of the
+    wrong shape. The optimizer is then unchanged.
     """
     for _, parameter, key, value in _fitted_state(optimizer, named_parameters, tensors, scalars):
         optimizer._state[parameter][key] = value
@@ -120,10 +142,12 @@ def _fitted_state(
     tensors: Mapping[str, Any],
     scalars: Mapping[str, Any],
 ) -> list[tuple[str, flow.Tensor, str, Any]]:
-    """Return (parameter name, parameter, key, value) for each saved entry. Values get the layout of their parameter.
+    """Return (parameter name, parameter, key, value) for each saved entry.
 
-    A custom optimizer accepts everything that was saved for its parameters. Raises `UserError` for names or shapes that
-    do not match `optimizer`.
+    Values get the layout of their parameter.
+
+    A custom optimizer accepts everything that was saved for its parameters. Raises `UserError` for
+    names or shapes that do not match `optimizer`.
     """
     saved = dict.fromkeys([*tensors, *(key for key in scalars if "/" in key)])
     fitted = []
@@ -132,7 +156,9 @@ def _fitted_state(
     for name, parameter, group in walk_parameters(optimizer, named_parameters):
         keys = state_keys(optimizer, group)
         if keys is None:
-            keys = tuple(entry.rpartition("/")[2] for entry in saved if entry.rpartition("/")[0] == name)
+            keys = tuple(
+                entry.rpartition("/")[2] for entry in saved if entry.rpartition("/")[0] == name
+            )
         for key in keys:
             entry = f"{name}/{key}"
             if entry not in saved:
@@ -143,15 +169,22 @@ def _fitted_state(
             if _is_number(value):
                 fitted.append((name, parameter, key, value))
             elif tuple(value.shape) != tuple(parameter.shape):
-                mis_shaped.append(f"{entry} (saved {tuple(value.shape)}, wanted {tuple(parameter.shape)})")
+                mis_shaped.append(
+                    f"{entry} (saved {tuple(value.shape)}, wanted {tuple(parameter.shape)})"
+                )
             else:
                 fitted.append((name, parameter, key, like_parameter(value, parameter)))
-    _require_fit(optimizer, {"missing": missing, "unexpected": list(saved), "mis-shaped": mis_shaped})
+    _require_fit(
+        optimizer, {"missing": missing, "unexpected": list(saved), "mis-shaped": mis_shaped}
+    )
     return fitted
 
 
 def _require_fit(optimizer: flow.optim.Optimizer, differences: Mapping[str, list[str]]) -> None:
-    """Raise `UserError` if there are any `differences`. The message lists up to five names of each kind."""
+    """Raise `UserError` if there are any `differences`.
+
+    The message lists up to five names of each kind.
+    """
     found = []
     for kind, names in differences.items():
         more = f", … {len(names) - 5} more" if len(names) > 5 else ""
@@ -159,16 +192,18 @@ def _require_fit(optimizer: flow.optim.Optimizer, differences: Mapping[str, list
             found.append(f"{len(names)} {kind}: {', '.join(names[:5])}{more}")
     if found:
         raise UserError(
-            f"The saved optimizer state does not fit this {type(optimizer).__name__}: {'; '.join(found)}. It belongs "
-            "to another model, optimizer or set of frozen parameters. Configure them as in the saved run, or begin "
-            "with new state: --resume --reset optimizer."
+            f"The saved optimizer state does not fit this {type(optimizer).__name__}: "
+            f"{'; '.join(found)}. It belongs to another model, optimizer or set of frozen "
+            "parameters. Configure them as in the saved run, or begin with new state: --resume "
+            "--reset optimizer."
         )
 
 
 def walk_parameters(
     optimizer: flow.optim.Optimizer, named_parameters: NamedParameters
 ) -> Iterator[tuple[str, flow.Tensor, Any]]:
-    """Yield `(name, parameter, group)` for every parameter of `optimizer`, in the optimizer's order.
+    """Yield `(name, parameter, group)` for every parameter of `optimizer`, in the optimizer's
+    order.
 
     Raises `UserError` if a parameter is not in `named_parameters`.
     """
@@ -180,21 +215,30 @@ def walk_parameters(
         for parameter in group.parameters:
             if id(parameter) not in names:
                 raise UserError(
-                    f"The optimizer's group {index} has a parameter of shape {tuple(parameter.shape)} that is not "
-                    f"one of the model's {len(names)} named parameters, so its state has no name. Build the "
-                    "optimizer from the parameters of this model object, after moving or converting it."
+                    f"The optimizer's group {index} has a parameter of shape "
+                    f"{tuple(parameter.shape)} that is not one of the model's {len(names)} named "
+                    "parameters, so its state has no name. Build the optimizer from the "
+                    "parameters of this model object, after moving or converting it."
                 )
             yield names[id(parameter)], parameter, group
 
 
 def initial_state(parameter: flow.Tensor, group: Any) -> flow.Tensor:
-    """Return the initial value of a state tensor of `parameter`: zeros, or Adagrad's `initial_accumulator_value`."""
+    """Return the initial value of a state tensor of `parameter`: zeros, or Adagrad's
+    `initial_accumulator_value`.
+    """
     zeros = flow.zeros_like(parameter)
-    return zeros.fill_(group["initial_accumulator_value"]) if "initial_accumulator_value" in group else zeros
+    return (
+        zeros.fill_(group["initial_accumulator_value"])
+        if "initial_accumulator_value" in group
+        else zeros
+    )
 
 
 def like_parameter(value: Any, parameter: flow.Tensor) -> flow.Tensor:
-    """Return a copy of `value` with the dtype and layout of `parameter`. `value` is a full array or tensor.
+    """Return a copy of `value` with the dtype and layout of `parameter`.
+
+    `value` is a full array or tensor.
 
     If either is global, this is collective over the ranks of both.
     """
@@ -203,7 +247,9 @@ def like_parameter(value: Any, parameter: flow.Tensor) -> flow.Tensor:
         return (moved.clone() if moved is value else moved + 0).to(parameter.dtype)
     if isinstance(value, flow.Tensor):
         value = value.detach().numpy()
-    array = np.ascontiguousarray(value).reshape(np.shape(value))  # ascontiguousarray makes scalars 1-dim
+    array = np.ascontiguousarray(value).reshape(
+        np.shape(value)
+    )  # ascontiguousarray makes scalars 1-dim
     if not parameter.is_global:
         return flow.tensor(array, dtype=parameter.dtype, device=parameter.device)
     broadcast = [flow.sbp.broadcast] * len(parameter.sbp)
@@ -216,7 +262,8 @@ def _is_number(value) -> bool:
 
 
 def graph_state_names(optimizer: flow.optim.Optimizer) -> dict[str, str]:
-    """Return eager state key -> suffix of the same tensor in a graph, for all groups of `optimizer`.
+    """Return eager state key -> suffix of the same tensor in a graph, for all groups of
+    `optimizer`.
 
     Raises `UserError` if the optimizer is not one of OneFlow's, because a graph cannot compile it.
     """
@@ -225,8 +272,9 @@ def graph_state_names(optimizer: flow.optim.Optimizer) -> dict[str, str]:
         keys = state_keys(optimizer, group)
         if keys is None:
             raise UserError(
-                f"{type(optimizer).__name__} is not an optimizer of OneFlow, so a graph cannot hold its state. Use "
-                "graph.enabled=false, or one of SGD, Adam, AdamW, LAMB, Adagrad, RMSprop, Adadelta."
+                f"{type(optimizer).__name__} is not an optimizer of OneFlow, so a graph cannot "
+                "hold its state. Use graph.enabled=false, or one of SGD, Adam, AdamW, LAMB, "
+                "Adagrad, RMSprop, Adadelta."
             )
         names.update((key, _SUFFIX_OF_KEY[key]) for key in keys)
     return names
@@ -241,10 +289,10 @@ def export_graph_state(
 ) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
     """Return the state of a compiled training graph in the canonical form `(tensors, scalars)`.
 
-    `graph_state_dict` is `graph.state_dict()` after the first call. `prefix` is the name of the graph attribute that
-    holds the module. `step` is the number of updates so far, for a graph that does not count them itself. A graph has
-    no state for a parameter without a gradient; its initial value is exported instead. Collective for a global graph:
-    every rank must call it.
+    `graph_state_dict` is `graph.state_dict()` after the first call. `prefix` is the name of the
+    graph attribute that holds the module. `step` is the number of updates so far, for a graph that
+    does not count them itself. A graph has no state for a parameter without a gradient; its initial
+    value is exported instead. Collective for a global graph: every rank must call it.
     """
     suffixes = graph_state_names(optimizer)
     tensors = {}
@@ -265,35 +313,42 @@ def to_graph_state(
     optimizer: flow.optim.Optimizer,
     named_parameters: NamedParameters,
 ) -> dict[str, flow.Tensor]:
-    """Convert the canonical form to entries for `graph.load_state_dict`, to be loaded before the graph's first call.
+    """Convert the canonical form to entries for `graph.load_state_dict`, to be loaded before the
+    graph's first call.
 
-    Each tensor gets the dtype and layout of its parameter. Collective for global parameters: every rank must call it.
-    Weights are not included; load them into the module.
+    Each tensor gets the dtype and layout of its parameter. Collective for global parameters: every
+    rank must call it. Weights are not included; load them into the module.
 
-    Raises `UserError` if names are missing or unknown to `optimizer`, as in a state that was not converted, or if
-    shapes differ.
+    Raises `UserError` if names are missing or unknown to `optimizer`, as in a state that was not
+    converted, or if shapes differ.
     """
     suffixes = graph_state_names(optimizer)
     fitted = _fitted_state(optimizer, named_parameters, tensors, scalars)
     state = {f"{prefix}.{name}-{suffixes[key]}": value for name, _, key, value in fitted}
     step = flow.tensor([int(scalars["step"])], dtype=flow.int64)
     is_global = any(parameter.is_global for _, parameter, _, _ in fitted)
-    state[TRAIN_STEP] = step.to_global(flow.placement.all("cpu"), flow.sbp.broadcast) if is_global else step
+    state[TRAIN_STEP] = (
+        step.to_global(flow.placement.all("cpu"), flow.sbp.broadcast) if is_global else step
+    )
     return state
 
 
 def _read_step(step: flow.Tensor) -> int:
     if step.is_global:
         # the counter is stored only on rank 0; other ranks would read an empty tensor
-        step = step.to_global(placement=flow.placement.all(step.placement.type), sbp=flow.sbp.broadcast).to_local()
+        step = step.to_global(
+            placement=flow.placement.all(step.placement.type), sbp=flow.sbp.broadcast
+        ).to_local()
     return int(step.numpy()[0])
 
 
 def bias_corrections(group: Any, step: int) -> tuple[float, float]:
-    """Return `(1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1))` for a parameter group after `step` updates.
+    """Return `(1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1))` for a parameter group after
+    `step` updates.
 
-    The result is `(1.0, 1.0)` for `do_bias_correction=False` and for optimizers without betas. As in OneFlow, `step`
-    counts the optimizer's updates, even for a parameter that got its first gradient later.
+    The result is `(1.0, 1.0)` for `do_bias_correction=False` and for optimizers without betas. As
+    in OneFlow, `step` counts the optimizer's updates, even for a parameter that got its first
+    gradient later.
 
     >>> bias_corrections({"betas": (0.5, 0.75), "do_bias_correction": True}, step=0)
     (0.5, 0.25)

@@ -1,8 +1,10 @@
-"""Combine the running statistics of batch normalization in a job with several ranks (docs/dev/decisions/0003).
+"""Combine the running statistics of batch normalization in a job with several ranks
+(docs/dev/decisions/0003).
 
-In both modes each rank normalizes with the statistics of its own micro-batches and keeps running statistics of them.
-Moving averages are linear, so averaging them over ranks at any time equals a moving average of the mean statistics.
-Nothing has to be communicated during training. The statistics are averaged over ranks before the weights are read.
+In both modes each rank normalizes with the statistics of its own micro-batches and keeps running
+statistics of them. Moving averages are linear, so averaging them over ranks at any time equals a
+moving average of the mean statistics. Nothing has to be communicated during training. The
+statistics are averaged over ranks before the weights are read.
 """
 
 from __future__ import annotations
@@ -26,16 +28,24 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def share_batch_statistics(layers: Sequence[nn.Module]) -> None:
-    """Replace the running means and variances of `layers` with their mean over the ranks that hold them. Collective.
+    """Replace the running means and variances of `layers` with their mean over the ranks that hold
+    them.
 
-    Only the ranks of a pipeline stage hold its statistics. Tensor-parallel peers hold equal statistics.
+    Collective.
+
+    Only the ranks of a pipeline stage hold its statistics. Tensor-parallel peers hold equal
+    statistics.
     """
     if not layers or get_world_size() == 1:
         return
     buffers = [buffer for layer in layers for buffer in (layer.running_mean, layer.running_var)]
     mine = [part_here(buffer) for buffer in buffers]
-    # all ranks must send the same number of elements, so a rank sends zeros for statistics that it does not hold
-    values = [np.zeros(buffer.shape) if part is None else part.numpy() for buffer, part in zip(buffers, mine)]
+    # all ranks must send the same number of elements, so a rank sends zeros for statistics that it
+    # does not hold
+    values = [
+        np.zeros(buffer.shape) if part is None else part.numpy()
+        for buffer, part in zip(buffers, mine)
+    ]
     sums = all_reduce(np.concatenate(values).astype(np.float64))
     ends = np.cumsum([len(value) for value in values])[:-1]
     for buffer, part, total in zip(buffers, mine, np.split(sums, ends)):
@@ -48,7 +58,8 @@ def share_batch_statistics(layers: Sequence[nn.Module]) -> None:
 def count_batches(layers: Sequence[nn.Module], number: int) -> None:
     """Add `number` to the batch count of each layer in training mode.
 
-    This is necessary because a compiled step updates the running statistics, but not their batch count.
+    This is necessary because a compiled step updates the running statistics, but not their batch
+    count.
     """
     for layer in layers:
         counts = layer.training and layer.num_batches_tracked is not None
@@ -58,12 +69,19 @@ def count_batches(layers: Sequence[nn.Module], number: int) -> None:
 
 
 def refuse_split_statistics(model: nn.Module) -> None:
-    """Raise `UserError` if running statistics are split, because OneFlow 0.9 would only update a gathered copy."""
+    """Raise `UserError` if running statistics are split, because OneFlow 0.9 would only update a
+    gathered copy.
+    """
     for name, layer in model.named_modules():
         buffer = getattr(layer, "running_mean", None) if isinstance(layer, _BatchNorm) else None
-        if buffer is not None and buffer.is_global and any(sbp != flow.sbp.broadcast for sbp in buffer.sbp):
+        if (
+            buffer is not None
+            and buffer.is_global
+            and any(sbp != flow.sbp.broadcast for sbp in buffer.sbp)
+        ):
             raise UserError(
-                f"the plan splits {name}.running_mean over tensor-parallel ranks. Batch normalization needs its full "
-                f"statistics on every rank of a stage, because OneFlow 0.9 would update a copy and lose it. Remove "
-                f"{name}.* from the plan's `split`."
+                f"the plan splits {name}.running_mean over tensor-parallel ranks. Batch "
+                "normalization needs its full statistics on every rank of a stage, because "
+                f"OneFlow 0.9 would update a copy and lose it. Remove {name}.* from the plan's "
+                "`split`."
             )

@@ -1,8 +1,9 @@
 """Average gradients over data-parallel ranks, in eager mode.
 
-There are two strategies with a common interface. `FlatReduction` reduces after the last micro-batch in a few large
-messages. `OneFlowDDP` lets OneFlow's DDP reduce during every backward pass. docs/dev/decisions/0006 compares them. Both
-first broadcast the weights of rank 0. Graph mode needs neither.
+There are two strategies with a common interface. `FlatReduction` reduces after the last micro-batch
+in a few large messages. `OneFlowDDP` lets OneFlow's DDP reduce during every backward pass.
+docs/dev/decisions/0006 compares them. Both first broadcast the weights of rank 0. Graph mode needs
+neither.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from libai.utils.errors import UserError
 from libai.utils.sizes import cut_into_buckets
 
 Reduction = Literal["auto", "flat", "ddp", "global"]
-#: Maximum bytes per message. It is large enough to make the 0.5 ms cost of a message negligible, and small enough to
-#: keep the copy small compared to all gradients.
+#: Maximum bytes per message. It is large enough to make the 0.5 ms cost of a message negligible,
+#: and small enough to keep the copy small compared to all gradients.
 BUCKET_BYTES = 25 * 2**20
-#: dtypes that OneFlow 0.9.0 can all-reduce on CPU; others crash the process (std::out_of_range in its collective)
+#: dtypes that OneFlow 0.9.0 can all-reduce on CPU; others crash the process (std::out_of_range in
+#: its collective)
 _CPU_DTYPES = (flow.float32, flow.float64)
 _HALF_DTYPES = (flow.float16, flow.bfloat16)
 
@@ -38,11 +40,10 @@ Split = Callable[[Any], tuple[Losses, Losses]]
 class GradientReduction:
     """Base class of the gradient reduction strategies that `EagerTrainer` uses.
 
-    Attributes:
-        forward: callable to use instead of the model, with the same outputs.
-        set_to_none: argument for `optimizer.zero_grad` between iterations.
-        reduced: parameters with gradients that are averaged over ranks.
-        leaves_hooks: True if the parameters keep hooks permanently. A graph then needs new parameters.
+    Attributes: forward: callable to use instead of the model, with the same outputs. set_to_none:
+        argument for `optimizer.zero_grad` between iterations. reduced: parameters with gradients
+        that are averaged over ranks. leaves_hooks: True if the parameters keep hooks permanently. A
+        graph then needs new parameters.
     """
 
     forward: Callable[..., Any]
@@ -56,7 +57,10 @@ class GradientReduction:
         return all(id(parameter) in known for parameter in parameters if parameter.numel())
 
     def reduce(self) -> None:
-        """Replace the gradients with their mean over ranks, after the last backward pass of an iteration. Collective.
+        """Replace the gradients with their mean over ranks, after the last backward pass of an
+        iteration.
+
+        Collective.
 
         A gradient that no rank has is None afterwards.
         """
@@ -66,10 +70,12 @@ class GradientReduction:
 def build_reduction(
     kind: Reduction, model: nn.Module, parameters: Sequence[flow.Tensor], split: Split, device: str
 ) -> GradientReduction:
-    """Return the strategy `kind` for the local `model` on this rank's `device`; "auto" is flat on CPU and DDP on CUDA.
+    """Return the strategy `kind` for the local `model` on this rank's `device`; "auto" is flat on
+    CPU and DDP on CUDA.
 
-    `parameters` are the parameters that the optimizer updates. Collective: broadcasts the weights and buffers of rank 0
-    to all ranks. Raises `UserError` on all ranks if models differ between ranks or the strategy cannot reduce a dtype.
+    `parameters` are the parameters that the optimizer updates. Collective: broadcasts the weights
+    and buffers of rank 0 to all ranks. Raises `UserError` on all ranks if models differ between
+    ranks or the strategy cannot reduce a dtype.
     """
     require_equal_modules(model)
     if kind == "ddp" or (kind == "auto" and device == "cuda"):
@@ -80,17 +86,21 @@ def build_reduction(
 def require_equal_modules(model: nn.Module) -> None:
     """Raise `UserError` on every rank if parameters or buffers differ between ranks. Collective.
 
-    Names, shapes, dtypes and frozen state are compared. With different models the messages of the ranks would not
-    match, and the job would hang.
+    Names, shapes, dtypes and frozen state are compared. With different models the messages of the
+    ranks would not match, and the job would hang.
     """
-    mine = [f"{n} {tuple(p.shape)} {p.dtype} {'' if p.requires_grad else 'frozen'}" for n, p in named_tensors(model)]
+    mine = [
+        f"{n} {tuple(p.shape)} {p.dtype} {'' if p.requires_grad else 'frozen'}"
+        for n, p in named_tensors(model)
+    ]
     first, *others = gather_objects(mine)
     for rank, theirs in enumerate(others, start=1):
         if theirs != first:
             pairs = [(a, b) for a, b in zip([*first, "nothing"], [*theirs, "nothing"]) if a != b]
             raise UserError(
-                f"the ranks have built different models: rank 0 has {pairs[0][0].strip()} where rank {rank} has "
-                f"{pairs[0][1].strip()}, so they cannot train together. Build the same model on all ranks."
+                f"the ranks have built different models: rank 0 has {pairs[0][0].strip()} where "
+                f"rank {rank} has {pairs[0][1].strip()}, so they cannot train together. Build the "
+                "same model on all ranks."
             )
 
 
@@ -98,33 +108,43 @@ def broadcast_module(model: nn.Module) -> None:
     """Set every parameter and buffer of a local `model` to its value on rank 0. Collective."""
     with flow.no_grad():
         for _, tensor in named_tensors(model):
-            if tensor.dtype in _HALF_DTYPES:  # OneFlow 0.9.0 aborts on them on CPU (cpu_broadcast.cpp)
+            if (
+                tensor.dtype in _HALF_DTYPES
+            ):  # OneFlow 0.9.0 aborts on them on CPU (cpu_broadcast.cpp)
                 wide = tensor.data.to(flow.float32)
                 flow._C.comm_broadcast(wide, inplace=True)
                 tensor.data.copy_(wide.to(tensor.dtype))
             elif tensor.numel():
-                flow._C.comm_broadcast(tensor.data, inplace=True)  # .data: the call resets requires_grad
+                flow._C.comm_broadcast(
+                    tensor.data, inplace=True
+                )  # .data: the call resets requires_grad
 
 
 class FlatReduction(GradientReduction):
     """Reduce gradients in buckets of one dtype, with one all-reduce per bucket.
 
-    Micro-batches accumulate locally, so the number of messages does not depend on accumulation. The messages do not
-    depend on anything that may differ between ranks: they contain every trainable parameter, with zeros if this rank
-    has no gradient for it. Ranks that reach different parameters therefore cannot deadlock.
+    Micro-batches accumulate locally, so the number of messages does not depend on accumulation. The
+    messages do not depend on anything that may differ between ranks: they contain every trainable
+    parameter, with zeros if this rank has no gradient for it. Ranks that reach different parameters
+    therefore cannot deadlock.
 
-    In addition to the gradients, a bucket contains the number of ranks that reach each parameter. Only a rank without a
-    gradient for some parameter has to read these counts, which costs one synchronization.
+    In addition to the gradients, a bucket contains the number of ranks that reach each parameter.
+    Only a rank without a gradient for some parameter has to read these counts, which costs one
+    synchronization.
     """
 
     def __init__(self, model: nn.Module, device: str = "cpu", bucket_bytes: int = BUCKET_BYTES):
         self.forward = model
         self._bucket_bytes = bucket_bytes
-        odd = {n: str(p.dtype) for n, p in model.named_parameters() if p.requires_grad and p.dtype not in _CPU_DTYPES}
+        odd = {
+            n: str(p.dtype)
+            for n, p in model.named_parameters()
+            if p.requires_grad and p.dtype not in _CPU_DTYPES
+        }
         if odd and device == "cpu":
             raise UserError(
-                f"data-parallel eager training on CPU needs float32 or float64 parameters (OneFlow 0.9 cannot reduce "
-                f"other dtypes over ranks), found {odd}. Keep them in float32."
+                "data-parallel eager training on CPU needs float32 or float64 parameters (OneFlow "
+                f"0.9 cannot reduce other dtypes over ranks), found {odd}. Keep them in float32."
             )
         broadcast_module(model)
         self.reduced = self._parameters = [p for p in model.parameters() if p.numel()]
@@ -132,13 +152,21 @@ class FlatReduction(GradientReduction):
         self._buckets: list[_Bucket] = []
 
     def reduce(self) -> None:
-        """See `GradientReduction.reduce`. Waits for the device only if this rank lacks a gradient."""
+        """See `GradientReduction.reduce`.
+
+        Waits for the device only if this rank lacks a gradient.
+        """
         trainable = [p.requires_grad for p in self._parameters]
-        if trainable != self._trainable:  # first call, or a hook froze or unfroze parameters on all ranks
+        if (
+            trainable != self._trainable
+        ):  # first call, or a hook froze or unfroze parameters on all ranks
             self._trainable = trainable
             chosen = [p for p, is_trained in zip(self._parameters, trainable) if is_trained]
             parts = cut_into_buckets(
-                chosen, attrgetter("dtype"), lambda tensor: tensor.numel() * tensor.element_size(), self._bucket_bytes
+                chosen,
+                attrgetter("dtype"),
+                lambda tensor: tensor.numel() * tensor.element_size(),
+                self._bucket_bytes,
             )
             self._buckets = [_Bucket(part) for part in parts]
         with flow.no_grad():
@@ -147,7 +175,9 @@ class FlatReduction(GradientReduction):
 
 
 class _Bucket:
-    """Parameters with gradients sent in one message: `[gradient 0, gradient 1, ..., reached 0, reached 1, ...]`."""
+    """Parameters with gradients sent in one message: `[gradient 0, gradient 1, ..., reached 0,
+    reached 1, ...]`.
+    """
 
     def __init__(self, parameters: list[flow.Tensor]):
         self._parameters = parameters
@@ -174,7 +204,8 @@ class _Bucket:
         num_ranks = reached.numpy() if missing else []
         unreached = [i for i in missing if not num_ranks[i]]
         for i, (parameter, total, shape) in enumerate(zip(self._parameters, sums, self._shapes)):
-            # assign the product instead of a view: OneFlow 0.9 loses a view's offset in `grad` (decision 0006)
+            # assign the product instead of a view: OneFlow 0.9 loses a view's offset in `grad`
+            # (decision 0006)
             parameter.grad = None if i in unreached else total.view(shape) * self._share
 
     def _reached_here(self) -> flow.Tensor:
@@ -184,13 +215,16 @@ class _Bucket:
 
 
 class OneFlowDDP(GradientReduction):
-    """Reduce gradients with OneFlow's DDP during the backward pass, which is faster if the device computes meanwhile.
+    """Reduce gradients with OneFlow's DDP during the backward pass, which is faster if the device
+    computes meanwhile.
 
-    OneFlow's DDP supports only float32, reduces once per micro-batch, and sets the gradients of unreached parameters to
-    zero. `reduce` sets these gradients back to None. Hooks of DDP stay on the parameters permanently.
+    OneFlow's DDP supports only float32, reduces once per micro-batch, and sets the gradients of
+    unreached parameters to zero. `reduce` sets these gradients back to None. Hooks of DDP stay on
+    the parameters permanently.
     """
 
-    # DDP keeps gradients in its buckets, and None would leave stale gradients there (docs/dev/oneflow.md#ddp)
+    # DDP keeps gradients in its buckets, and None would leave stale gradients there
+    # (docs/dev/oneflow.md#ddp)
     set_to_none = False
     leaves_hooks = True
 
@@ -198,27 +232,37 @@ class OneFlowDDP(GradientReduction):
         odd = {n: str(p.dtype) for n, p in model.named_parameters() if p.dtype != flow.float32}
         if odd:
             raise UserError(
-                f"gradient_reduction=ddp needs float32 parameters (OneFlow 0.9's DDP does not support others), found "
-                f"{odd}. Keep them in float32, or set train.dist.gradient_reduction=flat."
+                "gradient_reduction=ddp needs float32 parameters (OneFlow 0.9's DDP does not "
+                f"support others), found {odd}. Keep them in float32, or set "
+                "train.dist.gradient_reduction=flat."
             )
         broadcast_module(model)
         self._parameters = list(parameters)
         self.reduced = list(model.parameters())
         self._unreached: list[flow.Tensor] | None = None
         self._adapter = _LossesOnly(model, split)
-        self.forward = DistributedDataParallel(self._adapter, broadcast_buffers=False, broadcast_parameters=False)
+        self.forward = DistributedDataParallel(
+            self._adapter, broadcast_buffers=False, broadcast_parameters=False
+        )
 
     def reduce(self) -> None:
-        """See `GradientReduction.reduce`. The gradients are already means; those that no rank has are set to None.
+        """See `GradientReduction.reduce`.
 
-        With a zero gradient, momentum and weight decay would change an unreached parameter. Without a gradient it stays
-        as it is, which matches `FlatReduction`. In the first iteration all ranks determine together which parameters
-        are unreached. Later a parameter counts as reached once its gradient, which is equal on all ranks, is nonzero.
+        The gradients are already means; those that no rank has are set to None.
+
+        With a zero gradient, momentum and weight decay would change an unreached parameter. Without
+        a gradient it stays as it is, which matches `FlatReduction`. In the first iteration all
+        ranks determine together which parameters are unreached. Later a parameter counts as reached
+        once its gradient, which is equal on all ranks, is nonzero.
         """
         if self._unreached is None:
             reached, self._adapter.reached = self._adapter.reached or set(), None
-            flags = all_reduce(np.array([p.grad_fn in reached for p in self._parameters], dtype=np.int64), "max")
-            self._unreached = [p for p, is_reached in zip(self._parameters, flags) if not is_reached]
+            flags = all_reduce(
+                np.array([p.grad_fn in reached for p in self._parameters], dtype=np.int64), "max"
+            )
+            self._unreached = [
+                p for p, is_reached in zip(self._parameters, flags) if not is_reached
+            ]
         if self._unreached:
             self._unreached = [p for p in self._unreached if not p.grad.abs().max().item()]
             for parameter in self._unreached:
@@ -226,7 +270,9 @@ class OneFlowDDP(GradientReduction):
 
 
 class _LossesOnly(nn.Module):
-    """The module that DDP wraps. OneFlow's DDP supports only flat dicts of tensors, so only the losses pass through it.
+    """The module that DDP wraps.
+
+    OneFlow's DDP supports only flat dicts of tensors, so only the losses pass through it.
 
     Metrics bypass DDP.
     """
@@ -235,19 +281,25 @@ class _LossesOnly(nn.Module):
         super().__init__()
         self.model = model
         self._split = split
-        #: whether each parameter is trained, and whether it has gradient hooks: those that DDP is about to add
-        self._trained = [(parameter.requires_grad, parameter.requires_grad) for parameter in model.parameters()]
-        #: functions in the autograd graphs of all losses so far; None once they are no longer needed
+        #: whether each parameter is trained, and whether it has gradient hooks: those that DDP is
+        #: about to add
+        self._trained = [
+            (parameter.requires_grad, parameter.requires_grad) for parameter in model.parameters()
+        ]
+        #: functions in the autograd graphs of all losses so far; None once they are no longer
+        #: needed
         self.reached: set[Any] | None = set()
 
     def forward(self, **batch) -> Any:
         losses, self._metrics = self._split(self.model(**batch))
-        trained = [(parameter.requires_grad, is_hooked(parameter)) for parameter in self.model.parameters()]
+        trained = [
+            (parameter.requires_grad, is_hooked(parameter)) for parameter in self.model.parameters()
+        ]
         if trained != self._trained:
             raise UserError(
-                "a parameter was frozen or unfrozen after the trainer was built, and then OneFlow's DDP does not "
-                "average all gradients, or ends the process. Freeze it before, or set "
-                "train.dist.gradient_reduction=flat."
+                "a parameter was frozen or unfrozen after the trainer was built, and then "
+                "OneFlow's DDP does not average all gradients, or ends the process. Freeze it "
+                "before, or set train.dist.gradient_reduction=flat."
             )
         if self.reached is not None:
             # must run before DDP connects every parameter to its outputs
@@ -259,7 +311,9 @@ class _LossesOnly(nn.Module):
 
 
 def functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
-    """Return all functions in the autograd graphs of `tensors`, including `p.grad_fn` of every reached parameter."""
+    """Return all functions in the autograd graphs of `tensors`, including `p.grad_fn` of every
+    reached parameter.
+    """
     found = set()
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     while waiting:
@@ -271,7 +325,8 @@ def functions_behind(tensors: Iterable[flow.Tensor]) -> set[Any]:
 
 
 def renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
-    """Replace every parameter with an equal copy without DDP's hooks, in the model and the optimizer.
+    """Replace every parameter with an equal copy without DDP's hooks, in the model and the
+    optimizer.
 
     Tied parameters stay tied, and the user's gradient hooks are kept.
     """
@@ -281,7 +336,9 @@ def renew_parameters(model: nn.Module, optimizer: flow.optim.Optimizer) -> None:
             if parameter is None:
                 continue
             if id(parameter) not in renewed:
-                fresh = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+                fresh = nn.Parameter(
+                    parameter.detach().clone(), requires_grad=parameter.requires_grad
+                )
                 for hook in hooks_of_parameter(parameter):
                     fresh.register_hook(hook)
                 renewed[id(parameter)] = fresh

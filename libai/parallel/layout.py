@@ -1,9 +1,9 @@
 """Distribute a module over a mesh, and move its inputs and outputs between ranks.
 
-`parallelize` converts the parameters and buffers of a plain module to global tensors according to a plan, and makes its
-blocks fetch their inputs from the previous stage. A layout object then provides the trainers with everything that
-depends on the mesh. `LocalLayout` is for a module with local tensors (one process, or one replica per process);
-`GlobalLayout` is for all other cases.
+`parallelize` converts the parameters and buffers of a plain module to global tensors according to a
+plan, and makes its blocks fetch their inputs from the previous stage. A layout object then provides
+the trainers with everything that depends on the mesh. `LocalLayout` is for a module with local
+tensors (one process, or one replica per process); `GlobalLayout` is for all other cases.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class LocalLayout:
 
     sharding: ShardingPlan | None = None
     is_global = False
-    #: True if ranks hold different parts of the parameters, which a compiled job may send between ranks
+    #: True if ranks hold different parts of the parameters, which a compiled job may send between
+    #: ranks
     cuts_parameters = False
 
     def __init__(self, mesh: Mesh):
@@ -59,11 +60,16 @@ class LocalLayout:
     lay_out_replicated_batch = lay_out_batch
 
     def replicate(self, tensor: flow.Tensor, stage: int | None = None) -> flow.Tensor:
-        """Return a small tensor that is equal on all ranks, for use on `stage` (default: the stage of the losses)."""
+        """Return a small tensor that is equal on all ranks, for use on `stage` (default: the stage
+        of the losses).
+        """
         return tensor.to(self.mesh.device)
 
     def constant(self, value: float, size: int, stage: int) -> flow.Tensor:
-        """Return a float32 tensor of shape `(size,)` on `stage` filled with `value`. Does not communicate."""
+        """Return a float32 tensor of shape `(size,)` on `stage` filled with `value`.
+
+        Does not communicate.
+        """
         # from_numpy runs no operation that a step would have to wait for
         tensor = flow.from_numpy(np.array([value] * size, np.float32))
         return tensor if self.mesh.device == "cpu" else tensor.to(self.mesh.device)
@@ -77,18 +83,28 @@ class LocalLayout:
         return 0
 
     def source_ops(self) -> AbstractContextManager[Any]:
-        """Return the context for a forward pass, in which new tensors (`flow.zeros`) match the model's layout."""
+        """Return the context for a forward pass, in which new tensors (`flow.zeros`) match the
+        model's layout.
+        """
         return _NOTHING
 
     def local_output(
-        self, tensor: flow.Tensor, num_samples: int, is_replicated: bool = False, everywhere: bool = False
+        self,
+        tensor: flow.Tensor,
+        num_samples: int,
+        is_replicated: bool = False,
+        everywhere: bool = False,
     ) -> flow.Tensor:
-        """Return this rank's part of a model output: its own samples, or the full tensor if it is not per sample."""
+        """Return this rank's part of a model output: its own samples, or the full tensor if it is
+        not per sample.
+        """
         return tensor
 
     @property
     def sees_outputs(self) -> bool:
-        """True if this rank's `local_output` should be used; False if another rank returns the same or only output."""
+        """True if this rank's `local_output` should be used; False if another rank returns the same
+        or only output.
+        """
         return True
 
 
@@ -110,23 +126,32 @@ class GlobalLayout:
         self._placements = [self.mesh.stage_placement(stage) for stage in range(self.mesh.pipeline)]
         broadcast = flow.sbp.broadcast
         self._full = self.mesh.sbp(broadcast, broadcast)
-        self._samples = self.mesh.sbp(flow.sbp.split(0) if self.mesh.data > 1 else broadcast, broadcast)
+        self._samples = self.mesh.sbp(
+            flow.sbp.split(0) if self.mesh.data > 1 else broadcast, broadcast
+        )
 
     def lay_out_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
         """See `LocalLayout`. Every rank passes the samples of its data rank. Collective."""
         return {
-            name: tensor.to_global(placement=self._placements[self.sharding.stage_of(name)], sbp=self._samples)
+            name: tensor.to_global(
+                placement=self._placements[self.sharding.stage_of(name)], sbp=self._samples
+            )
             for name, tensor in batch.items()
         }
 
     def lay_out_replicated_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
         """See `LocalLayout`. Collective."""
-        return {name: self.replicate(tensor, self.sharding.stage_of(name)) for name, tensor in batch.items()}
+        return {
+            name: self.replicate(tensor, self.sharding.stage_of(name))
+            for name, tensor in batch.items()
+        }
 
     def replicate(self, tensor: flow.Tensor, stage: int | None = None) -> flow.Tensor:
         """See `LocalLayout`. Collective."""
         placement = self._placements[self.sharding.tail if stage is None else stage]
-        tensor = tensor.to(self.mesh.device).to_global(placement=self._everyone, sbp=flow.sbp.broadcast)
+        tensor = tensor.to(self.mesh.device).to_global(
+            placement=self._everyone, sbp=flow.sbp.broadcast
+        )
         return tensor.to_global(placement=placement, sbp=self._full)
 
     def constant(self, value: float, size: int, stage: int) -> flow.Tensor:
@@ -153,15 +178,19 @@ class GlobalLayout:
     def source_ops(self) -> AbstractContextManager[Any]:
         """See `LocalLayout`.
 
-        With pipeline stages, the stage of a source op is unknown, so source ops are unchanged. Instead, the context
-        allows operations on tensors of different stages.
+        With pipeline stages, the stage of a source op is unknown, so source ops are unchanged.
+        Instead, the context allows operations on tensors of different stages.
         """
         if self.mesh.pipeline > 1:
             return stages_meet(self._placements)
         return source_ops(self._placements[0], self._full)
 
     def local_output(
-        self, tensor: flow.Tensor, num_samples: int, is_replicated: bool = False, everywhere: bool = False
+        self,
+        tensor: flow.Tensor,
+        num_samples: int,
+        is_replicated: bool = False,
+        everywhere: bool = False,
     ) -> flow.Tensor:
         """See `LocalLayout`. `num_samples` is the size of this rank's micro-batch. Collective.
 
@@ -193,15 +222,17 @@ def parallelize(
     zero_stage: int = 0,
     recomputed_blocks: Sequence[str] = (),
 ) -> GlobalLayout:
-    """Distribute `module` over `mesh` according to `plan`, in place. Call it once per module. Collective.
+    """Distribute `module` over `mesh` according to `plan`, in place.
 
-    Parameters stay the same objects, so an existing optimizer keeps working. Initial values are those of rank 0. The
-    module's code needs no change: the classes of blocks on later stages are replaced by subclasses that fetch their
-    inputs. See `ParallelPlan.arrange` for the errors.
+    Call it once per module. Collective.
 
-    Args:
-        zero_stage: above 0, data-parallel ranks share the parameters (`libai.parallel.zero`).
-        recomputed_blocks: names of modules that recompute their activations in an eager backward pass.
+    Parameters stay the same objects, so an existing optimizer keeps working. Initial values are
+    those of rank 0. The module's code needs no change: the classes of blocks on later stages are
+    replaced by subclasses that fetch their inputs. See `ParallelPlan.arrange` for the errors.
+
+    Args: zero_stage: above 0, data-parallel ranks share the parameters (`libai.parallel.zero`).
+        recomputed_blocks: names of modules that recompute their activations in an eager backward
+        pass.
     """
     require_equal_modules(module)
     sharding = plan.arrange(module, mesh, shares_parameters=zero_stage > 0)
@@ -236,23 +267,30 @@ def _lay_out(tensor: flow.Tensor, where: TensorLayout, layout: GlobalLayout) -> 
     broadcast = flow.sbp.broadcast
     if not tensor.is_global:
         tensor = tensor.to(mesh.device).to_global(placement=mesh.placement(), sbp=broadcast)
-    # move to the stage first and change the layout second: oneflow 0.9.0 supports each of these as a separate boxing
+    # move to the stage first and change the layout second: oneflow 0.9.0 supports each of these as
+    # a separate boxing
     tensor = tensor.to_global(placement=placement, sbp=mesh.sbp(broadcast, broadcast))
     return tensor.to_global(placement=placement, sbp=_sbp_of(where, mesh)).detach().clone()
 
 
 def _sbp_of(where: TensorLayout, mesh: Mesh, is_shared: bool = True) -> list[Any]:
     """Return the sbp of a tensor, split over data-parallel ranks only if `is_shared`."""
-    over_data = flow.sbp.broadcast if where.data_axis is None or not is_shared else flow.sbp.split(where.data_axis)
-    return mesh.sbp(over_data, flow.sbp.broadcast if where.axis is None else flow.sbp.split(where.axis))
+    over_data = (
+        flow.sbp.broadcast
+        if where.data_axis is None or not is_shared
+        else flow.sbp.split(where.data_axis)
+    )
+    return mesh.sbp(
+        over_data, flow.sbp.broadcast if where.axis is None else flow.sbp.split(where.axis)
+    )
 
 
 @contextmanager
 def memory_shared(module: nn.Module) -> Iterator[None]:
     """Restore, after the block, that tensors of `module` share memory (`b.data = a.data`).
 
-    Raises `UserError` for a tensor that is another view of a tensor (a part, a transpose), because new tensors could
-    not be.
+    Raises `UserError` for a tensor that is another view of a tensor (a part, a transpose), because
+    new tensors could not be.
     """
     tensors = dict(named_tensors(module))
     spans = sorted((*memory_of(tensor), name) for name, tensor in tensors.items() if tensor.numel())
@@ -262,8 +300,8 @@ def memory_shared(module: nn.Module) -> Iterator[None]:
             views = [(tensors[name].shape, tensors[name].stride()) for name in (one, other)]
             if (start, end) != (other_start, other_end) or views[0] != views[1]:
                 raise UserError(
-                    f"{one} and {other} are different views of the same memory, which contiguous or global tensors "
-                    "cannot be. Clone one of them."
+                    f"{one} and {other} are different views of the same memory, which contiguous "
+                    "or global tensors cannot be. Clone one of them."
                 )
             pairs.append((one, other))
     yield
@@ -277,7 +315,9 @@ _Change = Callable[[str, flow.Tensor], flow.Tensor]
 
 
 def _exchange_tensors(module: nn.Module, change_buffer: _Change, change_constant: _Change) -> None:
-    """Replace the buffers, which modules may share, and constant tensors stored as plain attributes of modules."""
+    """Replace the buffers, which modules may share, and constant tensors stored as plain attributes
+    of modules.
+    """
     buffers = dict(module.named_buffers())
     renewed = {id(buffer): change_buffer(name, buffer) for name, buffer in buffers.items()}
 
@@ -287,8 +327,12 @@ def _exchange_tensors(module: nn.Module, change_buffer: _Change, change_constant
         return tensor if tensor.requires_grad else change_constant(name, tensor)
 
     for name, child in module.named_modules():
-        child._buffers.update({key: renewed.get(id(buffer), buffer) for key, buffer in child._buffers.items()})
-        for attribute in sorted(vars(child).keys() - vars(nn.Module()).keys()):  # same order on all ranks
+        child._buffers.update(
+            {key: renewed.get(id(buffer), buffer) for key, buffer in child._buffers.items()}
+        )
+        for attribute in sorted(
+            vars(child).keys() - vars(nn.Module()).keys()
+        ):  # same order on all ranks
             value = vars(child)[attribute]
             is_known = type(value) in (flow.Tensor, list, tuple, dict)
             if is_known and any(not tensor.requires_grad for tensor in tensors_in(value)):
@@ -304,7 +348,8 @@ def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLay
     for name, child in modules.items():
         stage = sharding.stage_of_module(name)
         if name in blocks:
-            # every block fetches, not only the first of a stage: other inputs, such as a mask, come from stage 0
+            # every block fetches, not only the first of a stage: other inputs, such as a mask, come
+            # from stage 0
             is_fetching = stage != 0
         else:
             # the value of a residual connection around the last block is on that block's stage
@@ -329,11 +374,17 @@ def _wrap_input(module: nn.Module, change: Any) -> None:
 
 def _wrap_output(module: nn.Module, change: Any) -> None:
     """Apply `change` to every tensor that `module` returns."""
-    wrap_forward(module, lambda proxy, forward, args, kwargs: map_tensors(forward(proxy, *args, **kwargs), change))
+    wrap_forward(
+        module,
+        lambda proxy, forward, args, kwargs: map_tensors(forward(proxy, *args, **kwargs), change),
+    )
 
 
 def localize(module: nn.Module) -> None:
-    """Convert global parameters and buffers of `module` to local ones, with the full tensor on every rank. Collective.
+    """Convert global parameters and buffers of `module` to local ones, with the full tensor on
+    every rank.
+
+    Collective.
 
     Parameters stay the same objects and lose their gradients.
     """
@@ -342,14 +393,20 @@ def localize(module: nn.Module) -> None:
             parameter.grad = None
             if parameter.is_global:
                 parameter.data = full_tensor(parameter)
-        _exchange_tensors(module, lambda _, buffer: _localized(buffer), lambda _, constant: _localized(constant))
+        _exchange_tensors(
+            module, lambda _, buffer: _localized(buffer), lambda _, constant: _localized(constant)
+        )
 
 
 @contextmanager
 def localized(module: nn.Module) -> Iterator[None]:
-    """Localize `module` inside the block (see `localize`), and restore its global tensors afterwards. Collective.
+    """Localize `module` inside the block (see `localize`), and restore its global tensors
+    afterwards.
 
-    Inside the block the module runs as in a single process. This needs memory for the whole module on every rank.
+    Collective.
+
+    Inside the block the module runs as in a single process. This needs memory for the whole module
+    on every rank.
     """
     parameters = [(parameter, parameter.data) for parameter in module.parameters()]
     holders = [(vars(child), dict(vars(child)), dict(child._buffers)) for child in module.modules()]

@@ -1,7 +1,7 @@
 """Arrange the ranks of a job as data x tensor x pipeline, and compute the resulting placements.
 
-A mesh only does arithmetic on rank numbers and moves no tensors. Pipeline is the slowest axis, then data, then tensor.
-Tensor-parallel peers, which communicate most, are therefore neighbours.
+A mesh only does arithmetic on rank numbers and moves no tensors. Pipeline is the slowest axis, then
+data, then tensor. Tensor-parallel peers, which communicate most, are therefore neighbours.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ class Mesh:
     device: str = "cpu"
 
     @classmethod
-    def of_this_job(cls, device: str, data: int | None = None, tensor: int = 1, pipeline: int = 1) -> Mesh:
-        """Return the mesh over all ranks of this job. `data=None` uses all ranks left over by tensor and pipeline.
+    def of_this_job(
+        cls, device: str, data: int | None = None, tensor: int = 1, pipeline: int = 1
+    ) -> Mesh:
+        """Return the mesh over all ranks of this job.
+
+        `data=None` uses all ranks left over by tensor and pipeline.
 
         Raises `UserError` if the product is not equal to the number of processes.
         """
@@ -36,9 +40,10 @@ class Mesh:
             data = max(1, world // (tensor * pipeline))
         if data * tensor * pipeline != world:
             raise UserError(
-                f"train.dist asks for data {data} x tensor {tensor} x pipeline {pipeline} = {data * tensor * pipeline} "
-                f"ranks, but this job has {world} process(es). Start {data * tensor * pipeline} processes or change "
-                "train.dist (data_parallel_size=null uses the remaining processes)."
+                f"train.dist asks for data {data} x tensor {tensor} x pipeline {pipeline} = "
+                f"{data * tensor * pipeline} ranks, but this job has {world} process(es). Start "
+                f"{data * tensor * pipeline} processes or change train.dist "
+                "(data_parallel_size=null uses the remaining processes)."
             )
         return cls(data, tensor, pipeline, device)
 
@@ -54,7 +59,9 @@ class Mesh:
 
     @property
     def tensor_rank(self) -> int:
-        """Index of this process among its tensor-parallel peers, which share weights and read the same data."""
+        """Index of this process among its tensor-parallel peers, which share weights and read the
+        same data.
+        """
         return get_rank() % self.tensor
 
     @property
@@ -77,20 +84,29 @@ class Mesh:
         return flow.placement(self.device, list(range(self.size)))
 
     def stage_placement(self, stage: int) -> Any:
-        """Return the OneFlow placement of one stage: a data x tensor table if both are above 1, else one row."""
+        """Return the OneFlow placement of one stage: a data x tensor table if both are above 1,
+        else one row.
+        """
         count = self.data * self.tensor
         ranks = list(range(stage * count, (stage + 1) * count))
         if self.is_table:
-            return flow.placement(self.device, [ranks[i : i + self.tensor] for i in range(0, len(ranks), self.tensor)])
+            return flow.placement(
+                self.device, [ranks[i : i + self.tensor] for i in range(0, len(ranks), self.tensor)]
+            )
         return flow.placement(self.device, ranks)
 
     @property
     def is_table(self) -> bool:
-        """True if a stage's ranks form a table. An sbp then has two entries, one for data and one for tensor ranks."""
+        """True if a stage's ranks form a table.
+
+        An sbp then has two entries, one for data and one for tensor ranks.
+        """
         return self.data > 1 and self.tensor > 1
 
     def sbp(self, data: Any, tensor: Any) -> list[Any]:
-        """Return the OneFlow sbp on a stage with `data` over its data ranks and `tensor` over its tensor ranks."""
+        """Return the OneFlow sbp on a stage with `data` over its data ranks and `tensor` over its
+        tensor ranks.
+        """
         if self.is_table:
             return [data, tensor]
         return [tensor if self.tensor > 1 else data]
@@ -98,6 +114,6 @@ class Mesh:
     def describe(self) -> str:
         """Return a description such as `2 processes = 2 data x 1 tensor x 1 pipeline on cpu`."""
         return (
-            f"{self.size} process{'es' if self.size > 1 else ''} = {self.data} data x {self.tensor} tensor x "
-            f"{self.pipeline} pipeline on {self.device}"
+            f"{self.size} process{'es' if self.size > 1 else ''} = {self.data} data x "
+            f"{self.tensor} tensor x {self.pipeline} pipeline on {self.device}"
         )

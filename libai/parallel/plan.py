@@ -1,7 +1,7 @@
 """Describe as data how a model's parameters and blocks are distributed over any mesh.
 
-The plan comes from the model's attribute `plan` or from the config (`train.dist.plan`). `libai.parallel.layout` applies
-the plan; this file moves no tensors.
+The plan comes from the model's attribute `plan` or from the config (`train.dist.plan`).
+`libai.parallel.layout` applies the plan; this file moves no tensors.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _VALUES = {
 class TensorLayout(NamedTuple):
     """The location of one parameter or buffer.
 
-    `stage` is its pipeline stage. `axis` is split over tensor-parallel ranks and `data_axis` over data-parallel ranks;
-    None means that each rank holds the full tensor.
+    `stage` is its pipeline stage. `axis` is split over tensor-parallel ranks and `data_axis` over
+    data-parallel ranks; None means that each rank holds the full tensor.
     """
 
     stage: int
@@ -45,8 +45,8 @@ class TensorLayout(NamedTuple):
 class ShardingPlan:
     """A plan resolved for one model and one mesh.
 
-    `tensors` maps the name of every parameter and buffer to its layout. `stage_of_block` maps block names, in order, to
-    pipeline stages. `tail` is the stage of the modules that follow the blocks.
+    `tensors` maps the name of every parameter and buffer to its layout. `stage_of_block` maps block
+    names, in order, to pipeline stages. `tail` is the stage of the modules that follow the blocks.
     """
 
     mesh: Mesh
@@ -67,13 +67,17 @@ class ShardingPlan:
         return [stages.count(stage) for stage in range(self.mesh.pipeline)]
 
     def stage_of_module(self, name: str) -> int | None:
-        """Return the stage that runs the module `name`, or None if it spans stages, as the list of blocks does."""
+        """Return the stage that runs the module `name`, or None if it spans stages, as the list of
+        blocks does.
+        """
         if not name or f"{self.plan.blocks}.".startswith(f"{name}."):
             return None
         return self.stage_of(name)
 
     def stage_of(self, name: str) -> int:
-        """Return the stage of a parameter, a buffer, a module, or an argument of the model's forward."""
+        """Return the stage of a parameter, a buffer, a module, or an argument of the model's
+        forward.
+        """
         for block, stage in self.stage_of_block.items():
             if f"{name}.".startswith(f"{block}."):
                 return stage
@@ -85,16 +89,18 @@ class ParallelPlan:
     """Rules for distributing one kind of model.
 
     Args:
-        split: pattern of parameter (or buffer) names -> axis that tensor-parallel ranks share. Column-parallel linear
-            layers split the outputs (axis 0 of weight and bias). Row-parallel layers split the inputs (axis 1 of the
-            weight; the bias is not split). Tensors that match no pattern are full tensors on every rank.
-        blocks: name of the `ModuleList` (or `Sequential`) that is divided into pipeline stages and used for activation
-            checkpointing.
-        last: patterns of the parameters and forward arguments (`labels`) that belong to the last pipeline stage. By
-            default, modules after the blocks run on the first stage. This is correct for every model, including one
-            with a head that shares a weight with the embedding.
-        divisible: patterns of integer attributes (`blocks.*.attention.num_heads`) that must be divisible by the number
-            of tensor-parallel ranks.
+        split: pattern of parameter (or buffer) names -> axis that tensor-parallel ranks share.
+            Column-parallel linear layers split the outputs (axis 0 of weight and bias).
+            Row-parallel layers split the inputs (axis 1 of the weight; the bias is not split).
+            Tensors that match no pattern are full tensors on every rank.
+        blocks: name of the `ModuleList` (or `Sequential`) that is divided into pipeline stages and
+            used for activation checkpointing.
+        last: patterns of the parameters and forward arguments (`labels`) that belong to the last
+            pipeline stage. By default, modules after the blocks run on the first stage. This is
+            correct for every model, including one with a head that shares a weight with the
+            embedding.
+        divisible: patterns of integer attributes (`blocks.*.attention.num_heads`) that must be
+            divisible by the number of tensor-parallel ranks.
 
     Patterns are shell patterns over dotted names: `blocks.*.mlp.up.weight`.
     """
@@ -106,7 +112,10 @@ class ParallelPlan:
 
     @classmethod
     def read(cls, description: Any, source: str = "the plan") -> ParallelPlan:
-        """Return a plan from a mapping with the keys above, or a given plan. Raises `UserError` for anything else."""
+        """Return a plan from a mapping with the keys above, or a given plan.
+
+        Raises `UserError` for anything else.
+        """
         if isinstance(description, ParallelPlan):
             return description
         if not isinstance(description, Mapping):
@@ -116,7 +125,9 @@ class ParallelPlan:
             )
         for key, value in description.items():
             if key not in _VALUES:
-                raise UserError(f"{source} has no key {key!r}. Nearest: {_nearest(str(key), _VALUES)}.")
+                raise UserError(
+                    f"{source} has no key {key!r}. Nearest: {_nearest(str(key), _VALUES)}."
+                )
             kind, example = _VALUES[key]
             is_text = isinstance(value, str)
             if value is not None and (not isinstance(value, kind) or is_text != (kind is str)):
@@ -125,25 +136,34 @@ class ParallelPlan:
 
     @classmethod
     def of(cls, model: nn.Module, description: Any = None) -> ParallelPlan:
-        """Return `description` as a plan if given, else the model's attribute `plan`, else an empty plan."""
+        """Return `description` as a plan if given, else the model's attribute `plan`, else an empty
+        plan.
+        """
         if description is not None:
             return cls.read(description, "train.dist.plan")
         return cls.read(getattr(model, "plan", None) or {}, f"{type(model).__name__}.plan")
 
     def is_last(self, name: str) -> bool:
-        """Return True if a pattern of `last` matches `name`, a module that contains it, or its contents (`head.*`)."""
-        return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") or p == f"{name}.*" for p in self.last)
+        """Return True if a pattern of `last` matches `name`, a module that contains it, or its
+        contents (`head.*`).
+        """
+        return any(
+            fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") or p == f"{name}.*"
+            for p in self.last
+        )
 
-    def arrange(self, model: nn.Module, mesh: Mesh, shares_parameters: bool = False) -> ShardingPlan:
+    def arrange(
+        self, model: nn.Module, mesh: Mesh, shares_parameters: bool = False
+    ) -> ShardingPlan:
         """Resolve the plan for `model` (local or global tensors) on `mesh`, without moving tensors.
 
         Args:
-            shares_parameters: split each parameter over data-parallel ranks (ZeRO). The split axis is the first one
-                that is divisible by the number of ranks and not split by the plan. A parameter without such an axis is
-                not split.
+            shares_parameters: split each parameter over data-parallel ranks (ZeRO). The split axis
+                is the first one that is divisible by the number of ranks and not split by the plan.
+                A parameter without such an axis is not split.
 
-        Raises `UserError` if a pattern matches nothing, an axis is not divisible, or there are more stages than blocks.
-        The message lists valid choices.
+        Raises `UserError` if a pattern matches nothing, an axis is not divisible, or there are more
+        stages than blocks. The message lists valid choices.
         """
         named = dict(named_tensors(model))
         axes = self._axes(named, mesh)
@@ -172,20 +192,22 @@ class ParallelPlan:
                 shape = tuple(named[name].shape)
                 if type(axis) is not int or axis not in range(len(shape)):
                     raise UserError(
-                        f"the plan splits {pattern!r} on axis {axis!r}, but {name} has shape {shape}: its axes are "
-                        f"{', '.join(map(str, range(len(shape))))}."
+                        f"the plan splits {pattern!r} on axis {axis!r}, but {name} has shape "
+                        f"{shape}: its axes are {', '.join(map(str, range(len(shape))))}."
                     )
                 _check_shared(f"axis {axis} of {name}", shape[axis], mesh)
                 if mesh.tensor > 1:
                     axes[name] = axis
-                    adapter = f"{name.removesuffix('weight')}{'lora_A' if axis else 'lora_B'}.weight"
+                    adapter = (
+                        f"{name.removesuffix('weight')}{'lora_A' if axis else 'lora_B'}.weight"
+                    )
                     if adapter in named:  # the matrix of the layer's LoRA adapter with this axis
                         axes[adapter] = axis
         if mesh.tensor > 1 and not axes:
             raise UserError(
-                f"train.dist.tensor_parallel_size={mesh.tensor}, but no plan names parameters to split, so every "
-                "rank would do the same work. Add an attribute plan = {'split': {pattern: axis}} to the model class, "
-                "or set train.dist.plan in the config."
+                f"train.dist.tensor_parallel_size={mesh.tensor}, but no plan names parameters to "
+                "split, so every rank would do the same work. Add an attribute plan = {'split': "
+                "{pattern: axis}} to the model class, or set train.dist.plan in the config."
             )
         return axes
 
@@ -196,32 +218,46 @@ class ParallelPlan:
             for name in _matching(owner, modules, f"needs a divisible {attribute} of"):
                 value = getattr(modules[name], attribute, None)
                 if not isinstance(value, int):
-                    raise UserError(f"the plan's `divisible` names {pattern}, which is {value!r}, not a whole number.")
+                    raise UserError(
+                        f"the plan's `divisible` names {pattern}, which is {value!r}, not a whole "
+                        "number."
+                    )
                 _check_shared(f"{name}.{attribute}".lstrip("."), value, mesh)
 
     def block_names(self, model: nn.Module) -> list[str]:
-        """Return the names of the blocks in order. Raises `UserError` if the plan does not name a list of blocks."""
+        """Return the names of the blocks in order.
+
+        Raises `UserError` if the plan does not name a list of blocks.
+        """
         modules = dict(model.named_modules())
-        lists = [name for name, module in modules.items() if name and isinstance(module, nn.ModuleList | nn.Sequential)]
+        lists = [
+            name
+            for name, module in modules.items()
+            if name and isinstance(module, nn.ModuleList | nn.Sequential)
+        ]
         if self.blocks not in lists:
             raise UserError(
-                f"pipeline stages and activation checkpointing divide a model between its blocks, but blocks="
-                f"{self.blocks!r} of the plan does not name a ModuleList or Sequential. Give {type(model).__name__} an "
-                "attribute plan = {'blocks': name}, or set train.dist.plan.blocks. Lists in this model: "
+                "pipeline stages and activation checkpointing divide a model between its blocks, "
+                f"but blocks={self.blocks!r} of the plan does not name a ModuleList or "
+                f"Sequential. Give {type(model).__name__} an attribute plan = {{'blocks': name}}, "
+                "or set train.dist.plan.blocks. Lists in this model: "
                 f"{', '.join(lists) or 'none'}."
             )
         return [f"{self.blocks}.{name}" for name, _ in modules[self.blocks].named_children()]
 
-    def _stages_of_blocks(self, model: nn.Module, names: Sequence[str], mesh: Mesh, tail: int) -> list[int]:
+    def _stages_of_blocks(
+        self, model: nn.Module, names: Sequence[str], mesh: Mesh, tail: int
+    ) -> list[int]:
         """Return the stage of each block.
 
-        All parameters, in order of use, are divided into equal parts, one per stage. A block goes to the stage that
-        contains its middle. Every stage gets at least one block.
+        All parameters, in order of use, are divided into equal parts, one per stage. A block goes
+        to the stage that contains its middle. Every stage gets at least one block.
         """
         if mesh.pipeline > max(1, len(names)):
             raise UserError(
-                f"train.dist.pipeline_parallel_size={mesh.pipeline}, but {self.blocks} has {len(names)} block(s), "
-                f"and every stage needs one. Use at most {len(names)} stages."
+                f"train.dist.pipeline_parallel_size={mesh.pipeline}, but {self.blocks} has "
+                f"{len(names)} block(s), and every stage needs one. Use at most {len(names)} "
+                "stages."
             )
         costs = dict.fromkeys(names, 0)
         total = done = 0
@@ -245,12 +281,19 @@ class ParallelPlan:
 
 
 def named_tensors(model: nn.Module) -> list[tuple[str, flow.Tensor]]:
-    """Return names and tensors: all parameters of `model`, then all buffers. Tied tensors have their first name."""
+    """Return names and tensors: all parameters of `model`, then all buffers.
+
+    Tied tensors have their first name.
+    """
     return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _data_axis(tensor: flow.Tensor, taken: int | None, mesh: Mesh) -> int | None:
-    fitting = [axis for axis, size in enumerate(tensor.shape) if axis != taken and size and size % mesh.data == 0]
+    fitting = [
+        axis
+        for axis, size in enumerate(tensor.shape)
+        if axis != taken and size and size % mesh.data == 0
+    ]
     return fitting[0] if fitting else None
 
 
@@ -258,7 +301,10 @@ def _matching(pattern: str, names: Iterable[str], verb: str) -> list[str]:
     """Return the `names` that match a shell pattern. Raises `UserError` if there are none."""
     matched = [name for name in names if fnmatchcase(name, pattern)]
     if not matched:
-        raise UserError(f"the plan {verb} {pattern!r}, which matches nothing. Nearest: {_nearest(pattern, names)}.")
+        raise UserError(
+            f"the plan {verb} {pattern!r}, which matches nothing. Nearest: "
+            f"{_nearest(pattern, names)}."
+        )
     return matched
 
 
@@ -273,5 +319,8 @@ def _check_shared(what: str, size: int, mesh: Mesh) -> None:
 
 def _nearest(pattern: str, names: Iterable[str]) -> str:
     known = [name for name in names if name]
-    near = difflib.get_close_matches(pattern, known, n=_SHOWN_NAMES, cutoff=0.3) or known[:_SHOWN_NAMES]
+    near = (
+        difflib.get_close_matches(pattern, known, n=_SHOWN_NAMES, cutoff=0.3)
+        or known[:_SHOWN_NAMES]
+    )
     return ", ".join(near)

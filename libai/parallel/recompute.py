@@ -1,8 +1,9 @@
-"""Activation checkpointing in eager mode: blocks compute activations twice to store fewer of them (Chen et al. 2016).
+"""Activation checkpointing in eager mode: blocks compute activations twice to store fewer of them
+(Chen et al. 2016).
 
-OneFlow 0.9.0's own `checkpoint` only repeats the function. This module also restores the context in which the block
-ran: the random key of its dropout masks, autocast, and the layout of new tensors. Without this, the second pass would
-silently compute different activations.
+OneFlow 0.9.0's own `checkpoint` only repeats the function. This module also restores the context in
+which the block ran: the random key of its dropout masks, autocast, and the layout of new tensors.
+Without this, the second pass would silently compute different activations.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ _Buffers = list[tuple[nn.Module, str, flow.Tensor, flow.Tensor]]
 
 
 def recompute_in_backward(model: nn.Module, blocks: Sequence[str]) -> None:
-    """Make the modules named `blocks` store only their inputs and recompute everything else in the backward pass.
+    """Make the modules named `blocks` store only their inputs and recompute everything else in the
+    backward pass.
 
-    Modules are changed in place, and a module that already does this is skipped. Graph mode is not affected, because
-    the compiler has its own option for it. Results are bit-equal, including running statistics of batch norms.
+    Modules are changed in place, and a module that already does this is skipped. Graph mode is not
+    affected, because the compiler has its own option for it. Results are bit-equal, including
+    running statistics of batch norms.
     """
     modules = dict(model.named_modules())
     for name in blocks:
@@ -74,8 +77,16 @@ def _surroundings() -> list[Callable[[], Any]]:
 
 @contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Restore batch norm statistics after the block, because the first pass has already counted the batch."""
-    buffers = [b for m in block.modules() if is_batch_norm_of_rank(m) for b in m._buffers.values() if b is not None]
+    """Restore batch norm statistics after the block, because the first pass has already counted the
+    batch.
+    """
+    buffers = [
+        b
+        for m in block.modules()
+        if is_batch_norm_of_rank(m)
+        for b in m._buffers.values()
+        if b is not None
+    ]
     before = [buffer.clone() for buffer in buffers]
     try:
         yield
@@ -88,7 +99,8 @@ def _statistics_kept(block: nn.Module) -> Iterator[None]:
 def _buffers(block: nn.Module) -> _Buffers:
     """Return the buffers that the forward of `block` may change, except those of batch norms.
 
-    The trainer stores every change in new memory, so the memory referenced here keeps the old values.
+    The trainer stores every change in new memory, so the memory referenced here keeps the old
+    values.
     """
     return [
         (module, name, buffer, _detach(buffer))
@@ -101,7 +113,10 @@ def _buffers(block: nn.Module) -> _Buffers:
 
 @contextmanager
 def _with_buffers(block: nn.Module, earlier: _Buffers) -> Iterator[None]:
-    """Inside the block, use the buffers as they were before the first pass. Restore the current ones afterwards."""
+    """Inside the block, use the buffers as they were before the first pass.
+
+    Restore the current ones afterwards.
+    """
     now = _buffers(block)
     _put_back(earlier)
     try:

@@ -52,9 +52,9 @@ def garbage_kept() -> Iterator[None]:
 class CompiledGraph(nn.Graph):
     """An `nn.Graph` that compiles safely even if another graph is destroyed meanwhile.
 
-    OneFlow 0.9 keeps the variables of the graph being built in one global table, and the destructor of *any* graph
-    clears this table. Garbage collection during a build can therefore cause "must be a variable created in nn.Graph",
-    or worse.
+    OneFlow 0.9 keeps the variables of the graph being built in one global table, and the destructor
+    of *any* graph clears this table. Garbage collection during a build can therefore cause "must be
+    a variable created in nn.Graph", or worse.
     """
 
     def __init__(self) -> None:
@@ -69,11 +69,14 @@ class CompiledGraph(nn.Graph):
             return super().build_graph(*args, **kwargs)
 
     def finish_complie_and_init_runtime(self, *args) -> Any:
-        """Plan the job and start its threads, then release the memory that was only needed for this."""
+        """Plan the job and start its threads, then release the memory that was only needed for
+        this.
+        """
         try:
             result = super().finish_complie_and_init_runtime(*args)
         except Exception:
-            # OneFlow 0.9 keeps the failed job in a global variable, so the next compilation would end the process
+            # OneFlow 0.9 keeps the failed job in a global variable, so the next compilation would
+            # end the process
             with contextlib.suppress(Unavailable, AttributeError):
                 getattr(open_oneflow(), _DELETE_GLOBAL_JOB)()
             raise
@@ -89,26 +92,39 @@ class CompiledGraph(nn.Graph):
         super()._Graph__rebuild_outputs(out2name)
 
     def edit_job(self, out2name: Any) -> None:
-        """Edit the completed job, `self._full_job_proto`. `out2name` maps each output tensor to its name."""
+        """Edit the completed job, `self._full_job_proto`.
+
+        `out2name` maps each output tensor to its name.
+        """
 
     def __call__(self, *args, **kwargs) -> Any:
-        """Call the graph as `nn.Graph.__call__` does. After compilation, skip its traversal of nested arguments."""
+        """Call the graph as `nn.Graph.__call__` does.
+
+        After compilation, skip its traversal of nested arguments.
+        """
         if self._can_skip_trees and not args:
             return self._call_compiled(kwargs)
         outputs = super().__call__(*args, **kwargs)
         if not args:
-            # nn.Graph determines the order of input tensors, so skip its traversal only if our order is the same
+            # nn.Graph determines the order of input tensors, so skip its traversal only if our
+            # order is the same
             expected = self._Graph__flatten_io("input", **kwargs)
-            is_same_order = [id(tensor) for tensor in tensors_in(kwargs)] == [id(tensor) for tensor in expected]
+            is_same_order = [id(tensor) for tensor in tensors_in(kwargs)] == [
+                id(tensor) for tensor in expected
+            ]
             self._can_skip_trees = is_same_order and _is_plain(outputs)
         return outputs
 
-    #: True once a call with keyword arguments has shown that `_call_compiled` passes the same inputs as nn.Graph
+    #: True once a call with keyword arguments has shown that `_call_compiled` passes the same
+    #: inputs as nn.Graph
     _can_skip_trees = False
     _cur_index_of_ouputs_buffer: int
 
     def _call_compiled(self, inputs: dict[str, Any]) -> Any:
-        """Run the graph as `nn.Graph.__run` in OneFlow 0.9.0 does. The launch itself checks shapes and dtypes."""
+        """Run the graph as `nn.Graph.__run` in OneFlow 0.9.0 does.
+
+        The launch itself checks shapes and dtypes.
+        """
         flat = tensors_in(inputs)
         for tensor in flat:
             if not tensor.is_contiguous():
@@ -116,7 +132,9 @@ class CompiledGraph(nn.Graph):
         index = self._cur_index_of_ouputs_buffer
         outputs = self._outputs_tensor_tuple_buffer[index]
         native = flow._oneflow_internal.nn.graph
-        native.RunLazyNNGraph(convert_to_tensor_tuple(flat), outputs, self._state_tensor_tuple, self._c_nn_graph)
+        native.RunLazyNNGraph(
+            convert_to_tensor_tuple(flat), outputs, self._state_tensor_tuple, self._c_nn_graph
+        )
         # bypass nn.Graph.__setattr__, which checks every value for modules
         self.__dict__["_cur_index_of_ouputs_buffer"] = (index + 1) % self._outputs_buffer_size
         # return copies, because the buffer is reused later
@@ -137,12 +155,14 @@ def _is_plain(value) -> bool:
     return value is None or isinstance(value, flow.Tensor)
 
 
-@functools.cache  # one wrapper for all names of an operation: other replacements then find every name
+# one wrapper for all names of an operation: other replacements then find every name
+@functools.cache
 def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper of `operation` that copies the second argument if it is the same tensor as the first.
+    """Return a wrapper of `operation` that copies the second argument if it is the same tensor as
+    the first.
 
-    OneFlow 0.9.0 may choose two layouts for the arguments. It ends the process if both arguments are the same tensor
-    (`op_graph.cpp:150] Check failed`).
+    OneFlow 0.9.0 may choose two layouts for the arguments. It ends the process if both arguments
+    are the same tensor (`op_graph.cpp:150] Check failed`).
     """
 
     @functools.wraps(operation)
@@ -173,19 +193,21 @@ class Uncompilable(GraphBuildError):
     """
 
 
-def refuse_uncompilable(proxy: Any, known: Sequence[str], accumulates: bool, uses_zero: bool) -> None:
+def refuse_uncompilable(
+    proxy: Any, known: Sequence[str], accumulates: bool, uses_zero: bool
+) -> None:
     """Raise `Uncompilable` if the traced model has a part that OneFlow 0.9 cannot compile.
 
-    Such parts are writes to trainable parameters that are not among the `known`. With accumulation they are also writes
-    to their `requires_grad`, batch normalizations without running statistics and, with ZeRO, gradient hooks of
-    parameters. `proxy`: the graph's proxy of the model.
+    Such parts are writes to trainable parameters that are not among the `known`. With accumulation
+    they are also writes to their `requires_grad`, batch normalizations without running statistics
+    and, with ZeRO, gradient hooks of parameters. `proxy`: the graph's proxy of the model.
     """
     for path, owner in proxy.named_modules():
         module = owner.to(nn.Module)
         if accumulates and isinstance(module, _BatchNorm) and module.running_mean is None:
             raise Uncompilable(
-                f"{path} is a batch normalization without running statistics, which a OneFlow 0.9 graph with "
-                "accumulation cannot contain",
+                f"{path} is a batch normalization without running statistics, which a OneFlow "
+                "0.9 graph with accumulation cannot contain",
                 "remove track_running_stats=False or set train.num_accumulation_steps=1",
             )
         for name, parameter in owner.__dict__["_parameters"].items():
@@ -193,11 +215,16 @@ def refuse_uncompilable(proxy: Any, known: Sequence[str], accumulates: bool, use
             full_name = f"{path}.{name}".lstrip(".")
             if accumulates and uses_zero and hooks_of_parameter(parameter.to(flow.Tensor)):
                 raise Uncompilable(
-                    f"{full_name} has a gradient hook, and a OneFlow 0.9 graph with accumulation and ZeRO would end "
-                    "the process",
+                    f"{full_name} has a gradient hook, and a OneFlow 0.9 graph with accumulation "
+                    "and ZeRO would end the process",
                     "set train.num_accumulation_steps=1, or leave out ZeRO",
                 )
-            if traced is None or not traced.requires_grad or traced.grad_fn is not None or full_name in known:
+            if (
+                traced is None
+                or not traced.requires_grad
+                or traced.grad_fn is not None
+                or full_name in known
+            ):
                 continue
             # a write turns the traced parameter into a leaf; `requires_grad_` does not
             if traced.is_leaf or accumulates:
@@ -205,9 +232,12 @@ def refuse_uncompilable(proxy: Any, known: Sequence[str], accumulates: bool, use
 
 
 def writes_to(name: str) -> Uncompilable:
-    """Return the error for a forward that writes to the trainable parameter `name`, or to its `requires_grad`."""
+    """Return the error for a forward that writes to the trainable parameter `name`, or to its
+    `requires_grad`.
+    """
     return Uncompilable(
-        f"forward changes the trainable parameter {name}, and a graph would lose the change or its gradient",
-        "change it in a hook (after_step), freeze it if nothing trains it, or, for changes of requires_grad, set "
-        "train.num_accumulation_steps=1",
+        f"forward changes the trainable parameter {name}, and a graph would lose the change or "
+        "its gradient",
+        "change it in a hook (after_step), freeze it if nothing trains it, or, for changes of "
+        "requires_grad, set train.num_accumulation_steps=1",
     )

@@ -1,8 +1,9 @@
-"""Correct replacements for operations on global tensors that OneFlow 0.9.0 refuses or computes wrongly.
+"""Correct replacements for operations on global tensors that OneFlow 0.9.0 refuses or computes
+wrongly.
 
-The first part replaces operations that are wrong in general. The second part is about indexing with tensors, and the
-third part about operations on tensors of two pipeline stages. Local tensors are not affected, except for assignments
-that OneFlow cannot compile or whose gradient it ignores.
+The first part replaces operations that are wrong in general. The second part is about indexing with
+tensors, and the third part about operations on tensors of two pipeline stages. Local tensors are
+not affected, except for assignments that OneFlow cannot compile or whose gradient it ignores.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from libai.patches.internals import is_tracing
 from libai.patches.wrapping import replaced, wrap_forward
 from libai.utils.tensors import map_tensors, replicated, tensors_in
 
-# `flow.stack` is the worst case, because it silently trains a different model: in eager mode its gradient is wrong if
-# the new axis is not the first. In graph mode it cannot be compiled.
+# `flow.stack` is the worst case, because it silently trains a different model: in eager mode its
+# gradient is wrong if the new axis is not the first. In graph mode it cannot be compiled.
 
 
 @functools.cache
@@ -44,7 +45,10 @@ def repair_global_operations() -> None:
 @contextmanager
 def source_ops(placement: Any, sbp: Any) -> Iterator[None]:
     """Enable OneFlow's global mode, and replace the functions that ignore it in OneFlow 0.9.0."""
-    with flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp), replaced(*_SOURCES):
+    with (
+        flow.utils.global_view.global_mode(True, placement=placement, sbp=sbp),
+        replaced(*_SOURCES),
+    ):
         yield
 
 
@@ -57,11 +61,14 @@ def _empty(*size, **kwargs) -> flow.Tensor:
     return flow.zeros(*size, **kwargs)
 
 
-#: functions that return local tensors in global mode, with their replacements: (owner, name, replacement)
+#: functions that return local tensors in global mode, with their replacements: (owner, name,
+#: replacement)
 _SOURCES = ((flow, "eye", _eye), (flow, "from_numpy", flow.tensor), (flow, "empty", _empty))
 
 
-def _for_global_tensors(operation: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+def _for_global_tensors(
+    operation: Callable[..., Any], replacement: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(operation)
     def chosen(*args, **kwargs) -> Any:
         if any(tensor.is_global for tensor in tensors_in((args, kwargs))):
@@ -77,27 +84,41 @@ def _stack(_, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
 
 
 def _with_full_tensors(operation: Callable[..., Any], *args, **kwargs) -> Any:
-    """Call the operation with full tensors. With a part of the indices, a rank would miss the writes of other ranks."""
-    return operation(*map(in_full, args), **{name: in_full(value) for name, value in kwargs.items()})
+    """Call the operation with full tensors.
+
+    With a part of the indices, a rank would miss the writes of other ranks.
+    """
+    return operation(
+        *map(in_full, args), **{name: in_full(value) for name, value in kwargs.items()}
+    )
 
 
 def _like(operation: Callable[..., Any], like: flow.Tensor, *args, **kwargs) -> flow.Tensor:
-    """Replicate a partial sum first, because most in-place operations have no rule for partial sums."""
+    """Replicate a partial sum first, because most in-place operations have no rule for partial
+    sums.
+    """
     return operation(in_full(like) if flow.sbp.partial_sum in like.sbp else like, *args, **kwargs)
 
 
 def _norm(operation: Callable[..., Any], input: flow.Tensor, *args, **kwargs) -> flow.Tensor:
-    """Give a norm over all axes the full tensor, because OneFlow takes the root before it sums over the ranks."""
+    """Give a norm over all axes the full tensor, because OneFlow takes the root before it sums over
+    the ranks.
+    """
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     axes = (dim,) if isinstance(dim, int) else dim
     is_over_all = axes is None or len(axes) == input.ndim
     return operation(in_full(input) if is_over_all else input, *args, **kwargs)
 
 
-def _median(operation: Callable[..., Any], input: flow.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+def _median(
+    operation: Callable[..., Any], input: flow.Tensor, dim: int | None = None, keepdim: bool = False
+) -> Any:
     if dim is None:
         return operation(input)
-    values, indices = (_select(None, sorted_, dim, (input.shape[dim] - 1) // 2) for sorted_ in flow.sort(input, dim))
+    values, indices = (
+        _select(None, sorted_, dim, (input.shape[dim] - 1) // 2)
+        for sorted_ in flow.sort(input, dim)
+    )
     return (values.unsqueeze(dim), indices.unsqueeze(dim)) if keepdim else (values, indices)
 
 
@@ -130,10 +151,13 @@ def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args, **kwargs) ->
     )
 
 
-def _new_tensor(operation: Callable[..., Any], self: flow.Tensor, data, *args, **kwargs) -> flow.Tensor:
+def _new_tensor(
+    operation: Callable[..., Any], self: flow.Tensor, data, *args, **kwargs
+) -> flow.Tensor:
     """Create the constant with sbp broadcast by default.
 
-    With the layout of `self`, the constant would be sent between ranks, which crashes the process in a graph on CPU.
+    With the layout of `self`, the constant would be sent between ranks, which crashes the process
+    in a graph on CPU.
     """
     kwargs.setdefault("sbp", [flow.sbp.broadcast] * len(self.sbp))
     return operation(self, data, *args, **kwargs)
@@ -156,11 +180,14 @@ _REPLACEMENTS: dict[str, Callable[..., Any]] = {
 
 
 def give_initial_states(model: nn.Module) -> None:
-    """Make every recurrent layer of `model` create its initial state if none is given. In place, once per layer.
+    """Make every recurrent layer of `model` create its initial state if none is given.
 
-    OneFlow 0.9.0 (`nn/modules/rnn.py`) creates the initial zeros of `nn.RNN`, `nn.LSTM` and `nn.GRU` with the layout of
-    the input, which is split on axis 0 if the samples are on axis 0. However, axis 0 of the state counts the layers.
-    Here every rank of a stage holds all of the zeros, which fits any layout of the input.
+    In place, once per layer.
+
+    OneFlow 0.9.0 (`nn/modules/rnn.py`) creates the initial zeros of `nn.RNN`, `nn.LSTM` and
+    `nn.GRU` with the layout of the input, which is split on axis 0 if the samples are on axis 0.
+    However, axis 0 of the state counts the layers. Here every rank of a stage holds all of the
+    zeros, which fits any layout of the input.
     """
     for module in model.modules():
         if isinstance(module, RNNBase) and not hasattr(type(module), "_gives_initial_state"):
@@ -188,19 +215,22 @@ def _initial_state(module, data: flow.Tensor) -> Any:
     return zeros(module.proj_size or module.hidden_size), zeros(module.hidden_size)
 
 
-# ------------------------------------------------------------------------------------------------------- indices
+# ----------------------------------------------------------------------------------------------
+# indices
 
 # Indexing global tensors with tensors, as in `self.centers[labels]`.
 #
-# If each rank has only its part of the indices, OneFlow 0.9.0's gradient of the indexed tensor lacks the rows of other
-# ranks. The error is silent and reaches 2e-3 of the loss after 6 iterations. With all indices on every rank, the
-# gradient is correct. OneFlow also converts lists and arrays of indices to local tensors, which do not work with a
-# global tensor.
+# If each rank has only its part of the indices, OneFlow 0.9.0's gradient of the indexed tensor
+# lacks the rows of other ranks. The error is silent and reaches 2e-3 of the loss after 6
+# iterations. With all indices on every rank, the gradient is correct. OneFlow also converts lists
+# and arrays of indices to local tensors, which do not work with a global tensor.
 
 
 @functools.cache
 def index_with_all_ranks() -> None:
-    """Replicate global integer index tensors on every rank before indexing from now on, for the whole process."""
+    """Replicate global integer index tensors on every rank before indexing from now on, for the
+    whole process.
+    """
     flow.Tensor.__getitem__ = _with_full_indices(flow.Tensor.__getitem__)
     flow.gather_nd = _with_full_indices(flow.gather_nd)
 
@@ -233,16 +263,20 @@ def _beside(tensor: flow.Tensor) -> dict[str, Any]:
 
 
 def in_full(value: Any) -> Any:
-    """Return a global tensor replicated on every rank of its placement. Return any other value unchanged."""
+    """Return a global tensor replicated on every rank of its placement.
+
+    Return any other value unchanged.
+    """
     return replicated(value) if isinstance(value, flow.Tensor) and value.is_global else value
 
 
 @functools.cache
 def repair_assignments() -> None:
-    """Make `h[indices] = value` and `h[mask] = value` compile, from now on and for the whole process.
+    """Make `h[indices] = value` and `h[mask] = value` compile, from now on and for the whole
+    process.
 
-    The backward pass of OneFlow 0.9.0 ignores `h[:, indices] = value`, with indices next to slices or numbers. This is
-    repaired too.
+    The backward pass of OneFlow 0.9.0 ignores `h[:, indices] = value`, with indices next to slices
+    or numbers. This is repaired too.
     """
     assign = flow.Tensor.__setitem__
 
@@ -271,34 +305,58 @@ def _assigned(tensor: flow.Tensor, index, value) -> flow.Tensor:
             return flow.where(index.reshape(*index.shape, *[1] * num_axes), value, tensor)
     places = flow.arange(tensor.nelement(), **_beside(tensor)).reshape(tensor.shape)[index]
     values = value.expand(places.shape).flatten()
-    return flow.tensor_scatter_nd_update(tensor.flatten(), places.reshape(-1, 1), values).reshape(tensor.shape)
+    return flow.tensor_scatter_nd_update(tensor.flatten(), places.reshape(-1, 1), values).reshape(
+        tensor.shape
+    )
 
 
-# ----------------------------------------------------------------------------------------------- pipeline stages
+# ----------------------------------------------------------------------------------------------
+# pipeline stages
 
 # Operations outside of the blocks on tensors of two pipeline stages, as in `h = h + block(h)`.
 #
-# OneFlow refuses to compute with tensors on different ranks. During the forward pass of a model with pipeline stages,
-# operations that combine tensors therefore move inputs on earlier stages to the latest stage among their inputs.
-# Gradients are sent back the same way. For example, the value of a residual connection moves to the stage on which it
-# is added.
+# OneFlow refuses to compute with tensors on different ranks. During the forward pass of a model
+# with pipeline stages, operations that combine tensors therefore move inputs on earlier stages to
+# the latest stage among their inputs. Gradients are sent back the same way. For example, the value
+# of a residual connection moves to the stage on which it is added.
 
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "matmul")
-_FUNCTIONS = ("add", "sub", "mul", "div", "matmul", "bmm", "cat", "concat", "stack", "where", "maximum", "minimum")
+_FUNCTIONS = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "matmul",
+    "bmm",
+    "cat",
+    "concat",
+    "stack",
+    "where",
+    "maximum",
+    "minimum",
+)
 
 
 def stages_meet(stages: Sequence[Any]) -> AbstractContextManager[None]:
-    """Return a context for the forward pass of a model on the placements `stages`, first to last, in both modes."""
+    """Return a context for the forward pass of a model on the placements `stages`, first to last,
+    in both modes.
+    """
     names = [f"__{side}{name}__" for name in _OPERATORS for side in ("", "r")]
-    targets = [(flow.Tensor, name) for name in (*names, *_FUNCTIONS)] + [(flow, name) for name in _FUNCTIONS]
+    targets = [(flow.Tensor, name) for name in (*names, *_FUNCTIONS)] + [
+        (flow, name) for name in _FUNCTIONS
+    ]
     present = [(owner, name, vars(owner)[name]) for owner, name in targets if name in vars(owner)]
-    return replaced(*((owner, name, _joining(operation, stages)) for owner, name, operation in present))
+    return replaced(
+        *((owner, name, _joining(operation, stages)) for owner, name, operation in present)
+    )
 
 
 def _joining(operation: Callable[..., Any], stages: Sequence[Any]) -> Callable[..., Any]:
     def joined(*args, **kwargs) -> Any:
-        given = [t for value in args for t in (value if isinstance(value, list | tuple) else (value,))]
+        given = [
+            t for value in args for t in (value if isinstance(value, list | tuple) else (value,))
+        ]
         placements = [t.placement for t in given if isinstance(t, flow.Tensor) and t.is_global]
         if any(placement != placements[0] for placement in placements[1:]):
             latest = max((i for i, stage in enumerate(stages) if stage in placements), default=0)
@@ -311,7 +369,8 @@ def _joining(operation: Callable[..., Any], stages: Sequence[Any]) -> Callable[.
 def move_to(tensor: flow.Tensor, placement: Any) -> flow.Tensor:
     """Move a global tensor to the ranks of `placement` and return it with the same layout.
 
-    A partial sum becomes a broadcast. Local tensors, and tensors that are already there, are returned unchanged.
+    A partial sum becomes a broadcast. Local tensors, and tensors that are already there, are
+    returned unchanged.
     """
     if not tensor.is_global or tensor.placement == placement:
         return tensor

@@ -1,8 +1,8 @@
 """Check sizes while a model is built, and raise errors that name the layer and the argument.
 
-OneFlow 0.9.0 aborts (`Check failed: elem_cnt >= 0`, SIGABRT) or divides by zero if a layer or a tensor is created with
-a negative or missing size. Without the check, a mistyped number in a config would end the process without a Python
-exception.
+OneFlow 0.9.0 aborts (`Check failed: elem_cnt >= 0`, SIGABRT) or divides by zero if a layer or a
+tensor is created with a negative or missing size. Without the check, a mistyped number in a config
+would end the process without a Python exception.
 """
 
 from __future__ import annotations
@@ -34,16 +34,21 @@ _init = nn.Module.__init__
 
 
 def checked_sizes() -> AbstractContextManager[None]:
-    """Check the sizes of layers and tensors that are created in the block. A bad size raises `ValueError`."""
-    makers = [(flow, name, _checked_maker(name, getattr(flow, name))) for name in (*_BY_LENGTHS, "full")]
+    """Check the sizes of layers and tensors that are created in the block.
+
+    A bad size raises `ValueError`.
+    """
+    makers = [
+        (flow, name, _checked_maker(name, getattr(flow, name))) for name in (*_BY_LENGTHS, "full")
+    ]
     return replaced((nn.Module, "__init__", _checked_init), *makers)
 
 
 def _checked_init(module: nn.Module) -> None:
     """Check the sizes of a layer, then run `nn.Module.__init__`.
 
-    A layer calls `nn.Module.__init__` before it creates its tensors. The arguments of the layer are the caller's
-    locals.
+    A layer calls `nn.Module.__init__` before it creates its tensors. The arguments of the layer are
+    the caller's locals.
     """
     caller = sys._getframe(1)
     if caller.f_globals["__name__"].startswith("oneflow.nn."):
@@ -54,7 +59,9 @@ def _checked_init(module: nn.Module) -> None:
 def _check(layer: str, given: Mapping[str, Any]) -> None:
     num_weights = 1
     for name, value in given.items():
-        if not _SIZE.search(name) or (name == "stride" and value is None):  # a pooling layer then uses its window size
+        if not _SIZE.search(name) or (
+            name == "stride" and value is None
+        ):  # a pooling layer then uses its window size
             continue
         items = value if isinstance(value, (list, tuple)) else [value]
         if not all(is_size(item) or (item is None and len(items) > 1) for item in items):
@@ -83,4 +90,7 @@ def _check_memory(what: str, num_elements: int) -> None:
     """Raise `ValueError` if `num_elements` of 4 bytes take 1 GiB or more, and more than is free."""
     available = available_bytes() if num_elements >= 2**28 else None
     if available is not None and 4 * num_elements > available:
-        raise ValueError(f"{what} takes {format_bytes(4 * num_elements)}, but only {format_bytes(available)} are free")
+        raise ValueError(
+            f"{what} takes {format_bytes(4 * num_elements)}, but only {format_bytes(available)} "
+            "are free"
+        )

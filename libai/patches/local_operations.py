@@ -1,4 +1,6 @@
-"""Correct replacements for functions that OneFlow 0.9.0 computes wrongly, even for local tensors."""
+"""Correct replacements for functions that OneFlow 0.9.0 computes wrongly, even for local
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,12 @@ from libai.utils.errors import UserError
 def repair_operations() -> None:
     """Fix these functions from now on, for the whole process.
 
-    `flow.empty` without a device uses the CPU of this rank, as all other functions do, instead of the CPU of rank 0.
-    The gradient of `flow.diagonal` has the shape of its input, even if the two axes are not the first ones.
-    `flow.einsum` raises `UserError` for an index that appears twice in a term (`bii->bi`), because the gradient would
-    have the same error. In a graph with accumulation, a gradient hook of a parameter gets the gradient of each
-    micro-batch, as in eager mode, and not their sum. The `data` of a frozen parameter that had a hook can be set.
+    `flow.empty` without a device uses the CPU of this rank, as all other functions do, instead of
+    the CPU of rank 0. The gradient of `flow.diagonal` has the shape of its input, even if the two
+    axes are not the first ones. `flow.einsum` raises `UserError` for an index that appears twice in
+    a term (`bii->bi`), because the gradient would have the same error. In a graph with
+    accumulation, a gradient hook of a parameter gets the gradient of each micro-batch, as in eager
+    mode, and not their sum. The `data` of a frozen parameter that had a hook can be set.
     """
     import oneflow as flow
 
@@ -28,13 +31,17 @@ def repair_operations() -> None:
     flow.Tensor.diagonal = lambda self, *args, **kwargs: diagonal(self, *args, **kwargs)
     flow.einsum = functools.wraps(flow.einsum)(functools.partial(_einsum, flow.einsum))
     flow.Tensor.register_hook = functools.partialmethod(_register_hook, flow.Tensor.register_hook)
-    flow.Tensor.requires_grad_ = functools.partialmethod(_set_requires_grad, flow.Tensor.requires_grad_)
+    flow.Tensor.requires_grad_ = functools.partialmethod(
+        _set_requires_grad, flow.Tensor.requires_grad_
+    )
     trained = flow.Tensor.requires_grad
     flow.Tensor.requires_grad = property(
         trained.__get__, lambda tensor, value: _set_requires_grad(tensor, trained.__set__, value)
     )
     data = flow.Tensor.data
-    flow.Tensor.data = property(data.__get__, functools.partial(_set_data, data.__set__, trained.__set__))
+    flow.Tensor.data = property(
+        data.__get__, functools.partial(_set_data, data.__set__, trained.__set__)
+    )
 
 
 def _empty(operation: Callable[..., Any], *size, **kwargs) -> Any:
@@ -43,7 +50,9 @@ def _empty(operation: Callable[..., Any], *size, **kwargs) -> Any:
     return operation(*size, **kwargs)
 
 
-def _diagonal(operation: Callable[..., Any], input, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+def _diagonal(
+    operation: Callable[..., Any], input, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Any:
     """Return the elements (i, i + offset) of two axes as the last axis, which replaces both."""
     axes = [dim1 % input.ndim, dim2 % input.ndim]
     others = [axis for axis in range(input.ndim) if axis not in axes]
@@ -54,8 +63,9 @@ def _einsum(operation: Callable[..., Any], equation: str, *operands) -> Any:
     terms = equation.partition("->")[0].replace(".", "").replace(" ", "").split(",")
     if any(len(set(term)) < len(term) for term in terms):
         raise UserError(
-            f"flow.einsum({equation!r}) repeats an index within a term, for which OneFlow 0.9 computes a wrong "
-            "gradient. Take the diagonal first: flow.diagonal(x, 0, axis, other_axis)."
+            f"flow.einsum({equation!r}) repeats an index within a term, for which OneFlow 0.9 "
+            "computes a wrong gradient. Take the diagonal first: flow.diagonal(x, 0, axis, "
+            "other_axis)."
         )
     return operation(equation, *operands)
 
@@ -66,7 +76,8 @@ class ParameterHooks(list[Callable[[Any], Any]]):
     def __call__(self, gradient: Any) -> Any:
         from libai.patches.internals import is_tracing
 
-        # `gradient` may be one of OneFlow's constant zeros, which end the process if they are asked `is_lazy`
+        # `gradient` may be one of OneFlow's constant zeros, which end the process if they are asked
+        # `is_lazy`
         return None if is_tracing() else self.run(gradient)
 
     def run(self, gradient: Any) -> Any:
@@ -77,7 +88,10 @@ class ParameterHooks(list[Callable[[Any], Any]]):
         return gradient
 
     def run_as_leaf(self, gradient: Any) -> Any:
-        """Run the hooks twice, as OneFlow 0.9 does for a leaf. Hooks that change the gradient in place need it."""
+        """Run the hooks twice, as OneFlow 0.9 does for a leaf.
+
+        Hooks that change the gradient in place need it.
+        """
         self.run(gradient)
         return self.run(gradient)
 
@@ -103,19 +117,28 @@ def _register_hook(tensor, operation: Callable[..., Any], hook: Callable[[Any], 
 
 def _set_requires_grad(tensor, operation: Callable[..., Any], requires_grad: bool = True) -> Any:
     if not requires_grad:
-        # OneFlow 0.9 drops the hooks of a frozen tensor, but restores them if `tensor.data` is set before the next use
+        # OneFlow 0.9 drops the hooks of a frozen tensor, but restores them if `tensor.data` is set
+        # before the next use
         _hooked.pop(id(tensor), (None, []))[1].clear()
     return operation(tensor, requires_grad)
 
 
 def _set_data(
-    set_data: Callable[[Any, Any], None], set_requires_grad: Callable[[Any, bool], None], tensor: Any, value: Any
+    set_data: Callable[[Any, Any], None],
+    set_requires_grad: Callable[[Any, bool], None],
+    tensor: Any,
+    value: Any,
 ) -> None:
     from oneflow import nn
 
-    if not isinstance(tensor, nn.Parameter) or tensor.requires_grad or not tensor.is_floating_point():
+    if (
+        not isinstance(tensor, nn.Parameter)
+        or tensor.requires_grad
+        or not tensor.is_floating_point()
+    ):
         return set_data(tensor, value)
-    # OneFlow 0.9 registers hooks from before the freeze again, which raises an error for a frozen tensor
+    # OneFlow 0.9 registers hooks from before the freeze again, which raises an error for a frozen
+    # tensor
     set_requires_grad(tensor, True)
     set_data(tensor, value)
     set_requires_grad(tensor, False)

@@ -1,9 +1,10 @@
 """Make OneFlow compute matmuls with a current OpenBLAS, and split them among threads.
 
-The oneflow 0.9.0 wheel contains OpenBLAS 0.3.3 from 2018. liboneflow calls it through its dynamic symbol table
-(`cblas_sgemm@PLT`). `use_current` replaces the entry with the same function of the package `scipy-openblas32`.
-`use_threads` replaces it with a function that calls OpenBLAS for parts of a matmul. The reasons and measurements are in
-docs/dev/decisions/0008-current-openblas.md and 0016-threads-in-products.md.
+The oneflow 0.9.0 wheel contains OpenBLAS 0.3.3 from 2018. liboneflow calls it through its dynamic
+symbol table (`cblas_sgemm@PLT`). `use_current` replaces the entry with the same function of the
+package `scipy-openblas32`. `use_threads` replaces it with a function that calls OpenBLAS for parts
+of a matmul. The reasons and measurements are in docs/dev/decisions/0008-current-openblas.md and
+0016-threads-in-products.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from libai.native.symbol_table import Unavailable, address_of, find_slot, open_oneflow, require_linux_x86_64
+from libai.native.symbol_table import (
+    Unavailable,
+    address_of,
+    find_slot,
+    open_oneflow,
+    require_linux_x86_64,
+)
 from libai.utils.rank_notes import LOCAL_RANKS_VARIABLE, world_size
 
 if TYPE_CHECKING:
@@ -38,9 +45,10 @@ _library = None
 def use_current() -> None:
     """Make the imported oneflow compute matmuls with the OpenBLAS of `scipy-openblas32`.
 
-    Each matmul uses OPENBLAS_NUM_THREADS threads (default 1). If the replacement is impossible, oneflow is unchanged,
-    and the run reports this with its versions. Possible reasons are a platform other than Linux on x86_64, a missing
-    package, or another library that the user has loaded before oneflow's.
+    Each matmul uses OPENBLAS_NUM_THREADS threads (default 1). If the replacement is impossible,
+    oneflow is unchanged, and the run reports this with its versions. Possible reasons are a
+    platform other than Linux on x86_64, a missing package, or another library that the user has
+    loaded before oneflow's.
     """
     global _in_use
     if _in_use is None:
@@ -51,8 +59,8 @@ def use_current() -> None:
 def use_threads(library: Library | None) -> None:
     """Split large operations among `wanted_threads` threads. Results stay bit-equal.
 
-    `library` contains our compiled kernels. If it is None, no operation is split. With OneFlow's own OpenBLAS, matmuls
-    are not split.
+    `library` contains our compiled kernels. If it is None, no operation is split. With OneFlow's
+    own OpenBLAS, matmuls are not split.
     """
     global _library, _num_threads
     count = wanted_threads(os.environ)
@@ -72,7 +80,9 @@ def use_threads(library: Library | None) -> None:
 
 
 def _keeps_bits(library: Library, sgemm: int) -> bool:
-    """Return True if a matmul in parts is bit-equal to a single matmul, with this OpenBLAS on this CPU."""
+    """Return True if a matmul in parts is bit-equal to a single matmul, with this OpenBLAS on this
+    CPU.
+    """
     import numpy as np
 
     numbers = np.sin(np.arange(500 * 300, dtype=np.float32))
@@ -81,15 +91,17 @@ def _keeps_bits(library: Library, sgemm: int) -> bool:
     assert _openblas is not None
     order, plain, one, zero = 101, 111, ctypes.c_float(1.0), ctypes.c_float(0.0)
     at = [ctypes.c_void_p(array.ctypes.data) for array in (a, b, whole)]
-    _openblas.scipy_cblas_sgemm(order, plain, plain, 300, 97, 500, one, at[0], 500, at[1], 97, zero, at[2], 97)
+    _openblas.scipy_cblas_sgemm(
+        order, plain, plain, 300, 97, 500, one, at[0], 500, at[1], 97, zero, at[2], 97
+    )
     return library.multiply_in_parts(sgemm, 4, a, b, parts) and bool((whole == parts).all())
 
 
 def wanted_threads(environment: Mapping[str, str]) -> int:
     """Return the number of threads for each matmul of this process, at most 32.
 
-    The number is OPENBLAS_NUM_THREADS, else OMP_NUM_THREADS, else the number of usable cores divided by the number of
-    ranks on this machine.
+    The number is OPENBLAS_NUM_THREADS, else OMP_NUM_THREADS, else the number of usable cores
+    divided by the number of ranks on this machine.
     """
     for name in (_THREADS, "OMP_NUM_THREADS"):
         text = environment.get(name, "").partition(",")[0].strip()
@@ -100,8 +112,12 @@ def wanted_threads(environment: Mapping[str, str]) -> int:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on, limited by the CPU quota of its container."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may run on, limited by the CPU quota of its
+    container.
+    """
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     with contextlib.suppress(OSError, ValueError):
         quota, period = _QUOTA.read_text().split()
         return min(cores, max(1, math.ceil(int(quota) / int(period))))
@@ -109,7 +125,9 @@ def usable_cores() -> int:
 
 
 def openblas_in_use() -> str:
-    """Return the version of the OpenBLAS that oneflow uses on CPU, such as "0.3.30", or "bundled", for reports."""
+    """Return the version of the OpenBLAS that oneflow uses on CPU, such as "0.3.30", or "bundled",
+    for reports.
+    """
     return _in_use or "bundled"
 
 
@@ -148,10 +166,12 @@ def _replace() -> str:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Set OPENBLAS_NUM_THREADS to 1 inside the block, unless it is set. OpenBLAS creates its threads when it is loaded.
+    """Set OPENBLAS_NUM_THREADS to 1 inside the block, unless it is set.
 
-    Like oneflow's own OpenBLAS, it should have no extra threads, because ranks and the two threads of a compiled step
-    compute matmuls at the same time.
+    OpenBLAS creates its threads when it is loaded.
+
+    Like oneflow's own OpenBLAS, it should have no extra threads, because ranks and the two threads
+    of a compiled step compute matmuls at the same time.
     """
     given = os.environ.get(_THREADS)
     os.environ.setdefault(_THREADS, "1")

@@ -1,8 +1,9 @@
 """Make OneFlow threads sleep instead of polling while they wait for a compiled step.
 
-Some threads of OneFlow 0.9.0 call `sched_yield` until a graph ends. They occupy a core that ranks on the same machine
-could use. Lowering their priority does not help, because Linux compares priorities within a session and each rank has
-its own session. Measurements are in docs/dev/decisions/0014-graph-on-several-ranks.md.
+Some threads of OneFlow 0.9.0 call `sched_yield` until a graph ends. They occupy a core that ranks
+on the same machine could use. Lowering their priority does not help, because Linux compares
+priorities within a session and each rank has its own session. Measurements are in
+docs/dev/decisions/0014-graph-on-several-ranks.md.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from libai.native.symbol_table import Unavailable, find_slot, open_oneflow, requ
 from libai.patches.launch_race import make_executable
 from libai.patches.table import is_on
 
-#: A thread that calls again after more cycles than this (about 2 µs) has done work; an idle poll takes only 0.2 µs.
+#: A thread that calls again after more cycles than this (about 2 µs) has done work; an idle poll
+#: takes only 0.2 µs.
 _IDLE_CYCLES = 6_000
-#: An idle thread polls this long (about 0.5 ms) before it sleeps. Eager operations never wait that long.
+#: An idle thread polls this long (about 0.5 ms) before it sleeps. Eager operations never wait that
+#: long.
 _POLLING_CYCLES = 1_500_000
 _SLEEP_NANOSECONDS = 200_000
 #: number of threads with separate entries; additional threads share entries and poll for longer
@@ -27,27 +30,33 @@ _slot = None
 
 
 def let_polling_threads_sleep() -> None:
-    """Make OneFlow threads that have been idle for half a millisecond poll only every 200 µs, for the whole process.
+    """Make OneFlow threads that have been idle for half a millisecond poll only every 200 µs, for
+    the whole process.
 
-    If this is impossible, the threads continue to poll. Possible reasons are a platform other than Linux on x86_64, or
-    a system that forbids executable memory.
+    If this is impossible, the threads continue to poll. Possible reasons are a platform other than
+    Linux on x86_64, or a system that forbids executable memory.
     """
     global _slot
     if _slot is None and is_on("polling-thread"):
         with contextlib.suppress(Unavailable, OSError):
             require_linux_x86_64()
             slot = find_slot(open_oneflow(), "sched_yield")
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(_times))  # threads of OneFlow outlive this module
-            slot.value = make_executable(polling_code(ctypes.addressof(_times), _IDLE_CYCLES, _POLLING_CYCLES))
+            ctypes.pythonapi.Py_IncRef(
+                ctypes.py_object(_times)
+            )  # threads of OneFlow outlive this module
+            slot.value = make_executable(
+                polling_code(ctypes.addressof(_times), _IDLE_CYCLES, _POLLING_CYCLES)
+            )
             _slot = slot
 
 
 def polling_code(times: int, idle: int, polling: int) -> bytes:
-    """Return machine code of a `sched_yield` that sleeps if its thread has been idle for `polling` cycles.
+    """Return machine code of a `sched_yield` that sleeps if its thread has been idle for `polling`
+    cycles.
 
-    A thread is idle if it calls again within `idle` cycles each time. `times` is the address of 2 × 64 words, two per
-    thread: the time of its last return and the time at which its last work ended. The code changes only caller-saved
-    registers.
+    A thread is idle if it calls again within `idle` cycles each time. `times` is the address of 2 ×
+    64 words, two per thread: the time of its last return and the time at which its last work ended.
+    The code changes only caller-saved registers.
     """
     return (
         b"\x0f\x31"  #                 00 rdtsc

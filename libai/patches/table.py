@@ -1,8 +1,10 @@
-"""List the patches for OneFlow 0.9.0, both optional and required, and the private OneFlow APIs that libai uses.
+"""List the patches for OneFlow 0.9.0, both optional and required, and the private OneFlow APIs that
+libai uses.
 
-`LIBAI_PATCHES=-openblas,-switch-interval` disables optional patches. Other versions of OneFlow are refused, unless
-`LIBAI_ANY_ONEFLOW=1` is set; they then run without the optional patches. docs/dev/performance.md describes each patch.
-This file does not contain the patches themselves and imports only the standard library.
+`LIBAI_PATCHES=-openblas,-switch-interval` disables optional patches. Other versions of OneFlow are
+refused, unless `LIBAI_ANY_ONEFLOW=1` is set; they then run without the optional patches.
+docs/dev/performance.md describes each patch. This file does not contain the patches themselves and
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -37,8 +39,16 @@ OPTIONAL = (
     "joined-gradients",
 )
 #: required patches; without them, results are wrong or the process crashes
-NEEDED = ("clip-norm", "variable-copies", "operations", "global-operations", "buffers-in-place", "tracing")
-#: names in the package oneflow, some with parameters; a name after a colon is an attribute that the class sets itself
+NEEDED = (
+    "clip-norm",
+    "variable-copies",
+    "operations",
+    "global-operations",
+    "buffers-in-place",
+    "tracing",
+)
+#: names in the package oneflow, some with parameters; a name after a colon is an attribute that the
+#: class sets itself
 PARTS = """\
 _C.assign_local_tensor
 _C.bias_add
@@ -106,8 +116,9 @@ def _left_out(text: str) -> frozenset[str]:
     wrong = [word for word in words if word[:1] != "-" or word[1:] not in OPTIONAL]
     if wrong:
         raise UserError(
-            f"{VARIABLE} has {', '.join(map(repr, wrong))}; it lists the optional patches of OneFlow to disable, "
-            f"such as -{OPTIONAL[0]},-{OPTIONAL[1]}. These are optional: {', '.join(OPTIONAL)}."
+            f"{VARIABLE} has {', '.join(map(repr, wrong))}; it lists the optional patches of "
+            f"OneFlow to disable, such as -{OPTIONAL[0]},-{OPTIONAL[1]}. These are optional: "
+            f"{', '.join(OPTIONAL)}."
         )
     return frozenset(word[1:] for word in words)
 
@@ -157,14 +168,19 @@ def _parameters_of(function: object) -> str:
 
 
 def explain_other_version() -> str | None:
-    """Return the message that refuses the imported OneFlow, or None for 0.9.0 and with LIBAI_ANY_ONEFLOW=1."""
+    """Return the message that refuses the imported OneFlow, or None for 0.9.0 and with
+    LIBAI_ANY_ONEFLOW=1.
+    """
     if is_known_version() or os.environ.get("LIBAI_ANY_ONEFLOW") == "1":
         return None
     missing = missing_parts()
-    found = f"{len(missing)} of them are missing or differ: {', '.join(missing[:5])}" + ", …" * (len(missing) > 5)
+    found = f"{len(missing)} of them are missing or differ: {', '.join(missing[:5])}" + ", …" * (
+        len(missing) > 5
+    )
     return (
-        f"oneflow {sys.modules['oneflow'].__version__} is installed, and libai uses {len(PARTS.splitlines())} "
-        f"private parts of oneflow {ONEFLOW_VERSION}; {found if missing else 'all of them exist, but are untested'}. "
-        f"Install oneflow=={ONEFLOW_VERSION}, or set LIBAI_ANY_ONEFLOW=1 to try this version without the optional "
-        "patches."
+        f"oneflow {sys.modules['oneflow'].__version__} is installed, and libai uses "
+        f"{len(PARTS.splitlines())} private parts of oneflow {ONEFLOW_VERSION}; "
+        f"{found if missing else 'all of them exist, but are untested'}. Install "
+        f"oneflow=={ONEFLOW_VERSION}, or set LIBAI_ANY_ONEFLOW=1 to try this version without the "
+        "optional patches."
     )

@@ -1,8 +1,8 @@
 """Replace functions and OneFlow operations temporarily, and wrap the forward of modules.
 
-A module is wrapped by replacing its class with a subclass that has a different `forward`, because `nn.Graph` ignores a
-`forward` that is set on the object (docs/dev/oneflow.md#forward-in-a-graph). In a graph, `self` is then OneFlow's proxy
-of the module.
+A module is wrapped by replacing its class with a subclass that has a different `forward`, because
+`nn.Graph` ignores a `forward` that is set on the object (docs/dev/oneflow.md#forward-in-a-graph).
+In a graph, `self` is then OneFlow's proxy of the module.
 """
 
 from __future__ import annotations
@@ -16,20 +16,64 @@ import oneflow as flow
 from oneflow import nn
 
 _INHERITED = object()
-#: `around(module, forward, args, kwargs)` calls `forward(module, *args, **kwargs)` and returns the module's outputs
+#: `around(module, forward, args, kwargs)` calls `forward(module, *args, **kwargs)` and returns the
+#: module's outputs
 Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 #: tensor methods that compute in C without going through `oneflow._C`
 _OPERATORS = (
-    *("add", "radd", "sub", "rsub", "mul", "rmul", "isub", "imul", "truediv", "rtruediv", "itruediv", "pow", "rpow"),
-    *("neg", "abs", "matmul", "rmatmul", "lt", "le", "eq", "ne", "gt", "ge", "and", "or", "invert", "getitem"),
+    *(
+        "add",
+        "radd",
+        "sub",
+        "rsub",
+        "mul",
+        "rmul",
+        "isub",
+        "imul",
+        "truediv",
+        "rtruediv",
+        "itruediv",
+        "pow",
+        "rpow",
+    ),
+    *(
+        "neg",
+        "abs",
+        "matmul",
+        "rmatmul",
+        "lt",
+        "le",
+        "eq",
+        "ne",
+        "gt",
+        "ge",
+        "and",
+        "or",
+        "invert",
+        "getitem",
+    ),
     *("setitem", "mod", "floordiv"),
 )
 #: tensor methods that do not run an operation on the device
 _FACTS = {
-    *("storage_offset", "stride", "is_contiguous", "is_pinned", "is_floating_point", "requires_grad_", "retain_grad"),
-    *("detach", "register_hook", "_register_post_grad_accumulation_hook", "global_id", "check_meta_consistency"),
+    *(
+        "storage_offset",
+        "stride",
+        "is_contiguous",
+        "is_pinned",
+        "is_floating_point",
+        "requires_grad_",
+        "retain_grad",
+    ),
+    *(
+        "detach",
+        "register_hook",
+        "_register_post_grad_accumulation_hook",
+        "global_id",
+        "check_meta_consistency",
+    ),
     *("size", "type", "dim", "ndimension", "nelement", "numel", "element_size", "get_device"),
     "_register_storage_delete_hook",
 }
@@ -55,12 +99,14 @@ def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def replaced_operations(
-    replace: Callable[[Callable[..., Any], str], Callable[..., Any] | None], holders: Iterable[Any] = ()
+    replace: Callable[[Callable[..., Any], str], Callable[..., Any] | None],
+    holders: Iterable[Any] = (),
 ) -> AbstractContextManager[None]:
-    """Replace OneFlow's operations inside the block: functions of `oneflow._C`, and tensor methods and operators.
+    """Replace OneFlow's operations inside the block: functions of `oneflow._C`, and tensor methods
+    and operators.
 
-    `replace(operation, name)` returns the replacement of an operation, or None to keep it. An operation is replaced in
-    all Python modules of this process and in the objects `holders`.
+    `replace(operation, name)` returns the replacement of an operation, or None to keep it. An
+    operation is replaced in all Python modules of this process and in the objects `holders`.
     """
     functions = {}
     for name, operation in vars(flow._C).items():
@@ -75,7 +121,9 @@ def replaced_operations(
         is_operator = name.startswith("__") and name.strip("_") in _OPERATORS
         is_method = type(_original(value)).__name__ == "method_descriptor" and name not in _FACTS
         if is_operator or is_method:
-            found.append((flow.Tensor, name, replace(value, name.strip("_") if is_operator else name)))
+            found.append(
+                (flow.Tensor, name, replace(value, name.strip("_") if is_operator else name))
+            )
     return replaced(*(replacement for replacement in found if replacement[2] is not None))
 
 
@@ -85,7 +133,10 @@ def _original(operation) -> Any:
 
 
 def wrap_forward(module: nn.Module, around: Around) -> None:
-    """Make `around` run the forward of `module`. Repeated calls nest, with the newest wrapper outermost."""
+    """Make `around` run the forward of `module`.
+
+    Repeated calls nest, with the newest wrapper outermost.
+    """
     base = type(module)
 
     class Wrapped(base):  # type: ignore[misc, valid-type]
@@ -93,7 +144,11 @@ def wrap_forward(module: nn.Module, around: Around) -> None:
             return around(self, base.forward, args, kwargs)
 
     # keep the name of the original class
-    Wrapped.__name__, Wrapped.__qualname__, Wrapped.__module__ = base.__name__, base.__qualname__, base.__module__
+    Wrapped.__name__, Wrapped.__qualname__, Wrapped.__module__ = (
+        base.__name__,
+        base.__qualname__,
+        base.__module__,
+    )
     module.__class__ = Wrapped
 
 

@@ -1,10 +1,11 @@
-"""Count writes to everything a compiled graph depends on: module attributes, settings of parameter groups, and
-`requires_grad` of tensors.
+"""Count writes to everything a compiled graph depends on: module attributes, settings of parameter
+groups, and `requires_grad` of tensors.
 
-Comparing all of them before every compiled step would take longer than a step of a small model, but reading a counter
-is almost free. A changed counter only means that something may have changed; `libai.engine.compiled.guards` then
-compares. Writes that bypass `__setattr__` (`module.__dict__["x"] = 1`), writes to class attributes, and changes inside
-lists and dicts are not counted.
+Comparing all of them before every compiled step would take longer than a step of a small model, but
+reading a counter is almost free. A changed counter only means that something may have changed;
+`libai.engine.compiled.guards` then compares. Writes that bypass `__setattr__`
+(`module.__dict__["x"] = 1`), writes to class attributes, and changes inside lists and dicts are not
+counted.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import oneflow as flow
 from oneflow import nn
 from oneflow.optim.optimizer import Optimizer, ParamGroup
 
-#: group settings that are inputs of a compiled step, or are used only by schedules and eager updates
+#: group settings that are inputs of a compiled step, or are used only by schedules and eager
+#: updates
 INPUTS = ("lr", "initial_lr", "bias_correction1", "bias_correction2")
 
 _PLAIN = (bool, int, float, str, type(None))
 _count = 0
-#: module attributes with plain values that are compared; writes of plain values to other attributes are not counted
+#: module attributes with plain values that are compared; writes of plain values to other attributes
+#: are not counted
 _names: set[str] = set()
 #: id of a tensor → number of times its `data` was set
 _new_data: collections.Counter[int] = collections.Counter()
@@ -36,7 +39,9 @@ def count_writes() -> int:
 
 
 def watch_attributes(names: Iterable[str]) -> None:
-    """Also count writes of plain values (bool, int, float, str, None) to attributes with these names."""
+    """Also count writes of plain values (bool, int, float, str, None) to attributes with these
+    names.
+    """
     _names.update(names)
 
 

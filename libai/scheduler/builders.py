@@ -1,12 +1,14 @@
-"""Build schedulers for configs by binding a schedule to an optimizer: `lr_scheduler = LazyCall(WarmupCosineLR)(...)`.
+"""Build schedulers for configs by binding a schedule to an optimizer: `lr_scheduler =
+LazyCall(WarmupCosineLR)(...)`.
 
-Every `Warmup…` builder takes `optimizer, max_iter`, the arguments of its schedule, and the arguments added by
-`@_with_warmup`: `warmup_iter, warmup_factor, warmup_method`, and `by, iters_per_epoch, max_epoch, warmup_epoch`.
-`max_iter` is the length of the run in iterations; the engine sets it. `max_iter` and `warmup_iter` count iterations.
-`max_epoch` and `warmup_epoch` replace them and count epochs of `iters_per_epoch` iterations, which the engine also
-sets. With `by="epoch"`, the arguments of a schedule (`milestones`, `step_size`, the exponent of `gamma`) count epochs,
-and after the warm-up the learning rate changes only at epoch boundaries. The functions are named like classes because
-their names follow LiBai.
+Every `Warmup…` builder takes `optimizer, max_iter`, the arguments of its schedule, and the
+arguments added by `@_with_warmup`: `warmup_iter, warmup_factor, warmup_method`, and `by,
+iters_per_epoch, max_epoch, warmup_epoch`. `max_iter` is the length of the run in iterations; the
+engine sets it. `max_iter` and `warmup_iter` count iterations. `max_epoch` and `warmup_epoch`
+replace them and count epochs of `iters_per_epoch` iterations, which the engine also sets. With
+`by="epoch"`, the arguments of a schedule (`milestones`, `step_size`, the exponent of `gamma`) count
+epochs, and after the warm-up the learning rate changes only at epoch boundaries. The functions are
+named like classes because their names follow LiBai.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from libai.utils.errors import UserError
 
 @dataclass(frozen=True)
 class _Run:
-    """Values that a schedule may depend on. `unit` is the number of iterations per unit of the schedule's arguments."""
+    """Values that a schedule may depend on.
+
+    `unit` is the number of iterations per unit of the schedule's arguments.
+    """
 
     optimizer: Optimizer
     max_iter: int
@@ -42,8 +47,9 @@ class _Run:
 def _with_warmup(shape: Callable[..., Schedule]) -> Callable[..., FactorLR]:
     """Return a builder for the schedule `shape(run, own arguments…)`, preceded by a warm-up.
 
-    The builder's signature is `optimizer, max_iter`, the arguments of `shape` except `run`, and the remaining arguments
-    of `_build` as keywords. `LazyCall` and the config checks read this signature.
+    The builder's signature is `optimizer, max_iter`, the arguments of `shape` except `run`, and the
+    remaining arguments of `_build` as keywords. `LazyCall` and the config checks read this
+    signature.
     """
     own = list(inspect.signature(shape).parameters.values())[1:]
     _, optimizer, max_iter, *warmup = inspect.signature(_build).parameters.values()
@@ -56,7 +62,11 @@ def _with_warmup(shape: Callable[..., Schedule]) -> Callable[..., FactorLR]:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{shape.__name__}(): {error}") from None
-        options = {parameter.name: given.pop(parameter.name) for parameter in own if parameter.name in given}
+        options = {
+            parameter.name: given.pop(parameter.name)
+            for parameter in own
+            if parameter.name in given
+        }
         return _build(functools.partial(shape, **options), **given)
 
     builder.__signature__ = signature  # type: ignore[attr-defined]
@@ -77,26 +87,35 @@ def _build(
     max_epoch: float | None = None,
     warmup_epoch: float | None = None,
 ) -> FactorLR:
-    """Return the schedule bound to `optimizer`, after a validated warm-up and constant within epochs if requested."""
+    """Return the schedule bound to `optimizer`, after a validated warm-up and constant within
+    epochs if requested.
+    """
     _require_one_of("by", by, ("iter", "epoch"))
     _require_one_of("warmup_method", warmup_method, ("linear", "constant"))
     unit = _epoch(iters_per_epoch, "by='epoch'") if by == "epoch" else 1
     if max_epoch is not None:
-        max_iter = schedules.first_iter(max_epoch, _epoch(iters_per_epoch, f"max_epoch={max_epoch:g}"))
+        max_iter = schedules.first_iter(
+            max_epoch, _epoch(iters_per_epoch, f"max_epoch={max_epoch:g}")
+        )
     if warmup_epoch is not None:
         if warmup_iter:
             raise UserError(
-                f"warmup_epoch={warmup_epoch:g} and a warm-up of {warmup_iter} iterations (warmup_iter or "
-                "train.warmup_ratio) mean the same. Set one of them."
+                f"warmup_epoch={warmup_epoch:g} and a warm-up of {warmup_iter} iterations "
+                "(warmup_iter or train.warmup_ratio) mean the same. Set one of them."
             )
-        warmup_iter = schedules.first_iter(warmup_epoch, _epoch(iters_per_epoch, f"warmup_epoch={warmup_epoch:g}"))
+        warmup_iter = schedules.first_iter(
+            warmup_epoch, _epoch(iters_per_epoch, f"warmup_epoch={warmup_epoch:g}")
+        )
     if not 0 <= warmup_iter <= _positive("max_iter", max_iter):
         raise UserError(
-            f"The warm-up of {warmup_iter} iterations does not fit into the run of {max_iter} (max_iter). Choose "
-            f"warmup_iter (or train.warmup_ratio) between 0 and {max_iter} iterations."
+            f"The warm-up of {warmup_iter} iterations does not fit into the run of {max_iter} "
+            f"(max_iter). Choose warmup_iter (or train.warmup_ratio) between 0 and {max_iter} "
+            "iterations."
         )
     if warmup_factor < 0:  # checked even without a warm-up, when it has no effect
-        raise UserError(f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more.")
+        raise UserError(
+            f"warmup_factor={warmup_factor} would make the learning rate negative. Use 0 or more."
+        )
     schedule = shape(_Run(optimizer, max_iter, unit))
     if by == "epoch":
         schedule = schedules.held_per_epoch(schedule, unit)
@@ -121,7 +140,8 @@ def WarmupCosineLR(run: _Run, alpha: float = 0.0) -> Schedule:
 def WarmupCosineAnnealingLR(run: _Run, eta_min: float = 0.0) -> Schedule:
     """Return a cosine decay to the learning rate `eta_min` at `max_iter`.
 
-    `eta_min` applies to the group with the highest initial learning rate. The other groups keep their proportion to it.
+    `eta_min` applies to the group with the highest initial learning rate. The other groups keep
+    their proportion to it.
     """
     return schedules.cosine(run.max_iter, end=run.as_factor(eta_min))
 
@@ -132,18 +152,24 @@ def WarmupMultiStepLR(run: _Run, milestones: Sequence[float], gamma: float = 0.1
 
     Milestones are iterations (or epochs), or fractions of `max_iter` if below 1.
     """
-    points = [round(point * run.max_iter) if 0 < point < 1 else int(int(point) * run.unit) for point in milestones]
+    points = [
+        round(point * run.max_iter) if 0 < point < 1 else int(int(point) * run.unit)
+        for point in milestones
+    ]
     if points != sorted(set(points)) or min(points, default=0) < 0:
         raise UserError(
-            f"WarmupMultiStepLR: milestones={list(milestones)} are the iterations {points}, which do not increase. "
-            "Use increasing iterations, or increasing fractions of max_iter between 0 and 1."
+            f"WarmupMultiStepLR: milestones={list(milestones)} are the iterations {points}, which "
+            "do not increase. Use increasing iterations, or increasing fractions of max_iter "
+            "between 0 and 1."
         )
     return schedules.multi_step(points, gamma)
 
 
 @_with_warmup
 def WarmupStepLR(run: _Run, step_size: int, gamma: float = 0.1) -> Schedule:
-    """Return a schedule that multiplies the learning rate by `gamma` every `step_size` iterations (or epochs)."""
+    """Return a schedule that multiplies the learning rate by `gamma` every `step_size` iterations
+    (or epochs).
+    """
     return schedules.every_step(_positive("step_size", int(step_size * run.unit)), gamma)
 
 
@@ -157,12 +183,15 @@ def WarmupExponentialLR(run: _Run, gamma: float) -> Schedule:
 def WarmupPolynomialLR(
     run: _Run, end_learning_rate: float = 0.0001, power: float = 1.0, cycle: bool = False
 ) -> Schedule:
-    """Return a schedule that decays to `end_learning_rate` as `(1 - iteration / max_iter) ** power`.
+    """Return a schedule that decays to `end_learning_rate` as `(1 - iteration / max_iter) **
+    power`.
 
-    `end_learning_rate` applies to the group with the highest initial learning rate. The other groups keep their
-    proportion to it.
+    `end_learning_rate` applies to the group with the highest initial learning rate. The other
+    groups keep their proportion to it.
     """
-    return schedules.polynomial(run.max_iter, power, end=run.as_factor(end_learning_rate), cycle=cycle)
+    return schedules.polynomial(
+        run.max_iter, power, end=run.as_factor(end_learning_rate), cycle=cycle
+    )
 
 
 @_with_warmup
@@ -172,11 +201,15 @@ def WarmupLinearLR(run: _Run, end_factor: float = 0.0) -> Schedule:
 
 
 def _epoch(iters_per_epoch: float | None, asked: str) -> float:
-    """Return `iters_per_epoch`. Raises `UserError` if it is missing; `asked` is the setting that needs it."""
+    """Return `iters_per_epoch`.
+
+    Raises `UserError` if it is missing; `asked` is the setting that needs it.
+    """
     if not iters_per_epoch or iters_per_epoch < 1:
         raise UserError(
-            f"{asked} needs the length of an epoch, but iters_per_epoch={iters_per_epoch}. Pass iters_per_epoch "
-            "(samples per epoch / global batch size, known for a loader with samples_per_epoch), or count iterations."
+            f"{asked} needs the length of an epoch, but iters_per_epoch={iters_per_epoch}. Pass "
+            "iters_per_epoch (samples per epoch / global batch size, known for a loader with "
+            "samples_per_epoch), or count iterations."
         )
     return iters_per_epoch
 

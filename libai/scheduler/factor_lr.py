@@ -1,7 +1,9 @@
-"""The only scheduler class of libai. It multiplies each group's initial learning rate by a function of the iteration.
+"""The only scheduler class of libai.
 
-A second function may multiply the initial momentum. `in_sequence`, `by_optimizer` and `with_momentum` combine
-schedulers.
+It multiplies each group's initial learning rate by a function of the iteration.
+
+A second function may multiply the initial momentum. `in_sequence`, `by_optimizer` and
+`with_momentum` combine schedulers.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ _logger = logging.getLogger(__name__)
 class FactorLR(LRScheduler):
     """Set `group["lr"] = initial_lr * factor(iteration)` in every parameter group of `optimizer`.
 
-    The constructor sets the learning rates of iteration 0. Call `step()` once per iteration, after the update. Groups
-    may have different initial learning rates, which OneFlow's `WarmUpLR` does not support. This class inherits from
-    OneFlow's `LRScheduler` to pass type checks in user code. It has no compiled form and needs none, since both modes
-    read the learning rates from the optimizer in each iteration.
+    The constructor sets the learning rates of iteration 0. Call `step()` once per iteration, after
+    the update. Groups may have different initial learning rates, which OneFlow's `WarmUpLR` does
+    not support. This class inherits from OneFlow's `LRScheduler` to pass type checks in user code.
+    It has no compiled form and needs none, since both modes read the learning rates from the
+    optimizer in each iteration.
 
     Args:
         factor: schedule for all groups, or a sequence with one schedule per group.
-        momentum_factor: schedule that multiplies the initial momentum (the first of `betas` for Adam and its variants).
-            Works only in eager mode, because a compiled update treats momentum as a constant.
-        length: number of iterations for which the schedule was made, including `warmup_iter` iterations of warm-up.
+        momentum_factor: schedule that multiplies the initial momentum (the first of `betas` for
+            Adam and its variants). Works only in eager mode, because a compiled update treats
+            momentum as a constant.
+        length: number of iterations for which the schedule was made, including `warmup_iter`
+            iterations of warm-up.
     """
 
     base_lrs: list[float]
@@ -55,7 +60,9 @@ class FactorLR(LRScheduler):
         if momentum_factor is not None:
             self.base_momenta = [_momentum(group) for group in optimizer.param_groups]
             for momentum in self.base_momenta:
-                require_range(momentum_factor, length or 0, "momentum", momentum, sys.float_info.min, 1.0)
+                require_range(
+                    momentum_factor, length or 0, "momentum", momentum, sys.float_info.min, 1.0
+                )
         super().__init__(optimizer)
 
     def step(self) -> None:
@@ -64,7 +71,9 @@ class FactorLR(LRScheduler):
         self._write_rates()
 
     def get_lr(self, base_lr: float, step: int) -> float:
-        """Return the learning rate at iteration `step` for initial rate `base_lr`, if all groups share one factor."""
+        """Return the learning rate at iteration `step` for initial rate `base_lr`, if all groups
+        share one factor.
+        """
         return base_lr * float(self.factor(step))
 
     def state_dict(self) -> dict[str, Any]:
@@ -72,22 +81,33 @@ class FactorLR(LRScheduler):
 
         The schedule itself is in the config. `base_momenta` is empty without a momentum schedule.
         """
-        return {"last_step": self.last_step, "base_lrs": self.base_lrs, "base_momenta": self.base_momenta}
+        return {
+            "last_step": self.last_step,
+            "base_lrs": self.base_lrs,
+            "base_momenta": self.base_momenta,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the iteration and initial learning rates from a `state_dict`, and write the rates to the optimizer.
+        """Restore the iteration and initial learning rates from a `state_dict`, and write the rates
+        to the optimizer.
 
-        Saved initial rates take precedence over those in the config, so a resumed run continues its curve. A difference
-        is logged.
+        Saved initial rates take precedence over those in the config, so a resumed run continues its
+        curve. A difference is logged.
         """
         saved = [float(lr) for lr in state_dict["base_lrs"]]
         if saved != self.base_lrs:
-            _logger.warning("initial learning rates %s of the saved run replace %s of the config", saved, self.base_lrs)
+            _logger.warning(
+                "initial learning rates %s of the saved run replace %s of the config",
+                saved,
+                self.base_lrs,
+            )
         self.base_lrs = saved
         for group, base_lr in zip(self.optimizer.param_groups, saved):
             group["initial_lr"] = base_lr
         if self.base_momenta:
-            self.base_momenta = [float(momentum) for momentum in state_dict["base_momenta"] or self.base_momenta]
+            self.base_momenta = [
+                float(momentum) for momentum in state_dict["base_momenta"] or self.base_momenta
+            ]
         self.last_step = int(state_dict["last_step"])
         self._write_rates()
 
@@ -96,7 +116,12 @@ class FactorLR(LRScheduler):
             factor = self.factor(self.last_step)
             self.update_lrs([base_lr * factor for base_lr in self.base_lrs])
         else:
-            self.update_lrs([base_lr * factor(self.last_step) for base_lr, factor in zip(self.base_lrs, self.factor)])
+            self.update_lrs(
+                [
+                    base_lr * factor(self.last_step)
+                    for base_lr, factor in zip(self.base_lrs, self.factor)
+                ]
+            )
         if self.momentum_factor is None:
             return
         factor = self.momentum_factor(self.last_step)
@@ -107,8 +132,11 @@ class FactorLR(LRScheduler):
                 group["momentum"] = momentum * factor
 
 
-def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_iter: int) -> FactorLR:
-    """Return one scheduler that runs `parts` in sequence, each for its `length`, in a run of `max_iter` iterations.
+def in_sequence(
+    optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_iter: int
+) -> FactorLR:
+    """Return one scheduler that runs `parts` in sequence, each for its `length`, in a run of
+    `max_iter` iterations.
 
     Raises `UserError` if a part would start after the end of the run.
     """
@@ -117,8 +145,9 @@ def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_
         _require_factor(part, f"part {index} of the list of schedules")
         if start >= max_iter:
             raise UserError(
-                f"part {index} of the list of schedules would begin after {start} iterations, but the run has "
-                f"{max_iter}. Make the parts before it shorter (max_iter or max_epoch), or train longer."
+                f"part {index} of the list of schedules would begin after {start} iterations, but "
+                f"the run has {max_iter}. Make the parts before it shorter (max_iter or "
+                "max_epoch), or train longer."
             )
         start += part.length or max_iter - start
     factor = schedules.in_sequence([(part.factor, part.length or 0) for part in parts])
@@ -126,7 +155,10 @@ def in_sequence(optimizer: flow.optim.Optimizer, parts: Sequence[FactorLR], max_
 
 
 def by_optimizer(optimizer: flow.optim.Optimizer, parts: Mapping[str, Any]) -> FactorLR:
-    """Return one scheduler for several optimizers, with `parts` by optimizer name. Others keep their learning rate."""
+    """Return one scheduler for several optimizers, with `parts` by optimizer name.
+
+    Others keep their learning rate.
+    """
     for name, part in parts.items():
         _require_factor(part, f"the schedule of the optimizer {name!r}")
     factors = {name: part.factor for name, part in parts.items()}
@@ -139,34 +171,49 @@ def by_optimizer(optimizer: flow.optim.Optimizer, parts: Mapping[str, Any]) -> F
 
 
 def with_momentum(optimizer: flow.optim.Optimizer, rates: Any, momentum: Any) -> FactorLR:
-    """Return one scheduler with the learning rates of `rates` (None: constant) and the momentum of `momentum`."""
+    """Return one scheduler with the learning rates of `rates` (None: constant) and the momentum of
+    `momentum`.
+    """
     _require_factor(momentum, "momentum_scheduler")
     if rates is not None:
         _require_factor(rates, "lr_scheduler (next to a momentum_scheduler)")
     factor = schedules.constant() if rates is None else rates.factor
     warmup_iter = 0 if rates is None else rates.warmup_iter
-    return FactorLR(optimizer, factor, momentum_factor=momentum.factor, length=momentum.length, warmup_iter=warmup_iter)
+    return FactorLR(
+        optimizer,
+        factor,
+        momentum_factor=momentum.factor,
+        length=momentum.length,
+        warmup_iter=warmup_iter,
+    )
 
 
 def _require_factor(schedule, what: str) -> None:
     if not isinstance(schedule, FactorLR):
         raise UserError(
-            f"{what} is a {type(schedule).__name__}, but only schedules of libai.scheduler can be combined. Use one "
-            "of them or FactorLR, or use your own scheduler without a list."
+            f"{what} is a {type(schedule).__name__}, but only schedules of libai.scheduler can be "
+            "combined. Use one of them or FactorLR, or use your own scheduler without a list."
         )
 
 
 def require_range(
-    schedule: Schedule, length: int, what: str, initial: float = 1.0, least: float = 0.0, below: float = math.inf
+    schedule: Schedule,
+    length: int,
+    what: str,
+    initial: float = 1.0,
+    least: float = 0.0,
+    below: float = math.inf,
 ) -> None:
-    """Raise `UserError` if a value is out of bounds at any of about a hundred points within `length` iterations."""
+    """Raise `UserError` if a value is out of bounds at any of about a hundred points within
+    `length` iterations.
+    """
     for step in range(0, length + 1, max(1, length // 100)):
         value = initial * schedule(step)
         if not least <= value < below:
             raise UserError(
-                f"this schedule multiplies the {what} by {schedule(step):.6g} at iteration {step} of {length}, which "
-                f"gives {value:.6g}; it must be at least {least:.3g} and below {below}. Check its factors, its gamma "
-                "and its decay."
+                f"this schedule multiplies the {what} by {schedule(step):.6g} at iteration {step} "
+                f"of {length}, which gives {value:.6g}; it must be at least {least:.3g} and below "
+                f"{below}. Check its factors, its gamma and its decay."
             )
 
 
@@ -178,7 +225,7 @@ def _momentum(group) -> float:
         momentum = group["momentum"]
     if momentum <= 0:
         raise UserError(
-            "a momentum schedule needs an optimizer with momentum: use SGD with momentum above 0, Adam, AdamW or "
-            "LAMB, or remove momentum_scheduler."
+            "a momentum schedule needs an optimizer with momentum: use SGD with momentum above 0, "
+            "Adam, AdamW or LAMB, or remove momentum_scheduler."
         )
     return float(momentum)

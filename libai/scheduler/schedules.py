@@ -1,8 +1,8 @@
 """Learning rate schedules as pure functions: iteration -> factor for the initial learning rate.
 
-A `Schedule` has no optimizer and no state, so any point can be computed, plotted or compared without stepping through
-the schedule. Iteration 0 is the first update; a run of `max_iter` updates uses 0 … `max_iter - 1`. The builders in
-`libai.scheduler.builders` bind schedules to optimizers.
+A `Schedule` has no optimizer and no state, so any point can be computed, plotted or compared
+without stepping through the schedule. Iteration 0 is the first update; a run of `max_iter` updates
+uses 0 … `max_iter - 1`. The builders in `libai.scheduler.builders` bind schedules to optimizers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def constant() -> Schedule:
 
 
 def cosine(max_iter: int, end: float = 0.0) -> Schedule:
-    """Return half a cosine from 1 to `end` at `max_iter`, then constant `end` (one cycle of SGDR, arXiv:1608.03983).
+    """Return half a cosine from 1 to `end` at `max_iter`, then constant `end` (one cycle of SGDR,
+    arXiv:1608.03983).
 
     >>> [round(cosine(4)(step), 3) for step in (0, 2, 4, 9)]
     [1.0, 0.5, 0.0, 0.0]
@@ -57,11 +58,14 @@ def every_step(step_size: int, gamma: float = 0.1) -> Schedule:
     return lambda step: gamma ** (step // step_size)
 
 
-def polynomial(max_iter: int, power: float = 1.0, end: float = 0.0, cycle: bool = False) -> Schedule:
-    """Return a decay from 1 to `end` at `max_iter` as `(1 - step / max_iter) ** power`; `power=1` is linear.
+def polynomial(
+    max_iter: int, power: float = 1.0, end: float = 0.0, cycle: bool = False
+) -> Schedule:
+    """Return a decay from 1 to `end` at `max_iter` as `(1 - step / max_iter) ** power`; `power=1`
+    is linear.
 
-    After `max_iter` the factor stays at `end`. With `cycle`, the horizon instead grows by `max_iter` each time it is
-    passed.
+    After `max_iter` the factor stays at `end`. With `cycle`, the horizon instead grows by
+    `max_iter` each time it is passed.
 
     >>> [polynomial(4, end=0.5)(step) for step in (0, 2, 4, 9)]
     [1.0, 0.75, 0.5, 0.5]
@@ -70,18 +74,24 @@ def polynomial(max_iter: int, power: float = 1.0, end: float = 0.0, cycle: bool 
     def factor(step: int) -> float:
         horizon = max_iter
         if cycle:
-            # unlike OneFlow's PolynomialLR, which treats iteration 0 as iteration 1 here, this starts at exactly 1
+            # unlike OneFlow's PolynomialLR, which treats iteration 0 as iteration 1 here, this
+            # starts at exactly 1
             horizon = max_iter * max(1, math.ceil(step / max_iter))
         return end + (1.0 - end) * (1.0 - min(step, horizon) / horizon) ** power
 
     return factor
 
 
-def with_warmup(schedule: Schedule, warmup_iter: int, warmup_factor: float, method: str = "linear") -> Schedule:
-    """Return `schedule` with its first `warmup_iter` iterations replaced by a warm-up. The rest is not shifted.
+def with_warmup(
+    schedule: Schedule, warmup_iter: int, warmup_factor: float, method: str = "linear"
+) -> Schedule:
+    """Return `schedule` with its first `warmup_iter` iterations replaced by a warm-up.
 
-    `"linear"` goes from `warmup_factor` to the value of `schedule` at `warmup_iter`, so the curve has no jump.
-    `"constant"` stays at `warmup_factor`. This matches OneFlow's `WarmUpLR(..., warmup_prefix=False)`.
+    The rest is not shifted.
+
+    `"linear"` goes from `warmup_factor` to the value of `schedule` at `warmup_iter`, so the curve
+    has no jump. `"constant"` stays at `warmup_factor`. This matches OneFlow's `WarmUpLR(...,
+    warmup_prefix=False)`.
 
     >>> [with_warmup(constant(), 2, 0.5)(step) for step in (0, 1, 2)]
     [0.5, 0.75, 1.0]
@@ -101,7 +111,9 @@ def with_warmup(schedule: Schedule, warmup_iter: int, warmup_factor: float, meth
 
 
 def held_per_epoch(schedule: Schedule, iters_per_epoch: float) -> Schedule:
-    """Return `schedule` updated only at the first iteration of each epoch. `iters_per_epoch` may be fractional.
+    """Return `schedule` updated only at the first iteration of each epoch.
+
+    `iters_per_epoch` may be fractional.
 
     >>> [held_per_epoch(every_step(1, 0.5), 2)(step) for step in (0, 1, 2, 3)]
     [1.0, 1.0, 0.25, 0.25]
@@ -110,19 +122,25 @@ def held_per_epoch(schedule: Schedule, iters_per_epoch: float) -> Schedule:
     """
 
     def factor(step: int) -> float:
-        epoch = math.ceil((step + 0.5) / iters_per_epoch) - 1  # the last epoch that starts at or before `step`
+        epoch = (
+            math.ceil((step + 0.5) / iters_per_epoch) - 1
+        )  # the last epoch that starts at or before `step`
         return schedule(first_iter(epoch, iters_per_epoch))
 
     return factor
 
 
 def first_iter(epochs: float, iters_per_epoch: float) -> int:
-    """Return the first iteration after `epochs` epochs, rounded to the nearest if a batch spans two epochs."""
+    """Return the first iteration after `epochs` epochs, rounded to the nearest if a batch spans two
+    epochs.
+    """
     return math.floor(epochs * iters_per_epoch + 0.5)
 
 
 def in_sequence(parts: Sequence[tuple[Schedule, int]]) -> Schedule:
-    """Return a sequence of (schedule, length) parts as one schedule. Each part starts at its own iteration 0.
+    """Return a sequence of (schedule, length) parts as one schedule.
+
+    Each part starts at its own iteration 0.
 
     The last part continues without limit.
 

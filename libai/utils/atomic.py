@@ -29,9 +29,9 @@ AnyPath: TypeAlias = "str | os.PathLike[str]"
 def atomic_write_bytes(path: AnyPath, data: bytes) -> None:
     """Replace or create `path` with `data`. The data is on disk when this returns.
 
-    The data is written to a temporary file in the same folder, fsynced and renamed. A reader sees either the old or the
-    new file, even after a crash. The parent folder must exist. On failure, the old file stays and the temporary file is
-    removed.
+    The data is written to a temporary file in the same folder, fsynced and renamed. A reader sees
+    either the old or the new file, even after a crash. The parent folder must exist. On failure,
+    the old file stays and the temporary file is removed.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -56,7 +56,10 @@ def config_of_run(folder: Path) -> Path:
     """Return the config file in the output folder of a run. Raises `UserError` if there is none."""
     file = folder / "config.yaml"
     if not file.is_file():
-        raise UserError(f"{folder} does not contain a run: it has no config.yaml. Give the output folder of a run.")
+        raise UserError(
+            f"{folder} does not contain a run: it has no config.yaml. Give the output folder of a "
+            "run."
+        )
     return file
 
 
@@ -70,7 +73,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def point_link(link: Path, target: Path) -> None:
-    """Atomically make `link` a relative symbolic link to `target`. An existing file that is not a link is kept."""
+    """Atomically make `link` a relative symbolic link to `target`.
+
+    An existing file that is not a link is kept.
+    """
     if link.exists() and not link.is_symlink():
         return
     temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}.tmp")
@@ -99,16 +105,20 @@ def naming(path: AnyPath) -> Iterator[None]:
 
 
 def is_full_disk(error: BaseException | None) -> bool:
-    """Return True if the error or its cause means that a disk is full or a limit on files is reached."""
+    """Return True if the error or its cause means that a disk is full or a limit on files is
+    reached.
+    """
     causes = (error, getattr(error, "__cause__", None))
     return any(getattr(cause, "errno", None) in (*FULL, errno.EMFILE) for cause in causes)
 
 
 def explain_os_error(error: OSError, is_of_user: bool) -> str | None:
-    """Return a message about a full disk, an exhausted limit or an inaccessible file. Returns None for other errors.
+    """Return a message about a full disk, an exhausted limit or an inaccessible file.
 
-    If the error comes from the user's code (`is_of_user`), only a full disk is explained, because the traceback helps
-    more with other errors.
+    Returns None for other errors.
+
+    If the error comes from the user's code (`is_of_user`), only a full disk is explained, because
+    the traceback helps more with other errors.
     """
     path = error.filename2 or error.filename
     remedy = _RAISE.get(error.errno or 0)
@@ -117,11 +127,14 @@ def explain_os_error(error: OSError, is_of_user: bool) -> str | None:
         space = free_space(path) if remedy is None else ""
         remedy = remedy or "Free space there, or set train.output_dir to a folder on another disk"
         return (
-            f"{path} cannot be written: {error.strerror}{space}. {remedy}. Checkpoints that were saved before are "
-            "untouched."
+            f"{path} cannot be written: {error.strerror}{space}. {remedy}. Checkpoints that were "
+            "saved before are untouched."
         )
     if "temporary directory" in str(error):
-        remedy = "Free space in one of them, raise the limit of `ulimit -f`, or set TMPDIR to a writable folder"
+        remedy = (
+            "Free space in one of them, raise the limit of `ulimit -f`, or set TMPDIR to a "
+            "writable folder"
+        )
     elif path:
         remedy = remedy or "Choose a file or folder that you can access (umask, owner, mode)"
     if is_of_user or remedy is None:
@@ -131,7 +144,9 @@ def explain_os_error(error: OSError, is_of_user: bool) -> str | None:
 
 
 def free_space(path: AnyPath) -> str:
-    """Return text such as `, 12 KiB are free there` for the disk of `path`, or "" if the free space is unknown."""
+    """Return text such as `, 12 KiB are free there` for the disk of `path`, or "" if the free space
+    is unknown.
+    """
     folder = Path(path)
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent

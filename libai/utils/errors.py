@@ -10,10 +10,11 @@ EXIT_RESUMABLE = 75
 
 
 class UserError(ValueError):
-    """Raised for a mistake by the user in the config, the arguments, the data or the model contract.
+    """Raised for a mistake by the user in the config, the arguments, the data or the model
+    contract.
 
-    The tools print the message without a traceback and exit with code 2. The message contains the request, the value
-    found, the reason and a remedy.
+    The tools print the message without a traceback and exit with code 2. The message contains the
+    request, the value found, the reason and a remedy.
     """
 
     #: exit code of a process that this error ends
@@ -21,7 +22,10 @@ class UserError(ValueError):
 
 
 class GraphBuildError(UserError):
-    """A model could not be compiled. The message names the user's line, the operation and the usual remedy."""
+    """A model could not be compiled.
+
+    The message names the user's line, the operation and the usual remedy.
+    """
 
     #: true if the error only reports that another rank has failed
     is_consequence = False
@@ -38,15 +42,17 @@ class OutputLostError(OSError):
 
 
 def describe_error(text: str, exit_code: int) -> dict[str, Any]:
-    """Return an error as every command prints it with --json: the message and parts that programs may need.
+    """Return an error as every command prints it with --json: the message and parts that programs
+    may need.
 
-    `key` is the setting or flag, `place` is the file and line, and `fix` is the last sentence. Each is None if the
-    message does not have it.
+    `key` is the setting or flag, `place` is the file and line, and `fix` is the last sentence. Each
+    is None if the message does not have it.
     """
     place = re.match(r"(\S+\.(py|ya?ml)(:\d+)?): ", text)
     before, _, last = text.rpartition(". ")
     key = re.search(
-        r"\b(train|graph|model|optim|dataloader|(lr|momentum)_scheduler)(\.\w+)+|--[a-z][a-z-]*", before or text
+        r"\b(train|graph|model|optim|dataloader|(lr|momentum)_scheduler)(\.\w+)+|--[a-z][a-z-]*",
+        before or text,
     )
     return {
         "error": text,
@@ -67,6 +73,8 @@ def first_line(error: BaseException) -> str:
     """
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     first = text.splitlines()[0].strip() if text else ""
-    if unequal := re.fullmatch(r"\((\S+) vs (\S+)\)", first):  # OneFlow gives no text for this check
+    if unequal := re.fullmatch(
+        r"\((\S+) vs (\S+)\)", first
+    ):  # OneFlow gives no text for this check
         return f"sizes {unequal[1]} and {unequal[2]} do not match"
     return re.sub(r"^Error:\s*", "", first).rstrip(". ") or type(error).__name__

@@ -1,4 +1,5 @@
-"""Allow one job per folder, by a lock that the kernel releases when its process ends for any reason.
+"""Allow one job per folder, by a lock that the kernel releases when its process ends for any
+reason.
 
 `run.lock` stores the process id and host of the holder, for the message to a job that is refused.
 libai/engine/run/run_folder.py handles the contents of the folder.
@@ -29,8 +30,8 @@ class FolderInUseError(UserError):
 class FolderLock:
     """A lock on `folder`, which this process holds from construction to `release`.
 
-    Raises `FolderInUseError` if another process holds the folder. Forked processes do not hold the lock. If the file
-    system does not support locks, nothing is locked.
+    Raises `FolderInUseError` if another process holds the folder. Forked processes do not hold the
+    lock. If the file system does not support locks, nothing is locked.
     """
 
     def __init__(self, folder: Path):
@@ -55,14 +56,17 @@ class FolderLock:
             return
         if read_json(self._path) == self._holder:  # otherwise another job has recreated the folder
             with contextlib.suppress(PermissionError):  # the folder may have become read-only
-                self._path.unlink(missing_ok=True)  # before the release, so that a waiting process sees that it is gone
+                self._path.unlink(
+                    missing_ok=True
+                )  # before the release, so that a waiting process sees that it is gone
         self._lock.release()
 
 
 def find_holder(folder: Path) -> dict[str, Any] | None:
     """Return `{"pid": …, "host": …}` of the process that holds `folder`, or None if it is free.
 
-    The dict is empty if the holder is unknown. The result is also None if the file system does not support locks.
+    The dict is empty if the holder is unknown. The result is also None if the file system does not
+    support locks.
     """
     path = folder / LOCK_FILE
     if not path.exists():  # acquiring the lock would create the file
@@ -78,13 +82,19 @@ def find_holder(folder: Path) -> dict[str, Any] | None:
 
 def describe_holder(folder: Path, holder: dict[str, Any]) -> str:
     """Return the message for a job that is refused."""
-    who = f"process {holder['pid']} on {holder.get('host')}" if "pid" in holder else "another process"
+    who = (
+        f"process {holder['pid']} on {holder.get('host')}" if "pid" in holder else "another process"
+    )
     return (
-        f"train.output_dir={folder} is in use: {who} is training there, and two jobs in one folder would mix their "
-        "checkpoints and metrics. Set train.output_dir to another folder, or wait for (or stop) that job."
+        f"train.output_dir={folder} is in use: {who} is training there, and two jobs in one "
+        "folder would mix their checkpoints and metrics. Set train.output_dir to another folder, "
+        "or wait for (or stop) that job."
     )
 
 
 def _lock_at(path: Path) -> FileLock:
-    """Return a lock that belongs to the process, not a thread. The file of a dead process does not keep it locked."""
+    """Return a lock that belongs to the process, not a thread.
+
+    The file of a dead process does not keep it locked.
+    """
     return FileLock(path, thread_local=False, fallback_to_soft=False)

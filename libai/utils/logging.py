@@ -1,10 +1,13 @@
-"""Set up the logging of a run. Rank 0 logs to the screen and `log.txt`, and other ranks only to `log_rank<k>.txt`.
+"""Set up the logging of a run.
 
-A record can have another text on the screen: `logger.info(text, extra={"screen": "shorter"})`. With "", the screen does
-not show it. A quiet screen shows warnings, errors, and records with `extra={"is_result": True}`.
+Rank 0 logs to the screen and `log.txt`, and other ranks only to `log_rank<k>.txt`.
 
-Modules log through `logging.getLogger("libai.<package>")`, and the engine through `engine_logger`. Only the program
-calls `setup_logging`.
+A record can have another text on the screen: `logger.info(text, extra={"screen": "shorter"})`. With
+"", the screen does not show it. A quiet screen shows warnings, errors, and records with
+`extra={"is_result": True}`.
+
+Modules log through `logging.getLogger("libai.<package>")`, and the engine through `engine_logger`.
+Only the program calls `setup_logging`.
 """
 
 from __future__ import annotations
@@ -23,13 +26,16 @@ from libai.utils.screen import coloured, say
 
 _FILE_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 _warned: set[str] = set()
-#: logger of the engine, whose ranks have the same to say: it logs on rank 0, and errors on every rank
+#: logger of the engine, whose ranks have the same to say: it logs on rank 0, and errors on every
+#: rank
 engine_logger = logging.getLogger("libai.engine")
 engine_logger.addFilter(lambda record: record.levelno >= logging.ERROR or is_main_process())
 
 
 class _ScreenFormatter(logging.Formatter):
-    """Format a record as its message or its text for the screen, with the level in front of warnings and errors."""
+    """Format a record as its message or its text for the screen, with the level in front of
+    warnings and errors.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         text = getattr(record, "screen", None) or super().format(record)
@@ -47,7 +53,11 @@ class _ScreenHandler(logging.StreamHandler):
         self.is_quiet = is_quiet
         self.addFilter(lambda record: getattr(record, "screen", None) != "")
         if is_quiet:
-            self.addFilter(lambda record: record.levelno >= logging.WARNING or getattr(record, "is_result", False))
+            self.addFilter(
+                lambda record: (
+                    record.levelno >= logging.WARNING or getattr(record, "is_result", False)
+                )
+            )
 
     @property
     def stream(self) -> TextIO:
@@ -55,13 +65,20 @@ class _ScreenHandler(logging.StreamHandler):
         return sys.stdout
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Stop writing to a standard output that cannot be written, such as a closed pipe (`| head`) or a full disk."""
+        """Stop writing to a standard output that cannot be written, such as a closed pipe (`|
+        head`) or a full disk.
+        """
         error = _detach_if_unwritable(self, record)
         if error is None:
             return
         with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # output flushed at exit must not fail again
-        say(f"warning: standard output cannot be written ({error.strerror}); the run continues without it.")
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # output flushed at exit must not fail again
+        say(
+            f"warning: standard output cannot be written ({error.strerror}); the run continues "
+            "without it."
+        )
 
 
 class _LogFile(logging.FileHandler):
@@ -73,7 +90,10 @@ class _LogFile(logging.FileHandler):
             return
         self.close()
         space = free_space(self.baseFilename) if is_full_disk(error) else ""
-        say(f"warning: {self.baseFilename} cannot be written: {error.strerror}{space}. The run continues without it.")
+        say(
+            f"warning: {self.baseFilename} cannot be written: {error.strerror}{space}. The run "
+            "continues without it."
+        )
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # closing tries again to write the remaining text
@@ -97,14 +117,13 @@ def setup_logging(
 ) -> logging.Logger:
     """Set up the logger "libai" for this rank and return it.
 
-    Files are appended to, so a resumed run continues its log. Another call, for example with a new folder or level,
-    replaces the handlers of the earlier call.
+    Files are appended to, so a resumed run continues its log. Another call, for example with a new
+    folder or level, replaces the handlers of the earlier call.
 
-    Args:
-        output_dir: folder of the log files. None logs to the screen only.
-        level: lowest level that is logged.
-        holds_files: do not touch files yet. Records are kept in memory until `open_log_files` writes them.
-        quiet: show only warnings, errors and results on the screen. The files get everything.
+    Args: output_dir: folder of the log files. None logs to the screen only. level: lowest level
+        that is logged. holds_files: do not touch files yet. Records are kept in memory until
+        `open_log_files` writes them. quiet: show only warnings, errors and results on the screen.
+        The files get everything.
     """
     rank = get_rank()
     reset_logging()
@@ -114,20 +133,29 @@ def setup_logging(
     if rank == 0:
         _attach(logger, _ScreenHandler(quiet))
     else:
-        _attach(logger, logging.NullHandler())  # without a handler, Python would print this rank's warnings
+        _attach(
+            logger, logging.NullHandler()
+        )  # without a handler, Python would print this rank's warnings
     if output_dir is not None:
         name = "log.txt" if rank == 0 else f"log_rank{rank}.txt"
         file = _LogFile(Path(output_dir).absolute() / name, encoding="utf-8", delay=True)
         world = get_world_size()
-        file.setFormatter(logging.Formatter(_FILE_FORMAT if rank == 0 else f"[{rank}/{world}] {_FILE_FORMAT}"))
-        _attach(logger, _HeldRecords(sys.maxsize, flushLevel=sys.maxsize, target=file, flushOnClose=False))
+        file.setFormatter(
+            logging.Formatter(_FILE_FORMAT if rank == 0 else f"[{rank}/{world}] {_FILE_FORMAT}")
+        )
+        _attach(
+            logger,
+            _HeldRecords(sys.maxsize, flushLevel=sys.maxsize, target=file, flushOnClose=False),
+        )
         if not holds_files:
             open_log_files()
     return logger
 
 
 def open_log_files() -> None:
-    """Write all records since `setup_logging(…, holds_files=True)` to the log file, and write later ones directly."""
+    """Write all records since `setup_logging(…, holds_files=True)` to the log file, and write later
+    ones directly.
+    """
     for handler in logging.getLogger("libai").handlers:
         if isinstance(handler, MemoryHandler) and isinstance(handler.target, _LogFile):
             Path(handler.target.baseFilename).parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +165,9 @@ def open_log_files() -> None:
 
 def is_quiet() -> bool:
     """Return True if `setup_logging` was called with `quiet=True`."""
-    return any(getattr(handler, "is_quiet", False) for handler in logging.getLogger("libai").handlers)
+    return any(
+        getattr(handler, "is_quiet", False) for handler in logging.getLogger("libai").handlers
+    )
 
 
 def reset_logging() -> None:
@@ -152,7 +182,8 @@ def reset_logging() -> None:
 
 
 def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
-    handler.of_libai = True  # type: ignore[attr-defined]  # the user's handlers must survive a second set-up
+    # the user's handlers must survive a second set-up
+    handler.of_libai = True  # type: ignore[attr-defined]
     logger.addHandler(handler)
 
 

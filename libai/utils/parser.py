@@ -18,18 +18,26 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         filled = []
         for part in paragraphs:
             keeps_lines = "\n " in part or part.startswith(" ")
-            filled.append(part if keeps_lines else textwrap.fill(part, width, break_on_hyphens=False))
+            filled.append(
+                part if keeps_lines else textwrap.fill(part, width, break_on_hyphens=False)
+            )
         return "\n\n".join(filled)
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` without abbreviations. Mistakes raise `UserError` with the nearest flag."""
+    """An `ArgumentParser` without abbreviations.
+
+    Mistakes raise `UserError` with the nearest flag.
+    """
 
     def __init__(self, **options):
         super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
 
     def add_argument(self, *names, **options) -> argparse.Action:
-        """Add an argument as argparse does. An optional positional argument is not reported as required."""
+        """Add an argument as argparse does.
+
+        An optional positional argument is not reported as required.
+        """
         if options.get("nargs") == "*" and not names[0].startswith("-"):
             options.setdefault("default", [])
         return super().add_argument(*names, **options)
@@ -38,7 +46,9 @@ class Parser(argparse.ArgumentParser):
     def flags(self) -> list[str]:
         """Long flags that are shown in the help."""
         actions = [action for action in self._actions if action.help != argparse.SUPPRESS]
-        return [flag for action in actions for flag in action.option_strings if flag.startswith("--")]
+        return [
+            flag for action in actions for flag in action.option_strings if flag.startswith("--")
+        ]
 
     def error(self, message: str) -> NoReturn:
         """Raise `UserError` with the message, and with the nearest flag if a flag is unknown."""

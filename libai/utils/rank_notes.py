@@ -1,8 +1,9 @@
-"""Share the state of a rank with the processes that watch it, as a few numbers in a memory-mapped file.
+"""Share the state of a rank with the processes that watch it, as a few numbers in a memory-mapped
+file.
 
-The launcher creates a folder with one such file per rank. Writing a number needs neither a system call nor disk space.
-Uses only the standard library. libai/launch/rank.py and libai/launch/supervisor.py watch the ranks, and
-libai/launch/guard.py records their errors.
+The launcher creates a folder with one such file per rank. Writing a number needs neither a system
+call nor disk space. Uses only the standard library. libai/launch/rank.py and
+libai/launch/supervisor.py watch the ranks, and libai/launch/guard.py records their errors.
 """
 
 from __future__ import annotations
@@ -22,18 +23,21 @@ NOTES_VARIABLE = "LIBAI_NOTES"
 LOCAL_RANKS_VARIABLE = "LIBAI_LOCAL_RANKS"
 #: name of the file in that folder to which rank 0 writes the run's output folder
 OUTPUT_DIR = "output_dir"
-#: start time of the launcher in seconds since 1970, used for `${now:...}` on every rank, also after a restart
+#: start time of the launcher in seconds since 1970, used for `${now:...}` on every rank, also after
+#: a restart
 START_VARIABLE = "LIBAI_START_TIME"
-#: variables that make a process a rank: with them, `import oneflow` waits for the other ranks of the job
+#: variables that make a process a rank: with them, `import oneflow` waits for the other ranks of
+#: the job
 RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 
-#: variables and defaults in seconds for the longest time without progress: before and after the first iteration,
-#: and during the rendezvous
+#: variables and defaults in seconds for the longest time without progress: before and after the
+#: first iteration, and during the rendezvous
 START_LIMIT, STEP_LIMIT = "LIBAI_START_TIMEOUT", "LIBAI_STEP_TIMEOUT"
 DEFAULT_START_SECONDS = DEFAULT_STEP_SECONDS = 1800.0
 DEFAULT_MEETING_SECONDS = 120.0
 
-#: parts of lines that oneflow 0.9.0 writes to stderr and that do not help users, such as those about a missing GPU
+#: parts of lines that oneflow 0.9.0 writes to stderr and that do not help users, such as those
+#: about a missing GPU
 HARMLESS = (
     b"libibverbs not available",
     b"CUDA driver version is insufficient",
@@ -46,7 +50,9 @@ HARMLESS = (
 
 def drop_harmless(text: bytes) -> bytes:
     """Return `text` without harmless lines."""
-    return b"".join(line for line in text.splitlines(keepends=True) if not any(h in line for h in HARMLESS))
+    return b"".join(
+        line for line in text.splitlines(keepends=True) if not any(h in line for h in HARMLESS)
+    )
 
 
 def world_size() -> int:
@@ -64,24 +70,36 @@ def environment_of_no_rank() -> dict[str, str]:
 
 
 def read_limit(name: str, default: float) -> float:
-    """Return the seconds of START_LIMIT or STEP_LIMIT. 0 means no limit. Raises `UserError` for an invalid number."""
+    """Return the seconds of START_LIMIT or STEP_LIMIT. 0 means no limit.
+
+    Raises `UserError` for an invalid number.
+    """
     text = os.environ.get(name) or str(default)
     with contextlib.suppress(ValueError):
         if 0 <= float(text) < float("inf"):
             return float(text)
-    raise UserError(f"{name} is {text!r}; it must be a number of seconds, or 0 to wait without limit.")
+    raise UserError(
+        f"{name} is {text!r}; it must be a number of seconds, or 0 to wait without limit."
+    )
 
 
-# ------------------------------------------------------------------------------------------------ the numbers
+# ----------------------------------------------------------------------------------------------
+# the numbers
 
 
 class RankState(ctypes.Structure):
-    """State of a rank. The rank writes the fields up to `code`, and the process that watches it writes the others."""
+    """State of a rank.
+
+    The rank writes the fields up to `code`, and the process that watches it writes the others.
+    """
 
     _fields_ = (
         ("pid", ctypes.c_int64),  # 0 until the rank can be asked for its stacks
         ("beats", ctypes.c_int64),  # counts signs of progress
-        ("limit", ctypes.c_double),  # seconds without a beat after which it counts as hung; 0: no limit
+        (
+            "limit",
+            ctypes.c_double,
+        ),  # seconds without a beat after which it counts as hung; 0: no limit
         ("iteration", ctypes.c_int64),  # number of completed iterations
         ("saved", ctypes.c_int64),  # number of iterations in its newest checkpoint
         ("phase", ctypes.c_char * 160),  # current phase
@@ -91,7 +109,10 @@ class RankState(ctypes.Structure):
         ("ended_at", ctypes.c_double),  # time in seconds since 1970; 0 while it runs
         ("status", ctypes.c_int64),  # exit code, or minus the signal that ended it
         ("hung_seconds", ctypes.c_double),  # if it was ended because it hung: the limit in seconds
-        ("open_line", ctypes.c_int64),  # unfinished line on the terminal: 1 the launcher's, -1 the rank's, 0 none
+        (
+            "open_line",
+            ctypes.c_int64,
+        ),  # unfinished line on the terminal: 1 the launcher's, -1 the rank's, 0 none
     )
 
 
@@ -108,7 +129,10 @@ def open_state(folder: str, rank: int) -> RankState:
 
 
 class _Own:
-    """State and phases of this process. Without the launcher, the state is not shared. The current phase is last."""
+    """State and phases of this process.
+
+    Without the launcher, the state is not shared. The current phase is last.
+    """
 
     folder: str | None = None
     state = RankState()
@@ -120,13 +144,17 @@ class _Own:
 def begin_rank(state: RankState, is_training: bool) -> None:
     """Make this process the rank that `state` describes."""
     _Own.folder, _Own.state = os.environ[NOTES_VARIABLE], state
-    state.limit = _Own.limit = read_limit(START_LIMIT, DEFAULT_START_SECONDS) if is_training else 0.0
+    state.limit = _Own.limit = (
+        read_limit(START_LIMIT, DEFAULT_START_SECONDS) if is_training else 0.0
+    )
     state.phase = b"import"
     state.pid = os.getpid()
 
 
 def own_folder() -> Path | None:
-    """Return the launcher's folder of notes, or None if no launcher started this process as a rank."""
+    """Return the launcher's folder of notes, or None if no launcher started this process as a
+    rank.
+    """
     if _Own.folder is None or _Own.state.pid != os.getpid():
         return None
     return Path(_Own.folder)
@@ -137,16 +165,19 @@ def own_state() -> RankState:
     return _Own.state
 
 
-# ------------------------------------------------------------------------------------------------ progress
+# ----------------------------------------------------------------------------------------------
+# progress
 
 
 @contextlib.contextmanager
 def phase(name: str, start_seconds: float = DEFAULT_START_SECONDS) -> Iterator[None]:
-    """Set the phase of this process ("build", "compile", "save" …) while the block runs. Also works as a decorator.
+    """Set the phase of this process ("build", "compile", "save" …) while the block runs.
 
-    In a phase, a rank must make progress. It must call `note_progress` within LIBAI_START_TIMEOUT seconds (default
-    `start_seconds`) before the first iteration, and within LIBAI_STEP_TIMEOUT seconds after it. An exception gets the
-    innermost phase that it left as `left_phase`.
+    Also works as a decorator.
+
+    In a phase, a rank must make progress. It must call `note_progress` within LIBAI_START_TIMEOUT
+    seconds (default `start_seconds`) before the first iteration, and within LIBAI_STEP_TIMEOUT
+    seconds after it. An exception gets the innermost phase that it left as `left_phase`.
     """
     before, limit = _Own.phases, _Own.state.limit
     _set_phases((*before, name))
@@ -189,15 +220,21 @@ def note_progress(iteration: int | None = None) -> None:
 
 
 def own_progress() -> tuple[str, int]:
-    """Return the phase of this process and the number of completed iterations, without waiting for the device."""
+    """Return the phase of this process and the number of completed iterations, without waiting for
+    the device.
+    """
     return (_Own.phases or ("",))[-1], _Own.state.iteration
 
 
-# -------------------------------------------------------------------------------------------------- stderr
+# ----------------------------------------------------------------------------------------------
+# stderr
 
 
 def write_stderr(text: bytes) -> None:
-    """Write to the file descriptor of stderr. Does nothing if it is closed or full, or if nobody reads it."""
+    """Write to the file descriptor of stderr.
+
+    Does nothing if it is closed or full, or if nobody reads it.
+    """
     with contextlib.suppress(OSError):
         while text:
             text = text[os.write(2, text) :]
@@ -208,7 +245,10 @@ class _Hiding:
 
 
 def hide_harmless_lines() -> None:
-    """Enable `without_harmless_lines` in this process. It has no effect in a process started by a launcher."""
+    """Enable `without_harmless_lines` in this process.
+
+    It has no effect in a process started by a launcher.
+    """
     _Hiding.is_on = True
 
 
@@ -216,10 +256,14 @@ def hide_harmless_lines() -> None:
 def without_harmless_lines() -> Iterator[None]:
     """Remove harmless lines from the stderr of the block, in commands and notebooks.
 
-    libai's launcher removes them from the stderr of its ranks. Ranks of other launchers keep all lines, because their
-    last output matters if native code ends them.
+    libai's launcher removes them from the stderr of its ranks. Ranks of other launchers keep all
+    lines, because their last output matters if native code ends them.
     """
-    if world_size() > 1 or own_folder() is not None or not (_Hiding.is_on or "ipykernel" in sys.modules):
+    if (
+        world_size() > 1
+        or own_folder() is not None
+        or not (_Hiding.is_on or "ipykernel" in sys.modules)
+    ):
         yield
         return
     sys.stderr.flush()

@@ -19,19 +19,27 @@ _COLOURS = {"warning": 33, "error": 31, "critical": 31}
 def is_terminal(stream: TextIO) -> bool:
     """Return True if `stream` is a terminal that a person reads.
 
-    `!command` in a notebook has a terminal too, but the notebook stores its output, so it does not count.
+    `!command` in a notebook has a terminal too, but the notebook stores its output, so it does not
+    count.
     """
     return stream.isatty() and "JPY_PARENT_PID" not in os.environ
 
 
 def coloured(level: str, stream: TextIO) -> str:
-    """Return `level` in its colour ("warning" yellow, "error" red), or plain without a terminal or with NO_COLOR."""
-    shows = is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    """Return `level` in its colour ("warning" yellow, "error" red), or plain without a terminal or
+    with NO_COLOR.
+    """
+    shows = (
+        is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
     return f"\x1b[{_COLOURS[level]}m{level}\x1b[0m" if shows and level in _COLOURS else level
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Write a message to stderr and colour a leading level. On a terminal, the message replaces an unfinished line."""
+    """Write a message to stderr and colour a leading level.
+
+    On a terminal, the message replaces an unfinished line.
+    """
     level, colon, rest = text.partition(": ")
     if colon and level in _COLOURS:
         text = f"{coloured(level, sys.stderr)}: {rest}"
@@ -43,13 +51,18 @@ def say(text: str, end: str = "\n") -> None:
 def say_error(text: str, exit_code: int) -> None:
     """Write an error to stderr, or as JSON to stdout if the command has --json."""
     if "--json" in sys.argv:
-        print(json.dumps(describe_error(text.removeprefix("error: "), exit_code), indent=1), flush=True)
+        print(
+            json.dumps(describe_error(text.removeprefix("error: "), exit_code), indent=1),
+            flush=True,
+        )
     else:
         say(text)
 
 
 def format_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Format rows as columns of text, each as wide as its longest cell. `right` lists the right-aligned columns.
+    """Format rows as columns of text, each as wide as its longest cell.
+
+    `right` lists the right-aligned columns.
 
     >>> print(format_table([["name", "size"], ["weight", "12"]], right=[1]))
     name    size

@@ -1,4 +1,5 @@
-"""Check the sizes of models and layers before OneFlow uses them, format sizes in bytes, and split lists into buckets.
+"""Check the sizes of models and layers before OneFlow uses them, format sizes in bytes, and split
+lists into buckets.
 
 OneFlow 0.9.0 ends the process (SIGABRT) if a layer is initialized with a negative size.
 """
@@ -28,19 +29,29 @@ def check_sizes(**sizes) -> None:
     for name, value in sizes.items():
         is_list = isinstance(value, (list, tuple))
         if not all(map(is_size, value)) if is_list else not is_size(value):
-            wanted = "each must be a whole number >= 1" if is_list else "a size must be a whole number >= 1"
+            wanted = (
+                "each must be a whole number >= 1"
+                if is_list
+                else "a size must be a whole number >= 1"
+            )
             raise UserError(f"{name}={list(value) if is_list else value!r}: {wanted}.")
 
 
 def check_rate(**rates) -> None:
     """Raise `UserError` for the first rate that is not a finite number above 0."""
     for name, value in rates.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 < value < float("inf")
+        ):
             raise UserError(f"{name}={value!r}: it must be a number > 0.")
 
 
 def available_bytes() -> int | None:
-    """Return the memory available for new allocations on this machine in bytes, or None if it is unknown."""
+    """Return the memory available for new allocations on this machine in bytes, or None if it is
+    unknown.
+    """
     try:
         with open("/proc/meminfo", encoding="ascii", errors="replace") as file:
             fields = dict(line.split(":", 1) for line in file)
@@ -64,7 +75,9 @@ def format_bytes(size: float) -> str:
 def cut_into_buckets(
     items: Iterable[T], kind_of: Callable[[T], Any], size_of: Callable[[T], int], max_size: int
 ) -> list[list[T]]:
-    """Split `items` into buckets, in order. The items of a bucket have the same kind and a total size up to `max_size`.
+    """Split `items` into buckets, in order.
+
+    The items of a bucket have the same kind and a total size up to `max_size`.
 
     A larger item gets its own bucket.
     """

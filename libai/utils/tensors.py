@@ -1,4 +1,6 @@
-"""Work around quirks of OneFlow 0.9.0 tensors, and handle tensors in nested dicts, lists and tuples."""
+"""Work around quirks of OneFlow 0.9.0 tensors, and handle tensors in nested dicts, lists and
+tuples.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ def is_on_cpu(x: flow.Tensor) -> bool:
 def detached(tensor: flow.Tensor) -> flow.Tensor:
     """Return `tensor.detach()`, but with correct views and reshapes.
 
-    In OneFlow 0.9.0, a detached view loses its `storage_offset`, which becomes 0. Its own values are right, but any
-    view of it, such as those made by `reshape` and `stack`, reads from the start of the storage. The same happens if
-    `grad` is set to a view. This function therefore copies a view before detaching it.
+    In OneFlow 0.9.0, a detached view loses its `storage_offset`, which becomes 0. Its own values
+    are right, but any view of it, such as those made by `reshape` and `stack`, reads from the start
+    of the storage. The same happens if `grad` is set to a view. This function therefore copies a
+    view before detaching it.
     """
     if tensor.is_local and not tensor.is_lazy and tensor.storage_offset():
         tensor = tensor.clone()
@@ -44,11 +47,15 @@ def full_tensor(tensor: flow.Tensor) -> flow.Tensor:
     if not tensor.is_global:
         return tensor.clone()
     everyone = flow.placement.all(tensor.placement.type)
-    return replicated(tensor).to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().clone()
+    return (
+        replicated(tensor).to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().clone()
+    )
 
 
 def overwrite(tensor: flow.Tensor, value: flow.Tensor) -> None:
-    """Write `value`, an equally laid out tensor, into `tensor` without the copy of `value` that `copy_` makes."""
+    """Write `value`, an equally laid out tensor, into `tensor` without the copy of `value` that
+    `copy_` makes.
+    """
     if tensor.is_global or not tensor.is_contiguous() or not value.is_contiguous():
         tensor.copy_(value)
     else:
@@ -61,16 +68,23 @@ def local_part(tensor: flow.Tensor) -> flow.Tensor:
 
 
 def part_here(tensor: flow.Tensor) -> flow.Tensor | None:
-    """Return this rank's part of a tensor, which shares its memory, or None on a rank without one. Not collective."""
+    """Return this rank's part of a tensor, which shares its memory, or None on a rank without one.
+
+    Not collective.
+    """
     if not tensor.is_global:
         return tensor
     return tensor.to_local() if get_rank() in np.ravel(tensor.placement.ranks) else None
 
 
 def memory_of(tensor: flow.Tensor) -> tuple[int, int]:
-    """Return the first address of this rank's part of a tensor on CPU, and the address after its last byte."""
+    """Return the first address of this rank's part of a tensor on CPU, and the address after its
+    last byte.
+    """
     part = part_here(tensor)
-    if part is None or part.dtype == flow.bfloat16 or not is_on_cpu(part):  # no NumPy array shares their memory
+    if (
+        part is None or part.dtype == flow.bfloat16 or not is_on_cpu(part)
+    ):  # no NumPy array shares their memory
         return id(tensor), id(tensor)
     return np.byte_bounds(part.numpy())
 
@@ -78,9 +92,9 @@ def memory_of(tensor: flow.Tensor) -> tuple[int, int]:
 def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
     """Copy small tensors to the host, with one transfer per dtype and placement.
 
-    Concatenating them first makes this cheap: 8 scalars took 0.28 ms, against 1.3 ms one by one (oneflow 0.9.0 on CPU).
-    On a GPU, each transfer synchronizes. Returns 1-D float64 arrays (a 0-dim tensor gives one element). Collective for
-    global tensors.
+    Concatenating them first makes this cheap: 8 scalars took 0.28 ms, against 1.3 ms one by one
+    (oneflow 0.9.0 on CPU). On a GPU, each transfer synchronizes. Returns 1-D float64 arrays (a
+    0-dim tensor gives one element). Collective for global tensors.
     """
     groups = defaultdict(list)
     for index, tensor in enumerate(tensors):
@@ -95,7 +109,11 @@ def fetch_scalars(tensors: Sequence[flow.Tensor]) -> list[np.ndarray]:
             joined = flow.stack(parts)
         else:
             joined = flow.cat([part.reshape(-1) for part in parts])
-        if joined.dtype in (flow.float16, flow.bfloat16, flow.bool):  # NumPy does not support bfloat16, nor `cat` bool
+        if joined.dtype in (
+            flow.float16,
+            flow.bfloat16,
+            flow.bool,
+        ):  # NumPy does not support bfloat16, nor `cat` bool
             joined = joined.to(flow.float32)
         if joined.is_global:
             joined = full_tensor(joined)
@@ -110,7 +128,8 @@ def clear_gradients(model: flow.nn.Module) -> None:
     """Set every gradient to None.
 
     A parameter with a gradient at the time of compiling a graph is left out of every update
-    (docs/dev/oneflow.md#eager-gradients-at-compile-time). Tracing the graph also leaves lazy gradients behind.
+    (docs/dev/oneflow.md#eager-gradients-at-compile-time). Tracing the graph also leaves lazy
+    gradients behind.
     """
     for parameter in model.parameters():
         parameter.grad = None
@@ -128,12 +147,16 @@ class _LeftToOthers:
 
 
 @contextmanager
-def saved_tensor_hooks(pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any], flow.Tensor]) -> Iterator[None]:
-    """Make operations in the block save `pack(tensor)` for the backward pass, which calls `unpack` on the saved value.
+def saved_tensor_hooks(
+    pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any], flow.Tensor]
+) -> Iterator[None]:
+    """Make operations in the block save `pack(tensor)` for the backward pass, which calls `unpack`
+    on the saved value.
 
-    If `pack` returns a tensor unchanged, the tensor is passed to the enclosing hooks. OneFlow 0.9.0 itself calls only
-    the innermost hooks, and never frees the result of a hook. OneFlow therefore gets only a number, and the values are
-    in `saved_values`, which must be cleared after the backward pass.
+    If `pack` returns a tensor unchanged, the tensor is passed to the enclosing hooks. OneFlow 0.9.0
+    itself calls only the innermost hooks, and never frees the result of a hook. OneFlow therefore
+    gets only a number, and the values are in `saved_values`, which must be cleared after the
+    backward pass.
     """
     others = _around[-1] if _around else None
 
@@ -150,7 +173,11 @@ def saved_tensor_hooks(pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any
         return _LeftToOthers(others[0](tensor)) if others and packed is tensor else packed
 
     def unpack_or_pass(packed) -> flow.Tensor:
-        return others[1](packed.packed) if others and isinstance(packed, _LeftToOthers) else unpack(packed)
+        return (
+            others[1](packed.packed)
+            if others and isinstance(packed, _LeftToOthers)
+            else unpack(packed)
+        )
 
     _around.append((pack_or_pass, unpack_or_pass))
     try:
@@ -161,7 +188,10 @@ def saved_tensor_hooks(pack: Callable[[flow.Tensor], Any], unpack: Callable[[Any
 
 
 def digest_of(values: Any) -> int:
-    """Return a checksum of all arrays and tensors in nested dicts, lists and tuples. Equal values give equal sums."""
+    """Return a checksum of all arrays and tensors in nested dicts, lists and tuples.
+
+    Equal values give equal sums.
+    """
     if isinstance(values, Mapping):
         values = list(values.values())
     if isinstance(values, (list, tuple)):
@@ -171,25 +201,40 @@ def digest_of(values: Any) -> int:
 
 
 def map_tensors(value: Any, change: Callable[[flow.Tensor], Any]) -> Any:
-    """Apply `change` to every tensor in nested dicts, lists and tuples. Other values are returned unchanged."""
+    """Apply `change` to every tensor in nested dicts, lists and tuples.
+
+    Other values are returned unchanged.
+    """
     if isinstance(value, flow.Tensor):
         return change(value)
     if isinstance(value, dict):
         changed = {}
-        for key, item in value.items():  # without a call for each tensor, because this runs in every compiled step
-            changed[key] = change(item) if isinstance(item, flow.Tensor) else map_tensors(item, change)
+        for (
+            key,
+            item,
+        ) in (
+            value.items()
+        ):  # without a call for each tensor, because this runs in every compiled step
+            changed[key] = (
+                change(item) if isinstance(item, flow.Tensor) else map_tensors(item, change)
+            )
         return changed
     if isinstance(value, (list, tuple)):
         items = []
         for item in value:
-            items.append(change(item) if isinstance(item, flow.Tensor) else map_tensors(item, change))
+            items.append(
+                change(item) if isinstance(item, flow.Tensor) else map_tensors(item, change)
+            )
         # A named tuple takes its items as separate arguments.
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
 def tensors_in(value: Any) -> list[flow.Tensor]:
-    """Return every tensor in `value`, in order. The loop is not recursive because it runs in every compiled step."""
+    """Return every tensor in `value`, in order.
+
+    The loop is not recursive because it runs in every compiled step.
+    """
     found = []
     waiting = [value]
     while waiting:

@@ -16,17 +16,15 @@ from libai.utils.errors import UserError
 class AlexNet(nn.Module):
     """An image classifier of five convolutions and three dense layers.
 
-    Args:
-        image_size: height and width in pixels, a multiple of 8 because three poolings halve it.
-        num_channels: channels of the images.
-        num_classes: number of labels.
-        width: channels of the first convolution (64 in the paper); the other convolutions scale with it.
-        hidden_size: units of the two dense layers (4096 in the paper).
-        dropout: dropout probability before each dense layer.
+    Args: image_size: height and width in pixels, a multiple of 8 because three poolings halve it.
+        num_channels: channels of the images. num_classes: number of labels. width: channels of the
+        first convolution (64 in the paper); the other convolutions scale with it. hidden_size:
+        units of the two dense layers (4096 in the paper). dropout: dropout probability before each
+        dense layer.
     """
 
-    #: Sharding plan. The dense layers hold most of the weights: the first is split along its outputs, the second along
-    #: its inputs.
+    #: Sharding plan. The dense layers hold most of the weights: the first is split along its
+    #: outputs, the second along its inputs.
     plan = {
         "split": {"classifier.1.weight": 0, "classifier.1.bias": 0, "classifier.4.weight": 1},
         "blocks": "features",
@@ -44,8 +42,8 @@ class AlexNet(nn.Module):
         super().__init__()
         if image_size % 8:
             raise UserError(
-                f"image_size={image_size} is not a multiple of 8, so three poolings cannot halve it. "
-                f"Resize the images to {(image_size // 8 + 1) * 8}."
+                f"image_size={image_size} is not a multiple of 8, so three poolings cannot halve "
+                f"it. Resize the images to {(image_size // 8 + 1) * 8}."
             )
         channels = [num_channels, width, width * 3, width * 6, width * 4, width * 4]
         pooled_after = (0, 1, 4)
@@ -67,8 +65,13 @@ class AlexNet(nn.Module):
         init_weights(self, he_std)
 
     def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """Classify `images`, (batch, channels, image_size, image_size) float32. `labels`: (batch,) int64."""
+        """Classify `images`, (batch, channels, image_size, image_size) float32.
+
+        `labels`: (batch,) int64.
+        """
         x = images
         for layer in self.features:
             x = layer(x)
-        return classification_outputs(self.head(self.classifier(x.flatten(1))), labels, self.training)
+        return classification_outputs(
+            self.head(self.classifier(x.flatten(1))), labels, self.training
+        )

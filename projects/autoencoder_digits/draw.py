@@ -1,6 +1,8 @@
-"""Draw digits and their reconstructions as text: `python projects/autoencoder_digits/draw.py CHECKPOINT [COUNT]`.
+"""Draw digits and their reconstructions as text: `python projects/autoencoder_digits/draw.py
+CHECKPOINT [COUNT]`.
 
-The file shows how to use a trained model in your own program: build the module, copy the weights into it, and call it.
+The file shows how to use a trained model in your own program: build the module, copy the weights
+into it, and call it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def draw(image: np.ndarray) -> list[str]:
 
 
 def main(path: str, count: int = 3) -> None:
-    """Print the first `count` validation images, each next to its reconstruction by the model in checkpoint `path`."""
+    """Print the first `count` validation images, each next to its reconstruction by the model in
+    checkpoint `path`.
+    """
     import oneflow as flow
 
     config = LazyConfig.load(str(Path(__file__).with_name("config.py")))

@@ -34,7 +34,9 @@ class ConvNeXtBlock(nn.Module):
 
 
 class Downsampling(nn.Module):
-    """Merge each 2 x 2 block of positions into one, as a 2 x 2 convolution with stride 2, by a single matmul."""
+    """Merge each 2 x 2 block of positions into one, as a 2 x 2 convolution with stride 2, by a
+    single matmul.
+    """
 
     def __init__(self, num_in: int, num_out: int):
         super().__init__()
@@ -45,22 +47,23 @@ class Downsampling(nn.Module):
         """Map (batch, height, width, num_in) to (batch, height / 2, width / 2, num_out)."""
         batch, height, width, channels = x.shape
         x = self.norm(x).reshape(batch, height // 2, 2, width // 2, 2, channels)
-        return self.projection(x.permute(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, 4 * channels))
+        return self.projection(
+            x.permute(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, 4 * channels)
+        )
 
 
 class ConvNeXt(ImageClassifier):
     """A classifier of square images.
 
-    Args:
-        image_size, patch_size: height and width in pixels; patches tile the image, and each later stage halves the map.
-        num_channels: channels of the images.
-        num_classes: number of labels.
-        widths, blocks_per_stage: channels and number of blocks of each stage.
-        layer_scale: initial value of the learned factors of the branches.
-        drop_path: probability of skipping the branch of the last block; it rises linearly from 0 in the first block.
+    Args: image_size, patch_size: height and width in pixels; patches tile the image, and each later
+        stage halves the map. num_channels: channels of the images. num_classes: number of labels.
+        widths, blocks_per_stage: channels and number of blocks of each stage. layer_scale: initial
+        value of the learned factors of the branches. drop_path: probability of skipping the branch
+        of the last block; it rises linearly from 0 in the first block.
     """
 
-    #: Sharding plan: the axis on which each weight is split, and the blocks at which pipeline stages can begin.
+    #: Sharding plan: the axis on which each weight is split, and the blocks at which pipeline
+    #: stages can begin.
     plan = {
         "split": {f"blocks.*.{name}": axis for name, axis in MLP_SPLIT.items()},
         "blocks": "blocks",
@@ -83,8 +86,9 @@ class ConvNeXt(ImageClassifier):
         halvings = len(widths) - 1
         if len(widths) != len(blocks_per_stage) or image_size // patch_size % 2**halvings:
             raise UserError(
-                f"widths={list(widths)} and blocks_per_stage={list(blocks_per_stage)} must have one number for each "
-                f"stage, and image_size / patch_size={image_size // patch_size} must be a multiple of {2**halvings}, "
+                f"widths={list(widths)} and blocks_per_stage={list(blocks_per_stage)} must have "
+                "one number for each stage, and image_size / "
+                f"patch_size={image_size // patch_size} must be a multiple of {2**halvings}, "
                 "because each stage but the first halves the map."
             )
         self.image_size = image_size
@@ -103,7 +107,9 @@ class ConvNeXt(ImageClassifier):
         init_weights(self, fan_in_std(sum(blocks_per_stage), RESIDUAL_PROJECTIONS))
         for module in self.modules():
             if isinstance(module, LayerScale):
-                module.weight.data.fill_(module.start)  # after `init_weights`, which treats them as scales of norms
+                module.weight.data.fill_(
+                    module.start
+                )  # after `init_weights`, which treats them as scales of norms
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """Return the mean over the last feature map, (batch, channels of the last stage)."""

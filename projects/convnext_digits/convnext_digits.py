@@ -1,4 +1,7 @@
-"""A ConvNeXt on handwritten digits of 8 x 8 pixels. Needs no download and takes seconds on two CPU cores."""
+"""A ConvNeXt on handwritten digits of 8 x 8 pixels.
+
+Needs no download and takes seconds on two CPU cores.
+"""
 
 from convnext import ConvNeXt
 

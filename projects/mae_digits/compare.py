@@ -1,8 +1,10 @@
-"""Print the accuracy with and without pre-training for several numbers of labels, as the mean over seeds.
+"""Print the accuracy with and without pre-training for several numbers of labels, as the mean over
+seeds.
 
     python projects/mae_digits/compare.py [CHECKPOINT]
 
-`frozen` and `pixels` are logistic regressions, on the features of the pre-trained encoder and on the pixels.
+`frozen` and `pixels` are logistic regressions, on the features of the pre-trained encoder and on
+the pixels.
 """
 
 from __future__ import annotations
@@ -25,11 +27,21 @@ NUM_PER_CLASS, SEEDS = (1, 2, 5, 10), range(3)
 
 
 def trained(weights: str, num_per_class: int, seed: int, *more: str) -> tuple[float, ViT]:
-    """Run `config.py` from `weights` ("" for none). Return the validation accuracy, from 0 to 1, and the model."""
+    """Run `config.py` from `weights` ("" for none).
+
+    Return the validation accuracy, from 0 to 1, and the model.
+    """
     with tempfile.TemporaryDirectory() as folder:
         words = [
-            *(f"train.output_dir={folder}", f"train.seed={seed}", f"train.load_weight.path={weights}"),
-            *(f"dataloader.train.dataset.seed={seed}", f"dataloader.train.dataset.num_per_class={num_per_class}"),
+            *(
+                f"train.output_dir={folder}",
+                f"train.seed={seed}",
+                f"train.load_weight.path={weights}",
+            ),
+            *(
+                f"dataloader.train.dataset.seed={seed}",
+                f"dataloader.train.dataset.num_per_class={num_per_class}",
+            ),
             *("train.log_period=1000", *more),
         ]
         config = LazyConfig.load(Path(__file__).with_name("config.py"))
@@ -59,8 +71,13 @@ def main(weights: str) -> None:
                     (few["images"].reshape(-1, 64), validation.images.reshape(-1, 64)),
                 )
             ]
-            rows.append([trained(path, num_per_class, seed)[0] for path in (weights, "")] + regressions)
-        cells = [f"{mean:.3f} ± {std:.3f}" for mean, std in zip(np.mean(rows, 0), np.std(rows, 0, ddof=1))]
+            rows.append(
+                [trained(path, num_per_class, seed)[0] for path in (weights, "")] + regressions
+            )
+        cells = [
+            f"{mean:.3f} ± {std:.3f}"
+            for mean, std in zip(np.mean(rows, 0), np.std(rows, 0, ddof=1))
+        ]
         print(num_per_class, *cells, sep=" | ", flush=True)
 
 

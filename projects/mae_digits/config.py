@@ -9,7 +9,9 @@ from configs.vit_digits import model as model
 from libai.config import LazyCall
 
 dataloader.train.dataset = LazyCall(few_labels)(num_per_class=2, seed=0)
-dataloader.test.val.dataset.update(validation_fraction=0.2, seed=0)  # the same split as in pre-training
+dataloader.test.val.dataset.update(
+    validation_fraction=0.2, seed=0
+)  # the same split as in pre-training
 
 optim.lr = 1e-3
 

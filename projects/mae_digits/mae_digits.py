@@ -1,4 +1,5 @@
-"""An MAE on handwritten digits of 8 x 8 pixels: it learns to predict 8 of 16 patches, without labels.
+"""An MAE on handwritten digits of 8 x 8 pixels: it learns to predict 8 of 16 patches, without
+labels.
 
 Predicting the mean image gives a loss of 0.073, where training stays for the first 300 iterations.
 

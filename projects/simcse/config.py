@@ -11,14 +11,24 @@ from libai.config import LazyCall
 from libai.data import build_eval_loader, build_train_loader
 
 model = LazyCall(SimCSE)(
-    temperature=0.05, vocab_size=8192, max_seq_length=32, hidden_size=64, num_layers=1, num_heads=4, dropout=0.1
+    temperature=0.05,
+    vocab_size=8192,
+    max_seq_length=32,
+    hidden_size=64,
+    num_layers=1,
+    num_heads=4,
+    dropout=0.1,
 )
 
 dataloader = OmegaConf.create(
     {
-        "train": LazyCall(build_train_loader)(dataset=LazyCall(build_dataset)(split="train", views="halves")),
+        "train": LazyCall(build_train_loader)(
+            dataset=LazyCall(build_dataset)(split="train", views="halves")
+        ),
         "test": {
-            "val": LazyCall(build_eval_loader)(dataset=LazyCall(build_dataset)(split="validation", views="halves"))
+            "val": LazyCall(build_eval_loader)(
+                dataset=LazyCall(build_dataset)(split="validation", views="halves")
+            )
         },
     }
 )

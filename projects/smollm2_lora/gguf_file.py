@@ -1,7 +1,8 @@
-"""Convert SmolLM2's GGUF file (weights in blocks of 4 or 8 bits) to a Hugging Face folder in float32.
+"""Convert SmolLM2's GGUF file (weights in blocks of 4 or 8 bits) to a Hugging Face folder in
+float32.
 
-gguf.md of github.com/ggml-org/ggml describes the format. Nothing in a file is executed. Only the tensor types that
-occur in SmolLM2's file are supported.
+gguf.md of github.com/ggml-org/ggml describes the format. Nothing in a file is executed. Only the
+tensor types that occur in SmolLM2's file are supported.
 """
 
 from __future__ import annotations
@@ -21,7 +22,19 @@ from libai.hf.files import CONFIG, write_folder, write_json
 _ALIGNMENT = 32
 _STRING = 8
 _ARRAY = 9
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 #: number of a tensor type -> (elements per block, layout of a block's bytes)
 _BLOCKS: dict[int, tuple[int, np.dtype]] = {
     0: (1, np.dtype([("x", "<f4")])),
@@ -55,7 +68,9 @@ class GGUF:
             if file.read(4) != b"GGUF":
                 raise ValueError(f"{path} is not a GGUF file.")
             _, num_tensors, num_values = _unpack(file, "<IQQ")
-            self.metadata = {_text(file): _value(file, *_unpack(file, "<I")) for _ in range(num_values)}
+            self.metadata = {
+                _text(file): _value(file, *_unpack(file, "<I")) for _ in range(num_values)
+            }
             placed = [_tensor_info(file) for _ in range(num_tensors)]
             start = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
         self.tensors = {name: (shape, kind, start + offset) for name, shape, kind, offset in placed}
@@ -69,7 +84,9 @@ class GGUF:
 
 
 def convert_gguf(path: Path, out: Path) -> None:
-    """Convert a GGUF file of the architecture `llama`, with its tokenizer, to the Hugging Face folder `out`."""
+    """Convert a GGUF file of the architecture `llama`, with its tokenizer, to the Hugging Face
+    folder `out`.
+    """
     file = GGUF(path)
     meta = file.metadata
     arguments = {
@@ -93,14 +110,19 @@ def convert_gguf(path: Path, out: Path) -> None:
         return array if count is None else _halves_together(array, count)
 
     out.mkdir(parents=True, exist_ok=True)
-    write_folder(out, {new: TensorSpec("float32", file.tensors[old][0]) for new, old in names.items()}, fetch)
+    write_folder(
+        out, {new: TensorSpec("float32", file.tensors[old][0]) for new, old in names.items()}, fetch
+    )
     config = FAMILIES["LlamaForCausalLM"].write_config("LlamaForCausalLM", arguments)
     write_json(out / CONFIG, {**config, "eos_token_id": meta["tokenizer.ggml.eos_token_id"]})
     _tokenizer(meta).save(str(out / "tokenizer.json"))
 
 
 def _halves_together(array: np.ndarray, num_heads: int) -> np.ndarray:
-    """Reorder the rows of a query or key weight. GGUF stores the two rows of a rotated pair together, Llama apart."""
+    """Reorder the rows of a query or key weight.
+
+    GGUF stores the two rows of a rotated pair together, Llama apart.
+    """
     return array.reshape(num_heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
@@ -115,11 +137,16 @@ def _tokenizer(meta: dict[str, Any]) -> Tokenizer:
     tokens = meta["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in meta["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    parts = [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
     tokenizer.decoder = decoders.ByteLevel()
     control = [token for token, kind in zip(tokens, meta["tokenizer.ggml.token_type"]) if kind == 3]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in control]
+    )
     return tokenizer
 
 

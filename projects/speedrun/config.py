@@ -1,4 +1,7 @@
-"""Train a GPT on the standard library to 1.98 nats per byte in the least time. README.md lists what helped."""
+"""Train a GPT on the standard library to 1.98 nats per byte in the least time.
+
+README.md lists what helped.
+"""
 
 from model import SpeedrunGPT
 from target import StopAtTarget

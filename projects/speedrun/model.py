@@ -24,21 +24,27 @@ class SquaredReLU(nn.Module):
 
 
 class SpeedrunGPT(GPT):
-    """A `GPT` whose input is the sum of the embeddings of a byte and of the `num_previous` bytes before it.
+    """A `GPT` whose input is the sum of the embeddings of a byte and of the `num_previous` bytes
+    before it.
 
-    Without the previous bytes, the first blocks must first learn to attend to the previous positions. Positions before
-    the beginning of a window count as copies of its first byte. Initially, each block is the identity. For the other
-    arguments see `GPT`.
+    Without the previous bytes, the first blocks must first learn to attend to the previous
+    positions. Positions before the beginning of a window count as copies of its first byte.
+    Initially, each block is the identity. For the other arguments see `GPT`.
     """
 
     def __init__(self, vocab_size: int, max_seq_length: int, num_previous: int = 2, **sizes: Any):
         super().__init__(vocab_size, max_seq_length, **sizes)
         hidden_size = self.token_embedding.weight.shape[1]
-        self.previous = nn.ModuleList([nn.Embedding(vocab_size, hidden_size) for _ in range(num_previous)])
+        self.previous = nn.ModuleList(
+            [nn.Embedding(vocab_size, hidden_size) for _ in range(num_previous)]
+        )
         for block in self.blocks:
             block.mlp.activation = SquaredReLU()
         std = transformer_std(hidden_size, len(self.blocks), RESIDUAL_PROJECTIONS)
-        init_weights(self, lambda name, weight: 0.0 if name.endswith(RESIDUAL_PROJECTIONS) else std(name, weight))
+        init_weights(
+            self,
+            lambda name, weight: 0.0 if name.endswith(RESIDUAL_PROJECTIONS) else std(name, weight),
+        )
 
     def features(
         self,
@@ -52,7 +58,9 @@ class SpeedrunGPT(GPT):
         Raises `UserError` in cached generation.
         """
         if positions is not None or caches is not None:
-            raise UserError("SpeedrunGPT has no cache for the bytes before a new one. Generate without a cache.")
+            raise UserError(
+                "SpeedrunGPT has no cache for the bytes before a new one. Generate without a cache."
+            )
         x = self.token_embedding(input_ids) + self.position_embedding[: input_ids.shape[1]]
         shifted = input_ids
         for table in self.previous:

@@ -10,8 +10,8 @@ from libai.engine import HookBase, StopTraining
 class StopAtTarget(HookBase):
     """Stop training at the first evaluation whose `metric` is at most `target`.
 
-    The reported time is the time of the training loop. It includes evaluations and the first iteration, but not the
-    start of the interpreter, building and data preparation.
+    The reported time is the time of the training loop. It includes evaluations and the first
+    iteration, but not the start of the interpreter, building and data preparation.
     """
 
     priority = 75  # after the evaluation

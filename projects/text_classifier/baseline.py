@@ -1,9 +1,10 @@
-"""Print the test accuracy of the frozen encoder: a logistic regression on the embeddings of the published MiniLM.
+"""Print the test accuracy of the frozen encoder: a logistic regression on the embeddings of the
+published MiniLM.
 
     python projects/text_classifier/baseline.py [RUN]
 
-The regularization strength is chosen by cross-validation over the training texts. If RUN, the folder of a run, is
-given, also print the accuracy of that run and its gain on the same test texts.
+The regularization strength is chosen by cross-validation over the training texts. If RUN, the
+folder of a run, is given, also print the accuracy of that run and its gain on the same test texts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ def outputs(model: flow.nn.Module, data: dict[str, np.ndarray], name: str) -> np
     """Return the output `name` of `model` for all texts of a split, (texts, …)."""
     parts = range(0, len(data["labels"]), 50)
     with flow.no_grad():
-        batches = [[flow.tensor(data[key][i : i + 50]) for key in ("input_ids", "attention_mask")] for i in parts]
+        batches = [
+            [flow.tensor(data[key][i : i + 50]) for key in ("input_ids", "attention_mask")]
+            for i in parts
+        ]
         return np.concatenate([model.eval()(*batch)[name].numpy() for batch in batches])
 
 

@@ -14,7 +14,10 @@ from libai.hf import model_config
 WEIGHTS = "out/minilm"
 
 model = LazyCall(TextClassifier)(
-    encoder=model_config(minilm(WEIGHTS) / "hf", dropout=0.1), hidden_size=384, num_classes=len(LIBRARIES), scale=20.0
+    encoder=model_config(minilm(WEIGHTS) / "hf", dropout=0.1),
+    hidden_size=384,
+    num_classes=len(LIBRARIES),
+    scale=20.0,
 )
 
 dataloader = OmegaConf.create(

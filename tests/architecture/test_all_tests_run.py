@@ -1,4 +1,6 @@
-"""Continuous integration runs every test: each collected test is in one tier, and `.ci/run` runs every tier."""
+"""Continuous integration runs every test: each collected test is in one tier, and `.ci/run` runs
+every tier.
+"""
 
 import json
 import os
@@ -32,8 +34,20 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 def collected(tmp_path_factory):
     """Return the tests that the default command selects, and the markers of every test."""
     folder = tmp_path_factory.mktemp("collected")
-    (folder / "marker_plugin.py").write_text(PLUGIN.replace("MARKERS", str(folder / "markers.json")))
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-p", "marker_plugin"]
+    (folder / "marker_plugin.py").write_text(
+        PLUGIN.replace("MARKERS", str(folder / "markers.json"))
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "marker_plugin",
+    ]
     finished = subprocess.run(
         [*command, "-m", QUICK],
         cwd=ROOT,
@@ -55,14 +69,18 @@ def tiers_of(markers):
 
 def test_the_default_command_runs_one_job_on_meshes(collected):
     assert [test for test in collected["selected"] if test.startswith(MESHES)]
-    quick = [test for test, markers in collected["markers"].items() if tiers_of(markers) == ["quick"]]
+    quick = [
+        test for test, markers in collected["markers"].items() if tiers_of(markers) == ["quick"]
+    ]
     assert sorted(collected["selected"]) == sorted(quick)
 
 
 def test_every_test_is_in_one_tier(collected):
     tiers = {test: tiers_of(markers) for test, markers in collected["markers"].items()}
     assert {test: found for test, found in tiers.items() if len(found) != 1} == {}
-    meshes = [test for test in tiers if test.startswith("tests/dist/") and not test.startswith(MESHES)]
+    meshes = [
+        test for test in tiers if test.startswith("tests/dist/") and not test.startswith(MESHES)
+    ]
     assert meshes
     assert {test: tiers[test] for test in meshes if tiers[test] != ["dist"]} == {}
 
@@ -70,6 +88,8 @@ def test_every_test_is_in_one_tier(collected):
 def test_every_tier_is_a_suite_of_ci():
     assert re.findall(r'tests="(.*)"', SCRIPT) == [QUICK, "not slow and not dist"]
     assert '-m "$tests"' in SCRIPT
-    suites = re.findall(r"^ *suite .*? bash tools/test\.sh *(.*)$", (ROOT / ".ci" / "run").read_text(), re.M)
+    suites = re.findall(
+        r"^ *suite .*? bash tools/test\.sh *(.*)$", (ROOT / ".ci" / "run").read_text(), re.M
+    )
     assert suites[0] == "--all"
     assert [suite.split("-m ")[1] for suite in suites[1:]] == ["slow", "dist"]

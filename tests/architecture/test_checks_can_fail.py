@@ -25,7 +25,10 @@ def _is_true(test):
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return False
     (right,) = test.comparators
-    if isinstance(test.ops[0], ast.In) and ast.unparse(right).strip("()[]{}") in ("True, False", "False, True"):
+    if isinstance(test.ops[0], ast.In) and ast.unparse(right).strip("()[]{}") in (
+        "True, False",
+        "False, True",
+    ):
         return True
     has_call = any(isinstance(node, ast.Call) for node in ast.walk(test))
     is_same = ast.unparse(test.left) == ast.unparse(right)
@@ -34,13 +37,23 @@ def _is_true(test):
 
 def test_no_assertion_is_vacuous():
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "projects").rglob("test_*.py")]
-    found = {str(file.relative_to(ROOT)): bad for file in files if (bad := vacuous(file.read_text()))}
+    found = {
+        str(file.relative_to(ROOT)): bad for file in files if (bad := vacuous(file.read_text()))
+    }
     assert found == {}
 
 
 @pytest.mark.parametrize(
     "text",
-    ["x in (True, False)", "True", "(x, 'text')", "x == x", "x or True", "a.b is a.b", "x or y in [False, True]"],
+    [
+        "x in (True, False)",
+        "True",
+        "(x, 'text')",
+        "x == x",
+        "x or True",
+        "a.b is a.b",
+        "x or y in [False, True]",
+    ],
 )
 def test_one_that_is_would_be_found(text):
     """Negative control."""

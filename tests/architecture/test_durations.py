@@ -1,4 +1,7 @@
-"""A test without a marker is short. In continuous integration a longer one fails and names the marker to set."""
+"""A test without a marker is short.
+
+In continuous integration a longer one fails and names the marker to set.
+"""
 
 import duration
 import pytest
@@ -61,6 +64,8 @@ def test_the_failure_names_the_marker(pytester, monkeypatch):
     pytester.makeini("[pytest]\nmarkers = e2e")
     pytester.makepyfile(TESTS.replace("LONG", "0.3"))
     result = pytester.inline_run(plugins=[duration.DurationLimit()])
-    failed = {report.nodeid.rpartition("::")[2]: str(report.longrepr) for report in result.getfailures()}
+    failed = {
+        report.nodeid.rpartition("::")[2]: str(report.longrepr) for report in result.getfailures()
+    }
     assert list(failed) == ["test_long"]
     assert "mark it `@pytest.mark.e2e`" in failed["test_long"]

@@ -8,7 +8,8 @@ from jobs import ROOT
 
 PACKAGE = ROOT / "libai"
 
-#: the folders of libai from the lowest floor up: a file may import from lower floors, and from its own folder
+#: the folders of libai from the lowest floor up: a file may import from lower floors, and from its
+#: own folder
 FLOORS = (
     ("utils",),
     ("native", "config.settings"),
@@ -44,7 +45,9 @@ def _imports(tree):
 
 
 def folder_of(name):
-    """Return the folder of libai that contains a module or a name in it; None for libai itself and others."""
+    """Return the folder of libai that contains a module or a name in it; None for libai itself and
+    others.
+    """
     first, *parts = name.split(".")
     prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next((prefix for prefix in prefixes if first == "libai" and prefix in FLOOR), None)
@@ -58,14 +61,21 @@ def violations(path, source):
         other = folder_of(name)
         is_above = other is not None and other != own and FLOOR[other] >= FLOOR[own]
         is_in_engine = other is not None and FLOOR[other] == FLOOR[own] == ENGINE_FLOOR
-        if (is_above and not is_in_engine) or name.split(".")[0] in ("configs", "projects", "tools", "tests"):
+        if (is_above and not is_in_engine) or name.split(".")[0] in (
+            "configs",
+            "projects",
+            "tools",
+            "tests",
+        ):
             wrong.append(f"{path.name}:{line} ({own}) imports {name}")
     return wrong
 
 
 def _sources():
     # a __main__.py starts a program, and nothing imports it
-    return sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE and path.stem != "__main__")
+    return sorted(
+        path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE and path.stem != "__main__"
+    )
 
 
 @pytest.mark.parametrize("path", _sources(), ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -99,7 +109,9 @@ def _folders():
     """Return each folder of libai with its files, except `__init__.py`."""
     folders = {path.parent for path in _sources()}
     return {
-        ".".join(folder.relative_to(PACKAGE).parts): [path for path in folder.glob("*.py") if path.stem != "__init__"]
+        ".".join(folder.relative_to(PACKAGE).parts): [
+            path for path in folder.glob("*.py") if path.stem != "__init__"
+        ]
         for folder in folders
     }
 
@@ -110,7 +122,9 @@ def test_every_folder_has_a_floor():
 
 
 def circles(sources):
-    """Return a chain of modules that import each other in a cycle, including imports for type checkers only."""
+    """Return a chain of modules that import each other in a cycle, including imports for type
+    checkers only.
+    """
     graph = {}
     for name, source in sources.items():
         imported = {one for _, one in _imports(ast.parse(source))}
@@ -124,7 +138,13 @@ def circles(sources):
 
 
 def test_nothing_in_the_engine_closes_a_circle():
-    paths = [path for path in _sources() if path.is_relative_to(PACKAGE / "engine") and path.stem != "__init__"]
-    sources = {".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text() for path in paths}
+    paths = [
+        path
+        for path in _sources()
+        if path.is_relative_to(PACKAGE / "engine") and path.stem != "__init__"
+    ]
+    sources = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text() for path in paths
+    }
     assert circles(sources) == []
     assert circles({"a": "from b import c", "b": "import a"})  # negative control

@@ -14,12 +14,12 @@ import pytest
 LIBAI = Path(__file__).resolve().parents[2] / "libai"
 #: pattern to avoid -> regular expression
 HABITS = {
-    "an opening that is no verb or noun": r"^\W*(What|Whether|That of|Those|Of|As|Let|Where|Who|How) [a-z]",
+    "an opening that is no verb or noun": r"^\W*(What|Whether|That of|Those|Of|As|Let|Where|Who|How) [a-z]",  # noqa: E501
     "a label without its noun": r"^(#:? )?(of|for|in|with|on|to) (a|an|the) ",
-    "code that tells, knows or judges": r"\b(tells|judges|knows) (whether|what|how|which|why|where)\b",
-    "is no JSON, is no way to": r"\b(is|are) no (?!longer\b|more\b|less\b|matter\b)[a-zA-Z]+ (of|to|for)\b",
+    "code that tells, knows or judges": r"\b(tells|judges|knows) (whether|what|how|which|why|where)\b",  # noqa: E501
+    "is no JSON, is no way to": r"\b(is|are) no (?!longer\b|more\b|less\b|matter\b)[a-zA-Z]+ (of|to|for)\b",  # noqa: E501
     "so many, as many": r"\bso (many|often|long as)\b|\bas many\b",
-    "a private word": r"\b(a training(?! (run|iteration|graph|loop))|anew|twins?\b(?! of)|for ever)\b",
+    "a private word": r"\b(a training(?! (run|iteration|graph|loop))|anew|twins?\b(?! of)|for ever)\b",  # noqa: E501
     "without a word, but for": r"\b(without a word|in silence|but for|all the same|goes on)\b",
     "beside, behind": r"\bbeside\b|\bbehind (it|them|the)\b",
     "that of, those of": r"\b(that|those) of (the|a|an|all|its|this)\b",
@@ -27,7 +27,19 @@ HABITS = {
 }
 #: folders without findings; add a folder once it is clean
 CLEAN = (
-    *("cli", "data", "evaluation", "hf", "inference", "layers", "models", "native", "optim", "parallel", "patches"),
+    *(
+        "cli",
+        "data",
+        "evaluation",
+        "hf",
+        "inference",
+        "layers",
+        "models",
+        "native",
+        "optim",
+        "parallel",
+        "patches",
+    ),
     *(
         "scheduler",
         "engine/compiled",
@@ -47,9 +59,15 @@ CLEAN = (
 def _texts(source):
     """Return line and text of every string of at least three words and of every comment."""
     strings = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
-    found = [(node.lineno, node.value) for node in strings if isinstance(node.value, str) and node.value.count(" ") > 1]
+    found = [
+        (node.lineno, node.value)
+        for node in strings
+        if isinstance(node.value, str) and node.value.count(" ") > 1
+    ]
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return found + [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+    return found + [
+        (token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT
+    ]
 
 
 def findings(source):
@@ -63,13 +81,22 @@ def findings(source):
 
 @pytest.mark.parametrize("folder", CLEAN)
 def test_a_clean_folder_stays_clean(folder):
-    found = [(path.name, *each) for path in (LIBAI / folder).rglob("*.py") for each in findings(path.read_text())]
+    found = [
+        (path.name, *each)
+        for path in (LIBAI / folder).rglob("*.py")
+        for each in findings(path.read_text())
+    ]
     assert found == []
 
 
 @pytest.mark.parametrize(
     "text",
-    ['"""What a run did."""', "# of the documents", 'x = "a file that tells whether it ran"', "# is no way to go"],
+    [
+        '"""What a run did."""',
+        "# of the documents",
+        'x = "a file that tells whether it ran"',
+        "# is no way to go",
+    ],
 )
 def test_a_habit_would_be_noticed(text):
     assert findings(text)

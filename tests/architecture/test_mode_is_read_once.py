@@ -1,4 +1,7 @@
-"""Only one place reads the mode from the config. All other code asks a trainer or gets the mode as an argument."""
+"""Only one place reads the mode from the config.
+
+All other code asks a trainer or gets the mode as an argument.
+"""
 
 import ast
 from collections import Counter
@@ -24,11 +27,19 @@ OTHER_RUNS = ("libai/engine/rehearsal/check_parity.py",)
 
 
 def _name(node):
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def readers(source):
-    """Count the expressions that read `graph.enabled`, `["graph"]["enabled"]`, "graph.enabled" or a config's `mode`."""
+    """Count the expressions that read `graph.enabled`, `["graph"]["enabled"]`, "graph.enabled" or a
+    config's `mode`.
+    """
     count = 0
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -36,7 +47,9 @@ def readers(source):
             count += node.attr == "mode" and _name(node.value) in CONFIGS
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             inner = node.value
-            keys = [ast.unparse(part.slice) for part in (node, inner) if isinstance(part, ast.Subscript)]
+            keys = [
+                ast.unparse(part.slice) for part in (node, inner) if isinstance(part, ast.Subscript)
+            ]
             count += keys == ["'enabled'", "'graph'"]
         elif isinstance(node, ast.Constant):
             count += node.value == "graph.enabled"

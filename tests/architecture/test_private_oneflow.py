@@ -1,4 +1,6 @@
-"""Only patches/ and native/ use private parts of OneFlow and functions that change the whole process."""
+"""Only patches/ and native/ use private parts of OneFlow and functions that change the whole
+process.
+"""
 
 import ast
 from pathlib import Path
@@ -7,13 +9,21 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "libai"
 HOMES = ("patches", "native")
-PROCESS_WIDE = ("sched_setaffinity", "sched_setparam", "sched_setscheduler", "setpriority", "setswitchinterval")
+PROCESS_WIDE = (
+    "sched_setaffinity",
+    "sched_setparam",
+    "sched_setscheduler",
+    "setpriority",
+    "setswitchinterval",
+)
 #: file -> uses that concern the system, not OneFlow
 ELSEWHERE = {
     "launch/rank.py": {"ctypes"},  # prctl: a rank ends with its launcher
     "launch/supervisor.py": {"ctypes"},  # prctl: it waits for what its launcher has started
     "utils/rank_notes.py": {"ctypes"},  # a structure in a file that is mapped into memory
-    "checkpoint/tensor_files.py": {"ctypes"},  # numpy's address of an array, for the package safetensors
+    "checkpoint/tensor_files.py": {
+        "ctypes"
+    },  # numpy's address of an array, for the package safetensors
 }
 
 
@@ -21,12 +31,16 @@ def private_parts(source):
     """Return the uses in a file that are reserved for those folders."""
     found = set()
     for node in ast.walk(ast.parse(source)):
-        name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None)
+        name = (
+            getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None)
+        )
         if isinstance(node, ast.ImportFrom):
             name = node.module
         if isinstance(name, str):
             words = name.split(".")
-            found |= {word for word in words if word in ("_oneflow_internal", "ctypes", *PROCESS_WIDE)}
+            found |= {
+                word for word in words if word in ("_oneflow_internal", "ctypes", *PROCESS_WIDE)
+            }
             found |= {word for word in words if word.startswith("_Graph__")}
     return found
 
@@ -35,7 +49,8 @@ def test_private_parts_are_used_at_home_only():
     used = {
         str(path.relative_to(PACKAGE)): parts
         for path in PACKAGE.rglob("*.py")
-        if path.relative_to(PACKAGE).parts[0] not in HOMES and (parts := private_parts(path.read_text()))
+        if path.relative_to(PACKAGE).parts[0] not in HOMES
+        and (parts := private_parts(path.read_text()))
     }
     assert used == ELSEWHERE
 

@@ -1,4 +1,6 @@
-"""User-facing classes have a limited number of public members, including inherited and instance members."""
+"""User-facing classes have a limited number of public members, including inherited and instance
+members.
+"""
 
 import pytest
 import toy

@@ -10,8 +10,8 @@ sys.path.append(str(ROOT / "tools"))
 
 from size import sizes  # noqa: E402  (tools/ is not a package)
 
-#: maximum number of syntax nodes (docs/dev/decisions/0022-size.md); lower a number in the commit that makes its folder
-#: smaller
+#: maximum number of syntax nodes (docs/dev/decisions/0022-size.md); lower a number in the commit
+#: that makes its folder smaller
 MOST_NODES = {
     "libai": 239_880,
     "libai/engine libai/forward": 69_900,
@@ -24,7 +24,9 @@ MOST_FILES_OF_A_FOLDER = 16  # without `__init__.py`
 
 
 def too_large(package):
-    """Return the lines of files, and the number of files of folders (`folder/*`), that are above their limit."""
+    """Return the lines of files, and the number of files of folders (`folder/*`), that are above
+    their limit.
+    """
     found = {}
     for folder in {path.parent for path in package.rglob("*.py")}:
         modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]

@@ -1,4 +1,6 @@
-"""A small variant that sleeps instead of training: `sleeper.py [--seconds S] [--loss X] [--fail WHEN] ...`."""
+"""A small variant that sleeps instead of training: `sleeper.py [--seconds S] [--loss X] [--fail
+WHEN] ...`.
+"""
 
 import argparse
 import sys

@@ -1,4 +1,6 @@
-"""tools/benchmark.py with real variants: both modes, two processes, one and two ranks, refusals and exit codes."""
+"""tools/benchmark.py with real variants: both modes, two processes, one and two ranks, refusals and
+exit codes.
+"""
 
 import json
 import os
@@ -69,7 +71,9 @@ def test_one_and_two_processes_are_interleaved(tmp_path):
 @pytest.mark.e2e
 def test_a_variant_of_another_training_is_refused(tmp_path):
     planted = f"slept={sys.executable} {HERE / 'sleeper.py'} --batch 8 --loss 3.0"
-    result = benchmark(CONFIG, *("--modes", "eager", "--variant", planted, "--output", str(tmp_path), *QUICK))
+    result = benchmark(
+        CONFIG, *("--modes", "eager", "--variant", planted, "--output", str(tmp_path), *QUICK)
+    )
     assert result.returncode == 1, result
     assert "eager and slept train differently" in result.stderr
     assert "Traceback" not in result.stderr
@@ -81,7 +85,13 @@ def test_variants_that_cannot_train_this_take_no_part(tmp_path):
     """A stock graph that would clip differently, and a library without this model, are refused."""
     result = benchmark(
         CONFIG,
-        *("--modes", "stock-eager,stock-graph,torch", "--python", sys.executable, "train.clip_grad.max_norm=0.5"),
+        *(
+            "--modes",
+            "stock-eager,stock-graph,torch",
+            "--python",
+            sys.executable,
+            "train.clip_grad.max_norm=0.5",
+        ),
         *("--output", str(tmp_path), *QUICK),
     )
     assert result.returncode == 0, result
@@ -103,8 +113,14 @@ def test_variants_that_cannot_train_this_take_no_part(tmp_path):
         ([CONFIG, "--rounds", "1"], "Counts must be at least 2"),
         ([CONFIG, "--variant", "torch"], "write NAME=COMMAND"),
         ([CONFIG, "--python", "no-such-python"], "no such program"),
-        ([CONFIG, "--python", sys.executable, "--modes", "eager,graph"], "--python does nothing for --modes"),
-        ([CONFIG, "--python", sys.executable, "--modes", "torch", "--procs", "2"], "--procs does nothing for --modes"),
+        (
+            [CONFIG, "--python", sys.executable, "--modes", "eager,graph"],
+            "--python does nothing for --modes",
+        ),
+        (
+            [CONFIG, "--python", sys.executable, "--modes", "torch", "--procs", "2"],
+            "--procs does nothing for --modes",
+        ),
         ([CONFIG, "optim.lrr=1"], "optim.lr"),
         ([CONFIG, "--round", "3"], "Did you mean --rounds?"),
     ],

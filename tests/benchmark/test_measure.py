@@ -1,4 +1,6 @@
-"""Test the controller with variants that sleep: blocks, refusals, failures, and no processes left behind."""
+"""Test the controller with variants that sleep: blocks, refusals, failures, and no processes left
+behind.
+"""
 
 import sys
 from pathlib import Path
@@ -7,7 +9,13 @@ import pytest
 from launched import children
 
 from libai.benchmark import process
-from libai.benchmark.measure import DifferentTraining, Measured, Settings, check_same_training, measure
+from libai.benchmark.measure import (
+    DifferentTraining,
+    Measured,
+    Settings,
+    check_same_training,
+    measure,
+)
 from libai.benchmark.process import VariantFailed
 from libai.benchmark.variants import VariantSpec
 from libai.utils.errors import UserError
@@ -27,7 +35,9 @@ def run(folder, *specs):
 
 
 def test_variants_are_interleaved_and_measured(tmp_path):
-    (a, b), loads = run(tmp_path, sleeper("a"), sleeper("b", "--seconds", "0.02", "--first-seconds", "0.2"))
+    (a, b), loads = run(
+        tmp_path, sleeper("a"), sleeper("b", "--seconds", "0.02", "--first-seconds", "0.2")
+    )
     assert len(a.blocks) == len(b.blocks) == len(loads) == QUICK.rounds
     assert min(a.blocks) >= 0.002 and min(b.blocks) >= 0.02
     assert a.losses == b.losses == pytest.approx([5.0, 2.5, 5.0 / 3])
@@ -36,7 +46,9 @@ def test_variants_are_interleaved_and_measured(tmp_path):
 
 
 def test_variants_that_train_differently_get_no_times(tmp_path):
-    with pytest.raises(DifferentTraining, match=r"a and b train differently.*iteration 1.*5\.01.*above 0\.0001"):
+    with pytest.raises(
+        DifferentTraining, match=r"a and b train differently.*iteration 1.*5\.01.*above 0\.0001"
+    ):
         run(tmp_path, sleeper("a"), sleeper("b", "--loss", "5.01"))
 
 
@@ -76,7 +88,9 @@ def test_a_variant_that_cannot_takes_no_part_and_says_why(tmp_path):
 
 
 def test_a_variant_that_dies_is_named_with_its_last_words(tmp_path):
-    with pytest.raises(VariantFailed, match=r"(?s)variant b ended with exit code 3.*a planted death"):
+    with pytest.raises(
+        VariantFailed, match=r"(?s)variant b ended with exit code 3.*a planted death"
+    ):
         run(tmp_path, sleeper("a"), sleeper("b", "--fail", "dies"))
 
 

@@ -17,7 +17,9 @@ COMMON = ("lr_scheduler=null", "train.evaluation.enabled=false", "train.checkpoi
 
 def several():
     return {
-        "body": LazyCall(flow.optim.AdamW)(params=LazyCall(get_param_groups)(only=r"^a\."), lr=0.01),
+        "body": LazyCall(flow.optim.AdamW)(
+            params=LazyCall(get_param_groups)(only=r"^a\."), lr=0.01
+        ),
         "head": LazyCall(flow.optim.SGD)(lr=0.1, momentum=0.9),
     }
 
@@ -29,7 +31,11 @@ def several():
         (("train.clip_grad.value=0.01",), None, {"eager": "by value", "graph": "by value"}),
         (("train.clip_grad={max_norm: 0.01}",), None, {"graph": "by its own norm"}),
         (("train.freeze=['^a']", "train.num_accumulation_steps=2"), None, {}),
-        (("train.ema={enabled: true}",), None, {"eager": "average of the weights", "graph": "average of the weights"}),
+        (
+            ("train.ema={enabled: true}",),
+            None,
+            {"eager": "average of the weights", "graph": "average of the weights"},
+        ),
         ((), several(), {}),
     ],
     ids=["value", "norm", "frozen", "average", "several"],
@@ -45,6 +51,8 @@ def test_a_hand_written_loop_trains_alike_or_is_refused(mode, overrides, optim, 
         return
     found = RawVariant(config, f"raw-{mode}").iterate(5, losses=True)
     run, losses = Run(config), []
-    run.trainer.register_hooks([CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))])
+    run.trainer.register_hooks(
+        [CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))]
+    )
     run.train()
     np.testing.assert_allclose(found, losses[:5], rtol=1e-5)

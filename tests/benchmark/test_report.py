@@ -1,4 +1,6 @@
-"""The report: drift cancels in pairs, noise is not a difference, break-even, and the page made from the JSON."""
+"""The report: drift cancels in pairs, noise is not a difference, break-even, and the page made from
+the JSON.
+"""
 
 import json
 from xml.dom import minidom
@@ -17,7 +19,14 @@ TIMES = [0.010, 0.011, 0.0105, 0.0102, 0.0104]
 def planted(name, seconds, first=1.0, **fields):
     """Return a variant with made-up measurements."""
     spec = VariantSpec(name, ("true",))
-    return Measured(spec, samples_per_iter=8, losses=[2.0, 1.0], first_seconds=first, blocks=list(seconds), **fields)
+    return Measured(
+        spec,
+        samples_per_iter=8,
+        losses=[2.0, 1.0],
+        first_seconds=first,
+        blocks=list(seconds),
+        **fields,
+    )
 
 
 def scaled(factor):
@@ -62,7 +71,8 @@ def test_drift_that_both_see_cancels_and_a_twin_is_not_different():
     ],
 )
 def test_compilation_pays_off_when_faster_steps_have_made_up_for_it(step, words):
-    # 1.25 s more before the steady iterations, 0.25 s less in each of them: 2 + 4 * 0.75 == 1 + 4 * 1
+    # 1.25 s more before the steady iterations, 0.25 s less in each of them: 2 + 4 * 0.75 == 1 + 4 *
+    # 1
     graph, eager = planted("graph", [step] * 5, first=2.0), planted("eager", [1.0] * 5)
     assert words in break_even(graph, eager, 0.02)
 
@@ -73,14 +83,24 @@ def test_a_case_has_ratios_verdicts_and_notes(case):
     assert rows["graph"]["verdict"] == "faster" and rows["raw-eager"]["verdict"] == "within noise"
     notes = "\n".join(case["notes"])
     assert "raw-graph was excluded: it clips otherwise." in notes
-    assert "The trainer: eager takes 0.999 ±0.0% times as long as raw-eager (within noise)." in notes
-    assert "Noise: 1.0% between two interleaved runs of eager" in notes and "pays off after" in notes
+    assert (
+        "The trainer: eager takes 0.999 ±0.0% times as long as raw-eager (within noise)." in notes
+    )
+    assert (
+        "Noise: 1.0% between two interleaved runs of eager" in notes and "pays off after" in notes
+    )
     assert "Losses agreed to 0.0e+00" in notes and "Too noisy" not in notes
 
 
-@pytest.mark.parametrize(("twin", "load", "verdict"), [(1.2, 0.5, None), (1.0, 9.0, None), (1.0, 0.5, "faster")])
+@pytest.mark.parametrize(
+    ("twin", "load", "verdict"), [(1.2, 0.5, None), (1.0, 9.0, None), (1.0, 0.5, "faster")]
+)
 def test_a_machine_that_is_too_noisy_is_said_and_decides_nothing(twin, load, verdict):
-    everyone = [planted("eager", TIMES), planted("graph", scaled(0.5)), planted("eager (again)", scaled(twin))]
+    everyone = [
+        planted("eager", TIMES),
+        planted("graph", scaled(0.5)),
+        planted("eager (again)", scaled(twin)),
+    ]
     case = describe_case("sleep.py", everyone, [load], cores=2)
     assert case["variants"][1]["verdict"] == (verdict or "undecided")
     assert ("Too noisy for a conclusion" in case["notes"][-1]) == (verdict is None)
@@ -88,12 +108,19 @@ def test_a_machine_that_is_too_noisy_is_said_and_decides_nothing(twin, load, ver
 
 def test_page_and_picture_are_made_from_the_json(case):
     settings = {"rounds": 2, "block_seconds": 0.1}
-    report = {"command": "libai benchmark", "machine": {"cpu": "a CPU"}, "settings": settings, "cases": [case]}
+    report = {
+        "command": "libai benchmark",
+        "machine": {"cpu": "a CPU"},
+        "settings": settings,
+        "cases": [case],
+    }
     report = json.loads(json.dumps(report))
     text = page.to_page(report)
     assert "* machine: cpu a CPU" in text and "](report.svg)" in text
     assert "| eager | 10.4 ±" in text and "| graph | 5.2 ±" in text and "| raw-graph |" not in text
     assert "tokens/s" in text and f"{512 / 0.0104:,.0f}" in text
     bars = minidom.parseString(page.to_picture(report)).getElementsByTagName("path")[::2]
-    begin, ends = zip(*(map(float, bar.getAttribute("d")[1:].replace("H", " ").split()[::2]) for bar in bars))
+    begin, ends = zip(
+        *(map(float, bar.getAttribute("d")[1:].replace("H", " ").split()[::2]) for bar in bars)
+    )
     assert len(ends) == 4 and ends[1] - begin[1] == pytest.approx((ends[0] - begin[0]) / 2, abs=0.1)

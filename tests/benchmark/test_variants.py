@@ -1,4 +1,6 @@
-"""The variants of a command line: global batches of several ranks, settings of processes, parts switched off."""
+"""The variants of a command line: global batches of several ranks, settings of processes, parts
+switched off.
+"""
 
 from pathlib import Path
 
@@ -13,20 +15,35 @@ CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "mlp_digits.py")
 
 def test_several_ranks_share_the_global_batch_of_one_and_the_first_variant_has_a_twin():
     specs = make_variants(CONFIG, [], ["eager", "graph"], [1, 2])
-    assert [spec.name for spec in specs] == ["eager x1", "graph x1", "eager x2", "graph x2", "eager x1 (again)"]
+    assert [spec.name for spec in specs] == [
+        "eager x1",
+        "graph x1",
+        "eager x2",
+        "graph x2",
+        "eager x1 (again)",
+    ]
     assert specs[-1].command == specs[0].command
-    assert "train.global_batch_size=32" in specs[2].command and "graph.enabled=false" in specs[2].command
+    assert (
+        "train.global_batch_size=32" in specs[2].command
+        and "graph.enabled=false" in specs[2].command
+    )
     assert not any(word.startswith("train.global_batch_size") for word in specs[0].command)
 
 
 def test_other_libraries_train_the_exported_case_with_their_own_threads_and_with_one():
-    _, torch, one, _ = make_variants(CONFIG, [], ["eager", "torch-fused", "torch-fused-1"], [2], "some/python")
+    _, torch, one, _ = make_variants(
+        CONFIG, [], ["eager", "torch-fused", "torch-fused-1"], [2], "some/python"
+    )
     assert (
         torch.name == "torch-fused"
         and torch.command[0] == "some/python"
         and torch.command[-2:] == ("{case}", "torch-fused")
     )
-    assert one.command == torch.command and one.environment["OMP_NUM_THREADS"] == "1" and not torch.environment
+    assert (
+        one.command == torch.command
+        and one.environment["OMP_NUM_THREADS"] == "1"
+        and not torch.environment
+    )
     with pytest.raises(UserError, match="--modes has torch, .* --python PATH"):
         make_variants(CONFIG, [], ["eager", "torch"])
 
@@ -47,6 +64,10 @@ def test_settings_that_need_an_evaluation_are_the_users_and_switched_off():
     given = ["train.evaluation.eval_metric=val/accuracy", "train.evaluation.early_stop_patience=3"]
     given += ["train.load_best_at_end=true", "train.warmup_ratio=0.1"]
     run = load_measured(CONFIG, given)
-    assert run.lr_scheduler is None and not run.train.evaluation.enabled and not run.train.load_best_at_end
+    assert (
+        run.lr_scheduler is None
+        and not run.train.evaluation.enabled
+        and not run.train.load_best_at_end
+    )
     with pytest.raises(ConfigError, match="early_stop_patience=3 does nothing"):
         load_measured(CONFIG, [*given, "train.evaluation.enabled=false"])

@@ -2,10 +2,11 @@
 
     bash tools/chaos.sh 200 [--seed S] [--procs N] [--only I]
 
-Every fault strikes a real run through tools/train.sh. Afterwards the job is resumed, or started again, without it.
-`survived`: it ended with 0 and the reference's losses. `clean error`: it ended with another code and a line that says
-why and names the rank that was struck, left no process behind, and its resume gave the reference's losses. `hang`: it,
-or a process of it, did not end. `silent`: anything else. Exit code 1 for the last two.
+Every fault strikes a real run through tools/train.sh. Afterwards the job is resumed, or started
+again, without it. `survived`: it ended with 0 and the reference's losses. `clean error`: it ended
+with another code and a line that says why and names the rank that was struck, left no process
+behind, and its resume gave the reference's losses. `hang`: it, or a process of it, did not end.
+`silent`: anything else. Exit code 1 for the last two.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ from chaos_faults import Fault, draw  # noqa: E402
 from launched import descendants  # noqa: E402
 
 OUTCOMES = ("survived", "clean error", "hang", "silent")
-#: time limits in seconds: of a job on a busy machine, and without progress for a job with a hanging rank
+#: time limits in seconds: of a job on a busy machine, and without progress for a job with a hanging
+#: rank
 JOB_SECONDS, STALL_SECONDS = 300, 20
 #: relative tolerance of each loss, compared with the run without a fault
 BOUND = 1e-6
-#: the rank that a failure is reported of; an error that all ranks share names none, and was made on rank 0
+#: the rank that a failure is reported of; an error that all ranks share names none, and was made on
+#: rank 0
 BLAMED = re.compile(r"^(?:error: (?:rank (\d+): )?|launch: rank (\d+) failed first)", re.MULTILINE)
 Losses = Mapping[int, float]
 
@@ -64,7 +67,9 @@ class Job:
 
     @property
     def could_not_speak(self) -> bool:
-        """True if the launcher was killed, or ended by a signal before it did anything, as reported by the shell."""
+        """True if the launcher was killed, or ended by a signal before it did anything, as reported
+        by the shell.
+        """
         early = (
             not self.has_begun
             and self.code is not None
@@ -74,23 +79,44 @@ class Job:
 
     @property
     def lines(self) -> list[str]:
-        """Lines of stderr without OneFlow's harmless ones; for a requested stop also those of stdout."""
+        """Lines of stderr without OneFlow's harmless ones; for a requested stop also those of
+        stdout.
+        """
         said = [
             *self.stderr.splitlines(),
             *(line for line in self.stdout.splitlines() if line.startswith("stopped by")),
         ]
-        return [line for line in said if line.strip() and not any(harmless in line for harmless in jobs.HARMLESS)]
+        return [
+            line
+            for line in said
+            if line.strip() and not any(harmless in line for harmless in jobs.HARMLESS)
+        ]
 
 
-# ------------------------------------------------------------------------------------------------ running jobs
+# ----------------------------------------------------------------------------------------------
+# running jobs
 
 
 def start(folder: Path, fault: Fault, *arguments: str, planted: bool) -> subprocess.Popen:
     """Start the job of a fault in `folder`, with or without the fault in its environment."""
-    hook = {"CHAOS": json.dumps(fault.details), "CHAOS_MARK": str(folder / "struck")} if planted else {}
+    hook = (
+        {"CHAOS": json.dumps(fault.details), "CHAOS_MARK": str(folder / "struck")}
+        if planted
+        else {}
+    )
     settings = [f"graph.enabled={str(fault.mode == 'graph').lower()}", *arguments]
-    command = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, "chaos_config.py", str(fault.procs), *settings]
-    limits = {"LIBAI_START_TIMEOUT": str(3 * STALL_SECONDS), "LIBAI_STEP_TIMEOUT": str(STALL_SECONDS)}
+    command = [
+        "bash",
+        jobs.TRAIN_SH,
+        jobs.TRAIN_NET,
+        "chaos_config.py",
+        str(fault.procs),
+        *settings,
+    ]
+    limits = {
+        "LIBAI_START_TIMEOUT": str(3 * STALL_SECONDS),
+        "LIBAI_STEP_TIMEOUT": str(STALL_SECONDS),
+    }
     environment = jobs.clean_environment(**limits, CHAOS_RUN=str(folder), **hook)
     with open(folder / "stderr.txt", "w") as errors, open(folder / "stdout.txt", "w") as out:
         return subprocess.Popen(
@@ -133,7 +159,10 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def read_losses(folder: Path) -> dict[int, float]:
-    """Return iteration → logged loss. A later line of an iteration (after a resume) replaces an earlier one."""
+    """Return iteration → logged loss.
+
+    A later line of an iteration (after a resume) replaces an earlier one.
+    """
     path = folder / "out" / "metrics.jsonl"
     losses = {}
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -165,7 +194,8 @@ def reference(mode: str, procs: int) -> Losses:
     return losses
 
 
-# ------------------------------------------------------------------------------------------------ striking
+# ----------------------------------------------------------------------------------------------
+# striking
 
 
 def strike(fault: Fault, folder: Path) -> Job:
@@ -198,11 +228,15 @@ def _send(pid: int, signum: int) -> None:
 
 
 def _rank(launcher: int, rank: int) -> int | None:
-    """Return the process id of a rank's program, the latest one if it was restarted; None if there is none yet."""
+    """Return the process id of a rank's program, the latest one if it was restarted; None if there
+    is none yet.
+    """
     found = None
     with contextlib.suppress(OSError):
         for pid in descendants(launcher):
-            if f"RANK={rank}" in Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0"):
+            if f"RANK={rank}" in Path(f"/proc/{pid}/environ").read_text(errors="replace").split(
+                "\0"
+            ):
                 found = pid
     return found
 
@@ -228,11 +262,16 @@ def damage_newest(fault: Fault, folder: Path) -> None:
         path.write_bytes(data[:at] if fault.details["how"] == "truncate" else b"")
 
 
-# ------------------------------------------------------------------------------------------------ judging
+# ----------------------------------------------------------------------------------------------
+# judging
 
 
-def judge(struck: Job, resumed: Job | None, losses: Losses, expected: Losses, rank: int | None = None) -> Verdict:
-    """Judge a fault. `resumed`: the job that went on; None after a good end. `losses`: of both together.
+def judge(
+    struck: Job, resumed: Job | None, losses: Losses, expected: Losses, rank: int | None = None
+) -> Verdict:
+    """Judge a fault.
+
+    `resumed`: the job that went on; None after a good end. `losses`: of both together.
 
     `rank`: the one that was struck, if the report has to name it.
     """
@@ -246,9 +285,14 @@ def judge(struck: Job, resumed: Job | None, losses: Losses, expected: Losses, ra
     if rank is not None and struck.code == 1:
         blamed = [int(first or second or 0) for first, second in BLAMED.findall(struck.stderr)]
         if blamed != [rank]:
-            return Verdict("silent", f"rank {rank} was struck, and the report names {blamed}: {struck.stderr[-800:]}")
+            return Verdict(
+                "silent",
+                f"rank {rank} was struck, and the report names {blamed}: {struck.stderr[-800:]}",
+            )
     if resumed is not None and resumed.code != 0:
-        return Verdict("silent", f"the job could not go on (exit code {resumed.code}): {resumed.stderr[-800:]}")
+        return Verdict(
+            "silent", f"the job could not go on (exit code {resumed.code}): {resumed.stderr[-800:]}"
+        )
     if losses.keys() != expected.keys():
         return Verdict("silent", f"logged iterations {sorted(losses)} are not {sorted(expected)}")
     wrong = [i for i in sorted(expected) if not abs(losses[i] / expected[i] - 1) <= BOUND]
@@ -264,7 +308,9 @@ def run(fault: Fault) -> Verdict:
     struck, resumed = strike(fault, folder), None
     if struck.code is not None and struck.code != 0 and not struck.left_behind:
         has_checkpoint = any((folder / "out" / "checkpoints").glob("iter_*"))
-        resumed = finish(start(folder, fault, *(["--resume"] if has_checkpoint else []), planted=False), folder)
+        resumed = finish(
+            start(folder, fault, *(["--resume"] if has_checkpoint else []), planted=False), folder
+        )
     verdict = judge(struck, resumed, read_losses(folder), expected, fault.rank)
     if verdict.outcome in ("survived", "clean error"):
         shutil.rmtree(folder)
@@ -273,10 +319,16 @@ def run(fault: Fault) -> Verdict:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="chaos.sh", description="Inject random faults into real training jobs.")
+    parser = argparse.ArgumentParser(
+        prog="chaos.sh", description="Inject random faults into real training jobs."
+    )
     parser.add_argument("count", type=int, help="how many faults")
-    parser.add_argument("--seed", type=int, default=1, help="of the campaign; the same seed gives the same faults")
-    parser.add_argument("--procs", type=int, help="ranks of every job (default: 1 or 2, by the seed)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the campaign; the same seed gives the same faults"
+    )
+    parser.add_argument(
+        "--procs", type=int, help="ranks of every job (default: 1 or 2, by the seed)"
+    )
     parser.add_argument("--only", type=int, metavar="I", help="replay fault number I alone")
     args = parser.parse_args(arguments)
     counts = Counter()
@@ -284,8 +336,12 @@ def main(arguments: list[str]) -> int:
         fault = draw(args.seed, number, args.procs)
         verdict = run(fault)
         counts[verdict.outcome] += 1
-        print(f"{verdict.outcome:<12} {fault}{f': {verdict.why}' if verdict.why else ''}", flush=True)
-    print(f"injected {counts.total()} / " + " / ".join(f"{name} {counts[name]}" for name in OUTCOMES))
+        print(
+            f"{verdict.outcome:<12} {fault}{f': {verdict.why}' if verdict.why else ''}", flush=True
+        )
+    print(
+        f"injected {counts.total()} / " + " / ".join(f"{name} {counts[name]}" for name in OUTCOMES)
+    )
     return 1 if counts["hang"] or counts["silent"] else 0
 
 

@@ -1,4 +1,6 @@
-"""The job of the campaign: 12 iterations of 8 samples over all ranks, with a checkpoint every 3 iterations."""
+"""The job of the campaign: 12 iterations of 8 samples over all ranks, with a checkpoint every 3
+iterations.
+"""
 
 import oneflow as flow
 from chaos_parts import Disturbed, Model, samples

@@ -1,7 +1,7 @@
 """A user's model, data and hook, copied next to the config. The hook plants a fault.
 
-The environment variable CHAOS contains the fault as JSON (`chaos_faults.Fault`). It happens only once: a file records
-it, so a restarted or resumed job is not disturbed.
+The environment variable CHAOS contains the fault as JSON (`chaos_faults.Fault`). It happens only
+once: a file records it, so a restarted or resumed job is not disturbed.
 """
 
 import json
@@ -28,11 +28,16 @@ class Model(nn.Module):
         self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
 
     def forward(self, x, y):
-        return {"losses": {"cls": nn.functional.cross_entropy(self.b(nn.functional.relu(self.a(x))), y)}}
+        return {
+            "losses": {"cls": nn.functional.cross_entropy(self.b(nn.functional.relu(self.a(x))), y)}
+        }
 
 
 class Disturbed(HookBase):
-    """Causes the fault in CHAOS at its hook point, iteration and rank. Without CHAOS it only slows iterations down."""
+    """Causes the fault in CHAOS at its hook point, iteration and rank.
+
+    Without CHAOS it only slows iterations down.
+    """
 
     def __init__(self):
         self.fault = json.loads(os.environ.get("CHAOS", "{}"))

@@ -1,4 +1,6 @@
-"""Random faults strike real jobs: each is survived or ends with a clear error, and the run goes on as it was."""
+"""Random faults strike real jobs: each is survived or ends with a clear error, and the run goes on
+as it was.
+"""
 
 import signal
 
@@ -31,7 +33,12 @@ def ended(code=0, stderr=""):
     [
         (ended(), None, GOOD, "survived"),
         (ended(1, "launch: rank 1 failed first"), ended(), GOOD, "clean error"),
-        (ended(-signal.SIGKILL), ended(), GOOD, "clean error"),  # the launcher cannot print a last message
+        (
+            ended(-signal.SIGKILL),
+            ended(),
+            GOOD,
+            "clean error",
+        ),  # the launcher cannot print a last message
         (ended(None), None, GOOD, "hang"),
         (ended(1), ended(), GOOD, "silent"),
         (ended(1, "error: rank 0: failed"), ended(), GOOD, "silent"),

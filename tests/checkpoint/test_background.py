@@ -1,5 +1,6 @@
-"""Background saves: the snapshot is taken during the call, saves do not overlap, and errors are raised by the next
-call."""
+"""Background saves: the snapshot is taken during the call, saves do not overlap, and errors are
+raised by the next call.
+"""
 
 import threading
 
@@ -71,9 +72,11 @@ def test_a_failure_in_the_background_is_raised_once_at_the_next_call(tmp_path, m
         checkpointer.save(1, {"model": {}}, {})
         checkpointer._pending.exception()  # wait for it
     with pytest.raises(CheckpointError, match="disk on fire"):
-        {"check": checkpointer.check, "close": checkpointer.close, "save": lambda: checkpointer.save(2, {}, {})}[
-            where
-        ]()
+        {
+            "check": checkpointer.check,
+            "close": checkpointer.close,
+            "save": lambda: checkpointer.save(2, {}, {}),
+        }[where]()
     checkpointer.check()
     checkpointer.save(3, {"model": {"a": np.ones(1)}}, {})
     checkpointer.close()

@@ -1,4 +1,6 @@
-"""Two real ranks: every layout is gathered to full tensors and restored, and failures reach both ranks."""
+"""Two real ranks: every layout is gathered to full tensors and restored, and failures reach both
+ranks.
+"""
 
 import jobs
 import numpy as np
@@ -73,7 +75,7 @@ except BaseException:
     traceback.print_exc()
     sys.stderr.flush()
     os._exit(1)  # a rank that merely raises hangs the job (OneFlow 0.9.0)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.e2e
@@ -84,7 +86,12 @@ def test_two_ranks_save_logical_tensors_and_agree_on_failures(tmp_path):
     root = tmp_path / "root"
     output = jobs.run_ranks(job, 2, root, cwd=tmp_path, timeout=100, PYTHONUNBUFFERED="1").stdout
     expected = np.arange(64, dtype=np.float32).reshape(8, 8)
-    assert [checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(root)] == [1, 2, 3, 5]
+    assert [checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(root)] == [
+        1,
+        2,
+        3,
+        5,
+    ]
     for path in checkpoint.list_checkpoints(root):
         loaded = checkpoint.load(path)
         assert checkpoint.verify(path) == []

@@ -18,7 +18,10 @@ def root(tmp_path):
     """Checkpoints of iterations 1 to 3; 2 is the best."""
     root = tmp_path / "root"
     for i in (1, 2, 3):
-        tensors = {"model": {"w": np.full((3, 4), i, np.float32), "n": np.arange(3)}, "optimizer": {"w/m": np.ones(12)}}
+        tensors = {
+            "model": {"w": np.full((3, 4), i, np.float32), "n": np.arange(3)},
+            "optimizer": {"w/m": np.ones(12)},
+        }
         checkpoint.save(root, i, tensors, {"lr": i / 10}, shard_bytes=50)
     checkpoint.mark_best(root, root / "iter_0000002", "eval/val/loss", 1.5)
     return root
@@ -42,7 +45,9 @@ def _damage(path):
 
 def test_ls_and_verify_show_health_and_best(root, run):
     code, out, _ = run("ls", root)
-    assert code == 0 and len(out.splitlines()) == 3 and "best eval/val/loss=1.5" in out.splitlines()[1]
+    assert (
+        code == 0 and len(out.splitlines()) == 3 and "best eval/val/loss=1.5" in out.splitlines()[1]
+    )
     assert run("verify", root, root / "iter_0000001")[0] == 0
     _damage(root / "iter_0000003")
     code, out, _ = run("ls", root, "--json")
@@ -50,7 +55,12 @@ def test_ls_and_verify_show_health_and_best(root, run):
     assert code == 1
     assert [bool(row["problems"]) for row in rows] == [False, False, True]
     code, out, _ = run("verify", root)
-    assert code == 1 and "iter_0000003: damaged" in out and "trainer.json" in out and "iter_0000002: ok" in out
+    assert (
+        code == 1
+        and "iter_0000003: damaged" in out
+        and "trainer.json" in out
+        and "iter_0000002: ok" in out
+    )
 
 
 def test_diff_tells_what_differs(root, run):
@@ -69,7 +79,9 @@ def test_convert_exports_weights_as_one_file(root, run, tmp_path):
     assert code == 0, errors
     with safe_open(tmp_path / "out.safetensors", "np") as file:
         assert sorted(file.keys()) == ["n", "w"]
-        assert file.get_slice("w").get_dtype() == "BF16" and file.get_slice("n").get_dtype() == "I64"
+        assert (
+            file.get_slice("w").get_dtype() == "BF16" and file.get_slice("n").get_dtype() == "I64"
+        )
     assert (checkpoint.open_weights(tmp_path / "out.safetensors")["w"] == 3).all()
     assert run("convert", root / "last", "out.safetensors")[0] == 2  # never overwrites
     assert list(tmp_path.glob(".out*")) == []

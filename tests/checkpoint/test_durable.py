@@ -34,7 +34,13 @@ def test_a_failure_leaves_nothing_and_what_was_there(tmp_path):
 
 
 def test_what_dead_processes_have_left_is_cleared(tmp_path):
-    for name in ("keep", ".saving-iter_0000003", ".deleting-iter_0000001", ".replaced-iter_0000002", ".hidden"):
+    for name in (
+        "keep",
+        ".saving-iter_0000003",
+        ".deleting-iter_0000001",
+        ".replaced-iter_0000002",
+        ".hidden",
+    ):
         (tmp_path / name).mkdir()
     (tmp_path / "iter_0000002").mkdir()
     (tmp_path / ".best.json.ab.tmp").touch()

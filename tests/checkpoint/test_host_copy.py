@@ -1,5 +1,6 @@
-"""The copy of a background save is exact for every dtype and layout, waits once for all tensors, and reuses its
-memory."""
+"""The copy of a background save is exact for every dtype and layout, waits once for all tensors,
+and reuses its memory.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +20,17 @@ def take(host, tensors):
 
 def all_kinds():
     numbers = flow.tensor(np.arange(12.0).reshape(3, 4))
-    dtypes = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
+    dtypes = (
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "int8",
+        "uint8",
+        "int32",
+        "int64",
+        "bool",
+    )
     return {
         **{dtype: numbers.to(getattr(flow, dtype)) for dtype in dtypes},
         "parameter": flow.nn.Parameter(numbers.to(flow.float32)),

@@ -15,7 +15,11 @@ from libai.checkpoint import CheckpointError
 from libai.checkpoint.strict_json import dump_json
 
 TENSORS = {
-    "model": {"a.weight": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.arange(5), "c": np.array(2.5)},
+    "model": {
+        "a.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "b": np.arange(5),
+        "c": np.array(2.5),
+    },
     "optimizer": {"a.weight/exp_avg": np.ones((3, 4), np.float32)},
 }
 STATE = {"trainer": {"iter": 200}, "rates": [0.1, 0.2], "best": None}
@@ -45,7 +49,11 @@ def test_what_was_saved_comes_back(path):
         assert list(loaded.tensors[group]) == sorted(tensors)
         for name, array in tensors.items():
             read = loaded.tensors[group][name]
-            assert read.dtype == array.dtype and read.shape == array.shape and np.array_equal(read, array)
+            assert (
+                read.dtype == array.dtype
+                and read.shape == array.shape
+                and np.array_equal(read, array)
+            )
             assert read.flags.writeable
 
 
@@ -106,7 +114,13 @@ def test_damage_after_verification_is_found_when_a_tensor_is_read(path):
 
 def test_a_folder_replaced_while_it_is_read_gives_no_mixture(path):
     loaded = checkpoint.load(path)
-    checkpoint.save(path.parent, 200, {"model": {n: a + 1 for n, a in TENSORS["model"].items()}}, STATE, shard_bytes=50)
+    checkpoint.save(
+        path.parent,
+        200,
+        {"model": {n: a + 1 for n, a in TENSORS["model"].items()}},
+        STATE,
+        shard_bytes=50,
+    )
     with pytest.raises(CheckpointError):
         loaded.tensors["model"]["a.weight"]
 

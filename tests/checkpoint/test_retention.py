@@ -50,7 +50,9 @@ def test_damaged_ones_are_skipped_with_their_reasons(root):
 def test_prune_keeps_what_was_asked(root, arguments, left):
     deleted = checkpoint.prune(root, **arguments)
     assert _left(root) == left
-    assert sorted(path.name for path in root.iterdir()) == [f"iter_{iteration:07d}" for iteration in left]
+    assert sorted(path.name for path in root.iterdir()) == [
+        f"iter_{iteration:07d}" for iteration in left
+    ]
     assert {checkpoint.iteration_of(path.name) for path in deleted} == {1, 2, 3, 4, 5} - set(left)
 
 
@@ -79,7 +81,9 @@ def test_the_best_is_remembered_and_replaced(root):
     assert checkpoint.read_best(root) is None
     checkpoint.mark_best(root, root / "iter_0000002", "eval/val/loss", 1.5)
     checkpoint.mark_best(root, root / "iter_0000003", "eval/val/loss", 1.25)
-    assert checkpoint.read_best(root) == checkpoint.Best(root / "iter_0000003", "eval/val/loss", 1.25)
+    assert checkpoint.read_best(root) == checkpoint.Best(
+        root / "iter_0000003", "eval/val/loss", 1.25
+    )
     assert json.loads((root / "best.json").read_text()) == {
         "checkpoint": "iter_0000003",
         "metric": "eval/val/loss",
@@ -87,7 +91,9 @@ def test_the_best_is_remembered_and_replaced(root):
     }
 
 
-@pytest.mark.parametrize("content", ["{}", '{"checkpoint": "../../etc", "value": 1}', "[]", "x", '{"checkpoint": 3}'])
+@pytest.mark.parametrize(
+    "content", ["{}", '{"checkpoint": "../../etc", "value": 1}', "[]", "x", '{"checkpoint": 3}']
+)
 def test_a_damaged_or_hostile_best_file_is_an_error(root, content):
     (root / "best.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"best\.json"):
@@ -117,5 +123,7 @@ def test_what_cannot_be_resolved_is_explained(root):
         checkpoint.resolve(root / "best")
     for iteration in range(1, 6):
         _damage(root, iteration)
-    with pytest.raises(CheckpointError, match=r"contains no valid checkpoint.\n  iter_0000005: .*damaged"):
+    with pytest.raises(
+        CheckpointError, match=r"contains no valid checkpoint.\n  iter_0000005: .*damaged"
+    ):
         checkpoint.resolve(root)

@@ -1,4 +1,6 @@
-"""Values that can be saved, values that are refused with a clear message, and the memory that a save takes."""
+"""Values that can be saved, values that are refused with a clear message, and the memory that a
+save takes.
+"""
 
 import json
 import subprocess
@@ -13,7 +15,10 @@ from libai.checkpoint import CheckpointError
 
 
 def test_the_folder_is_laid_out_as_documented(tmp_path):
-    tensors = {"model": {f"w{i}": np.ones(25, np.float32) for i in range(5)}, "optimizer": {"m": np.ones(3)}}
+    tensors = {
+        "model": {f"w{i}": np.ones(25, np.float32) for i in range(5)},
+        "optimizer": {"m": np.ones(3)},
+    }
     path = checkpoint.save(tmp_path, 200, tensors, {"lr": 0.1}, shard_bytes=200)
     assert path == tmp_path / "iter_0000200"
     assert sorted(file.name for file in path.iterdir()) == [
@@ -33,7 +38,12 @@ def test_the_folder_is_laid_out_as_documented(tmp_path):
 
 def test_arrays_of_any_memory_layout_are_saved_by_value(tmp_path):
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
-    tensors = {"t": base.T, "strided": base[::2, 1::2], "big-endian": base.astype(">f4"), "readonly": base[0].copy()}
+    tensors = {
+        "t": base.T,
+        "strided": base[::2, 1::2],
+        "big-endian": base.astype(">f4"),
+        "readonly": base[0].copy(),
+    }
     tensors["readonly"].flags.writeable = False
     path = checkpoint.save(tmp_path, 1, {"model": tensors}, {})
     loaded = checkpoint.load(path).tensors["model"]
@@ -44,15 +54,27 @@ def test_arrays_of_any_memory_layout_are_saved_by_value(tmp_path):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"iteration": -1}, "iteration=-1: the number of a checkpoint must be a whole number of at least 0."),
-        ({"state": {"best": float("nan")}}, "trainer.json: $.best is nan, which JSON cannot represent."),
+        (
+            {"iteration": -1},
+            "iteration=-1: the number of a checkpoint must be a whole number of at least 0.",
+        ),
+        (
+            {"state": {"best": float("nan")}},
+            "trainer.json: $.best is nan, which JSON cannot represent.",
+        ),
         ({"state": [1]}, "state is a list, expected a dict of JSON values."),
-        ({"tensors": {"model": {"a": 3}}}, "model: a is a int, expected a oneflow tensor or a numpy array."),
+        (
+            {"tensors": {"model": {"a": 3}}},
+            "model: a is a int, expected a oneflow tensor or a numpy array.",
+        ),
         (
             {"tensors": {"model": {"a": np.array(["x"])}}},
             "model: a has the dtype <U1, which safetensors does not support.",
         ),
-        ({"tensors": {"model": {"__metadata__": np.ones(1)}}}, "a tensor cannot be named '__metadata__'"),
+        (
+            {"tensors": {"model": {"__metadata__": np.ones(1)}}},
+            "a tensor cannot be named '__metadata__'",
+        ),
         ({"tensors": {"../model": {"a": np.ones(1)}}}, "a tensor group cannot be named '../model'"),
     ],
 )
@@ -100,13 +122,19 @@ try:
 finally:
     done.set()
 print((peak[0] - before) / shard)
-"""
+"""  # noqa: E501
 
 
 def _peak_in_shards(tmp_path, what):
-    """Return the additional resident memory for saving (and loading) a model of ten shards, in units of one shard."""
+    """Return the additional resident memory for saving (and loading) a model of ten shards, in
+    units of one shard.
+    """
     command = [sys.executable, "-c", _MEMORY, str(tmp_path), what]
-    return float(subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout)
+    return float(
+        subprocess.run(
+            command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=60
+        ).stdout
+    )
 
 
 @pytest.mark.e2e

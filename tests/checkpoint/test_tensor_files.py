@@ -1,4 +1,6 @@
-"""Tensor files are exact for every dtype, readable by other libraries, and refused if the header is invalid."""
+"""Tensor files are exact for every dtype, readable by other libraries, and refused if the header is
+invalid.
+"""
 
 import json
 import os
@@ -18,13 +20,20 @@ from libai.checkpoint.tensor_files import CODES, TensorSpec, read_slots, write_t
 
 NUMBERS = np.arange(6).reshape(2, 3)
 ARRAYS = {dtype: NUMBERS.astype(dtype) for dtype in CODES if dtype != "bfloat16"}
-ARRAYS |= {"scalar": np.array(3.5), "empty": np.zeros((0, 4), np.float32), "name with . and ü": np.ones(3)}
+ARRAYS |= {
+    "scalar": np.array(3.5),
+    "empty": np.zeros((0, 4), np.float32),
+    "name with . and ü": np.ones(3),
+}
 
 
 def test_every_dtype_is_written_for_others_and_read_from_them(tmp_path):
     path = checkpoint.save(tmp_path, 1, {"model": ARRAYS}, {})
     save_file(ARRAYS, tmp_path / "x.safetensors", metadata={"any": "text"})
-    loaded, own = load_file(path / "model.safetensors"), open_safetensors(tmp_path / "x.safetensors")
+    loaded, own = (
+        load_file(path / "model.safetensors"),
+        open_safetensors(tmp_path / "x.safetensors"),
+    )
     assert loaded.keys() == own.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
         for read in (loaded[name], own[name]):

@@ -45,7 +45,9 @@ def test_a_pattern_that_renames_nothing_is_named(saved):
     net, path = saved
     report = checkpoint.load_weights(path, Net(), [(r"^norm\.", "norm."), (r"^encodr\.", "")])
     assert report.is_exact and report.idle_patterns == [r"^encodr\."]
-    assert str(report).endswith(r"\n  '^encodr\\.' of revise_keys matches no name on disk.".replace(r"\n", "\n"))
+    assert str(report).endswith(
+        r"\n  '^encodr\\.' of revise_keys matches no name on disk.".replace(r"\n", "\n")
+    )
 
 
 def test_a_mismatch_is_reported_exactly_and_nothing_is_copied(saved):
@@ -57,11 +59,11 @@ def test_a_mismatch_is_reported_exactly_and_nothing_is_copied(saved):
         checkpoint.load_weights(path, other, [(r"^norm\.(?=running)", "old.")])
     assert str(error.value) == (
         "checkpoint `iter_0000500`: 5 tensors fit, 3 missing, 2 unexpected, 2 mismatched. "
-        "`train.load_weight` with `strict=false` loads the tensors that fit; `revise_keys` renames tensors.\n"
-        "  missing: `extra.weight`, `norm.running_mean`, `norm.running_var` (in the model, not on disk).\n"
-        "  unexpected: `old.running_mean`, `old.running_var` (on disk, not in the model).\n"
-        "  mismatched: `head.bias` is (10,) on disk, (7,) in the model, `head.weight` is (10, 8) on disk, (7, 8) in "
-        "the model."
+        "`train.load_weight` with `strict=false` loads the tensors that fit; `revise_keys` "
+        "renames tensors.\n  missing: `extra.weight`, `norm.running_mean`, `norm.running_var` (in "
+        "the model, not on disk).\n  unexpected: `old.running_mean`, `old.running_var` (on disk, "
+        "not in the model).\n  mismatched: `head.bias` is (10,) on disk, (7,) in the model, "
+        "`head.weight` is (10, 8) on disk, (7, 8) in the model."
     )
     assert _equal(_values(other), before)
 
@@ -117,7 +119,9 @@ def test_a_bad_mapping_is_an_error(saved, mapping, expected):
         checkpoint.load_weights(saved[1], Net(), mapping)
 
 
-@pytest.mark.parametrize("form", ["root", "run", "best", "file", "index", "foreign folder", "foreign shards"])
+@pytest.mark.parametrize(
+    "form", ["root", "run", "best", "file", "index", "foreign folder", "foreign shards"]
+)
 def test_every_kind_of_source_is_read(saved, tmp_path, form):
     net, path = saved
     checkpoint.mark_best(tmp_path, path, "m", 1.0)
@@ -148,7 +152,9 @@ def test_every_kind_of_source_is_read(saved, tmp_path, form):
 def test_a_source_that_is_none_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="does not exist"):
         checkpoint.open_weights(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="contains neither manifest.json nor model.safetensors"):
+    with pytest.raises(
+        CheckpointError, match="contains neither manifest.json nor model.safetensors"
+    ):
         checkpoint.open_weights(tmp_path)
     path = checkpoint.save(tmp_path, 1, {"optimizer": {"a": np.ones(1)}}, {})
     with pytest.raises(CheckpointError, match="has no tensor group 'model'; it has optimizer"):
@@ -179,4 +185,7 @@ def test_weights_are_taken_from_a_dict_as_from_a_file():
     assert report.is_exact
     np.testing.assert_array_equal(target.weight.numpy(), source.weight.numpy())
     arrays = {"weight": np.zeros((2, 3), "float32"), "bias": np.ones(2, "float32")}
-    assert checkpoint.load_weights(arrays, target).is_exact and target.bias.numpy().tolist() == [1.0, 1.0]
+    assert checkpoint.load_weights(arrays, target).is_exact and target.bias.numpy().tolist() == [
+        1.0,
+        1.0,
+    ]

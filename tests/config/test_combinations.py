@@ -2,7 +2,15 @@
 
 import pytest
 
-from libai.config import ConfigError, LazyCall, LazyConfig, combinations, parse_args, schema, validate
+from libai.config import (
+    ConfigError,
+    LazyCall,
+    LazyConfig,
+    combinations,
+    parse_args,
+    schema,
+    validate,
+)
 
 BASE = ["train.train_iter=100", "train.train_micro_batch_size=2"]
 
@@ -35,7 +43,10 @@ def make(*overrides, test=True, schedule=Warming):
         "model": LazyCall(dict)(),
         "optim": LazyCall(Optimizer)(params=LazyCall(groups)()),
         "lr_scheduler": schedule and LazyCall(schedule)(),
-        "dataloader": {"train": LazyCall(list)(), "test": {"val": LazyCall(list)()} if test else None},
+        "dataloader": {
+            "train": LazyCall(list)(),
+            "test": {"val": LazyCall(list)()} if test else None,
+        },
         "train": schema.defaults("train"),
         "graph": schema.defaults("graph"),
     }
@@ -60,7 +71,8 @@ WARNED = [
     (
         ["train.ema.decay=0.5"],
         {},
-        "train.ema.decay=0.5 does nothing: train.ema.enabled is false. Set it to true, or remove the other settings.",
+        "train.ema.decay=0.5 does nothing: train.ema.enabled is false. Set it to true, or remove "
+        "the other settings.",
         ["train.ema.enabled=true"],
     ),
     (
@@ -76,9 +88,14 @@ WARNED = [
         ["train.load_weight=x"],
     ),
     (
-        ["train.evaluation.eval_metric=val/loss", "train.evaluation.eval_period=7", "train.evaluation.enabled=false"],
+        [
+            "train.evaluation.eval_metric=val/loss",
+            "train.evaluation.eval_period=7",
+            "train.evaluation.enabled=false",
+        ],
         {},
-        "train.evaluation.eval_period=7, train.evaluation.eval_metric=val/loss do nothing: train.evaluation.enabled is",
+        "train.evaluation.eval_period=7, train.evaluation.eval_metric=val/loss do nothing: "
+        "train.evaluation.enabled is",
         ["train.evaluation.enabled=true"],
     ),
     # rules that depend on other parts of the config, on the processes or on the length
@@ -97,7 +114,8 @@ WARNED = [
     (
         ["train.evaluation.eval_iter=3", "train.test_micro_batch_size=2"],
         {"test": False},
-        "train.evaluation.eval_iter=3, train.test_micro_batch_size=2 do nothing: dataloader.test has no dataset",
+        "train.evaluation.eval_iter=3, train.test_micro_batch_size=2 do nothing: dataloader.test "
+        "has no dataset",
         None,
     ),
     (
@@ -145,11 +163,15 @@ WARNED = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "options", "text", "remedy"), WARNED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("overrides", "options", "text", "remedy"), WARNED, ids=lambda value: str(value)[:40]
+)
 def test_what_does_nothing_is_warned_about_by_name_and_once(overrides, options, text, remedy):
     lines = warned(*overrides, **options)
     assert len(lines) == 1 and lines[0].startswith(text), lines
-    if remedy is not None:  # negative control: the setting has an effect as soon as its requirements are met
+    if (
+        remedy is not None
+    ):  # negative control: the setting has an effect as soon as its requirements are met
         assert warned(*overrides, *remedy, **options) == []
 
 
@@ -171,8 +193,8 @@ REFUSED = [
     (
         ["train.evaluation.eval_metric=vall/loss"],
         {},
-        "train.evaluation.eval_metric=vall/loss: expected <dataset>/<metric>, with one of dataloader.test's datasets "
-        "(val). Did you mean val/loss?",
+        "train.evaluation.eval_metric=vall/loss: expected <dataset>/<metric>, with one of "
+        "dataloader.test's datasets (val). Did you mean val/loss?",
     ),
     (
         ["train.clip_grad.value=1", "train.clip_grad.max_norm=1"],
@@ -187,12 +209,18 @@ REFUSED = [
     (
         ["train.load_best_at_end=true"],
         {},
-        "train.load_best_at_end=true does nothing: no best checkpoint is kept. It needs dataloader.test",
+        "train.load_best_at_end=true does nothing: no best checkpoint is kept. It needs "
+        "dataloader.test",
     ),
     (
-        ["train.load_best_at_end=true", "train.evaluation.eval_metric=-val/loss", "train.checkpointer.enabled=false"],
+        [
+            "train.load_best_at_end=true",
+            "train.evaluation.eval_metric=-val/loss",
+            "train.checkpointer.enabled=false",
+        ],
         {},
-        "train.load_best_at_end=true does nothing: no best checkpoint is kept. It needs dataloader.test",
+        "train.load_best_at_end=true does nothing: no best checkpoint is kept. It needs "
+        "dataloader.test",
     ),
     (
         ["train.evaluation.eval_metric=-val/loss", "train.evaluation.eval_mode=max"],
@@ -203,20 +231,26 @@ REFUSED = [
     (
         ["train.evaluation.early_stop_patience=3"],
         {},
-        "train.evaluation.early_stop_patience=3 does nothing: no metric is measured. It needs dataloader.test",
+        "train.evaluation.early_stop_patience=3 does nothing: no metric is measured. It needs "
+        "dataloader.test",
     ),
     (
         ["train.zero_optimization.stage=2"],
         {},
-        "train.zero_optimization.stage=2 does nothing: train.zero_optimization.enabled is false. Set it to true, or "
-        "remove stage.",
+        "train.zero_optimization.stage=2 does nothing: train.zero_optimization.enabled is false. "
+        "Set it to true, or remove stage.",
     ),
     (
         ["train.dist.tensor_parallel_size=2", "train.dist.gradient_reduction=flat"],
         {"world_size": 2},
-        "train.dist.gradient_reduction=flat cannot be honoured: it averages over ranks that hold full replicas",
+        "train.dist.gradient_reduction=flat cannot be honoured: it averages over ranks that hold "
+        "full replicas",
     ),
-    (["train.evaluation.eval_metric=loss"], {}, "train.evaluation.eval_metric=loss: expected <dataset>/<metric>"),
+    (
+        ["train.evaluation.eval_metric=loss"],
+        {},
+        "train.evaluation.eval_metric=loss: expected <dataset>/<metric>",
+    ),
     (
         ["train.warmup_ratio=0.1"],
         {"schedule": Plateau},
@@ -237,11 +271,17 @@ REFUSED = [
         {},
         "train.deterministic=true cannot be honoured: graph.enabled",
     ),
-    (["optim.params.weight_decay=-1"], {}, "optim.params.weight_decay=-1.0: expected a finite number >= 0"),
+    (
+        ["optim.params.weight_decay=-1"],
+        {},
+        "optim.params.weight_decay=-1.0: expected a finite number >= 0",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "options", "text"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("overrides", "options", "text"), REFUSED, ids=lambda value: str(value)[:40]
+)
 def test_an_outcome_that_cannot_come_is_refused(overrides, options, text):
     (problem,) = refusals(*overrides, **options)
     assert problem.startswith(text)
@@ -259,20 +299,32 @@ def test_what_can_be_honoured_is_not_refused():
         )
     )
     validate(make("train.dist.gradient_reduction=flat"), world_size=2)
-    validate(make("train.evaluation.eval_metric=my/own", "train.extra_hooks=[{_target_: fractions.Fraction}]"))
+    validate(
+        make(
+            "train.evaluation.eval_metric=my/own",
+            "train.extra_hooks=[{_target_: fractions.Fraction}]",
+        )
+    )
 
 
 def test_defaults_are_never_warned_about():
     for options in ({}, {"test": False}, {"schedule": None}):
-        for overrides in (["train.evaluation.enabled=false"], ["train.checkpointer.enabled=false"], []):
+        for overrides in (
+            ["train.evaluation.enabled=false"],
+            ["train.checkpointer.enabled=false"],
+            [],
+        ):
             assert warned(*overrides, **options) == []
 
 
-# ------------------------------------------------------------------------------------------- the command line
+# ------------------------------------------------------------------------------------------- the
+# command line
 
 
 def test_one_key_with_two_values_is_refused():
-    with pytest.raises(ConfigError, match=r"train\.seed is given twice, as 1 and as 2\. Give it once\."):
+    with pytest.raises(
+        ConfigError, match=r"train\.seed is given twice, as 1 and as 2\. Give it once\."
+    ):
         parse_args(["config.py", "train.seed=1", "train.seed=2"])
     with pytest.raises(ConfigError, match="train.seed is given twice"):
         parse_args(["config.py", "train.seed=1", "++train.seed=2"])

@@ -26,27 +26,29 @@ def test_accumulation_defaults_to_one():
     [
         (
             (4, 30, None, 2),
-            "train.global_batch_size=30 is not a multiple of micro-batch × data-parallel ranks = 4 × 2. "
-            "Nearest: 24, 32.",
+            "train.global_batch_size=30 is not a multiple of micro-batch × data-parallel ranks = "
+            "4 × 2. Nearest: 24, 32.",
         ),
         (
             (4, 3, None, 2),
-            "train.global_batch_size=3 is not a multiple of micro-batch × data-parallel ranks = 4 × 2. Nearest: 8.",
+            "train.global_batch_size=3 is not a multiple of micro-batch × data-parallel ranks = "
+            "4 × 2. Nearest: 8.",
         ),
         (
             (None, 9, 2, 2),
-            "train.global_batch_size=9 is not a multiple of accumulation × data-parallel ranks = 2 × 2. "
-            "Nearest: 8, 12.",
+            "train.global_batch_size=9 is not a multiple of accumulation × data-parallel ranks = "
+            "2 × 2. Nearest: 8, 12.",
         ),
         (
             (4, 32, 3, 2),
-            "train.global_batch_size=32 is not micro-batch × accumulation × data-parallel ranks = 4 × 3 × 2 = 24. "
-            "Set train.num_accumulation_steps=4 or train.global_batch_size=24, or leave one of them null.",
+            "train.global_batch_size=32 is not micro-batch × accumulation × data-parallel ranks "
+            "= 4 × 3 × 2 = 24. Set train.num_accumulation_steps=4 or train.global_batch_size=24, "
+            "or leave one of them null.",
         ),
         (
             (None, None, 2, 1),
-            "No batch size is set. Set train.train_micro_batch_size (samples per rank and forward pass) or "
-            "train.global_batch_size (samples per iteration).",
+            "No batch size is set. Set train.train_micro_batch_size (samples per rank and "
+            "forward pass) or train.global_batch_size (samples per iteration).",
         ),
     ],
 )
@@ -59,8 +61,14 @@ def test_sizes_that_do_not_fit_are_explained(arguments, text):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((4, None, 3, 1), "= 3 does not divide the 4 processes of this run. Set their product to 1, 2, 4"),
-        ((4, 2, 1, 1), "= 2, but the number of processes is 4. Set train.dist.data_parallel_size=4"),
+        (
+            (4, None, 3, 1),
+            "= 3 does not divide the 4 processes of this run. Set their product to 1, 2, 4",
+        ),
+        (
+            (4, 2, 1, 1),
+            "= 2, but the number of processes is 4. Set train.dist.data_parallel_size=4",
+        ),
         ((3, 2, 2, 1), "= 4, but the number of processes is 3. Change train.dist, or start 4."),
     ],
 )

@@ -10,7 +10,10 @@ from libai.utils.errors import UserError
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Yield a folder for config files. The changes to `sys` that loading makes are undone afterwards."""
+    """Yield a folder for config files.
+
+    The changes to `sys` that loading makes are undone afterwards.
+    """
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(loader, "_import_folders", [])
     modules = set(sys.modules)
@@ -56,7 +59,9 @@ def test_public_dicts_and_calls_are_the_config(folder):
 def test_relative_imports_run_config_files(folder):
     write(folder, "common/train.py", "train = dict(train_iter=1)")
     write(
-        folder, "common/sub/graph.py", "from ..train import train as _train\ngraph = dict(debug=_train['train_iter'])"
+        folder,
+        "common/sub/graph.py",
+        "from ..train import train as _train\ngraph = dict(debug=_train['train_iter'])",
     )
     path = write(
         folder,
@@ -122,8 +127,14 @@ def test_shipped_configs_are_found_by_name_and_by_import(folder):
 def test_edits_never_reach_another_load(folder):
     write(folder, "base.py", "from libai.config import defaults\ntrain = defaults('train')")
     write(folder, "plain_module.py", "from libai.config import defaults\ngraph = defaults('graph')")
-    edits = "from .base import train\nfrom plain_module import graph\ntrain.train_iter = 5\ngraph.enabled = True"
-    first, second = write(folder, "first.py", edits), write(folder, "second.py", edits.split("train.train_iter")[0])
+    edits = (
+        "from .base import train\nfrom plain_module import graph\ntrain.train_iter = "
+        "5\ngraph.enabled = True"
+    )
+    first, second = (
+        write(folder, "first.py", edits),
+        write(folder, "second.py", edits.split("train.train_iter")[0]),
+    )
     loaded = LazyConfig.load(first)
     loaded.train.log_period = 1
     assert LazyConfig.load(second).train.train_iter == 0
@@ -131,11 +142,16 @@ def test_edits_never_reach_another_load(folder):
     assert LazyConfig.load(first).train.log_period == 20
 
 
-@pytest.mark.parametrize(("file", "module"), [("my_net.py", "my_net"), ("sub/helper.py", ".sub.helper")])
+@pytest.mark.parametrize(
+    ("file", "module"), [("my_net.py", "my_net"), ("sub/helper.py", ".sub.helper")]
+)
 def test_a_class_of_another_file_can_be_built_also_afterwards(folder, file, module):
     """The other file is a module, or a config file that is imported relatively."""
     write(folder, file, "class Net:\n    def __init__(self, width): self.width = width")
-    text = f"from libai.config import LazyCall\nfrom {module} import Net\nmodel = LazyCall(Net)(width=3)"
+    text = (
+        f"from libai.config import LazyCall\nfrom {module} import Net\nmodel = "
+        "LazyCall(Net)(width=3)"
+    )
     config = LazyConfig.load(write(folder, "exp.py", text))
     assert config.model._target_ == f"{module.lstrip('.')}.Net"
     assert instantiate(config.model).width == 3
@@ -155,7 +171,11 @@ def test_a_class_of_another_file_can_be_built_also_afterwards(folder, file, modu
         ("from .nowhere.next_to import Net", 1, "No module named '.nowhere'."),
         ("from . import nex_to", 1, "cannot import name 'nex_to' from '.'"),
         ("import math\nmath.sqroot", 2, "has no attribute 'sqroot'. Did you mean sqrt?"),
-        ("from libai.config import LazyCall\nmodel = LazyCall(dict)(1)", 2, "got 1 positional argument(s)"),
+        (
+            "from libai.config import LazyCall\nmodel = LazyCall(dict)(1)",
+            2,
+            "got 1 positional argument(s)",
+        ),
         ("from .exp import model", 1, "imports itself"),
         ("raise SystemExit(3)", 1, "SystemExit: 3"),
     ],
@@ -179,8 +199,12 @@ def test_an_error_in_a_module_names_both_places(folder, monkeypatch):
 
 def test_a_missing_file_names_the_nearest(folder):
     write(folder, "gpt_stdlib.py", "")
-    assert failure(folder / "gpt_stdlb.py").endswith(f"there is no such file. Did you mean {folder}/gpt_stdlib.py?")
-    assert failure("mlp_digit").endswith("and there is no such file. Did you mean mlp_digits?"), "a shipped one"
+    assert failure(folder / "gpt_stdlb.py").endswith(
+        f"there is no such file. Did you mean {folder}/gpt_stdlib.py?"
+    )
+    assert failure("mlp_digit").endswith("and there is no such file. Did you mean mlp_digits?"), (
+        "a shipped one"
+    )
     assert "is a folder" in failure(folder)
     assert "expected a .py or a .yaml file" in failure(write(folder, "exp.txt", ""))
 
@@ -202,7 +226,9 @@ def test_sections_can_be_asked_for(folder):
     path = write(folder, "exp.py", "train = dict(seed=1)\ngraph = dict(debug=2)")
     assert LazyConfig.load(path, "train") == {"seed": 1}
     assert LazyConfig.load(path, ["graph", "train"]) == ({"debug": 2}, {"seed": 1})
-    with pytest.raises(ConfigError, match="defines no 'grpah', only train, graph. Did you mean graph?"):
+    with pytest.raises(
+        ConfigError, match="defines no 'grpah', only train, graph. Did you mean graph?"
+    ):
         LazyConfig.load(path, "grpah")
 
 
@@ -225,7 +251,10 @@ def test_plain_dicts_of_imported_config_files_have_attributes(folder):
     )
     wanted = {"train_iter": 5, "amp": {"enabled": "auto"}, "seed": 3, "log_period": 2}
     assert LazyConfig.load(path) == {"train": wanted, "optim": {"lr": 1, **wanted}}
-    assert LazyConfig.load(folder / "common/train.py").train == {"train_iter": 10, "amp": {"enabled": False}}
+    assert LazyConfig.load(folder / "common/train.py").train == {
+        "train_iter": 10,
+        "amp": {"enabled": False},
+    }
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,12 @@ values = st.recursive(
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False)
-    | st.text(st.characters(codec="utf-8", exclude_characters="$\\?", exclude_categories=["Cc", "Cs"])),
+    | st.text(
+        st.characters(codec="utf-8", exclude_characters="$\\?", exclude_categories=["Cc", "Cs"])
+    ),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -37,12 +40,16 @@ values = st.recursive(
 @settings(deadline=None, max_examples=60)
 @given(values)
 def test_saved_and_loaded_is_equal(value):
-    config = OmegaConf.create({"train": {"value": value}, "model": LazyCall(Net)(width=value)}, flags=OBJECTS)
+    config = OmegaConf.create(
+        {"train": {"value": value}, "model": LazyCall(Net)(width=value)}, flags=OBJECTS
+    )
     assert OmegaConf.create(to_yaml(config)) == config
 
 
 def test_a_file_round_trip_keeps_interpolations_and_targets(tmp_path):
-    config = OmegaConf.create({"train": {"seed": 3}, "model": LazyCall(Net)(width="${train.seed}")}, flags=OBJECTS)
+    config = OmegaConf.create(
+        {"train": {"seed": 3}, "model": LazyCall(Net)(width="${train.seed}")}, flags=OBJECTS
+    )
     LazyConfig.save(config, tmp_path / "out" / "config.yaml")
     loaded = LazyConfig.load(tmp_path / "out" / "config.yaml")
     assert loaded == config
@@ -60,7 +67,8 @@ def test_classes_and_enums_among_the_arguments_come_back(tmp_path):
 
 def test_what_has_no_path_is_refused_and_nothing_is_written(tmp_path):
     config = OmegaConf.create(
-        {"model": LazyCall(lambda: 1)(), "optim": LazyCall(Net)(width=Net(), kind=lambda: 2)}, flags=OBJECTS
+        {"model": LazyCall(lambda: 1)(), "optim": LazyCall(Net)(width=Net(), kind=lambda: 2)},
+        flags=OBJECTS,
     )
     with pytest.raises(ConfigError) as caught:
         LazyConfig.save(config, tmp_path / "config.yaml")

@@ -36,7 +36,9 @@ def refuse(text):
 
 def test_inner_calls_are_made_first():
     order.clear()
-    built = instantiate(LazyCall(Part)(name="outer", parts=[LazyCall(Part)(name="inner"), {"a": 1}]))
+    built = instantiate(
+        LazyCall(Part)(name="outer", parts=[LazyCall(Part)(name="inner"), {"a": 1}])
+    )
     assert order == ["inner", "outer"]
     assert isinstance(built.parts[0], Part)
 
@@ -55,9 +57,13 @@ def test_a_dotted_extra_reaches_the_nested_target():
 
 
 def test_a_dotted_extra_without_its_target_is_explained():
-    with pytest.raises(ConfigError, match=r"config.params is not set, but the run must pass model.*params=LazyCall"):
+    with pytest.raises(
+        ConfigError, match=r"config.params is not set, but the run must pass model.*params=LazyCall"
+    ):
         instantiate(LazyCall(takes)(), **{"params.model": 1})
-    with pytest.raises(ConfigError, match=r"config.params has no _target_, so it cannot receive model"):
+    with pytest.raises(
+        ConfigError, match=r"config.params has no _target_, so it cannot receive model"
+    ):
         instantiate(LazyCall(takes)(params={"a": 1}), **{"params.model": 1})
 
 
@@ -76,7 +82,8 @@ def test_what_describes_no_object_is_a_type_error(value):
 def test_a_wrong_keyword_names_place_target_and_nearest():
     root = OmegaConf.create({"model": {"blocks": [LazyCall(Part)(widht=3)]}})
     with pytest.raises(
-        ConfigError, match=r"model\.blocks\[0\]\.widht: .*Part takes no such .* mean model\.blocks\[0\]\.width\?"
+        ConfigError,
+        match=r"model\.blocks\[0\]\.widht: .*Part takes no such .* mean model\.blocks\[0\]\.width\?",  # noqa: E501
     ):
         instantiate(root.model)
 
@@ -93,7 +100,8 @@ def test_a_value_left_open_is_asked_for():
 
 def test_a_bad_interpolation_names_its_key():
     with pytest.raises(
-        ConfigError, match=r"config\.width takes its value .* \(Interpolation key 'no.such' not found\)"
+        ConfigError,
+        match=r"config\.width takes its value .* \(Interpolation key 'no.such' not found\)",
     ):
         instantiate(LazyCall(Part)(width="${no.such}"))
 
@@ -104,12 +112,16 @@ def test_a_target_that_does_not_exist_names_the_place():
         instantiate(root.model)
 
 
-@pytest.mark.parametrize("kind", [ValueError, FileNotFoundError, AssertionError, ZeroDivisionError, TypeError])
+@pytest.mark.parametrize(
+    "kind", [ValueError, FileNotFoundError, AssertionError, ZeroDivisionError, TypeError]
+)
 def test_what_a_target_raises_names_place_arguments_and_line(kind):
-    expected = rf"^config: \S*fail with kind=.* failed: {kind.__name__}: broken inside \(at .*:\d+: `raise kind"
+    expected = rf"^config: \S*fail with kind=.* failed: {kind.__name__}: broken inside \(at .*:\d+: `raise kind"  # noqa: E501
     with pytest.raises(ConfigError, match=expected) as caught:
         instantiate(LazyCall(fail)(kind=kind))
-    assert str(caught.value).endswith("`). Correct that line, config.kind, or name another config._target_.")
+    assert str(caught.value).endswith(
+        "`). Correct that line, config.kind, or name another config._target_."
+    )
     assert isinstance(caught.value.__cause__, kind)
 
 
@@ -124,5 +136,8 @@ def test_an_error_meant_for_the_user_keeps_its_class_and_gets_the_place():
 
 def test_only_what_the_target_names_and_the_config_leaves_open_is_filled():
     assert fill_unset(LazyCall(takes)(size=3), seed=1, size=2, colour=4) == {"seed": 1}
-    assert fill_unset(LazyCall(takes)(seed=None, size="???"), seed=1, size=2) == {"seed": 1, "size": 2}
+    assert fill_unset(LazyCall(takes)(seed=None, size="???"), seed=1, size=2) == {
+        "seed": 1,
+        "size": 2,
+    }
     assert fill_unset(Part(), seed=1) == {}

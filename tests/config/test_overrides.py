@@ -10,7 +10,14 @@ from libai.config.settings.coercion import OBJECTS
 class AdamW:
     """A fake optimizer. `weight_decay` and `amsgrad` are not listed in the config."""
 
-    def __init__(self, params=None, lr: float = 1e-3, betas=(0.9, 0.999), weight_decay: float = 0.0, amsgrad=False):
+    def __init__(
+        self,
+        params=None,
+        lr: float = 1e-3,
+        betas=(0.9, 0.999),
+        weight_decay: float = 0.0,
+        amsgrad=False,
+    ):
         pass
 
 
@@ -51,7 +58,11 @@ def judged(*overrides):
         ("train.ema={enabled: on}", "train.ema", {"enabled": True, "decay": 0.9999}),
         ("train.load_weight=007", "train.load_weight.path", "007"),
         ("train.load_weight={path: a, strict: off}", "train.load_weight.strict", False),
-        ("train.load_weight.revise_keys=[['^a\\.', '']]", "train.load_weight.revise_keys", [["^a\\.", ""]]),
+        (
+            "train.load_weight.revise_keys=[['^a\\.', '']]",
+            "train.load_weight.revise_keys",
+            [["^a\\.", ""]],
+        ),
         ("+train.log_period=5", "train.log_period", 5),
         ("optim.amsgrad=true", "optim.amsgrad", True),
         ("optim.weight_decay=1", "optim.weight_decay", 1.0),
@@ -63,10 +74,22 @@ def judged(*overrides):
         ("model.scale=0.5", "model.scale", 0.5),
         ("graph.enabled=YES", "graph.enabled", True),
         ("model.width=${train.log_period}", "model.width", 20),
-        ("model={_target_: collections.Counter, a: 1}", "model", {"_target_": "collections.Counter", "a": 1}),
-        ("lr_scheduler={_target_: collections.Counter}", "lr_scheduler", {"_target_": "collections.Counter"}),
+        (
+            "model={_target_: collections.Counter, a: 1}",
+            "model",
+            {"_target_": "collections.Counter", "a": 1},
+        ),
+        (
+            "lr_scheduler={_target_: collections.Counter}",
+            "lr_scheduler",
+            {"_target_": "collections.Counter"},
+        ),
         ("dataloader.train=null", "dataloader.train", None),
-        ("+dataloader.test.val={_target_: collections.Counter}", "dataloader.test.val._target_", "collections.Counter"),
+        (
+            "+dataloader.test.val={_target_: collections.Counter}",
+            "dataloader.test.val._target_",
+            "collections.Counter",
+        ),
         ("dataloader.train.anything=1", "dataloader.train.anything", 1),
         (
             "+train.evaluation.evaluators.a={_target_: collections.Counter}",
@@ -96,7 +119,9 @@ def test_a_setting_that_is_removed_has_its_default():
 def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
     given = config()
     given.train.load_weight = "a.safetensors"
-    section = LazyConfig.apply_overrides(given, ["train.load_weight.strict=false"]).train.load_weight
+    section = LazyConfig.apply_overrides(
+        given, ["train.load_weight.strict=false"]
+    ).train.load_weight
     assert section == {"path": "a.safetensors", "strict": False}
 
 
@@ -104,20 +129,29 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
     ("override", "text"),
     [
         ("grpah.enabled=false", "grpah.enabled: no such setting. Did you mean graph.enabled?"),
-        ("trian.amp.enable=true", "trian.amp.enable: no such setting. Did you mean train.amp.enabled?"),
-        ("graph.enabled=flase", "graph.enabled='flase': expected true, false or auto (default false)."),
+        (
+            "trian.amp.enable=true",
+            "trian.amp.enable: no such setting. Did you mean train.amp.enabled?",
+        ),
+        (
+            "graph.enabled=flase",
+            "graph.enabled='flase': expected true, false or auto (default false).",
+        ),
         ("train.train_iter=1.5", "train.train_iter=1.5: expected a whole number >= 0 (default 0)."),
-        ("train.seed=-1", "train.seed=-1: expected a whole number >= 0 and <= 4294967295 or null (default 1234)."),
+        (
+            "train.seed=-1",
+            "train.seed=-1: expected a whole number >= 0 and <= 4294967295 or null (default 1234).",
+        ),
         (
             "train.amp=true",
-            "train.amp=true: expected a section. Set train.amp.enabled, train.amp.dtype, train.amp.init_scale, or "
-            "remove it.",
+            "train.amp=true: expected a section. Set train.amp.enabled, train.amp.dtype, "
+            "train.amp.init_scale, or remove it.",
         ),
         ("train.amp.dtype=fp17", "train.amp.dtype='fp17': expected fp16 or bf16 (default 'fp16')."),
         (
             "optim.lr=1e-3,1e-4",
-            "optim.lr=1e-3,1e-4: several values for one run. Write optim.lr=[1e-3,1e-4] for a list or "
-            "optim.lr='1e-3,1e-4' for text, or start one run per value in a shell loop.",
+            "optim.lr=1e-3,1e-4: several values for one run. Write optim.lr=[1e-3,1e-4] for a "
+            "list or optim.lr='1e-3,1e-4' for text, or start one run per value in a shell loop.",
         ),
         (
             "train.output_dir=out/x=y",
@@ -126,47 +160,62 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
         ),
         (
             "train.output_dir=~/x",
-            "train.output_dir=~/x: cannot be read (token recognition error at: '~'). The shell replaces ~ only at the "
-            "start of a word: write train.output_dir=$HOME/x",
+            "train.output_dir=~/x: cannot be read (token recognition error at: '~'). The shell "
+            "replaces ~ only at the start of a word: write train.output_dir=$HOME/x",
         ),
         (
             "--train.amp.enabled=true",
-            "--train.amp.enabled=true: overrides are written key=value, without dashes: train.amp.enabled=true",
+            "--train.amp.enabled=true: overrides are written key=value, without dashes: "
+            "train.amp.enabled=true",
         ),
         (
             "train.log_period",
-            "train.log_period: expected key=value, without spaces (to remove a setting: ~train.log_period).",
+            "train.log_period: expected key=value, without spaces (to remove a setting: "
+            "~train.log_period).",
         ),
         (
             "train/seed=1",
-            "'train/seed=1': the key cannot be read. Write key=value without spaces. A key consists of names in Latin "
-            "letters joined by dots, such as train.amp.enabled.",
+            "'train/seed=1': the key cannot be read. Write key=value without spaces. A key "
+            "consists of names in Latin letters joined by dots, such as train.amp.enabled.",
         ),
-        ("+train.foo=1", "train.foo: no such setting. The keys of train are fixed; docs/config.md lists them."),
+        (
+            "+train.foo=1",
+            "train.foo: no such setting. The keys of train are fixed; docs/config.md lists them.",
+        ),
         (
             "+foo=1",
-            "foo: no such setting. The sections are model, optim, lr_scheduler, momentum_scheduler, dataloader, train, "
-            "graph; in a file, the name of a helper variable starts with an underscore.",
+            "foo: no such setting. The sections are model, optim, lr_scheduler, "
+            "momentum_scheduler, dataloader, train, graph; in a file, the name of a helper "
+            "variable starts with an underscore.",
         ),
         (
             "optim.weight_decy=0.1",
-            "optim.weight_decy: test_overrides.AdamW takes no such argument. Did you mean optim.weight_decay?",
+            "optim.weight_decy: test_overrides.AdamW takes no such argument. Did you mean "
+            "optim.weight_decay?",
         ),
         ("optim.amsgrad=flase", "optim.amsgrad='flase': expected true, false or null."),
-        ("optim=3", "optim has no _target_: expected a section, LazyCall(Target)(argument=value), found 3."),
+        (
+            "optim=3",
+            "optim has no _target_: expected a section, LazyCall(Target)(argument=value), found 3.",
+        ),
         (
             "model.scale=big",
             "model.scale='big': expected a whole number, a number or null.",
         ),
         (
             "dataloader.tets=1",
-            "dataloader.tets: no such setting; a dataloader has train and test. Did you mean dataloader.test?",
+            "dataloader.tets: no such setting; a dataloader has train and test. Did you mean "
+            "dataloader.test?",
         ),
         (
             "dataloader.test.val={_target_: collections.Counter}",
-            "dataloader.test.val: no such setting. To add it: +dataloader.test.val={_target_: collections.Counter}",
+            "dataloader.test.val: no such setting. To add it: +dataloader.test.val={_target_: "
+            "collections.Counter}",
         ),
-        ("lr_scheduler.gamma=1", "lr_scheduler.gamma: no such setting. The config has no lr_scheduler."),
+        (
+            "lr_scheduler.gamma=1",
+            "lr_scheduler.gamma: no such setting. The config has no lr_scheduler.",
+        ),
         ("~train.trian_iter", "train.trian_iter: no such setting. Did you mean train.train_iter?"),
         ("~optim.lr=5", "~optim.lr=5: to remove a setting, give no value: ~optim.lr"),
         ("model._target_=3", "model: '3' is not a dotted path such as package.module.Name."),
@@ -180,7 +229,8 @@ def test_a_mistake_is_explained(override, text):
 
 def test_an_argument_that_the_target_does_not_take_cannot_be_added():
     with pytest.raises(
-        ConfigError, match="cfg: .*Model takes no such argument. It takes: width, dropout, name, scale, tied"
+        ConfigError,
+        match="cfg: .*Model takes no such argument. It takes: width, dropout, name, scale, tied",
     ):
         judged("+model.cfg=1")  # in a trainer this name would be run.config
 
@@ -213,7 +263,11 @@ def test_setting_anything_to_its_own_value_changes_nothing(leaf):
 
 
 @settings(deadline=None, max_examples=15)
-@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1).filter(str.strip))
+@given(
+    st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1).filter(
+        str.strip
+    )
+)
 def test_any_text_survives_the_trip_through_an_override(text):
     cfg = applied(format_override("train.output_dir", text))
     assert OmegaConf.to_container(cfg)["train"]["output_dir"] == text

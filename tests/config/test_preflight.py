@@ -26,7 +26,9 @@ def test_the_launcher_learns_the_output_folder(config):
     assert check(config, ["graph.enabled=true", "--resume", "train.device=cpu"], 2) == "out/pre"
 
 
-@pytest.mark.parametrize("argument", ["train.trian_iter=5", "train.dist.tensor_parallel_size=3", "--resum"])
+@pytest.mark.parametrize(
+    "argument", ["train.trian_iter=5", "train.dist.tensor_parallel_size=3", "--resum"]
+)
 def test_mistakes_are_found_before_any_process_starts(config, argument):
     with pytest.raises(ConfigError):
         check(config, [argument], 2)

@@ -58,54 +58,71 @@ def test_interpolations_are_resolved():
 @pytest.mark.parametrize(
     ("sections", "text"),
     [
-        ({"train": {"trian_iter": 5}}, "train.trian_iter: no such setting. Did you mean train.train_iter?"),
-        ({"train": {"train_iter": "abc"}}, "train.train_iter='abc': expected a whole number >= 0 (default 0)."),
-        ({"train": {"log_period": 0}}, "train.log_period=0: expected a whole number >= 1 or epoch (default 20)."),
-        ({"train": {"warmup_ratio": 1.0}}, "train.warmup_ratio=1.0: expected a number >= 0 and < 1 (default 0.0)."),
+        (
+            {"train": {"trian_iter": 5}},
+            "train.trian_iter: no such setting. Did you mean train.train_iter?",
+        ),
+        (
+            {"train": {"train_iter": "abc"}},
+            "train.train_iter='abc': expected a whole number >= 0 (default 0).",
+        ),
+        (
+            {"train": {"log_period": 0}},
+            "train.log_period=0: expected a whole number >= 1 or epoch (default 20).",
+        ),
+        (
+            {"train": {"warmup_ratio": 1.0}},
+            "train.warmup_ratio=1.0: expected a number >= 0 and < 1 (default 0.0).",
+        ),
         (
             {"train": {"amp": None}},
-            "train.amp=null: expected a section. Set train.amp.enabled, train.amp.dtype, train.amp.init_scale, or "
-            "remove it.",
+            "train.amp=null: expected a section. Set train.amp.enabled, train.amp.dtype, "
+            "train.amp.init_scale, or remove it.",
         ),
         (
             {"train": {"output_dir": " "}},
-            "train.output_dir=' ': expected the name of a folder, found an empty value (default 'out/run').",
+            "train.output_dir=' ': expected the name of a folder, found an empty value (default "
+            "'out/run').",
         ),
-        ({"train": {"seed": "???"}}, "train.seed is '???', so you must set its value. Add train.seed=value."),
+        (
+            {"train": {"seed": "???"}},
+            "train.seed is '???', so you must set its value. Add train.seed=value.",
+        ),
         (
             {"train": {"writers": ["???"]}},
             "train.writers[0] is '???', so you must set its value. Add train.writers[0]=value.",
         ),
         (
             {"dataloader": {"test": {"val": "???"}}},
-            "dataloader.test.val is '???', so you must set its value. Add dataloader.test.val=value.",
+            "dataloader.test.val is '???', so you must set its value. Add "
+            "dataloader.test.val=value.",
         ),
         (
             {"train": {"seed": "${no.such}"}},
-            "train.seed takes its value from another setting, which cannot be read (Interpolation key 'no.such' not "
-            "found). Set train.seed itself, or correct the setting it refers to.",
+            "train.seed takes its value from another setting, which cannot be read "
+            "(Interpolation key 'no.such' not found). Set train.seed itself, or correct the "
+            "setting it refers to.",
         ),
         (
             {"train": {"train_iter": 0}},
-            "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set one of them, and the "
-            "other to 0.",
+            "train.train_iter and train.train_epoch are both 0, so nothing would be trained. Set "
+            "one of them, and the other to 0.",
         ),
         (
             {"train": {"train_epoch": 2}},
-            "train.train_iter and train.train_epoch are both set, but a run has only one length. Set one of them, "
-            "and the "
-            "other to 0.",
+            "train.train_iter and train.train_epoch are both set, but a run has only one length. "
+            "Set one of them, and the other to 0.",
         ),
         (
             {"train": {"extra_hooks": [{"period": 3}]}},
-            "train.extra_hooks[0] has no _target_: expected a section, LazyCall(Target)(argument=value), found "
-            "{period: 3}.",
+            "train.extra_hooks[0] has no _target_: expected a section, "
+            "LazyCall(Target)(argument=value), found {period: 3}.",
         ),
         (
             {"grpah": {"enabled": True}},
-            "grpah: no such setting. Did you mean graph? The sections are model, optim, lr_scheduler, "
-            "momentum_scheduler, dataloader, train, graph; in a file, the name of a helper variable starts with an "
-            "underscore.",
+            "grpah: no such setting. Did you mean graph? The sections are model, optim, "
+            "lr_scheduler, momentum_scheduler, dataloader, train, graph; in a file, the name of "
+            "a helper variable starts with an underscore.",
         ),
         (
             {"model": None},
@@ -119,7 +136,8 @@ def test_interpolations_are_resolved():
         ),
         (
             {"train": {"evaluation": {"evaluators": LazyCall(Net)()}}},
-            "train.evaluation.evaluators is one evaluator: expected names, train.evaluation.evaluators = "
+            "train.evaluation.evaluators is one evaluator: expected names, "
+            "train.evaluation.evaluators = "
             '{"NAME": LazyCall(...)(...)}.',
         ),
     ],
@@ -131,9 +149,13 @@ def test_each_mistake_has_its_text(sections, text):
 def test_arguments_of_nested_targets_are_checked():
     nested = LazyCall(Net)(inner=[LazyCall(Net)(widht=3)])
     (problem,) = problems(config(model=nested))
-    assert problem.startswith("model.inner[0].widht: ") and problem.endswith("Did you mean model.inner[0].width?")
+    assert problem.startswith("model.inner[0].widht: ") and problem.endswith(
+        "Did you mean model.inner[0].width?"
+    )
     (problem,) = problems(config(model={"_target_": "collections.Countre"}))
-    assert problem.startswith("model: 'collections.Countre': ") and problem.endswith("Did you mean Counter?")
+    assert problem.startswith("model: 'collections.Countre': ") and problem.endswith(
+        "Did you mean Counter?"
+    )
 
 
 def test_all_problems_are_reported_at_once():
@@ -152,7 +174,9 @@ def test_a_typo_is_found_without_importing_oneflow(monkeypatch):
 
 def test_values_of_a_file_are_fitted_to_the_arguments_of_their_target():
     assert validate(config(model=LazyCall(Net)(width=3.0))).model.width == 3
-    assert validate(config(model=LazyCall(Net)(width=None))).model.width is None, "the run may have a value for it"
+    assert validate(config(model=LazyCall(Net)(width=None))).model.width is None, (
+        "the run may have a value for it"
+    )
     (problem,) = problems(config(model=LazyCall(Net)(width="wide")))
     assert problem == "model.width='wide': expected a whole number."
 
@@ -166,7 +190,9 @@ def test_the_mesh_must_fill_the_processes():
 def test_sections_can_be_optional():
     cfg = OmegaConf.create({"train": {"train_epoch": 1, "global_batch_size": 4}})
     assert validate(cfg, required=()).model is None
-    assert len(problems(cfg)) == 1  # all three sections are missing, so one error says that the file is not a config
+    assert (
+        len(problems(cfg)) == 1
+    )  # all three sections are missing, so one error says that the file is not a config
 
 
 def test_the_run_as_a_config_validates_to_the_same_run():

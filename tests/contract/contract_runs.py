@@ -25,13 +25,17 @@ def dataset(count: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
-    """Return a config with 8 iterations of 8 samples, 44 training samples, two test sets, and AdamW in two groups."""
+    """Return a config with 8 iterations of 8 samples, 44 training samples, two test sets, and AdamW
+    in two groups.
+    """
     train = defaults("train")
     train.output_dir, train.seed = str(output_dir), 3
     train.train_micro_batch_size, train.train_iter, train.log_period = 8, 8, 1
     train.checkpointer.period, train.evaluation.eval_period = 4, 4
     train.writers = ["console", "jsonl"]
-    train.evaluation.evaluators = {"top": LazyCall(ClassificationEvaluator)(labels_key="y", topk=[1])}
+    train.evaluation.evaluators = {
+        "top": LazyCall(ClassificationEvaluator)(labels_key="y", topk=[1])
+    }
     graph = defaults("graph")
     graph.enabled = mode == "graph"
     config = {
@@ -51,17 +55,30 @@ def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
         "train": train,
         "graph": graph,
     }
-    return LazyConfig.apply_overrides(OmegaConf.create(config, flags={"allow_objects": True}), list(overrides))
+    return LazyConfig.apply_overrides(
+        OmegaConf.create(config, flags={"allow_objects": True}), list(overrides)
+    )
 
 
-def make_run_with(sections: dict[str, Any], output_dir: Any, mode: str, *overrides: str, resume: Any = False) -> Any:
+def make_run_with(
+    sections: dict[str, Any], output_dir: Any, mode: str, *overrides: str, resume: Any = False
+) -> Any:
     """Return a run like `make_run`, with other sections in the config."""
     config = make_config(output_dir, mode)
     config.update(sections)
-    return Run(default_setup(validate(LazyConfig.apply_overrides(config, list(overrides)))), resume=resume)
+    return Run(
+        default_setup(validate(LazyConfig.apply_overrides(config, list(overrides)))), resume=resume
+    )
 
 
-def make_run(output_dir: Any, mode: str, *overrides: str, resume: Any = False, cls: type = Run, **options: Any) -> Any:
+def make_run(
+    output_dir: Any,
+    mode: str,
+    *overrides: str,
+    resume: Any = False,
+    cls: type = Run,
+    **options: Any,
+) -> Any:
     """Return the `Run` of `make_config`, set up but not started."""
     run = default_setup(validate(make_config(output_dir, mode, *overrides)))
     return cls(run, resume=resume, **options)
@@ -82,4 +99,7 @@ def weights(run) -> dict[str, np.ndarray]:
 def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Return every file below `folder` with its modification time and content."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in files
+    }

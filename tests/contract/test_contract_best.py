@@ -1,4 +1,6 @@
-"""The best checkpoints, the metric that selects them, and the result of training (FEATURES A3 rows 49 and 50)."""
+"""The best checkpoints, the metric that selects them, and the result of training (FEATURES A3 rows
+49 and 50).
+"""
 
 import json
 
@@ -27,14 +29,21 @@ def same(first, second):
 
 
 @pytest.mark.parametrize(
-    ("metric", "choose"), [("-val/loss", min), ("val/loss", min), ("+val/loss", max), ("+val/accuracy", max)]
+    ("metric", "choose"),
+    [("-val/loss", min), ("val/loss", min), ("+val/loss", max), ("+val/accuracy", max)],
 )
 def test_a_sign_gives_the_better_direction_of_the_metric(metric, choose, tmp_path):
     """fastNLP writes `-loss`. One mode is enough here: the direction does not depend on it."""
-    result = contract_runs.make_run(tmp_path, "eager", *WILD, f"train.evaluation.eval_metric={metric}").train()
+    result = contract_runs.make_run(
+        tmp_path, "eager", *WILD, f"train.evaluation.eval_metric={metric}"
+    ).train()
     values = jobs.read_column(tmp_path, f"eval/{metric.lstrip('+-')}")
     best = choose(values, key=values.get)
-    assert (result.metric, result.best, result.best_iter) == (metric.lstrip("+-"), values[best], best)
+    assert (result.metric, result.best, result.best_iter) == (
+        metric.lstrip("+-"),
+        values[best],
+        best,
+    )
 
 
 def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
@@ -42,11 +51,19 @@ def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
     values = jobs.read_column(tmp_path, "eval/val/loss")
     best = min(values, key=values.get)
     assert 0 < best < 8  # if the best were the last, the test would be meaningless
-    assert (result.status, result.iterations, result.best, result.best_iter) == ("finished", 8, values[best], best)
+    assert (result.status, result.iterations, result.best, result.best_iter) == (
+        "finished",
+        8,
+        values[best],
+        best,
+    )
     assert result.seconds > 0 and result.best_metrics["val/loss"] == values[best]
     assert result.best_epoch == pytest.approx(jobs.read_column(tmp_path, "train/epoch")[best])
     root = tmp_path / "checkpoints"
-    assert (result.best_path, result.last_path) == (root / f"iter_{best:07d}", root / "iter_0000008")
+    assert (result.best_path, result.last_path) == (
+        root / f"iter_{best:07d}",
+        root / "iter_0000008",
+    )
     assert json.loads((tmp_path / "summary.json").read_text())["best"] == {
         "metric": "val/loss",
         "value": values[best],
@@ -64,8 +81,12 @@ def test_the_model_has_the_best_weights_at_the_end(mode, tmp_path):
     plain.train()
     assert run.evaluate()["eval/val/loss"] == pytest.approx(result.best, rel=1e-6)
     assert not same(weights(run), weights(plain))
-    last = checkpoint.load(result.last_path).tensors["model"]  # a resume continues from the last state
-    assert all(np.array_equal(np.asarray(last[name]), value) for name, value in weights(plain).items())
+    last = checkpoint.load(result.last_path).tensors[
+        "model"
+    ]  # a resume continues from the last state
+    assert all(
+        np.array_equal(np.asarray(last[name]), value) for name, value in weights(plain).items()
+    )
 
 
 def test_links_lead_to_the_last_and_the_best_checkpoint(mode, tmp_path):

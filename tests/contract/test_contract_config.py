@@ -35,7 +35,10 @@ def test_two_evaluation_sets_are_kept_apart(mode, tmp_path):
     run = contract_runs.train(tmp_path, mode)
     last = jobs.read_metrics(tmp_path)[-1]
     assert last["eval/val/loss"] != last["eval/other/loss"]
-    for name, count, seed in (("val", 19, 1), ("other", 13, 2)):  # ragged: 19 = 8 + 8 + 3, 13 = 8 + 5
+    for name, count, seed in (
+        ("val", 19, 1),
+        ("other", 13, 2),
+    ):  # ragged: 19 = 8 + 8 + 3, 13 = 8 + 5
         data = contract_runs.dataset(count, seed)
         outputs = run.trainer.predict(data)
         loss = outputs["losses"]["cls"].item()
@@ -66,14 +69,18 @@ def test_a_mistake_in_the_evaluation_shows_before_the_first_iteration(setting, m
     run = contract_runs.make_run(tmp_path, mode, setting)
     run.evaluators["top"].labels_key = "labels"
     with pytest.raises(
-        UserError, match="needs batch\\['labels'\\], but batch has \\['x', 'y'\\]: choose one of them with labels_key="
+        UserError,
+        match="needs batch\\['labels'\\], but batch has \\['x', 'y'\\]: choose one of them with "
+        "labels_key=",
     ):
         run.train()
     assert run.trainer.completed_iters == 0
 
 
 def test_trying_an_evaluation_without_data_is_a_mistake(mode, tmp_path):
-    run = contract_runs.make_run(tmp_path, mode, "train.num_sanity_eval_batches=2", "~dataloader.test")
+    run = contract_runs.make_run(
+        tmp_path, mode, "train.num_sanity_eval_batches=2", "~dataloader.test"
+    )
     with pytest.raises(UserError, match="num_sanity_eval_batches=2 has no data.*dataloader.test"):
         run.train()
 
@@ -85,10 +92,15 @@ def test_an_evaluation_without_any_batch_is_an_error(mode, tmp_path):
 
 
 def test_auto_scale_lr_counts_accumulation_and_reaches_the_schedule(mode, tmp_path):
-    """mmengine ignores accumulation (FEATURES B5). With 8 x 2 samples instead of 4, the rate is 4 times as high."""
+    """mmengine ignores accumulation (FEATURES B5).
+
+    With 8 x 2 samples instead of 4, the rate is 4 times as high.
+    """
     options = ("train.num_accumulation_steps=2", "train.train_iter=3")
     contract_runs.train(tmp_path / "plain", mode, *options)
-    contract_runs.train(tmp_path / "scaled", mode, *options, "train.auto_scale_lr.base_batch_size=4")
+    contract_runs.train(
+        tmp_path / "scaled", mode, *options, "train.auto_scale_lr.base_batch_size=4"
+    )
     plain, scaled = (jobs.read_column(tmp_path / name, "train/lr") for name in ("plain", "scaled"))
     np.testing.assert_allclose(list(scaled.values()), 4 * np.array(list(plain.values())), rtol=1e-9)
 
@@ -170,9 +182,14 @@ def test_a_run_may_have_a_trainer_class_for_one_mode(mode, tmp_path):
     contract_runs.make_run(tmp_path, mode, cls=MyRun).train()
     done = jobs.run([*jobs.LIBAI, "resume", str(tmp_path)], PYTHONPATH=os.pathsep.join(sys.path))
     (error,) = done.errors
-    assert re.search("written by a trainer class of test_contract_config, and .* Resume with the", error), done
+    assert re.search(
+        "written by a trainer class of test_contract_config, and .* Resume with the", error
+    ), done
     other = "eager" if mode == "graph" else "graph"
-    with pytest.raises(UserError, match=f"MyRun.trainers has no trainer for {other} mode. Add a class to it, or set "):
+    with pytest.raises(
+        UserError,
+        match=f"MyRun.trainers has no trainer for {other} mode. Add a class to it, or set ",
+    ):
         contract_runs.make_run(tmp_path, other, cls=MyRun)
 
 
@@ -186,18 +203,28 @@ def test_the_config_that_ran_is_written_and_runs_again(mode, tmp_path):
 
 def test_a_refusal_comes_before_anything_is_built(mode, tmp_path):
     with pytest.raises(UserError, match="train.amp.enabled=true .fp16. cannot be honoured"):
-        contract_runs.make_run(tmp_path, mode, "train.amp.enabled=true", "model._target_=contract_runs.dataset")
+        contract_runs.make_run(
+            tmp_path, mode, "train.amp.enabled=true", "model._target_=contract_runs.dataset"
+        )
     assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_misspelt_metric_ends_the_run_before_the_first_update(mode, tmp_path):
     """A misspelt metric would silently disable the best checkpoint and early stopping."""
-    metric, nearest = {"eager": ("val/los", "val/loss"), "graph": ("val/acuracy", "val/accuracy")}[mode]
+    metric, nearest = {"eager": ("val/los", "val/loss"), "graph": ("val/acuracy", "val/accuracy")}[
+        mode
+    ]
     setting = f"train.evaluation.eval_metric={metric}"
-    with pytest.raises(UserError, match=f"eval_metric={metric} has no better direction.*Did you mean {nearest}"):
+    with pytest.raises(
+        UserError, match=f"eval_metric={metric} has no better direction.*Did you mean {nearest}"
+    ):
         contract_runs.make_run(tmp_path, mode, setting)
-    run = contract_runs.make_run(tmp_path, mode, setting.replace("=", "=-"), "train.evaluation.early_stop_patience=1")
-    with pytest.raises(UserError, match=f"eval_metric={metric} is not measured.*Did you mean {nearest}"):
+    run = contract_runs.make_run(
+        tmp_path, mode, setting.replace("=", "=-"), "train.evaluation.early_stop_patience=1"
+    )
+    with pytest.raises(
+        UserError, match=f"eval_metric={metric} is not measured.*Did you mean {nearest}"
+    ):
         run.train()
     assert run.trainer.completed_iters == 0
 

@@ -26,19 +26,26 @@ def test_evaluators_of_one_data_set(mode, tmp_path):
     run = contract_runs.make_run(tmp_path, mode, SCORES, "train.evaluation.eval_metric=+val/score")
     metrics = run.evaluate()
     names = {
-        dataset: {name.split("/")[2] for name in metrics if f"/{dataset}/" in name} for dataset in ("val", "other")
+        dataset: {name.split("/")[2] for name in metrics if f"/{dataset}/" in name}
+        for dataset in ("val", "other")
     }
     assert names == {"val": {"loss", "accuracy", "score"}, "other": {"loss", "accuracy"}}
-    with pytest.raises(ConfigError, match="evaluators.vall has no _target_ and is not a dataset of"):
+    with pytest.raises(
+        ConfigError, match="evaluators.vall has no _target_ and is not a dataset of"
+    ):
         contract_runs.make_run(tmp_path, mode, SCORES.replace("{val:", "{vall:"))
 
 
 def test_a_metric_without_direction_is_refused_before_data_is_read(mode, tmp_path):
     metric = "train.evaluation.eval_metric=val/score"
     reads_data = "dataloader.train.dataset.count=-1"  # this would fail too, but later
-    with pytest.raises(UserError, match=r"Write \+val/score if larger is better \(LiBai's default\), -val/score"):
+    with pytest.raises(
+        UserError, match=r"Write \+val/score if larger is better \(LiBai's default\), -val/score"
+    ):
         contract_runs.make_run(tmp_path, mode, SCORES, metric, reads_data)
-    largest = contract_runs.make_run(tmp_path, mode, SCORES, metric, "train.evaluation.eval_mode=max")
+    largest = contract_runs.make_run(
+        tmp_path, mode, SCORES, metric, "train.evaluation.eval_mode=max"
+    )
     assert largest.better == "max"
     known = contract_runs.make_run(tmp_path, mode, "train.evaluation.eval_metric=val/accuracy")
     assert known.better == "max"

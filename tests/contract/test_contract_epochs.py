@@ -25,13 +25,19 @@ def test_a_period_of_an_epoch_is_the_iteration_in_which_it_ends(mode, tmp_path):
     assert "evaluate val, other every epoch, save every epoch" in (tmp_path / "log.txt").read_text()
     assert list(jobs.read_column(tmp_path, "eval/val/loss")) == [6, 11, 12]
     assert list(jobs.read_column(tmp_path)) == [6, 11, 12]
-    saved = [checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(tmp_path / "checkpoints")]
+    saved = [
+        checkpoint.iteration_of(path.name)
+        for path in checkpoint.list_checkpoints(tmp_path / "checkpoints")
+    ]
     assert saved == [6, 11, 12]
 
 
 def test_an_epoch_of_unknown_length_is_refused():
     plan = BatchPlan(8, 1, 1, 8, 12, 0, samples_per_epoch=None)
-    with pytest.raises(UserError, match="train.log_period=epoch requires the number of samples .* samples_per_epoch"):
+    with pytest.raises(
+        UserError,
+        match="train.log_period=epoch requires the number of samples .* samples_per_epoch",
+    ):
         plan.period("epoch", "train.log_period")
 
 
@@ -43,7 +49,9 @@ def test_the_epoch_is_in_metrics_and_console_lines(mode, tmp_path):
 
 
 def test_overfitting_trains_on_the_same_batches_and_resumes_exactly(mode, tmp_path):
-    """With a learning rate of almost 0 the losses depend only on the batches, so they repeat after two."""
+    """With a learning rate of almost 0 the losses depend only on the batches, so they repeat after
+    two.
+    """
     settings = ("train.overfit_batches=2", "optim.lr=1e-12", "~lr_scheduler")
     contract_runs.train(tmp_path / "whole", mode, *settings)
     losses = list(jobs.read_column(tmp_path / "whole").values())

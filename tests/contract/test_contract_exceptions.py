@@ -25,7 +25,11 @@ def test_a_run_that_returns_after_a_failure_saves_says_so_and_resumes(mode, tmp_
     run = contract_runs.make_run(tmp_path / "failing", mode, *SHORT, "train.on_exception=return")
     run.trainer.register_hooks([raising(RuntimeError("planted"), every=3)])
     result = run.train()
-    assert (result.status, result.iterations, result.last_path.name) == ("failed", 3, "iter_0000003")
+    assert (result.status, result.iterations, result.last_path.name) == (
+        "failed",
+        3,
+        "iter_0000003",
+    )
     assert "planted" in (tmp_path / "failing" / "log.txt").read_text()
     contract_runs.train(tmp_path / "failing", mode, *SHORT, resume=True)
     assert jobs.read_column(tmp_path / "failing") == jobs.read_column(tmp_path / "plain")
@@ -33,7 +37,9 @@ def test_a_run_that_returns_after_a_failure_saves_says_so_and_resumes(mode, tmp_
 
 def test_by_default_and_for_a_user_error_the_error_is_raised(tmp_path):
     for error, policy in ((RuntimeError("planted"), "raise"), (UserError("a mistake"), "return")):
-        run = contract_runs.make_run(tmp_path / policy, "eager", *SHORT, f"train.on_exception={policy}")
+        run = contract_runs.make_run(
+            tmp_path / policy, "eager", *SHORT, f"train.on_exception={policy}"
+        )
         run.trainer.register_hooks([raising(error)])
         with pytest.raises(type(error), match=str(error)):
             run.train()
@@ -41,5 +47,7 @@ def test_by_default_and_for_a_user_error_the_error_is_raised(tmp_path):
 
 def test_several_processes_cannot_return(tmp_path):
     config = contract_runs.make_config(tmp_path, "eager", "train.on_exception=return")
-    with pytest.raises(ConfigError, match="train.on_exception=return does not work with 2 processes"):
+    with pytest.raises(
+        ConfigError, match="train.on_exception=return does not work with 2 processes"
+    ):
         validate(config, world_size=2)

@@ -1,4 +1,6 @@
-"""The learning-rate finder trains with increasing rates, suggests one, and restores everything, in both modes."""
+"""The learning-rate finder trains with increasing rates, suggests one, and restores everything, in
+both modes.
+"""
 
 import json
 import random
@@ -15,15 +17,25 @@ from libai.utils.errors import UserError
 
 def state_of(trainer):
     tensors, scalars = trainer.optimizer_state.export()
-    state = {name: tensor.numpy().copy() for name, tensor in {**trainer.model.state_dict(), **tensors}.items()}
+    state = {
+        name: tensor.numpy().copy()
+        for name, tensor in {**trainer.model.state_dict(), **tensors}.items()
+    }
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
-    return {**state, "scalars": np.array([*scalars.values(), *rates, trainer.iter, trainer.lr_scheduler.last_step])}
+    return {
+        **state,
+        "scalars": np.array(
+            [*scalars.values(), *rates, trainer.iter, trainer.lr_scheduler.last_step]
+        ),
+    }
 
 
 @pytest.mark.promise
 @pytest.mark.parametrize("rewinds", [True, pytest.param(False, marks=pytest.mark.e2e)])
 def test_everything_is_as_before(mode, rewinds, tmp_path):
-    """The state and the next losses are unchanged, also after some updates and with a loader that cannot go back."""
+    """The state and the next losses are unchanged, also after some updates and with a loader that
+    cannot go back.
+    """
     losses = []
     for finds in (False, True):
         run = cr.make_run(tmp_path / str(finds), mode, "train.checkpointer.enabled=false")
@@ -32,11 +44,16 @@ def test_everything_is_as_before(mode, rewinds, tmp_path):
         seen = toy.record_losses(run.trainer)
         run.train(until=3)
         if finds:
-            before, generators = state_of(run.trainer), (random.getstate(), np.random.get_state()[2])
+            before, generators = (
+                state_of(run.trainer),
+                (random.getstate(), np.random.get_state()[2]),
+            )
             curve = find_lr(run.trainer, 1e-5, 1.0, 20)
             assert len(curve.lrs) == len(set(curve.losses)) == 20
             after = state_of(run.trainer)
-            assert {name for name in before if before[name].tobytes() != after[name].tobytes()} == set()
+            assert {
+                name for name in before if before[name].tobytes() != after[name].tobytes()
+            } == set()
             assert generators == (random.getstate(), np.random.get_state()[2])
         run.train()
         losses.append(seen)
@@ -70,6 +87,13 @@ def test_a_run_writes_the_curve(tmp_path, capsys):
         find_lr_of_run(run, "1e-3,1")
     curve = find_lr_of_run(run, "1e-1,1,12")
     written = json.loads((tmp_path.parent / f"{tmp_path.name}_find_lr.json").read_text())
-    assert written["lrs"] == curve.lrs and written["suggestion"] == curve.suggestion and written["mode"] == "eager"
+    assert (
+        written["lrs"] == curve.lrs
+        and written["suggestion"] == curve.suggestion
+        and written["mode"] == "eager"
+    )
     said = capsys.readouterr().out
-    assert f"suggested rate: {curve.suggestion:.2e}" in said and "below all rates that were tried" in said
+    assert (
+        f"suggested rate: {curve.suggestion:.2e}" in said
+        and "below all rates that were tried" in said
+    )

@@ -1,4 +1,7 @@
-"""The output folder contains one run at a time. An earlier run is moved aside, and no other job writes into it."""
+"""The output folder contains one run at a time.
+
+An earlier run is moved aside, and no other job writes into it.
+"""
 
 import logging
 import os
@@ -52,7 +55,8 @@ def test_a_new_run_in_a_used_folder_is_not_mixed_with_the_old_one(mode, tmp_path
     (folder / "checkpoints" / "mine.txt").write_text("mine")
     before = tree(folder)
     second = run_until(folder, mode, 6, "train.seed=5", "train.checkpointer.max_to_keep=1")
-    # retention counts only the checkpoints of this run: those of the earlier run have higher numbers
+    # retention counts only the checkpoints of this run: those of the earlier run have higher
+    # numbers
     assert names(folder) == ["iter_0000006"]
     resumed = make_run(folder, mode, "train.seed=5", resume=True)
     assert (resumed.start_iter, resumed.folder.run_id) == (6, second.folder.run_id)
@@ -71,8 +75,12 @@ def test_a_new_run_in_a_used_folder_is_not_mixed_with_the_old_one(mode, tmp_path
 def test_a_checkpoint_of_another_run_is_neither_resumed_nor_pruned(tmp_path, caplog):
     contract_runs.train(tmp_path / "other", "eager")
     run_until(tmp_path / "own", "eager", 5, "train.seed=5")
-    shutil.copytree(tmp_path / "other/checkpoints/iter_0000008", tmp_path / "own/checkpoints/iter_0000008")
-    resumed = make_run(tmp_path / "own", "eager", "train.seed=5", "train.checkpointer.max_to_keep=1", resume=True)
+    shutil.copytree(
+        tmp_path / "other/checkpoints/iter_0000008", tmp_path / "own/checkpoints/iter_0000008"
+    )
+    resumed = make_run(
+        tmp_path / "own", "eager", "train.seed=5", "train.checkpointer.max_to_keep=1", resume=True
+    )
     assert resumed.start_iter == 5
     assert any("ignored iter_0000008: not part of run" in message for message in caplog.messages)
     resumed.train(until=6)
@@ -82,7 +90,11 @@ def test_a_checkpoint_of_another_run_is_neither_resumed_nor_pruned(tmp_path, cap
 def test_a_failed_check_leaves_the_earlier_run_where_it_is(tmp_path):
     contract_runs.train(tmp_path, "eager")
     before = tree(tmp_path)
-    for mistake in ("model._target_=toy.Nope", "dataloader.train.dataset.count=0", "train.load_weight=/nowhere"):
+    for mistake in (
+        "model._target_=toy.Nope",
+        "dataloader.train.dataset.count=0",
+        "train.load_weight=/nowhere",
+    ):
         with pytest.raises(UserError):
             make_run(tmp_path, "eager", mistake).train()
         assert tree(tmp_path) == before, mistake
@@ -114,7 +126,10 @@ def test_a_folder_of_user_files_is_not_a_run(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     assert find_run(tmp_path) is None
     make_run(tmp_path, "eager").train(1)
-    assert not (tmp_path / "previous").exists() and (tmp_path / "metrics.1.jsonl").read_text() == "mine\n"
+    assert (
+        not (tmp_path / "previous").exists()
+        and (tmp_path / "metrics.1.jsonl").read_text() == "mine\n"
+    )
 
 
 def test_a_file_in_the_place_of_the_checkpoints_is_found_before_training(tmp_path):
@@ -153,7 +168,8 @@ def test_a_run_that_another_job_has_continued_meanwhile_is_not_resumed_from_befo
     assert names(tmp_path) == ["iter_0000004", "iter_0000006"]
 
 
-# ---------------------------------------------------------------------- checks before anything is written
+# ---------------------------------------------------------------------- checks before anything is
+# written
 
 
 class CountedSchedule:
@@ -177,7 +193,9 @@ class SetHook(HookBase):
 def test_a_schedule_that_cannot_be_saved_is_refused_before_anything_happens(mode, tmp_path):
     config = make_config(tmp_path, mode)
     config.lr_scheduler = LazyCall(CountedSchedule)()
-    with pytest.raises(UserError, match=r"CountedSchedule has no state_dict\(\) or load_state_dict\(state\)"):
+    with pytest.raises(
+        UserError, match=r"CountedSchedule has no state_dict\(\) or load_state_dict\(state\)"
+    ):
         Run(default_setup(validate(config))).train()
     assert tree(tmp_path) == {}
 
@@ -185,7 +203,9 @@ def test_a_schedule_that_cannot_be_saved_is_refused_before_anything_happens(mode
 def test_a_hook_whose_state_cannot_be_saved_is_refused_before_the_first_iteration(mode, tmp_path):
     run = make_run(tmp_path, mode)
     run.trainer.register_hooks([SetHook()])
-    with pytest.raises(UserError, match=r"hooks.SetHook.seen is a set, which JSON cannot represent"):
+    with pytest.raises(
+        UserError, match=r"hooks.SetHook.seen is a set, which JSON cannot represent"
+    ):
         run.train()
     assert run.trainer.completed_iters == 0
 
@@ -210,7 +230,9 @@ def test_a_folder_that_is_removed_during_a_run_ends_the_run(tmp_path, period, ca
     assert run.trainer.completed_iters == (2 if period == 1 else 4)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left on device"), OSError(5, "I/O error")])
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(28, "No space left on device"), OSError(5, "I/O error")]
+)
 def test_a_save_that_the_system_refuses_is_not_a_user_error(tmp_path, monkeypatch, capsys, error):
     from libai.checkpoint import saving
 
@@ -221,7 +243,9 @@ def test_a_save_that_the_system_refuses_is_not_a_user_error(tmp_path, monkeypatc
     monkeypatch.setattr(saving, "_fill", fail)
     assert run_guarded(run.train) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert "raise the limit of `ulimit -f`" in line and ("memory" in line or error.args[-1] in line), line
+    assert "raise the limit of `ulimit -f`" in line and (
+        "memory" in line or error.args[-1] in line
+    ), line
 
 
 # ---------------------------------------------------------------------- named after the time
@@ -230,7 +254,12 @@ def test_a_save_that_the_system_refuses_is_not_a_user_error(tmp_path, monkeypatc
 def test_a_folder_is_named_after_the_time_of_the_job(tmp_path, mode, monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setenv("LIBAI_START_TIME", "1e9")
-    run = make_run(tmp_path, mode, f"train.output_dir={tmp_path}/${{now:%Y-%m-%d_%H-%M-%S}}", "train.train_iter=1")
+    run = make_run(
+        tmp_path,
+        mode,
+        f"train.output_dir={tmp_path}/${{now:%Y-%m-%d_%H-%M-%S}}",
+        "train.train_iter=1",
+    )
     run.train()
     assert run.output_dir == tmp_path / "2001-09-09_01-46-40"
     # independent of the time at which the folder is read
@@ -262,7 +291,10 @@ def banner_of(run):
             ["train.evaluation.eval_period=9", "train.checkpointer.period=100"],
             "evaluate val, other every 9, save every 100",
         ),
-        (["train.evaluation.enabled=false", "train.checkpointer.enabled=false"], "no evaluation, no checkpoints"),
+        (
+            ["train.evaluation.enabled=false", "train.checkpointer.enabled=false"],
+            "no evaluation, no checkpoints",
+        ),
         (["lr_scheduler.warmup_iter=3"], "evaluate val, other every 4, save every 4"),
     ],
 )
@@ -275,7 +307,9 @@ def test_the_banner_says_what_will_happen(tmp_path, overrides, expected):
 
 def test_kernels_that_could_not_be_built_cause_a_warning(tmp_path, monkeypatch, caplog):
     run = make_run(tmp_path, "eager")
-    monkeypatch.setattr(report, "kernels_in_use", lambda: "oneflow's own, which are slower (no compiler)")
+    monkeypatch.setattr(
+        report, "kernels_in_use", lambda: "oneflow's own, which are slower (no compiler)"
+    )
     start_banner(run)
     assert "operations on CPU take oneflow's own, which are slower (no compiler)" in caplog.messages
 
@@ -288,7 +322,9 @@ def test_a_resumed_run_says_what_is_left(tmp_path, caplog):
     assert banner["data"].endswith("evaluate val, other every 4, save every 5")
     resumed.train(6)
     resumed.train()
-    assert any(message.startswith("done after 2 iterations (8 of 8)") for message in caplog.messages)
+    assert any(
+        message.startswith("done after 2 iterations (8 of 8)") for message in caplog.messages
+    )
     caplog.clear()
     resumed.train()
     assert caplog.messages == [

@@ -17,7 +17,9 @@ from libai.utils.errors import UserError
 def make_trainer(mode, count=4, **options):
     flow.manual_seed(0)
     model = toy.Classifier()
-    return toy.trainer_of(mode, model, toy.batches(count), toy.optimizer_of("adamw", model), **options)
+    return toy.trainer_of(
+        mode, model, toy.batches(count), toy.optimizer_of("adamw", model), **options
+    )
 
 
 class Recorder(HookBase):
@@ -25,7 +27,9 @@ class Recorder(HookBase):
 
     on_step_end = None  # no point of the loop
     before_eval = dict  # has no signature
-    after_eval = wraps(len)(lambda self: None)  # takes other arguments than the function that it wraps
+    after_eval = wraps(len)(
+        lambda self: None
+    )  # takes other arguments than the function that it wraps
 
     def __init__(self, calls, name="", priority=50):
         self.calls, self.name, self.priority = calls, name, priority
@@ -61,7 +65,9 @@ class Counter(HookBase):
 
 def test_hook_points_are_called_in_the_documented_order(mode):
     trainer, calls = make_trainer(mode), []
-    reading = CallbackHook(before_update=lambda t: calls.append(f"before_update {len(t.feed.batches)}"))
+    reading = CallbackHook(
+        before_update=lambda t: calls.append(f"before_update {len(t.feed.batches)}")
+    )
     trainer.register_hooks([Recorder(calls), reading])
     trainer.train(0, 2)
     first = ["before_step 0", "before_update 1", "after_step 0"]
@@ -83,7 +89,9 @@ def test_after_backward_sees_complete_unclipped_gradients_in_eager_mode():
 
 def test_after_backward_is_refused_in_graph_mode_with_a_remedy():
     trainer = make_trainer("graph")
-    with pytest.raises(UserError, match="CallbackHook uses after_backward.*graph mode cannot call.*after_step"):
+    with pytest.raises(
+        UserError, match="CallbackHook uses after_backward.*graph mode cannot call.*after_step"
+    ):
         trainer.register_hooks([CallbackHook(after_backward=print)])
 
 
@@ -93,7 +101,9 @@ def test_a_hook_of_another_mode_is_refused(mode):
     class Picky(HookBase):
         modes = (other,)
 
-    with pytest.raises(UserError, match=f"Picky works in {other} mode only.*this run is in {mode} mode"):
+    with pytest.raises(
+        UserError, match=f"Picky works in {other} mode only.*this run is in {mode} mode"
+    ):
         make_trainer(mode).register_hooks([Picky()])
 
 
@@ -105,14 +115,17 @@ def test_none_hooks_are_ignored_and_other_objects_are_refused(mode, caplog):
         trainer.register_hooks(["hook"])
     wrong = type("Wrong", (HookBase,), {"before_save": Recorder.after_step})
     with pytest.raises(
-        UserError, match=r"Wrong.before_save cannot be called: .* except self, and before_save\(self, ex"
+        UserError,
+        match=r"Wrong.before_save cannot be called: .* except self, and before_save\(self, ex",
     ):
         trainer.register_hooks([wrong()])
 
 
 def test_hooks_run_by_priority_and_within_one_by_registration(mode):
     trainer, calls = make_trainer(mode), []
-    trainer.register_hooks([Recorder(calls, "late ", 90), Recorder(calls, "first "), Recorder(calls, "second ")])
+    trainer.register_hooks(
+        [Recorder(calls, "late ", 90), Recorder(calls, "first "), Recorder(calls, "second ")]
+    )
     trainer.register_hooks([Recorder(calls, "early ", 10)])
     trainer.train(0, 1)
     order = [call.split()[0] for call in calls if "after_step" in call]
@@ -159,7 +172,10 @@ def test_after_train_runs_for_every_hook_when_training_fails(mode, caplog):
             raise OSError("a second failure must not hide the first")
 
     trainer.register_hooks([CallbackHook(after_step=fail), Bad(), Recorder(calls)])
-    with caplog.at_level(logging.ERROR, "libai"), pytest.raises(RuntimeError, match="planted") as raised:
+    with (
+        caplog.at_level(logging.ERROR, "libai"),
+        pytest.raises(RuntimeError, match="planted") as raised,
+    ):
         trainer.train(0, 4)
     assert raised.value.left_iteration == 2
     assert calls[-1] == "after_train"

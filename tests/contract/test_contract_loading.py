@@ -1,4 +1,6 @@
-"""A run can start from weights of another model, from the model's initial weights, or from parts of a checkpoint."""
+"""A run can start from weights of another model, from the model's initial weights, or from parts of
+a checkpoint.
+"""
 
 import contract_runs
 import jobs
@@ -49,20 +51,36 @@ def trained(mode, tmp_path):
 def test_a_new_head_keeps_its_own_weights(trained, mode, tmp_path):
     before, path = trained
     loading = (f"train.load_weight={path}", "model.classes=6", *FEW)
-    with pytest.raises(CheckpointError, match=r"b\.weight` is \(4, 16\) on disk, \(6, 16\) in the model"):
+    with pytest.raises(
+        CheckpointError, match=r"b\.weight` is \(4, 16\) on disk, \(6, 16\) in the model"
+    ):
         contract_runs.make_run(tmp_path / "second", mode, *loading)
-    run = contract_runs.make_run(tmp_path / "second", mode, *loading, "train.load_weight.strict=false")
+    run = contract_runs.make_run(
+        tmp_path / "second", mode, *loading, "train.load_weight.strict=false"
+    )
     after = weights(run)
-    assert np.array_equal(after["a.weight"], before["a.weight"]) and after["b.weight"].shape == (6, 16)
+    assert np.array_equal(after["a.weight"], before["a.weight"]) and after["b.weight"].shape == (
+        6,
+        16,
+    )
     run.train()
-    assert run.trainer.completed_iters == 2 and not np.array_equal(weights(run)["a.weight"], before["a.weight"])
+    assert run.trainer.completed_iters == 2 and not np.array_equal(
+        weights(run)["a.weight"], before["a.weight"]
+    )
 
 
 def test_another_prefix_and_a_part_of_a_model(trained, mode, tmp_path):
     before, path = trained
-    wanted = f"{{path: {path}, strict: false, revise_keys: [['^', 'module.'], ['^module\\.b\\..*', '']]}}"
+    wanted = (
+        f"{{path: {path}, strict: false, revise_keys: [['^', 'module.'], ['^module\\.b\\..*', "
+        "'']]}"
+    )
     run = contract_runs.make_run(
-        tmp_path / "second", mode, f"train.load_weight={wanted}", "model._target_=test_contract_loading.Prefixed", *FEW
+        tmp_path / "second",
+        mode,
+        f"train.load_weight={wanted}",
+        "model._target_=test_contract_loading.Prefixed",
+        *FEW,
     )
     after = weights(run)
     assert np.array_equal(after["module.a.weight"], before["a.weight"])
@@ -87,7 +105,9 @@ def test_a_model_can_set_its_own_initial_weights(mode, tmp_path):
     run.train()
     loading = f"train.load_weight={tmp_path}/first/checkpoints/last"
     again = contract_runs.make_run(tmp_path / "second", mode, model, loading)
-    assert np.array_equal(weights(again)["a.weight"], weights(run)["a.weight"]), "loaded weights stay as they are"
+    assert np.array_equal(weights(again)["a.weight"], weights(run)["a.weight"]), (
+        "loaded weights stay as they are"
+    )
     assert not (weights(again)["a.weight"] == 0.5).all(), "the control: training has changed them"
 
 
@@ -107,9 +127,13 @@ def first(mode, tmp_path):
 def test_resume_from_a_path_continues_that_run_and_moves_newer_checkpoints(first, mode, tmp_path):
     folder = tmp_path / "first"
     expected, run_id = losses(folder), first.folder.run_id
-    again = contract_runs.make_run(folder, mode, resume=str(folder / "checkpoints" / "iter_0000004"))
+    again = contract_runs.make_run(
+        folder, mode, resume=str(folder / "checkpoints" / "iter_0000004")
+    )
     assert again.start_iter == 4 and again.folder.run_id == run_id
-    assert (folder / "checkpoints" / "iter_0000008").exists(), "nothing is moved before training begins"
+    assert (folder / "checkpoints" / "iter_0000008").exists(), (
+        "nothing is moved before training begins"
+    )
     again.train()
     assert losses(folder) == expected
     moved = folder / "previous" / f"{run_id}-after-4" / "checkpoints"
@@ -120,15 +144,21 @@ def test_resume_from_a_path_continues_that_run_and_moves_newer_checkpoints(first
 @pytest.mark.parametrize("named", ["checkpoints/iter_0000004", "checkpoints/last", ""])
 def test_resume_from_another_run_is_a_new_run_with_its_state(first, mode, tmp_path, named):
     run = contract_runs.make_run(tmp_path / "second", mode, resume=str(tmp_path / "first" / named))
-    assert run.start_iter == (4 if "iter" in named else 8) and run.folder.run_id != first.folder.run_id
+    assert (
+        run.start_iter == (4 if "iter" in named else 8) and run.folder.run_id != first.folder.run_id
+    )
     run.train()
     found, expected = losses(tmp_path / "second"), losses(tmp_path / "first")
     assert found == {i: expected[i] for i in found} and len(found) == 8 - run.start_iter
-    assert checkpoint.list_checkpoints(tmp_path / "first" / "checkpoints")[-1].name == "iter_0000008", "it is unchanged"
+    assert (
+        checkpoint.list_checkpoints(tmp_path / "first" / "checkpoints")[-1].name == "iter_0000008"
+    ), "it is unchanged"
 
 
 def test_a_path_in_train_resume_is_used(first, mode, tmp_path):
-    run = contract_runs.make_run(tmp_path / "second", mode, f"train.resume={tmp_path}/first", resume=None)
+    run = contract_runs.make_run(
+        tmp_path / "second", mode, f"train.resume={tmp_path}/first", resume=None
+    )
     assert run.start_iter == 8
 
 
@@ -137,38 +167,59 @@ def test_a_path_without_a_run_is_one_error(first, mode, tmp_path):
         contract_runs.make_run(tmp_path / "second", mode, resume=str(tmp_path / "nowhere"))
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match="--resume .*export is not a checkpoint of a run.*train.load_weight="):
+    with pytest.raises(
+        UserError, match="--resume .*export is not a checkpoint of a run.*train.load_weight="
+    ):
         contract_runs.make_run(tmp_path / "second", mode, resume=str(tmp_path / "export"))
 
 
 def test_a_resume_leaves_out_optimizer_schedule_and_data(first, mode, tmp_path, caplog):
     path = str(tmp_path / "first" / "checkpoints" / "iter_0000004")
     with caplog.at_level("INFO", logger="libai.engine"):
-        run = contract_runs.make_run(tmp_path / "all", mode, resume=path, reset=["optimizer", "schedule", "data"])
+        run = contract_runs.make_run(
+            tmp_path / "all", mode, resume=path, reset=["optimizer", "schedule", "data"]
+        )
     assert any("without its optimizer, schedule, data" in text for text in caplog.messages)
-    assert run.trainer.feed.position() == {"consumed_samples": 0} and run.trainer.completed_iters == 4
-    assert np.array_equal(weights(run)["a.weight"], checkpoint.load(path).tensors["model"]["a.weight"])
+    assert (
+        run.trainer.feed.position() == {"consumed_samples": 0} and run.trainer.completed_iters == 4
+    )
+    assert np.array_equal(
+        weights(run)["a.weight"], checkpoint.load(path).tensors["model"]["a.weight"]
+    )
     run.train()
-    assert run.trainer.completed_iters == 8 and losses(tmp_path / "all")[5] != losses(tmp_path / "first")[5]
+    assert (
+        run.trainer.completed_iters == 8
+        and losses(tmp_path / "all")[5] != losses(tmp_path / "first")[5]
+    )
     state = checkpoint.load(tmp_path / "all" / "checkpoints" / "iter_0000008").state
-    assert state["optimizer"]["step"] == 4 and state["trainer"]["data_loader"] == {"consumed_samples": 32}
+    assert state["optimizer"]["step"] == 4 and state["trainer"]["data_loader"] == {
+        "consumed_samples": 32
+    }
 
 
 def test_reset_needs_a_resume_and_known_parts(mode, tmp_path):
     with pytest.raises(UserError, match="--reset data: .* --reset needs --resume"):
         contract_runs.make_run(tmp_path, mode, reset=["data"])
-    with pytest.raises(UserError, match="--reset model: a resume can leave out optimizer, schedule, data"):
+    with pytest.raises(
+        UserError, match="--reset model: a resume can leave out optimizer, schedule, data"
+    ):
         contract_runs.make_run(tmp_path, mode, resume=True, reset=["model"])
 
 
 def test_saves_with_only_the_weights(mode, tmp_path):
-    run = contract_runs.train(tmp_path / "first", mode, *FEW, "train.checkpointer.weights_only=true")
+    run = contract_runs.train(
+        tmp_path / "first", mode, *FEW, "train.checkpointer.weights_only=true"
+    )
     saved = checkpoint.load(run.checkpointer.last_saved)
     assert (
-        list(saved.tensors) == ["model"] and checkpoint.verify(saved.path) == [] and run.checkpointer.resumable is None
+        list(saved.tensors) == ["model"]
+        and checkpoint.verify(saved.path) == []
+        and run.checkpointer.resumable is None
     )
     assert np.array_equal(saved.tensors["model"]["a.weight"], weights(run)["a.weight"])
     with pytest.raises(CheckpointError, match="does not contain a run to .*train.load_weight="):
         contract_runs.make_run(tmp_path / "first", mode, resume=True)
-    again = contract_runs.make_run(tmp_path / "second", mode, f"train.load_weight={run.checkpointer.last_saved}")
+    again = contract_runs.make_run(
+        tmp_path / "second", mode, f"train.load_weight={run.checkpointer.last_saved}"
+    )
     assert np.array_equal(weights(again)["a.weight"], weights(run)["a.weight"])

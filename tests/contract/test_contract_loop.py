@@ -56,19 +56,31 @@ def test_with_nothing_to_do_train_returns_at_once(mode, start):
     trainer, calls = make_trainer(mode), []
     before = {name: p.numpy().copy() for name, p in trainer.model.named_parameters()}
     trainer.register_hooks(
-        [CallbackHook(before_train=lambda t: calls.append("in"), after_train=lambda t: calls.append("out"))]
+        [
+            CallbackHook(
+                before_train=lambda t: calls.append("in"), after_train=lambda t: calls.append("out")
+            )
+        ]
     )
     trainer.train(start, 5)
     assert calls == ["in", "out"]
     assert trainer.status == "finished"
-    assert all(np.array_equal(before[name], p.numpy()) for name, p in trainer.model.named_parameters())
+    assert all(
+        np.array_equal(before[name], p.numpy()) for name, p in trainer.model.named_parameters()
+    )
 
 
 def test_zero_grad_before_forward_keeps_gradients_for_hooks():
     trainer, seen = make_trainer("eager", zero_grad_before_forward=True), []
     plain = make_trainer("eager")
     trainer.register_hooks(
-        [CallbackHook(after_step=lambda t: seen.append(all(p.grad is not None for p in t.model.parameters())))]
+        [
+            CallbackHook(
+                after_step=lambda t: seen.append(
+                    all(p.grad is not None for p in t.model.parameters())
+                )
+            )
+        ]
     )
     trainer.train(0, 3)
     plain.train(0, 3)
@@ -82,7 +94,9 @@ def test_gradients_are_cleared_by_none_or_by_zeros():
         trainer, seen = make_trainer("eager", zero_grad_set_to_none=set_to_none), []
 
         def look(t):
-            seen.append([None if p.grad is None else p.grad.numpy().any() for p in t.model.parameters()])
+            seen.append(
+                [None if p.grad is None else p.grad.numpy().any() for p in t.model.parameters()]
+            )
 
         trainer.register_hooks([CallbackHook(after_step=look)])
         trainer.train(0, 3)
@@ -90,7 +104,9 @@ def test_gradients_are_cleared_by_none_or_by_zeros():
 
     nones, expected = trained(None)
     zeros, found = trained(False)
-    assert {x for seen in nones for x in seen} == {None} and {x for seen in zeros for x in seen} == {False}
+    assert {x for seen in nones for x in seen} == {None} and {
+        x for seen in zeros for x in seen
+    } == {False}
     assert all(np.array_equal(p, q) for p, q in zip(found, expected))
 
 
@@ -129,7 +145,11 @@ def test_a_finite_loader_is_restarted(mode):
     "hooks",
     [
         {"after_step": lambda t: t.iter == 1 and t.reset_data_loader(toy.batches(4, seed=2))},
-        {"before_update": lambda t: t.iter > 1 and setattr(t.feed, "batches", [toy.batches(4, seed=2)[t.iter - 2]])},
+        {
+            "before_update": lambda t: (
+                t.iter > 1 and setattr(t.feed, "batches", [toy.batches(4, seed=2)[t.iter - 2]])
+            )
+        },
     ],
 )
 def test_a_hook_replaces_the_batches_from_the_third_iteration_on(mode, hooks):
@@ -165,7 +185,9 @@ def test_predict_returns_the_eval_outputs_and_keeps_the_mode(mode):
     outputs = trainer.predict(batch)
     assert trainer.model.training
     trainer.model.eval()
-    expected = trainer.model(flow.from_numpy(batch["x"]), flow.from_numpy(batch["y"]))["logits"].numpy()
+    expected = trainer.model(flow.from_numpy(batch["x"]), flow.from_numpy(batch["y"]))[
+        "logits"
+    ].numpy()
     np.testing.assert_allclose(outputs["logits"].numpy(), expected, rtol=1e-6)
     trainer.predict(batch)
     assert not trainer.model.training
@@ -187,7 +209,9 @@ class TwoHeads(toy.Classifier):
 def test_parameters_without_gradient_are_named_in_the_first_iteration(mode, caplog):
     with caplog.at_level(logging.WARNING, "libai"):
         make_trainer(mode, model=TwoHeads(), detect_anomalous_params=True).train(0, 3)
-    lines = [record.getMessage() for record in caplog.records if "no gradient" in record.getMessage()]
+    lines = [
+        record.getMessage() for record in caplog.records if "no gradient" in record.getMessage()
+    ]
     assert len(lines) == 1
     assert "2 trainable parameter(s)" in lines[0] and "spare.weight, spare.bias" in lines[0]
     caplog.clear()

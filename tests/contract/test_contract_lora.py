@@ -13,7 +13,10 @@ from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e
 
-LORA = ("train.lora={patterns: ['a'], rank: 2, alpha: 4, dropout: 0.1, also_train: ['^b\\.bias$']}", "optim.lr=0.1")
+LORA = (
+    "train.lora={patterns: ['a'], rank: 2, alpha: 4, dropout: 0.1, also_train: ['^b\\.bias$']}",
+    "optim.lr=0.1",
+)
 SHORT = ("train.evaluation.enabled=false", "train.rehearse=0")
 
 
@@ -42,11 +45,15 @@ def test_a_merged_model_predicts_like_the_run(mode, tmp_path):
     merged = contract_runs.Run.load(tmp_path, mode="eager")
     merge_lora(merged.model)
     assert sorted(merged.model.state_dict()) == ["a.bias", "a.weight", "b.bias", "b.weight"]
-    np.testing.assert_allclose(merged.predict(batch)["logits"].numpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        merged.predict(batch)["logits"].numpy(), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_patterns_that_match_nothing_are_refused(mode, tmp_path):
-    with pytest.raises(UserError, match=r"train\.lora\.patterns has 'q_proj', which matches none of the 2 linear"):
+    with pytest.raises(
+        UserError, match=r"train\.lora\.patterns has 'q_proj', which matches none of the 2 linear"
+    ):
         contract_runs.make_run(tmp_path, mode, "train.lora.patterns=['q_proj']")
 
 
@@ -60,7 +67,9 @@ class Direct(toy.Classifier):
 
 def test_an_adapter_whose_weight_is_read_directly_is_refused(mode, tmp_path):
     words = ("model._target_=test_contract_lora.Direct", "train.lora.patterns=['.']")
-    with pytest.raises(UserError, match=r"adds an adapter to b, but the losses do not depend on it"):
+    with pytest.raises(
+        UserError, match=r"adds an adapter to b, but the losses do not depend on it"
+    ):
         contract_runs.make_run(tmp_path, mode, *words, *SHORT, "train.train_iter=2").train()
 
 
@@ -71,4 +80,6 @@ def test_adapters_are_resumed_exactly(mode, tmp_path):
     cut.train(until=4)
     resumed = contract_runs.train(tmp_path / "two", mode, *LORA, *SHORT, resume=True)
     assert resumed.start_iter == 4
-    assert all(np.array_equal(array, weights(run)[name]) for name, array in weights(resumed).items())
+    assert all(
+        np.array_equal(array, weights(run)[name]) for name, array in weights(resumed).items()
+    )

@@ -1,4 +1,6 @@
-"""Metrics, losses and the finite check, in both modes (FEATURES A1 rows 12-16, A4 B1, B2; LiBai defects 3, 7)."""
+"""Metrics, losses and the finite check, in both modes (FEATURES A1 rows 12-16, A4 B1, B2; LiBai
+defects 3, 7).
+"""
 
 import logging
 import math
@@ -27,7 +29,10 @@ class TwoLosses(nn.Module):
 
     def forward(self, x, y):
         logits = self.a(x)
-        losses = {"cls": nn.functional.cross_entropy(logits, y) * self.weight, "penalty": (logits * logits).mean()}
+        losses = {
+            "cls": nn.functional.cross_entropy(logits, y) * self.weight,
+            "penalty": (logits * logits).mean(),
+        }
         return {"losses": losses, "metrics": {"size": logits.abs().mean()}}
 
 
@@ -55,48 +60,62 @@ def poison(batch):
     return {**batch, "x": np.full_like(batch["x"], np.nan)}
 
 
-# ------------------------------------------------------------------------------------------- losses and metrics
+# ------------------------------------------------------------------------------------------- losses
+# and metrics
 
 
 def test_the_total_is_the_sum_of_the_losses_and_each_is_logged(mode):
     trainer = make_trainer(mode, model=TwoLosses())
     trainer.train(0, 2)
     metrics = trainer.fetch_metrics()
-    assert metrics["train/loss"] == pytest.approx(metrics["train/cls"] + metrics["train/penalty"], rel=1e-6)
+    assert metrics["train/loss"] == pytest.approx(
+        metrics["train/cls"] + metrics["train/penalty"], rel=1e-6
+    )
     assert metrics["train/size"] > 0
     assert metrics["train/lr"] == 0.01
 
 
 def test_every_component_is_differentiated_whatever_its_name(mode):
-    """LiBai sums only outputs with "loss" in their names. Here only the penalty can change the weights."""
+    """LiBai sums only outputs with "loss" in their names.
+
+    Here only the penalty can change the weights.
+    """
     trainer = make_trainer(mode, model=TwoLosses(weight=0.0), optimizer="sgd")
     before = trainer.model.a.weight.numpy().copy()
     trainer.train(0, 2)
     assert np.abs(trainer.model.a.weight.numpy() - before).max() > 1e-4
 
 
-# ------------------------------------------------------------------------------------------- the finite check
+# ------------------------------------------------------------------------------------------- the
+# finite check
 
 
 def test_a_loss_that_is_not_finite_names_its_first_iteration(mode):
     data = toy.batches(8)
     trainer = make_trainer(mode, data[:3] + [poison(data[3])] + data[4:])
-    with pytest.raises(NonFiniteLoss, match=r"iteration 4 is not finite: train/loss=nan.*clip_grad") as caught:
-        trainer.train(0, 8)  # no log point in between: the check at the end must still name the fourth
+    with pytest.raises(
+        NonFiniteLoss, match=r"iteration 4 is not finite: train/loss=nan.*clip_grad"
+    ) as caught:
+        trainer.train(
+            0, 8
+        )  # no log point in between: the check at the end must still name the fourth
     assert isinstance(caught.value, FloatingPointError)
     assert caught.value.iteration == 4
     assert math.isnan(caught.value.losses["train/loss"])
     assert trainer.status == "failed"
 
 
-# ------------------------------------------------------------------------------------------- writing
+# ----------------------------------------------------------------------------------------------
+# writing
 
 
 def test_metrics_are_fetched_only_at_log_points(mode, monkeypatch):
     """detectron2 and LiBai wait for the device in every iteration."""
     trainer, fetched = make_trainer(mode), []
     collect = trainer.collect
-    monkeypatch.setattr(trainer, "collect", lambda results: fetched.append(len(results)) or collect(results))
+    monkeypatch.setattr(
+        trainer, "collect", lambda results: fetched.append(len(results)) or collect(results)
+    )
     writer = Recording()
     trainer.register_hooks([WriterHook([writer], period=4)])
     trainer.prepare()  # this also fetches metrics, to check losses
@@ -108,7 +127,9 @@ def test_metrics_are_fetched_only_at_log_points(mode, monkeypatch):
 
 def test_log_period_makes_a_trainer_without_writers_print(mode, capsys, monkeypatch, request):
     trainer = make_trainer(mode)
-    monkeypatch.setattr(logging.getLogger("libai"), "handlers", [])  # without the handlers of pytest
+    monkeypatch.setattr(
+        logging.getLogger("libai"), "handlers", []
+    )  # without the handlers of pytest
     request.addfinalizer(reset_logging)
     trainer.train(0, 2)
     assert capsys.readouterr().out == ""
@@ -123,7 +144,10 @@ def test_log_period_makes_a_trainer_without_writers_print(mode, capsys, monkeypa
 
 @pytest.mark.parametrize("fails_at", [2, 3])
 def test_an_error_of_the_writing_thread_ends_the_run(mode, fails_at):
-    """detectron2 drops the future and thus the error (FEATURES B1). An error of the last write is raised at the end."""
+    """detectron2 drops the future and thus the error (FEATURES B1).
+
+    An error of the last write is raised at the end.
+    """
     trainer = make_trainer(mode)
     trainer.register_hooks([WriterHook([AsyncWriter(Recording(fails_at))], period=1)])
     with pytest.raises(OSError, match="disk full"):

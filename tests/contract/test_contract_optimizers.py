@@ -1,4 +1,6 @@
-"""Several optimizers, each with its own parameters and schedule, make one update together in both modes."""
+"""Several optimizers, each with its own parameters and schedule, make one update together in both
+modes.
+"""
 
 import contract_runs
 import jobs
@@ -49,7 +51,9 @@ def plain_loop(num_iters, max_norm=None):
     for batch in toy.batches(num_iters):
         for optimizer in optimizers.values():
             optimizer.zero_grad()
-        model(**{name: flow.tensor(value) for name, value in batch.items()})["losses"]["cls"].backward()
+        model(**{name: flow.tensor(value) for name, value in batch.items()})["losses"][
+            "cls"
+        ].backward()
         if max_norm is not None:
             flow.nn.utils.clip_grad_norm_(list(model.parameters()), max_norm)
         for optimizer in optimizers.values():
@@ -60,16 +64,22 @@ def plain_loop(num_iters, max_norm=None):
 @pytest.mark.parametrize("max_norm", [None, 0.1])
 def test_several_optimizers_equal_a_plain_loop(mode, max_norm):
     model, optimizers = make_parts()
-    trainer = toy.trainer_of(mode, model, toy.batches(8), Optimizers(optimizers), max_grad_norm=max_norm)
+    trainer = toy.trainer_of(
+        mode, model, toy.batches(8), Optimizers(optimizers), max_grad_norm=max_norm
+    )
     trainer.train(0, 8)
     for name, value in plain_loop(8, max_norm).items():
-        np.testing.assert_allclose(trainer.model.state_dict()[name].numpy(), value, rtol=1e-5, atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(
+            trainer.model.state_dict()[name].numpy(), value, rtol=1e-5, atol=1e-7, err_msg=name
+        )
     assert trainer.optimizer_state.export()[1]["step"] == 8
 
 
 def test_each_optimizer_follows_its_schedule(mode, tmp_path):
     parts = [LazyCall(WarmupConstantLR)(max_iter=4), LazyCall(WarmupLinearLR)()]
-    run = make_run(tmp_path, mode, "train.warmup_ratio=0.25", lr_scheduler={"head": parts, "body": None})
+    run = make_run(
+        tmp_path, mode, "train.warmup_ratio=0.25", lr_scheduler={"head": parts, "body": None}
+    )
     rates = []
 
     class Watch(HookBase):
@@ -101,26 +111,47 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
     ("sections", "text"),
     [
         (
-            {"optim": {"a": LazyCall(flow.optim.SGD)(params=LazyCall(get_param_groups)(only="^a"), lr=0.1)}},
+            {
+                "optim": {
+                    "a": LazyCall(flow.optim.SGD)(
+                        params=LazyCall(get_param_groups)(only="^a"), lr=0.1
+                    )
+                }
+            },
             "optim leaves 2 parameters without an optimizer: b.weight, b.bias",
         ),
         (
-            {"optim": {"a": LazyCall(flow.optim.SGD)(lr=0.1), "b": LazyCall(flow.optim.SGD)(lr=0.1)}},
+            {
+                "optim": {
+                    "a": LazyCall(flow.optim.SGD)(lr=0.1),
+                    "b": LazyCall(flow.optim.SGD)(lr=0.1),
+                }
+            },
             "get_param_groups leaves no parameter for this optimizer",
         ),
         (
-            {"optim": {"a": LazyCall(flow.optim.SGD)(params=LazyCall(get_param_groups)(only="^c"), lr=0.1)}},
+            {
+                "optim": {
+                    "a": LazyCall(flow.optim.SGD)(
+                        params=LazyCall(get_param_groups)(only="^c"), lr=0.1
+                    )
+                }
+            },
             "'.c', which matches none of the 4 trainable parameters",
         ),
         ({"optim": {"a": 3}}, r"optim\.a has no _target_"),
-        ({"optim": {"a": LazyCall(flow.optim.SGD)(rl=0.1)}}, r"optim\.a\.rl: .* takes no such argument"),
+        (
+            {"optim": {"a": LazyCall(flow.optim.SGD)(rl=0.1)}},
+            r"optim\.a\.rl: .* takes no such argument",
+        ),
         (
             {"lr_scheduler": {"heat": LazyCall(WarmupCosineLR)()}},
-            r"lr_scheduler\.heat is for an optimizer of that name, but optim has body, head\. Did you mean head",
+            r"lr_scheduler\.heat is for an optimizer of that name, but optim has body, head\. Did you mean head",  # noqa: E501
         ),
         (
             {"lr_scheduler": {"head": LazyCall(flow.optim.lr_scheduler.StepLR)(step_size=2)}},
-            "the schedule of the optimizer 'head' is a StepLR, but only schedules of libai.scheduler",
+            "the schedule of the optimizer 'head' is a StepLR, but only schedules of "
+            "libai.scheduler",
         ),
     ],
 )
@@ -131,5 +162,7 @@ def test_impossible_optimizers_are_refused(sections, text, tmp_path):
 
 def test_a_parameter_has_one_optimizer():
     model = toy.Classifier()
-    with pytest.raises(UserError, match="has two optimizers, 'a' and 'b'. Give each parameter to one"):
+    with pytest.raises(
+        UserError, match="has two optimizers, 'a' and 'b'. Give each parameter to one"
+    ):
         Optimizers({name: flow.optim.SGD(model.parameters(), lr=0.1) for name in ("a", "b")})

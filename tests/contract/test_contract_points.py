@@ -1,4 +1,6 @@
-"""Hook points for evaluation, saving and failure, and the options of `CallbackHook` (FEATURES A1 1, 8, 11)."""
+"""Hook points for evaluation, saving and failure, and the options of `CallbackHook` (FEATURES A1 1,
+8, 11).
+"""
 
 import contract_runs
 import numpy as np
@@ -22,7 +24,9 @@ def recorder(calls):
 
 def test_evaluation_and_saving_have_hook_points(mode, tmp_path):
     run, calls, seen = contract_runs.make_run(tmp_path, mode), [], []
-    look = CallbackHook(after_eval=lambda trainer: seen.append(trainer.storage.get("eval/val/loss")[1]))
+    look = CallbackHook(
+        after_eval=lambda trainer: seen.append(trainer.storage.get("eval/val/loss")[1])
+    )
     run.trainer.register_hooks([recorder(calls), look])
     run.train()
     each = ["before_eval", "after_eval", "after_save"]
@@ -52,7 +56,9 @@ def test_a_failure_has_a_hook_point_before_the_end(mode, tmp_path, caplog):
 def test_a_callback_is_called_every_few_iterations(mode, tmp_path):
     called = []
     run = contract_runs.make_run(tmp_path, mode)
-    run.trainer.register_hooks([CallbackHook(after_step=lambda trainer: called.append(trainer.iter), every=3)])
+    run.trainer.register_hooks(
+        [CallbackHook(after_step=lambda trainer: called.append(trainer.iter), every=3)]
+    )
     run.trainer.train(0, 8)
     assert called == [2, 5]
 
@@ -82,7 +88,9 @@ def test_hooks_see_batch_samples_and_result(mode, tmp_path):
 
     def look(trainer):
         batch, indices = trainer.feed.batches[0], trainer.feed.sample_indices()[0]
-        assert np.array_equal(batch["x"], samples["x"][indices]) and np.array_equal(batch["y"], samples["y"][indices])
+        assert np.array_equal(batch["x"], samples["x"][indices]) and np.array_equal(
+            batch["y"], samples["y"][indices]
+        )
         loss = trainer.loop.result.losses["cls"][0].numpy()
         assert loss == pytest.approx(trainer.fetch_metrics()["train/loss"], rel=1e-6)
         seen.append(tuple(indices))

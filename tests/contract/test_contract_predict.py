@@ -1,4 +1,6 @@
-"""A finished run predicts from its folder as it did after training, in both modes (FEATURES A1 23)."""
+"""A finished run predicts from its folder as it did after training, in both modes (FEATURES A1
+23).
+"""
 
 import contract_runs
 import numpy as np
@@ -13,7 +15,9 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def run(mode, tmp_path):
-    return contract_runs.train(tmp_path / "run", mode, "train.ema.enabled=true", "train.ema.decay=0.5")
+    return contract_runs.train(
+        tmp_path / "run", mode, "train.ema.enabled=true", "train.ema.decay=0.5"
+    )
 
 
 def samples(count):
@@ -25,13 +29,17 @@ def test_a_run_predicts_from_its_folder(run, mode):
     loaded = Run.load(run.output_dir)
     assert (loaded.mode, loaded.checkpoint.name) == (mode, "iter_0000008")
     expected = run.predict(batch)["logits"].numpy()
-    np.testing.assert_allclose(loaded.predict(batch)["logits"].numpy(), expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        loaded.predict(batch)["logits"].numpy(), expected, rtol=1e-6, atol=1e-7
+    )
     other = "graph" if mode == "eager" else "eager"
     found = Run.load(run.output_dir, mode=other).predict(batch)["logits"].numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     earlier = Run.load(run.output_dir, "iter_0000004").predict(batch)["logits"].numpy()
     latest = Run.load(run.output_dir, overrides=["train.ema.enabled=false"]).predict(batch)
-    assert min(abs(expected - n).max() for n in (earlier, latest["logits"].numpy())) > 1e-4  # they have other weights
+    assert (
+        min(abs(expected - n).max() for n in (earlier, latest["logits"].numpy())) > 1e-4
+    )  # they have other weights
 
 
 def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
@@ -63,10 +71,19 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "-i", "cut.jsonl"], "cut.jsonl, sample 2: not JSON"),
         ([folder, "-i", "other.jsonl", "--drop", "z"], "--drop leaves no column"),
         ([folder, "-i", "ragged.jsonl"], "x has rows of different shapes"),
-        ([folder, "-i", "other.jsonl"], "the file has the columns z, and the model's forward takes x, y"),
+        (
+            [folder, "-i", "other.jsonl"],
+            "the file has the columns z, and the model's forward takes x, y",
+        ),
         ([folder, "-i", "holes.csv"], r"holes.csv, sample 2: x is '', but a number"),
-        ([folder, "-i", "narrow.jsonl"], "do not match.*--columns NAME=FIRST..LAST, or leave columns out with --drop"),
-        ([folder, "-i", "label.csv"], "the batch to predict: y.* accepts 0 to 3.*leave columns out with --drop"),
+        (
+            [folder, "-i", "narrow.jsonl"],
+            "do not match.*--columns NAME=FIRST..LAST, or leave columns out with --drop",
+        ),
+        (
+            [folder, "-i", "label.csv"],
+            "the batch to predict: y.* accepts 0 to 3.*leave columns out with --drop",
+        ),
         ([folder, "--data", "vall"], "the config has no such test dataset; it has val, other"),
         ([folder, "--data", "val", "--drop", "y"], "missing a required argument: 'y'"),
         ([str(tmp_path), "--data", "val"], "is neither the folder of a run"),

@@ -1,4 +1,6 @@
-"""Whole runs from a config, in both modes (FEATURES A1 rows 14, 19-22; LiBai defects 1, 4, 6, 7, 10, 11)."""
+"""Whole runs from a config, in both modes (FEATURES A1 rows 14, 19-22; LiBai defects 1, 4, 6, 7,
+10, 11).
+"""
 
 import json
 import signal
@@ -19,13 +21,19 @@ def other(mode):
 
 
 def test_the_final_evaluation_is_written(mode, tmp_path):
-    """LiBai evaluates after its writers have closed (defect 11). This run ends between two evaluations."""
+    """LiBai evaluates after its writers have closed (defect 11).
+
+    This run ends between two evaluations.
+    """
     contract_runs.train(tmp_path, mode, "train.train_iter=7", "train.log_period=5")
     last = jobs.read_metrics(tmp_path)[-1]
     assert last["iter"] == 7
     assert {"eval/val/loss", "eval/val/accuracy", "train/loss"} <= set(last)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["status"] == "finished" and summary["metrics"]["eval/val/loss"] == last["eval/val/loss"]
+    assert (
+        summary["status"] == "finished"
+        and summary["metrics"]["eval/val/loss"] == last["eval/val/loss"]
+    )
 
 
 def test_best_checkpoint_follows_the_named_metric(mode, tmp_path):
@@ -60,11 +68,17 @@ def test_training_stops_early_when_the_metric_stalls(mode, tmp_path):
 
 
 def test_training_continues_after_interrupts_in_the_same_process(mode, tmp_path, monkeypatch):
-    """As in a notebook: an interrupt of the continued training counts as the first one and does not end the process."""
+    """As in a notebook: an interrupt of the continued training counts as the first one and does not
+    end the process.
+    """
     monkeypatch.setattr(guard, "SAME_SIGNAL_SECONDS", 1e-9)
-    monkeypatch.setattr(stop.os, "kill", lambda *arguments: pytest.fail("the process would have ended"))
+    monkeypatch.setattr(
+        stop.os, "kill", lambda *arguments: pytest.fail("the process would have ended")
+    )
     run = contract_runs.make_run(tmp_path, mode)
-    interrupted = CallbackHook(after_step=lambda trainer: trainer.iter in (2, 4) and signal.raise_signal(signal.SIGINT))
+    interrupted = CallbackHook(
+        after_step=lambda trainer: trainer.iter in (2, 4) and signal.raise_signal(signal.SIGINT)
+    )
     run.trainer.register_hooks([interrupted])
     for done in (3, 5):
         with pytest.raises(stop.StoppedFromOutside):
@@ -79,7 +93,10 @@ def test_training_continues_after_interrupts_in_the_same_process(mode, tmp_path,
 @pytest.mark.promise
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.e2e), 2])
 def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumulation):
-    """LiBai restarts at sample 0 (defect 1). With batches of 8 from 44 samples, epochs end inside micro-batches."""
+    """LiBai restarts at sample 0 (defect 1).
+
+    With batches of 8 from 44 samples, epochs end inside micro-batches.
+    """
     steps = f"train.num_accumulation_steps={accumulation}"
     whole = contract_runs.train(tmp_path / "whole", mode, steps)
     half = contract_runs.make_run(tmp_path / "half", mode, steps)
@@ -103,21 +120,30 @@ def test_changing_the_mode_at_resume_keeps_the_optimizer_state(mode, tmp_path):
     half.trainer.train(0, 4)
     resumed = contract_runs.train(tmp_path / "half", other(mode), resume=True)
     expected, found = (jobs.read_column(tmp_path / name) for name in ("whole", "half"))
-    np.testing.assert_allclose([found[i] for i in (5, 6, 7, 8)], [expected[i] for i in (5, 6, 7, 8)], rtol=1e-5)
+    np.testing.assert_allclose(
+        [found[i] for i in (5, 6, 7, 8)], [expected[i] for i in (5, 6, 7, 8)], rtol=1e-5
+    )
     for name, value in weights(whole).items():
-        np.testing.assert_allclose(weights(resumed)[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            weights(resumed)[name], value, rtol=1e-4, atol=1e-6, err_msg=name
+        )
 
     # negative control: without the moments the same iterations differ
     fresh = contract_runs.make_run(
         tmp_path / "fresh", mode, f"train.load_weight={tmp_path}/half/checkpoints/iter_0000004"
     )
     fresh.trainer.train(4, 8)
-    assert max(np.abs(weights(fresh)[name] - value).max() for name, value in weights(whole).items()) > 1e-3
+    assert (
+        max(np.abs(weights(fresh)[name] - value).max() for name, value in weights(whole).items())
+        > 1e-3
+    )
 
 
 def test_corrupted_weights_never_reach_a_checkpoint(mode, tmp_path):
     """detectron2 checks only some iterations, and LiBai none (FEATURES B2)."""
-    run = contract_runs.make_run(tmp_path, mode, "optim.lr=1e30", "~lr_scheduler", "train.log_period=100")
+    run = contract_runs.make_run(
+        tmp_path, mode, "optim.lr=1e30", "~lr_scheduler", "train.log_period=100"
+    )
     with pytest.raises(NonFiniteLoss):
         run.train()
     saved = list((tmp_path / "checkpoints").glob("iter_*"))

@@ -29,17 +29,24 @@ def learning_rates(output_dir, mode, *overrides, **sections):
 def test_schedules_follow_one_another_by_iteration(mode, tmp_path):
     parts = [LazyCall(WarmupConstantLR)(max_iter=3, warmup_factor=0.5), LazyCall(WarmupLinearLR)()]
     found = learning_rates(tmp_path, mode, "train.warmup_ratio=0.25", lr_scheduler=parts)
-    # a warm-up of 2 iterations in the first part only; the last one has the 5 iterations that are left
+    # a warm-up of 2 iterations in the first part only; the last one has the 5 iterations that are
+    # left
     assert found == pytest.approx([0.005, 0.0075, 0.01, 0.01, 0.008, 0.006, 0.004, 0.002])
 
 
 def test_schedules_follow_one_another_by_epoch(mode, tmp_path):
     parts = [
-        LazyCall(WarmupConstantLR)(max_epoch=1, warmup_epoch=0.5, warmup_factor=0.0, warmup_method="constant"),
+        LazyCall(WarmupConstantLR)(
+            max_epoch=1, warmup_epoch=0.5, warmup_factor=0.0, warmup_method="constant"
+        ),
         LazyCall(WarmupStepLR)(step_size=1, gamma=0.5, by="epoch"),
     ]
-    found = learning_rates(tmp_path, mode, "train.train_epoch=3", "train.train_iter=0", lr_scheduler=parts)
-    assert found == pytest.approx([0.0] * 3 + [0.01] * 3 + [0.01] * 6 + [0.005] * 5)  # 3, 6 and 12 of 17 iterations
+    found = learning_rates(
+        tmp_path, mode, "train.train_epoch=3", "train.train_iter=0", lr_scheduler=parts
+    )
+    assert found == pytest.approx(
+        [0.0] * 3 + [0.01] * 3 + [0.01] * 6 + [0.005] * 5
+    )  # 3, 6 and 12 of 17 iterations
 
 
 def test_a_list_of_schedules_is_resumed_inside_its_second_part(mode, tmp_path):
@@ -60,7 +67,9 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
         "momentum_scheduler": LazyCall(WarmupLinearLR)(end_factor=0.5),
     }
     if mode == "graph":
-        with pytest.raises(UserError, match="momentum_scheduler cannot be honoured in graph mode .*a constant"):
+        with pytest.raises(
+            UserError, match="momentum_scheduler cannot be honoured in graph mode .*a constant"
+        ):
             make_run(tmp_path, mode, **sections)
         return
     run = make_run(tmp_path, mode, "lr_scheduler=null", **sections)
@@ -77,7 +86,7 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
     [
         (
             {"lr_scheduler": [LazyCall(WarmupConstantLR)(), LazyCall(WarmupCosineLR)()]},
-            r"lr_scheduler\[0\] has no length, .* Set its max_iter \(iterations\) or max_epoch \(epochs\)",
+            r"lr_scheduler\[0\] has no length, .* Set its max_iter \(iterations\) or max_epoch \(epochs\)",  # noqa: E501
         ),
         (
             {"lr_scheduler": [LazyCall(WarmupConstantLR)(max_epoch=2), LazyCall(WarmupCosineLR)()]},
@@ -92,7 +101,10 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
             "momentum_scheduler is a StepLR, but only schedules of libai.scheduler can be combined",
         ),
         (
-            {"momentum_scheduler": LazyCall(WarmupCosineLR)(), "optim": LazyCall(flow.optim.SGD)(lr=0.1)},
+            {
+                "momentum_scheduler": LazyCall(WarmupCosineLR)(),
+                "optim": LazyCall(flow.optim.SGD)(lr=0.1),
+            },
             "a momentum schedule needs an optimizer with momentum: use SGD with momentum",
         ),
         (

@@ -1,4 +1,6 @@
-"""Settings of a run that take effect in both modes: evaluation, profiler, hooks of one rank, preparation."""
+"""Settings of a run that take effect in both modes: evaluation, profiler, hooks of one rank,
+preparation.
+"""
 
 import pstats
 
@@ -15,7 +17,9 @@ pytestmark = pytest.mark.e2e
 
 @pytest.mark.parametrize(("eval_iter", "count"), [("1", 2), ("null", 5)])
 def test_eval_iter_limits_the_batches_of_each_dataset(tmp_path, mode, eval_iter, count):
-    run = cr.make_run(tmp_path, mode, f"train.evaluation.eval_iter={eval_iter}", "train.train_iter=1")
+    run = cr.make_run(
+        tmp_path, mode, f"train.evaluation.eval_iter={eval_iter}", "train.train_iter=1"
+    )
     seen = []
     evaluator = run.evaluators["top"]
     original = evaluator.process
@@ -54,7 +58,12 @@ def test_preparation_is_done_once_and_a_graph_compiles_once(tmp_path, mode, monk
     counts = []
     for iterations in (4, 8):
         calls.clear()
-        cr.train(tmp_path / str(iterations), mode, f"train.train_iter={iterations}", "train.evaluation.enabled=false")
+        cr.train(
+            tmp_path / str(iterations),
+            mode,
+            f"train.train_iter={iterations}",
+            "train.evaluation.enabled=false",
+        )
         counts.append(len(calls))
     assert counts[0] > 0
     assert counts[1] - counts[0] == (4 if mode == "eager" else 0)

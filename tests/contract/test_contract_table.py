@@ -8,7 +8,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 TABLE = (HERE / "README.md").read_text()
 #: short name such as `run` -> path of the file, from the text above the first table
-FILES = {name: f"tests/contract/{file}" for name, file in re.findall(r"`(\w+)` = `(test_\w+\.py)`", TABLE)}
+FILES = {
+    name: f"tests/contract/{file}"
+    for name, file in re.findall(r"`(\w+)` = `(test_\w+\.py)`", TABLE)
+}
 
 
 @cache
@@ -25,7 +28,9 @@ def missing_tests(table):
         if not row.startswith("|"):
             continue
         file = "no file"
-        for short, path, test in re.findall(r"(\w+): (?=`test_)|`(tests/[\w/]+\.py)`|`(test_\w+)`", row):
+        for short, path, test in re.findall(
+            r"(\w+): (?=`test_)|`(tests/[\w/]+\.py)`|`(test_\w+)`", row
+        ):
             if not test:
                 file = path or FILES.get(short, short)
             elif test not in functions_of(file):
@@ -40,5 +45,7 @@ def test_every_test_of_the_tables_exists():
 def test_a_test_that_is_gone_would_be_noticed():
     """Negative control."""
     row = "| A2 25 | once | works | run: `{}` |"
-    assert missing_tests(row.format("test_that_is_gone")) == ["tests/contract/test_contract_run.py: test_that_is_gone"]
+    assert missing_tests(row.format("test_that_is_gone")) == [
+        "tests/contract/test_contract_run.py: test_that_is_gone"
+    ]
     assert missing_tests(row.format("test_the_final_evaluation_is_written")) == []

@@ -27,18 +27,26 @@ def averages(run):
 
 
 def equal(first, second):
-    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        np.array_equal(first[name], second[name]) for name in first
+    )
 
 
 def test_weights_are_averaged_after_every_update(mode, tmp_path):
-    run = contract_runs.make_run(tmp_path, mode, *EMA, "train.train_iter=6", "train.evaluation.enabled=false")
+    run = contract_runs.make_run(
+        tmp_path, mode, *EMA, "train.train_iter=6", "train.evaluation.enabled=false"
+    )
     history = [weights(run)]
-    run.trainer.register_hooks([CallbackHook(after_step=lambda trainer: history.append(weights(run)))])
+    run.trainer.register_hooks(
+        [CallbackHook(after_step=lambda trainer: history.append(weights(run)))]
+    )
     run.train()
     expected = {name: array.astype(np.float64) for name, array in history[0].items()}
     for number, current in enumerate(history[1:]):
         decay = min(0.5, (1 + number) / (10 + number))
-        expected = {name: decay * old + (1 - decay) * current[name] for name, old in expected.items()}
+        expected = {
+            name: decay * old + (1 - decay) * current[name] for name, old in expected.items()
+        }
     found = averages(run)
     assert found.keys() == expected.keys()
     for name, array in expected.items():
@@ -47,7 +55,9 @@ def test_weights_are_averaged_after_every_update(mode, tmp_path):
 
 
 def test_averaged_weights_are_evaluated_and_swapped_back(mode, tmp_path):
-    run = contract_runs.make_run(tmp_path, mode, *EMA, "train.train_iter=4", "train.evaluation.enabled=false")
+    run = contract_runs.make_run(
+        tmp_path, mode, *EMA, "train.train_iter=4", "train.evaluation.enabled=false"
+    )
     run.train()
     before, averaged = weights(run), averages(run)
     metrics = run.evaluate()
@@ -67,7 +77,9 @@ def test_averages_are_saved_and_resumed_exactly(mode, tmp_path):
     assert resumed.start_iter == 4 and ema_of(resumed).average.updates == 8
     assert equal(averages(resumed), averages(whole)) and equal(weights(resumed), weights(whole))
     saved = checkpoint.load(resumed.checkpointer.last_saved)
-    assert equal({name: saved.tensors["ema"][name] for name in saved.tensors["ema"]}, averages(whole))
+    assert equal(
+        {name: saved.tensors["ema"][name] for name in saved.tensors["ema"]}, averages(whole)
+    )
 
 
 def test_averages_continue_in_the_other_mode(mode, tmp_path):
@@ -100,8 +112,12 @@ def test_two_averages_without_a_config_are_saved_and_continue(mode, tmp_path):
     second.train(3, 6)
     for one, other in zip(of_whole, of_second):
         assert one.average.updates == other.average.updates == 6
-        assert all(np.array_equal(one.tensors()[name], other.tensors()[name]) for name in one.tensors())
-    assert not np.allclose(of_whole[0].tensors()["a.weight"], of_whole[1].tensors()["a.weight"], atol=1e-4)
+        assert all(
+            np.array_equal(one.tensors()[name], other.tensors()[name]) for name in one.tensors()
+        )
+    assert not np.allclose(
+        of_whole[0].tensors()["a.weight"], of_whole[1].tensors()["a.weight"], atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -112,7 +128,9 @@ def test_clipping_by_value_equals_a_plain_loop(mode, accumulation):
         plain.load_state_dict(model.state_dict())
         batches, stepping = toy.batches(4), toy.optimizer_of("adamw", plain)
         for batch in batches:
-            plain(**{name: flow.tensor(array) for name, array in batch.items()})["losses"]["cls"].backward()
+            plain(**{name: flow.tensor(array) for name, array in batch.items()})["losses"][
+                "cls"
+            ].backward()
             for parameter in plain.parameters():
                 parameter.grad.copy_(flow.tensor(parameter.grad.numpy().clip(-limit, limit)))
             stepping.step()
@@ -127,7 +145,10 @@ def test_clipping_by_value_equals_a_plain_loop(mode, accumulation):
             num_accumulation_steps=accumulation,
         )
         trainer.train(0, 4)
-        return max(np.abs(a.numpy() - b.numpy()).max() for a, b in zip(model.parameters(), plain.parameters()))
+        return max(
+            np.abs(a.numpy() - b.numpy()).max()
+            for a, b in zip(model.parameters(), plain.parameters())
+        )
 
     assert train(0.01) < 1e-5 < 1e-4 < train(1e9)
 
@@ -138,8 +159,12 @@ def test_frozen_parameters_stay_and_the_others_train(mode, tmp_path):
     before = weights(run)
     run.train()
     after = weights(run)
-    assert {name for name in before if not np.array_equal(before[name], after[name])} == {"b.weight"}
-    assert {name.partition("/")[0] for name in run.trainer.optimizer_state.export()[0]} <= {"b.weight"}
+    assert {name for name in before if not np.array_equal(before[name], after[name])} == {
+        "b.weight"
+    }
+    assert {name.partition("/")[0] for name in run.trainer.optimizer_state.export()[0]} <= {
+        "b.weight"
+    }
 
 
 def test_freezing_nothing_and_everything_is_refused(mode, tmp_path):

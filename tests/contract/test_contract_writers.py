@@ -16,7 +16,9 @@ TRACKERS = ("wandb", "trackio")
 
 
 def train_and_resume(folder, mode, writers):
-    """Run 8 iterations, then iterations 5 to 12 from the checkpoint of iteration 4, so 5 to 8 run twice."""
+    """Run 8 iterations, then iterations 5 to 12 from the checkpoint of iteration 4, so 5 to 8 run
+    twice.
+    """
     setting = f"train.writers={writers}"
     contract_runs.train(folder, mode, setting)
     checkpoint = str(folder / "checkpoints" / "iter_0000004")
@@ -51,7 +53,9 @@ def test_a_resumed_run_is_the_same_run_of_the_tracker(package, resumed):
 @pytest.mark.parametrize("package", TRACKERS)
 def test_a_tracker_that_is_not_installed_is_refused_before_training(package, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None)
-    with pytest.raises(UserError, match=f"asks for {package}, which is not installed. Run `pip install {package}`"):
+    with pytest.raises(
+        UserError, match=f"asks for {package}, which is not installed. Run `pip install {package}`"
+    ):
         contract_runs.make_run(tmp_path, "eager", f"train.writers=[console,{package}]")
     assert not (tmp_path / "config.yaml").exists()
 
@@ -76,7 +80,10 @@ def test_a_custom_writer_gets_facts_about_its_run(mode, tmp_path):
     run = contract_runs.train(tmp_path, mode, writers, f"train.async_write_metrics={is_async}")
     hook = next(hook for hook in run.trainer.hooks if isinstance(hook, WriterHook))
     writer = getattr(hook._writers[0], "_writer", hook._writers[0])
-    assert list(dict.fromkeys(writer.calls)) == ["begin", *range(1, 9), "close"] and writer.word == "yes"
+    assert (
+        list(dict.fromkeys(writer.calls)) == ["begin", *range(1, 9), "close"]
+        and writer.word == "yes"
+    )
     assert (writer.info.output_dir, writer.info.run_id) == (tmp_path, run.folder.run_id)
     assert writer.info.name == tmp_path.name and writer.info.config["train.train_iter"] == 8
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -85,7 +92,10 @@ def test_a_custom_writer_gets_facts_about_its_run(mode, tmp_path):
 @pytest.mark.parametrize(
     ("writers", "told"),
     [
-        ("[wandbb]", r"train.writers=\['wandbb'\]: expected each of console, .*, wandb, trackio at most once"),
+        (
+            "[wandbb]",
+            r"train.writers=\['wandbb'\]: expected each of console, .*, wandb, trackio at most once",  # noqa: E501
+        ),
         ("[jsonl,jsonl]", r"train.writers=\['jsonl', 'jsonl'\]: expected each of .* at most once"),
         ("[3]", r"train.writers\[0\] has no _target_"),
         ("[{_target_: fractions.Fraction}]", r"train.writers\[0\] is a Fraction, not a writer"),

@@ -1,4 +1,6 @@
-"""`train.rehearse` and `train.rehearse_every` refuse a run that trains differently and do not change a correct one."""
+"""`train.rehearse` and `train.rehearse_every` refuse a run that trains differently and do not
+change a correct one.
+"""
 
 import jobs
 import numpy as np
@@ -63,7 +65,10 @@ def drawing(count=3):
     class Loader:
         def __iter__(self):
             for _ in range(count):
-                yield {"x": np.random.randn(8, 8).astype(np.float32), "y": np.random.randint(0, 4, 8)}
+                yield {
+                    "x": np.random.randn(8, 8).astype(np.float32),
+                    "y": np.random.randint(0, 4, 8),
+                }
 
     return Loader()
 
@@ -81,7 +86,9 @@ def curve(tmp_path, mode, name, *overrides, loader=None, model=Averaging):
 @pytest.mark.parametrize("loader", [None, drawing])
 def test_a_rehearsed_run_has_the_same_curve(mode, loader, tmp_path):
     plain = curve(tmp_path, mode, "plain", "train.rehearse=0", loader=loader)
-    checked = curve(tmp_path, mode, "checked", "train.rehearse=3", "train.rehearse_every=2", loader=loader)
+    checked = curve(
+        tmp_path, mode, "checked", "train.rehearse=3", "train.rehearse_every=2", loader=loader
+    )
     assert checked[1] == plain[1] and len(plain[1]) == 5
     expected, found = weights(plain[0]), weights(checked[0])
     assert all(np.array_equal(found[name], array) for name, array in expected.items())
@@ -114,7 +121,11 @@ class Wrong(toy.Classifier):
         self.middle = TwiceInGraphs() if is_wrong else nn.Identity()
 
     def forward(self, x, y):
-        return {"losses": {"cls": nn.functional.cross_entropy(self.b(self.middle(flow.relu(self.a(x)))), y)}}
+        return {
+            "losses": {
+                "cls": nn.functional.cross_entropy(self.b(self.middle(flow.relu(self.a(x)))), y)
+            }
+        }
 
 
 def test_a_run_that_trains_differently_ends_before_its_first_update(tmp_path):
@@ -123,12 +134,18 @@ def test_a_run_that_trains_differently_ends_before_its_first_update(tmp_path):
     ) as raised:
         curve(tmp_path, "graph", "run", model=Wrong)
     assert "\n" not in str(raised.value)
-    assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert (
+        not (tmp_path / "run" / "checkpoints").exists()
+        and not (tmp_path / "run" / "metrics.jsonl").exists()
+    )
 
 
 def test_a_run_falls_back_to_eager_mode_if_allowed(tmp_path):
     run, losses = curve(tmp_path, "graph", "run", "graph.on_build_error=eager", model=Wrong)
-    assert run.trainer.mode == "eager" and "the graph could not train the same model" in run.mode_reason
+    assert (
+        run.trainer.mode == "eager"
+        and "the graph could not train the same model" in run.mode_reason
+    )
     assert len(losses) == 5
 
 
@@ -137,14 +154,20 @@ def write_rates_once(monkeypatch):
     write = GraphTrainer._set_step_inputs
 
     def write_once(self):
-        rates = {name: rate for name, rate in self._step_inputs.items() if name.startswith("lr") and rate.numpy().any()}
+        rates = {
+            name: rate
+            for name, rate in self._step_inputs.items()
+            if name.startswith("lr") and rate.numpy().any()
+        }
         write(self)
         self._step_inputs.update(rates)
 
     monkeypatch.setattr(GraphTrainer, "_set_step_inputs", write_once)
 
 
-@pytest.mark.parametrize(("words", "when"), [((), 0), (("train.rehearse=1", "train.rehearse_every=3"), 2)])
+@pytest.mark.parametrize(
+    ("words", "when"), [((), 0), (("train.rehearse=1", "train.rehearse_every=3"), 2)]
+)
 def test_a_wrong_update_of_the_optimizer_is_refused(words, when, tmp_path, monkeypatch):
     """The error comes at the start, or during the run if nothing was compared before."""
     write_rates_once(monkeypatch)
@@ -152,7 +175,9 @@ def test_a_wrong_update_of_the_optimizer_is_refused(words, when, tmp_path, monke
         curve(tmp_path, "graph", "run", "train.log_period=1", *words)
     made = jobs.read_column(tmp_path / "run") if when else {}
     assert len(made) == when
-    curve(tmp_path, "graph", "control", "train.rehearse=0")  # it trains incorrectly if nothing is compared
+    curve(
+        tmp_path, "graph", "control", "train.rehearse=0"
+    )  # it trains incorrectly if nothing is compared
 
 
 class TurnsWrong(toy.Classifier):
@@ -181,7 +206,9 @@ def test_a_wrong_gradient_during_a_run_is_refused(every):
     if every == 100:  # negative control
         trainer.train(0, 6)
         return
-    with pytest.raises(NotTheSame, match="changes a value in place that the backward pass reads: in update 1"):
+    with pytest.raises(
+        NotTheSame, match="changes a value in place that the backward pass reads: in update 1"
+    ):
         trainer.train(0, 6)
     assert trainer.completed_iters == 2
 
@@ -189,7 +216,9 @@ def test_a_wrong_gradient_during_a_run_is_refused(every):
 def test_another_precision_is_not_compared(monkeypatch):
     monkeypatch.setattr(trainer_module, "AMP_DEVICES", ("cpu",))
     model = toy.Classifier()
-    trainer = toy.trainer_of("graph", model, toy.batches(2), toy.optimizer_of("sgd", model), amp="fp16")
+    trainer = toy.trainer_of(
+        "graph", model, toy.batches(2), toy.optimizer_of("sgd", model), amp="fp16"
+    )
     trainer.register_hooks([RehearsalHook(1)])
     with pytest.raises(UserError, match="cannot compare updates: amp=fp16 rounds them differently"):
         trainer.train(0, 1)

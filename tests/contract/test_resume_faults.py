@@ -22,7 +22,9 @@ ITERS = 3
 
 
 class Drawing(toy.Classifier):
-    """Has seeded dropout and noise from NumPy's generator, so that every kind of randomness matters."""
+    """Has seeded dropout and noise from NumPy's generator, so that every kind of randomness
+    matters.
+    """
 
     def __init__(self):
         super().__init__()
@@ -35,7 +37,9 @@ class Drawing(toy.Classifier):
 
 def part(folder, **options):
     overrides = [*job_overrides(ITERS, folder), "model._target_=test_resume_faults.Drawing"]
-    train(default_setup(validate(contract_runs.make_config(folder, "eager", *overrides))), **options)
+    train(
+        default_setup(validate(contract_runs.make_config(folder, "eager", *overrides))), **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,9 @@ def step_the_schedule(run):
 
 def skip_one_sample(run):
     position = run.train_loader.state_dict()
-    run.train_loader.load_state_dict({**position, "consumed_samples": position["consumed_samples"] + 1})
+    run.train_loader.load_state_dict(
+        {**position, "consumed_samples": position["consumed_samples"] + 1}
+    )
 
 
 FAULTS = [forget_generators, take_another_seed, step_the_schedule, skip_one_sample]

@@ -1,4 +1,6 @@
-"""How a run gets its mode: `graph.enabled=auto`, `graph.on_build_error`, and switching from a hook."""
+"""How a run gets its mode: `graph.enabled=auto`, `graph.on_build_error`, and switching from a
+hook.
+"""
 
 import json
 
@@ -47,7 +49,9 @@ def test_auto_keeps_a_mode_and_the_curve_of_an_undisturbed_run(tmp_path):
     assert losses == expected
 
 
-@pytest.mark.parametrize("settings", ["graph.enabled=auto", "graph.enabled=true graph.on_build_error=eager"])
+@pytest.mark.parametrize(
+    "settings", ["graph.enabled=auto", "graph.enabled=true graph.on_build_error=eager"]
+)
 def test_a_model_that_cannot_be_compiled_continues_with_the_eager_curve(tmp_path, settings):
     losses, summary, state = run(tmp_path / "run", *settings.split(), model=Branching)
     assert losses == run(tmp_path / "plain", model=Branching)[0]
@@ -62,14 +66,18 @@ class GraphOnly(CallbackHook):
 def eager_only():
     """Return a hook that uses `after_backward`, and the list to which it appends."""
     seen = []
-    return CallbackHook(after_backward=lambda trainer: seen.append(trainer.model.a.weight.grad is not None)), seen
+    return CallbackHook(
+        after_backward=lambda trainer: seen.append(trainer.model.a.weight.grad is not None)
+    ), seen
 
 
 def test_auto_with_an_eager_only_hook_trains_eagerly_with_a_reason(tmp_path):
     """The documentation promises this. In an earlier version the run ended with an error."""
     hook, seen = eager_only()
     losses, summary, _ = run(
-        tmp_path / "auto", "graph.enabled=auto", before=lambda trainer: trainer.trainer.register_hooks([hook])
+        tmp_path / "auto",
+        "graph.enabled=auto",
+        before=lambda trainer: trainer.trainer.register_hooks([hook]),
     )
     expected, _, _ = run(tmp_path / "plain")
     assert losses == expected
@@ -84,7 +92,9 @@ class EagerOnly(CallbackHook):
 
 
 def test_auto_with_hooks_that_exclude_each_other_is_refused(tmp_path):
-    with pytest.raises(UserError, match="auto finds no mode: GraphOnly works in graph.*EagerOnly works in eager"):
+    with pytest.raises(
+        UserError, match="auto finds no mode: GraphOnly works in graph.*EagerOnly works in eager"
+    ):
         run(
             tmp_path / "auto",
             "graph.enabled=auto",
@@ -102,7 +112,9 @@ def test_a_hook_can_switch_the_mode_during_a_run(tmp_path, first):
     second = {"eager": "graph", "graph": "eager"}[first]
 
     def add_switch(run):
-        switch = CallbackHook(after_step=lambda trainer: trainer.iter + 1 == 4 and run.switch_mode(second))
+        switch = CallbackHook(
+            after_step=lambda trainer: trainer.iter + 1 == 4 and run.switch_mode(second)
+        )
         run.trainer.register_hooks([switch])
 
     enabled = f"graph.enabled={str(first == 'graph').lower()}"

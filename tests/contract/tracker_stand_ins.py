@@ -1,4 +1,7 @@
-"""Fakes of wandb and trackio with the signatures of their `init`. They keep everything in memory."""
+"""Fakes of wandb and trackio with the signatures of their `init`.
+
+They keep everything in memory.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,10 @@ def test_numbers_become_int64_float32_or_bool(value, dtype, num_workers):
     ("samples", "text"),
     [
         ([(1, 2)], "a sample of ListDataset is a tuple, not a dict: return a dict whose keys"),
-        ([{"x": 1}, {"y": 1}], r"samples of ListDataset have the keys \['x'\] and \['y'\]: every sample"),
+        (
+            [{"x": 1}, {"y": 1}],
+            r"samples of ListDataset have the keys \['x'\] and \['y'\]: every sample",
+        ),
         ([{"x": 1}, 3], r"samples of ListDataset have the keys \['x'\] and a int"),
         ([{"x": "word"}], "'x' of ListDataset contains <U4 values"),
         ([{"x": np.zeros(2)}, {"x": np.zeros(3)}], "pad or crop"),
@@ -70,13 +73,19 @@ def test_get_batch_must_return_one_row_per_sample():
 
 
 def test_a_failing_get_batch_names_the_samples():
-    with pytest.raises(SampleError, match=r"samples 0, 9 of InMemoryDataset failed: index 9 .*\(IndexError\)"):
+    with pytest.raises(
+        SampleError, match=r"samples 0, 9 of InMemoryDataset failed: index 9 .*\(IndexError\)"
+    ):
         BatchReader(InMemoryDataset(x=np.zeros(3))).read(np.array([0, 9]))
 
 
 @pytest.mark.parametrize(
     ("arrays", "text"),
-    [({}, "no arrays"), ({"x": np.zeros(3), "y": np.zeros(2)}, r"'x': \(3,\), 'y': \(2,\)"), ({"x": 3}, "first axis")],
+    [
+        ({}, "no arrays"),
+        ({"x": np.zeros(3), "y": np.zeros(2)}, r"'x': \(3,\), 'y': \(2,\)"),
+        ({"x": 3}, "first axis"),
+    ],
 )
 def test_unequal_arrays_are_refused(arrays, text):
     with pytest.raises(DataError, match=text):
@@ -106,7 +115,9 @@ def test_a_collate_function_of_the_user_makes_the_batch():
 
     options = {"micro_batch_size": 3, "shuffle": False, "collate": collate, "num_workers": 2}
     assert next(build_train_loader(Words([1, 2, 3]), **options))["total"].tolist() == [1, 4, 9]
-    with pytest.raises(DataError, match="the result of collate for samples of Words is a list, not a dict"):
+    with pytest.raises(
+        DataError, match="the result of collate for samples of Words is a list, not a dict"
+    ):
         next(build_train_loader(Words([1, 2]), micro_batch_size=2, collate=lambda samples: samples))
     with pytest.raises(DataError, match="collate is a int"):
         build_train_loader(Words([1, 2]), micro_batch_size=2, collate=3)
@@ -114,7 +125,9 @@ def test_a_collate_function_of_the_user_makes_the_batch():
 
 def test_lengths_of_other_samples_are_refused():
     few = type("Few", (Words,), {"__len__": lambda self: 2})([1, 2, 3])
-    with pytest.raises(DataError, match=r"Few.lengths has 3 numbers, but the dataset has 2 samples"):
+    with pytest.raises(
+        DataError, match=r"Few.lengths has 3 numbers, but the dataset has 2 samples"
+    ):
         build_train_loader(few, micro_batch_size=1)
 
 
@@ -141,5 +154,7 @@ def test_ranks_pad_alike():
     for build, order in ((build_train_loader, {"shuffle": False}), (build_eval_loader, {})):
         loaders = [iter(build(dataset, data_rank=rank, **options, **order)) for rank in (0, 1)]
         for longest in (9, 5):
-            batches = [batch[0] if isinstance(batch, tuple) else batch for batch in map(next, loaders)]
+            batches = [
+                batch[0] if isinstance(batch, tuple) else batch for batch in map(next, loaders)
+            ]
             assert [batch["input_ids"].shape for batch in batches] == [(2, longest)] * 2

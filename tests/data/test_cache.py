@@ -36,7 +36,9 @@ def test_others_wait_and_never_see_half_of_it(tmp_path):
         write_done(temporary)
 
     def prepare():
-        seen.append(sorted(path.name for path in prepare_once(folder, is_complete, slow_write).iterdir()))
+        seen.append(
+            sorted(path.name for path in prepare_once(folder, is_complete, slow_write).iterdir())
+        )
 
     threads = [threading.Thread(target=prepare) for _ in range(4)]
     for thread in threads:

@@ -70,7 +70,9 @@ def test_a_truncated_file_is_refused(cifar10):
         CifarDataset(cifar10, split="test")
 
 
-@pytest.mark.parametrize(("options", "text"), [({"name": "mnist"}, "cifar100"), ({"split": "val"}, "test")])
+@pytest.mark.parametrize(
+    ("options", "text"), [({"name": "mnist"}, "cifar100"), ({"split": "val"}, "test")]
+)
 def test_unknown_names_list_the_known_ones(cifar10, options, text):
     with pytest.raises(DataError, match=text):
         CifarDataset(cifar10, **options)

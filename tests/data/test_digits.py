@@ -25,7 +25,9 @@ def test_the_shipped_arrays_are_those_of_the_uci_test_set():
     for part in splits:
         images[part.indices], labels[part.indices] = part.images, part.labels
     # of `images * 16` and `target` of sklearn.datasets.load_digits, as bytes
-    found = hashlib.sha256((images * 16).astype(np.uint8).tobytes() + labels.astype(np.uint8).tobytes()).hexdigest()
+    found = hashlib.sha256(
+        (images * 16).astype(np.uint8).tobytes() + labels.astype(np.uint8).tobytes()
+    ).hexdigest()
     assert found == "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 
 
@@ -36,7 +38,8 @@ def test_a_share_that_leaves_a_class_out_is_refused():
 
 def test_a_shift_moves_every_image_by_its_own_numbers():
     images = np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4) + 1
-    # With one pixel there are three positions per axis: 0 moves content down or right, the last one up or left.
+    # With one pixel there are three positions per axis: 0 moves content down or right, the last one
+    # up or left.
     moved = random_shift(images, np.array([[0.0, 0.5], [0.99, 0.99]]), max_pixels=1)
     assert np.array_equal(moved[0, :, 1:], images[0, :, :-1]) and not moved[0, :, 0].any()
     assert np.array_equal(moved[1, :, :-1, :-1], images[1, :, 1:, 1:])

@@ -11,7 +11,9 @@ from libai.data import DataError, InMemoryDataset, build_eval_loader
 def loaders(num_samples, micro, ranks, **options):
     dataset = InMemoryDataset(x=np.arange(num_samples))
     return [
-        build_eval_loader(dataset, micro_batch_size=micro, data_rank=r, num_data_ranks=ranks, **options)
+        build_eval_loader(
+            dataset, micro_batch_size=micro, data_rank=r, num_data_ranks=ranks, **options
+        )
         for r in range(ranks)
     ]
 
@@ -32,10 +34,14 @@ def test_every_sample_counts_exactly_once(num_samples, micro, ranks):
             assert len(batches[0]) == micro
             counted += [x for batch in batches for x in batch]
     assert counted == list(range(num_samples))
-    assert len(loaders(num_samples, micro, ranks)[0]) == len(list(loaders(num_samples, micro, ranks)[0]))
+    assert len(loaders(num_samples, micro, ranks)[0]) == len(
+        list(loaders(num_samples, micro, ranks)[0])
+    )
 
 
-@pytest.mark.parametrize(("count", "options", "text"), [(0, {}, "empty"), (3, {"max_batches": 0}, "max_batches=0")])
+@pytest.mark.parametrize(
+    ("count", "options", "text"), [(0, {}, "empty"), (3, {"max_batches": 0}, "max_batches=0")]
+)
 def test_nothing_to_evaluate_is_refused(count, options, text):
     with pytest.raises(DataError, match=text):
         loaders(count, 2, 1, **options)

@@ -31,7 +31,10 @@ def texts_of(folder, split):
 
 def test_every_document_is_in_one_split_by_its_text(jsonl, tmp_path):
     done = preprocess([jsonl, jsonl], tmp_path / "out", validation_fraction=0.2)
-    train, validation = texts_of(tmp_path / "out", "train"), texts_of(tmp_path / "out", "validation")
+    train, validation = (
+        texts_of(tmp_path / "out", "train"),
+        texts_of(tmp_path / "out", "validation"),
+    )
     assert sorted(train + validation) == sorted(TEXTS * 2)
     assert not set(train) & set(validation), "also equal documents"
     assert 0.1 < len(validation) / 400 < 0.3
@@ -39,19 +42,31 @@ def test_every_document_is_in_one_split_by_its_text(jsonl, tmp_path):
 
 
 def test_the_result_does_not_depend_on_the_size_of_batches(jsonl, tmp_path, monkeypatch):
-    words = [str(jsonl), "--tokenizer", "bpe", "--vocab-size", "300", "--validation-fraction", "0.2"]
+    words = [
+        str(jsonl),
+        "--tokenizer",
+        "bpe",
+        "--vocab-size",
+        "300",
+        "--validation-fraction",
+        "0.2",
+    ]
     for size in (500, 2**20):
         monkeypatch.setattr("libai.data.token_files._BATCH_CHARACTERS", size)
         assert run([*words, "-o", str(tmp_path / str(size))]) == 0
     for name in ("train.bin", "train.offsets", "validation.bin", "tokenizer.json", "index.json"):
-        assert (tmp_path / "500" / name).read_bytes() == (tmp_path / str(2**20) / name).read_bytes(), name
+        assert (tmp_path / "500" / name).read_bytes() == (
+            tmp_path / str(2**20) / name
+        ).read_bytes(), name
 
 
 def test_a_published_tokenizer_is_used_and_kept(jsonl, tmp_path, capsys):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = sorted({word for text in TEXTS for word in text.split()})
-    model = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*words, "[UNK]", "[SEP]"])}, "[UNK]"))
+    model = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate([*words, "[UNK]", "[SEP]"])}, "[UNK]")
+    )
     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     model.save(str(tmp_path / "tokenizer.json"))
     path = str(tmp_path / "tokenizer.json")

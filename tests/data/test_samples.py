@@ -12,7 +12,9 @@ LENGTHS = [40, 3, 1, 17, 2, 90]
 
 @pytest.fixture
 def windows():
-    """Six documents; the tokens of the second are 1000 + position, and so on; some are full stops."""
+    """Six documents; the tokens of the second are 1000 + position, and so on; some are full
+    stops.
+    """
     documents = [np.arange(length) + 1000 * (i + 1) for i, length in enumerate(LENGTHS)]
     documents[0][[9, 22]] = STOP
     return TokenWindows(np.concatenate(documents), np.cumsum([0, *LENGTHS]), 8, "documents")
@@ -24,13 +26,17 @@ def pairs(windows, **options):
 
 def test_pairs_are_two_parts_of_one_document_in_one_of_two_orders(windows):
     dataset = pairs(windows)
-    assert len(dataset) == 3 + 1 + 0 + 2 + 1 + 7, "pieces of 13, and what remains if it is 2 or more"
+    assert len(dataset) == 3 + 1 + 0 + 2 + 1 + 7, (
+        "pieces of 13, and what remains if it is 2 or more"
+    )
     batch = dataset.get_batch(np.arange(len(dataset)))
     seen = []
     for tokens, kinds, mask, swapped in zip(*(batch[key].tolist() for key in batch)):
         length = sum(mask)
         first, second = tokens[1 : tokens.index(SEP)], tokens[tokens.index(SEP) + 1 : length - 1]
-        assert tokens == [CLS, *first, SEP, *second, SEP, *[PAD] * (16 - length)] and first and second
+        assert (
+            tokens == [CLS, *first, SEP, *second, SEP, *[PAD] * (16 - length)] and first and second
+        )
         assert kinds == [0] * (len(first) + 2) + [1] * (len(second) + 1) + [0] * (16 - length)
         assert mask == [True] * length + [False] * (16 - length)
         seen += second + first if swapped else first + second
@@ -59,7 +65,10 @@ def test_masks_are_new_in_every_epoch_and_never_on_special_tokens(windows):
     for batch in (first, second):
         assert np.array_equal(restored(batch), expected["input_ids"])
         assert np.array_equal(batch["next_sentence_labels"], expected["next_sentence_labels"])
-        assert not np.isin(batch["labels"], [CLS, SEP, PAD]).any() and (batch["input_ids"] == MASK).any()
+        assert (
+            not np.isin(batch["labels"], [CLS, SEP, PAD]).any()
+            and (batch["input_ids"] == MASK).any()
+        )
     assert not np.array_equal(first["labels"], second["labels"])
     loader.load_state_dict({"consumed_samples": len(dataset)})
     assert np.array_equal(next(loader)["labels"], second["labels"]), "a resumed run repeats them"
@@ -84,6 +93,8 @@ def test_impossible_blends_are_refused(weights):
 
 def test_blends_of_different_shapes_or_of_changing_datasets_are_refused(windows):
     with pytest.raises(DataError, match="samples of different shapes or keys"):
-        BlendedDataset([{"x": np.zeros((4, 2))}, {"x": np.zeros((4, 3))}], [1, 1]).get_batch(np.arange(4))
+        BlendedDataset([{"x": np.zeros((4, 2))}, {"x": np.zeros((4, 3))}], [1, 1]).get_batch(
+            np.arange(4)
+        )
     with pytest.raises(DataError, match="wrap the blend in MaskedTokens"):
         BlendedDataset([MaskedTokens(windows, MASK)], [1])

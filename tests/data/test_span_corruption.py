@@ -19,7 +19,9 @@ class Tokens:
 
 
 def restored(sample):
-    """Return the text: every sentinel of the input is replaced by the tokens that follow it in the labels."""
+    """Return the text: every sentinel of the input is replaced by the tokens that follow it in the
+    labels.
+    """
     *labels, end = sample["labels"].tolist()
     assert end == 999
     spans = {}
@@ -40,7 +42,10 @@ def test_a_visit_has_other_spans_of_the_same_texts():
     visit = dataset.augment_batch(batch, SampleRandom(0, np.arange(1000, 1050)))
     assert (visit["labels"] != batch["labels"]).any(axis=1).all()
     for index in range(50):
-        assert restored({name: rows[index] for name, rows in visit.items()}) == Tokens()[index]["input_ids"].tolist()
+        assert (
+            restored({name: rows[index] for name, rows in visit.items()})
+            == Tokens()[index]["input_ids"].tolist()
+        )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ def cache(tmp_path):
 def documents_of(dataset):
     """The text of every document of a split."""
     bounds = zip(dataset.offsets, dataset.offsets[1:])
-    return [dataset.tokenizer.decode(dataset.tokens[start : end - 1].tolist()) for start, end in bounds]
+    return [
+        dataset.tokenizer.decode(dataset.tokens[start : end - 1].tolist()) for start, end in bounds
+    ]
 
 
 def build(files, cache, **options):
@@ -36,13 +38,19 @@ def test_whole_files_are_in_one_split_and_copies_in_none(corpus, cache):
     (corpus / "copy.txt").write_text((corpus / "0.txt").read_text())
     (corpus / "empty.txt").write_text("")
     options = {"validation_fraction": 0.3}
-    splits = [documents_of(build(f"{corpus}/**/*.txt", cache, split=s, **options)) for s in ("train", "validation")]
+    splits = [
+        documents_of(build(f"{corpus}/**/*.txt", cache, split=s, **options))
+        for s in ("train", "validation")
+    ]
     assert [len(documents) for documents in splits] == [14, 6]
     assert sorted(splits[0] + splits[1]) == sorted(f"document {i}\n" * (i + 1) for i in range(20))
 
 
 def test_changed_files_and_options_are_prepared_anew(corpus, cache):
-    made = [build(f"{corpus}/**/*.txt", cache), build(f"{corpus}/**/*.txt", cache, validation_fraction=0.3)]
+    made = [
+        build(f"{corpus}/**/*.txt", cache),
+        build(f"{corpus}/**/*.txt", cache, validation_fraction=0.3),
+    ]
     (corpus / "0.txt").write_text("document Z\n")  # the same size
     os.utime(corpus / "0.txt", ns=(1, 1))
     made.append(build(f"{corpus}/**/*.txt", cache))

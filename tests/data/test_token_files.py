@@ -13,7 +13,9 @@ SPLITS = ("train", "validation")
 def folder(tmp_path):
     made = tmp_path / "made"
     made.mkdir()
-    write_token_files(made, lambda: [("train", "abc"), ("validation", "f"), ("train", "de")], SPLITS, "bytes")
+    write_token_files(
+        made, lambda: [("train", "abc"), ("validation", "f"), ("train", "de")], SPLITS, "bytes"
+    )
     return made
 
 
@@ -33,7 +35,9 @@ def test_files_that_do_not_belong_together_are_refused(folder, name, content):
     else:
         (folder / name).write_bytes(content)
     assert not is_complete(folder)
-    with pytest.raises(DataError, match=r"train\.bin or its \.offsets is damaged .* prepare it again"):
+    with pytest.raises(
+        DataError, match=r"train\.bin or its \.offsets is damaged .* prepare it again"
+    ):
         open_split(folder, "train", read_index(folder))
 
 

@@ -31,7 +31,10 @@ def test_saved_tokenizers_load_and_are_json(tokenizer, tmp_path):
     loaded = load_tokenizer(tmp_path)
     assert type(loaded) is type(tokenizer)
     assert loaded.encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
-    assert (loaded.vocab_size, loaded.end_of_document) == (tokenizer.vocab_size, tokenizer.end_of_document)
+    assert (loaded.vocab_size, loaded.end_of_document) == (
+        tokenizer.vocab_size,
+        tokenizer.end_of_document,
+    )
 
 
 def test_too_small_or_large_a_vocabulary_is_refused():

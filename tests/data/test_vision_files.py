@@ -14,13 +14,19 @@ LABELS = np.array([3, 1, 4, 1, 5], np.uint8)
 
 
 def idx(array):
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def mnist(folder, is_packed):
     for name, array in (("train-images-idx3-ubyte", PIXELS), ("train-labels-idx1-ubyte", LABELS)):
         content = idx(array)
-        (folder / (f"{name}.gz" if is_packed else name)).write_bytes(gzip.compress(content) if is_packed else content)
+        (folder / (f"{name}.gz" if is_packed else name)).write_bytes(
+            gzip.compress(content) if is_packed else content
+        )
     return folder
 
 
@@ -51,12 +57,16 @@ def test_a_folder_for_each_class(tmp_path):
     assert dataset.classes == ["cat", "dog"] and len(dataset) == 2
     sample = dataset[1]
     assert sample["images"].shape == (3, 16, 16) and sample["labels"] == 1
-    np.testing.assert_allclose(sample["images"][:, 8, 8], (np.array([0, 0, 1]) - MEAN) / STD, rtol=1e-5)
+    np.testing.assert_allclose(
+        sample["images"][:, 8, 8], (np.array([0, 0, 1]) - MEAN) / STD, rtol=1e-5
+    )
     augmented = ImageFolderDataset(tmp_path, image_size=8, augment=True)
     options = {"micro_batch_size": 2, "seed": 3, "prefetch": 0}
     whole = next(build_train_loader(augmented, **options))["images"]
     options.update(micro_batch_size=1, num_data_ranks=2)
-    parts = [next(build_train_loader(augmented, data_rank=rank, **options))["images"] for rank in (0, 1)]
+    parts = [
+        next(build_train_loader(augmented, data_rank=rank, **options))["images"] for rank in (0, 1)
+    ]
     assert whole.shape == (2, 3, 8, 8)
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     (tmp_path / "dog" / "two.png").write_bytes(b"no image")
@@ -75,6 +85,8 @@ def test_resizing_a_part_follows_pillow():
         box = (2.0, 5.0, 17.0, 15.0)  # left, top, right, bottom
         found = resize(image, np.array([[[5 / 20, 10 / 20], [2 / 20, 15 / 20]]]), size)
         picture = image_module.fromarray(image[0, 0])
-        expected = np.asarray(picture.resize((size, size), image_module.Resampling.BILINEAR, box=box))
+        expected = np.asarray(
+            picture.resize((size, size), image_module.Resampling.BILINEAR, box=box)
+        )
         inner = slice(2, -2)  # Pillow does not look beyond the box
         np.testing.assert_allclose(found[0, 0, inner, inner], expected[inner, inner], atol=1e-5)

@@ -1,5 +1,6 @@
-"""Models with a batch loss that is not the mean of the sample losses, each due to a different operation; and models
-that only look like it."""
+"""Models with a batch loss that is not the mean of the sample losses, each due to a different
+operation; and models that only look like it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ class _Body(nn.Module):
 
 
 class BatchMean(_Body):
-    """The square of a mean over the samples plus weights, which every rank adds to its part of their gradient."""
+    """The square of a mean over the samples plus weights, which every rank adds to its part of
+    their gradient.
+    """
 
     def loss(self, h, x, y):
         return self.classify(h, y) + (h.mean(0) + self.head.weight).pow(2).sum()
@@ -72,7 +75,9 @@ class Experts(_Body):
 
 
 class SoftBalance(nn.Module):
-    """Load balance of a mixture of experts (after Fedus et al. 2021): (B, experts) probabilities -> a scalar."""
+    """Load balance of a mixture of experts (after Fedus et al. 2021): (B, experts) probabilities ->
+    a scalar.
+    """
 
     def forward(self, gates):
         return 0.01 * gates.shape[1] * gates.mean(0).pow(2).sum()
@@ -87,7 +92,9 @@ class HardExamples(_Body):
 
 
 class ZeroGate(_Body):
-    """A coupled branch behind a gate that is zero at the start: no loss shows it, only a gradient."""
+    """A coupled branch behind a gate that is zero at the start: no loss shows it, only a
+    gradient.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,14 +158,19 @@ class Metered(_Body):
             "std": h.std(0).mean(),
             "count": (y * 0 + 1).sum(),
         }
-        return {"losses": {"loss": losses.mean()}, "metrics": {n: v.detach() for n, v in metrics.items()}}
+        return {
+            "losses": {"loss": losses.mean()},
+            "metrics": {n: v.detach() for n, v in metrics.items()},
+        }
 
 
 class KernelOfOneRank(_Body):
     """Batch statistics in a kernel of OneFlow 0.9.0 that never sees other ranks."""
 
     def loss(self, h, x, y):
-        return self.classify(flow._C.normalization(h, None, None, None, None, axis=1, is_training=True), y)
+        return self.classify(
+            flow._C.normalization(h, None, None, None, None, axis=1, is_training=True), y
+        )
 
 
 UNCOUPLED = {

@@ -19,8 +19,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Cell:
-    """A planted fault on two data-parallel ranks and its verdict. `parts`: 2 if each rank trains by itself. `label`:
-    label of a sample from the third iteration on."""
+    """A planted fault on two data-parallel ranks and its verdict. `parts`: 2 if each rank trains by
+    itself. `label`: label of a sample from the third iteration on.
+    """
 
     fault: faults.Fault
     mode: str
@@ -41,13 +42,19 @@ def cells() -> dict[str, Cell]:
         fault = faults.Fault(cm.COUPLED[name])
         by_rank = {"batch_scope": "rank"}
         found[f"{name}, each rank, eager"] = Cell(fault, "eager", "right", parts=2, options=by_rank)
-        found[f"{name}, each rank, graph"] = Cell(fault, "graph", "refused", culprit, options=by_rank)
+        found[f"{name}, each rank, graph"] = Cell(
+            fault, "graph", "refused", culprit, options=by_rank
+        )
         flat = {"gradient_reduction": "flat"}
         found[f"{name}, flat, eager"] = Cell(fault, "eager", "refused", culprit, options=flat)
     mean = faults.Fault(cm.BatchMean)
     for reduction in ("flat", "ddp"):
-        found[f"mean, {reduction}"] = Cell(mean, "eager", "refused", options={"gradient_reduction": reduction})
-    found["mean, each rank, global"] = Cell(mean, "eager", "refused", options={**eager_ranks, "batch_scope": "rank"})
+        found[f"mean, {reduction}"] = Cell(
+            mean, "eager", "refused", options={"gradient_reduction": reduction}
+        )
+    found["mean, each rank, global"] = Cell(
+        mean, "eager", "refused", options={**eager_ranks, "batch_scope": "rank"}
+    )
     for mode in ("eager", "graph"):
         found[f"kernel of one rank, {mode}"] = Cell(
             faults.Fault(cm.KernelOfOneRank), mode, "refused", "KernelOfOneRank"
@@ -66,16 +73,31 @@ def cells() -> dict[str, Cell]:
                 faults.Fault(cm.UNCOUPLED["plain"]), mode, verdict, named, label=label
             )
     # trains on one process; as global tensors, which a changed buffer takes, the part is a copy
-    found["a part of a buffer, eager"] = Cell(faults.FAULTS["a part of a buffer"], "eager", "refused")
+    found["a part of a buffer, eager"] = Cell(
+        faults.FAULTS["a part of a buffer"], "eager", "refused"
+    )
     part = faults.FAULTS["a part of a parameter"]
     found["a part of a parameter, eager"] = Cell(part, "eager", "right")
     found["a part of a parameter, graph"] = Cell(part, "graph", "refused", "middle.part")
     plain = faults.Fault(cm.UNCOUPLED["plain"])
-    found["plain, each rank, graph"] = Cell(plain, "graph", "right", options={"batch_scope": "rank"})
-    found["a parameter unfrozen later, eager"] = Cell(faults.FAULTS["a parameter unfrozen later"], "eager", "right")
+    found["plain, each rank, graph"] = Cell(
+        plain, "graph", "right", options={"batch_scope": "rank"}
+    )
+    found["a parameter unfrozen later, eager"] = Cell(
+        faults.FAULTS["a parameter unfrozen later"], "eager", "right"
+    )
     for name in (
-        *("buffer, copy_", "buffer, through detach", "a frozen parameter that moves", "a parameter without dimensions"),
-        *("hook of an object with a module", "gradient hook", "gradient hook that changes a buffer"),
+        *(
+            "buffer, copy_",
+            "buffer, through detach",
+            "a frozen parameter that moves",
+            "a parameter without dimensions",
+        ),
+        *(
+            "hook of an object with a module",
+            "gradient hook",
+            "gradient hook that changes a buffer",
+        ),
         *("parameters in float64", "tensors with shared memory", "columns that are replaced"),
         *("samples chosen by a mask", "a buffer that is written by index"),
     ):
@@ -83,7 +105,11 @@ def cells() -> dict[str, Cell]:
             fault = faults.FAULTS[name]
             found[f"{name}, {mode}"] = Cell(fault, mode, getattr(fault, mode))
     found["gradient hook, ZeRO, graph"] = Cell(
-        faults.FAULTS["gradient hook"], "graph", "warned", "middle.inner.weight", options={"zero_stage": 2}
+        faults.FAULTS["gradient hook"],
+        "graph",
+        "warned",
+        "middle.inner.weight",
+        options={"zero_stage": 2},
     )
     frozen = faults.FAULTS["a layer that is frozen in between"]
     found["frozen in between, ddp"] = Cell(
@@ -129,7 +155,9 @@ def outcome(cell: Cell) -> str:
         trainer.train(0, faults.UPDATES)
     except UserError as error:
         has_moved = faults.distance_of_states(faults.state_of(model), before) > 0
-        is_late = bool(all_reduce(float(has_moved), "max")) and cell.label is None  # labels are bad from the third on
+        is_late = (
+            bool(all_reduce(float(has_moved), "max")) and cell.label is None
+        )  # labels are bad from the third on
         return f"{'late' if is_late else 'refused'}: {error}"
     finally:
         logging.getLogger("libai").removeHandler(handler)
@@ -137,7 +165,9 @@ def outcome(cell: Cell) -> str:
         has_trained = len(losses) == faults.UPDATES and bool(np.isfinite(losses).all())
         return "right" if has_trained else f"wrong: {losses}"
     expected, state = faults.plain_loop(fault, cell.parts)
-    apart = max(faults.distance(losses, expected), faults.distance_of_states(faults.state_of(model), state))
+    apart = max(
+        faults.distance(losses, expected), faults.distance_of_states(faults.state_of(model), state)
+    )
     apart = float(all_reduce(apart, "max"))
     if apart > 1e-5:
         return f"wrong: {apart:.1e}"

@@ -1,4 +1,5 @@
-"""Generate on the ranks of one job, which share a model's weights, and write the tokens of each way to compute.
+"""Generate on the ranks of one job, which share a model's weights, and write the tokens of each way
+to compute.
 
 Started with the arguments FOLDER by `jobs.run_ranks`, which sets PYTHONPATH.
 """
@@ -31,7 +32,11 @@ def generate() -> dict[str, list[list[int]]]:
         model = build(name)
         is_shared = get_world_size() > 1
         plan = ParallelPlan.of(model)
-        layout = parallelize(model, plan, Mesh.of_this_job("cpu", 1, get_world_size())) if is_shared else None
+        layout = (
+            parallelize(model, plan, Mesh.of_this_job("cpu", 1, get_world_size()))
+            if is_shared
+            else None
+        )
         if is_shared:
             weight = model.blocks[0].mlp.down.weight
             assert weight.to_local().shape[1] * get_world_size() == weight.shape[1]

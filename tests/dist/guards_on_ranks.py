@@ -1,5 +1,6 @@
-"""A program for two ranks: hooks change values that are compiled into a graph, and both modes must end with the same
-weights."""
+"""A program for two ranks: hooks change values that are compiled into a graph, and both modes must
+end with the same weights.
+"""
 
 import sys
 from pathlib import Path
@@ -13,13 +14,20 @@ from libai.parallel import full_tensor
 
 def final_weights(mode, optimizer, change):
     trainer = cases.train(mode, optimizer, change)
-    return np.concatenate([full_tensor(one).numpy().reshape(-1) for one in trainer.model.parameters()])
+    return np.concatenate(
+        [full_tensor(one).numpy().reshape(-1) for one in trainer.model.parameters()]
+    )
 
 
 #: of the changes that have no setter, those that depend on the layout
 SOME = ("a global", "a new buffer", "new data of a parameter")
 #: changes that are also made with Adam: of its options, and of what it holds
-WITH_ADAM = ("weight decay rises", "frozen and trained again", "the rate", "new data of a parameter")
+WITH_ADAM = (
+    "weight decay rises",
+    "frozen and trained again",
+    "the rate",
+    "new data of a parameter",
+)
 rank = flow.env.get_rank()
 all_batches = cases.batches()
 cases.batches = lambda: all_batches[rank::2] * 2  # other samples on each rank
@@ -30,7 +38,9 @@ for name, (change, _) in cases.CHANGES.items():
     for optimizer in ("sgd", "adam") if name in WITH_ADAM else ("sgd",):
         eager = final_weights("eager", optimizer, change)
         graph = final_weights("graph", optimizer, change)
-        np.testing.assert_allclose(graph, eager, rtol=1e-6, atol=1e-7, err_msg=f"{name}, {optimizer}")
+        np.testing.assert_allclose(
+            graph, eager, rtol=1e-6, atol=1e-7, err_msg=f"{name}, {optimizer}"
+        )
         compared += 1
 if rank == 0:
     Path(sys.argv[1]).write_text(f"{compared} cases")

@@ -1,4 +1,5 @@
-"""Compiled data-parallel steps with joined gradients and with one message per gradient, on the ranks of one job.
+"""Compiled data-parallel steps with joined gradients and with one message per gradient, on the
+ranks of one job.
 
 Started by test_graph_gradients.py. Ends with exit code 1 if a number or a count is wrong.
 """

@@ -1,4 +1,6 @@
-"""Cases by mesh and mode, compared with the plain loop of one process, and faults that must be detected."""
+"""Cases by mesh and mode, compared with the plain loop of one process, and faults that must be
+detected.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def _synchronized_resnet() -> Any:
 CLIPPED = 0.5
 FAMILIES = {
     "vit": Case(adamw, partial(ViT, 8, 4, 1, 4, 16, 2, 2), mm.image_batches, max_norm=None),
-    "swin": Case(adamw, partial(Swin, 8, 2, 1, 4, 8, (2, 1), (2, 2), 2), mm.image_batches, max_norm=CLIPPED),
+    "swin": Case(
+        adamw, partial(Swin, 8, 2, 1, 4, 8, (2, 1), (2, 2), 2), mm.image_batches, max_norm=CLIPPED
+    ),
     # a small learning rate, because norms after the branches amplify rounding
     "swinv2": Case(
         grouped("AdamW", 0.001, eps=1e-3),
@@ -62,7 +66,12 @@ FAMILIES = {
         mm.image_batches,
         max_norm=CLIPPED,
     ),
-    "resmlp": Case(adamw, partial(ResMLP, 8, 2, 1, 4, 16, 2, layer_scale=0.1), mm.image_batches, max_norm=CLIPPED),
+    "resmlp": Case(
+        adamw,
+        partial(ResMLP, 8, 2, 1, 4, 16, 2, layer_scale=0.1),
+        mm.image_batches,
+        max_norm=CLIPPED,
+    ),
     "mlp": Case(adamw, partial(MLP, 64, (16, 16), 4), mm.image_batches, max_norm=CLIPPED),
     "resnet": Case(
         adamw,
@@ -79,10 +88,27 @@ VISION = ("vit", "swin", "swinv2", "resmlp")
 _ROBERTA = {"is_post_norm": True, "num_token_types": 1, "padding_token": 0}
 _T5 = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "inner_size": 24, "is_gated": True}
 TEXT = {
-    "gpt": Case(adamw, partial(GPT, mm.VOCAB, mm.LENGTH, 16, 2, 2, tie_head=False), mm.gpt_batches, max_norm=CLIPPED),
-    "llama": Case(adamw, partial(Llama, mm.VOCAB, mm.LENGTH, 16, 2, 4, 24, 2), mm.bert_batches, max_norm=CLIPPED),
-    "bert": Case(adamw, partial(BERT, mm.VOCAB, mm.LENGTH, 16, 2, 2), mm.bert_batches, max_norm=CLIPPED),
-    "roberta": Case(adamw, partial(BERT, mm.VOCAB, mm.LENGTH, 16, 2, 2, **_ROBERTA), mm.bert_batches, max_norm=CLIPPED),
+    "gpt": Case(
+        adamw,
+        partial(GPT, mm.VOCAB, mm.LENGTH, 16, 2, 2, tie_head=False),
+        mm.gpt_batches,
+        max_norm=CLIPPED,
+    ),
+    "llama": Case(
+        adamw,
+        partial(Llama, mm.VOCAB, mm.LENGTH, 16, 2, 4, 24, 2),
+        mm.bert_batches,
+        max_norm=CLIPPED,
+    ),
+    "bert": Case(
+        adamw, partial(BERT, mm.VOCAB, mm.LENGTH, 16, 2, 2), mm.bert_batches, max_norm=CLIPPED
+    ),
+    "roberta": Case(
+        adamw,
+        partial(BERT, mm.VOCAB, mm.LENGTH, 16, 2, 2, **_ROBERTA),
+        mm.bert_batches,
+        max_norm=CLIPPED,
+    ),
     "t5": Case(adamw, partial(T5, mm.VOCAB, mm.LENGTH, **_T5), mm.bert_batches, max_norm=CLIPPED),
 }
 
@@ -111,24 +137,33 @@ class Planned:
         """`1x2x1 eager plain`, unique."""
         suffix = " zero" if self.zero_stage else ""
         steps = f" accumulation {self.case.accumulation}" if self.case.accumulation > 1 else ""
-        return f"{'x'.join(map(str, self.mesh))} {self.mode}{suffix} {self.name}{' last' if self.last else ''}{steps}"
+        return (
+            f"{'x'.join(map(str, self.mesh))} {self.mode}{suffix} "
+            f"{self.name}{' last' if self.last else ''}{steps}"
+        )
 
 
 def planned(world: int, part: str = "") -> Iterator[Planned]:
-    """Everything for a job of `world` ranks, the same on every rank, or "quick", for the default test command."""
-    yield from _quick_on_four() if part == "quick" else {2: _on_two, 4: _on_four, 8: _on_eight}[world]()
+    """Everything for a job of `world` ranks, the same on every rank, or "quick", for the default
+    test command.
+    """
+    yield from (
+        _quick_on_four() if part == "quick" else {2: _on_two, 4: _on_four, 8: _on_eight}[world]()
+    )
 
 
 def _on_every_mesh_of_two(name: str, case: Case, accumulation: int) -> Iterator[Planned]:
     """Return a case for each mesh, with several micro-batches for pipeline stages.
 
-    From family to family, the modes on each mesh alternate, and ZeRO with plain data parallelism: `_on_two` compares
-    both modes on every mesh.
+    From family to family, the modes on each mesh alternate, and ZeRO with plain data parallelism:
+    `_on_two` compares both modes on every mesh.
     """
     family = [*FAMILIES, *TEXT].index(name)
     modes = list(TRAINERS)[family % 2 :] + list(TRAINERS)[: family % 2]
     planned = partial(Planned, name, iterations=3)
-    yield planned(case, (2, 1, 1), modes[0], zero_stage=family & 2)  # stage 0 for two families, then stage 2 for two
+    yield planned(
+        case, (2, 1, 1), modes[0], zero_stage=family & 2
+    )  # stage 0 for two families, then stage 2 for two
     yield planned(case, (1, 2, 1), modes[0])
     yield planned(replace(case, accumulation=accumulation), (1, 1, 2), modes[1])
 
@@ -141,7 +176,13 @@ def _quick_on_four() -> Iterator[Planned]:
         yield Planned("resmlp", split, (2, 2, 1), mode, iterations=2)
         yield Planned("mlp", staged, (2, 1, 2), mode, iterations=2)
     yield Planned(
-        "shards of the wrong rank", split, (2, 2, 1), "eager", iterations=2, fault=_swapped_shards, is_control=True
+        "shards of the wrong rank",
+        split,
+        (2, 2, 1),
+        "eager",
+        iterations=2,
+        fault=_swapped_shards,
+        is_control=True,
     )
 
 
@@ -152,9 +193,13 @@ def _on_two() -> Iterator[Planned]:
         yield Planned("tied", tied, (2, 1, 1), mode, evaluates=True)
         yield Planned("untied, dropout, source ops", noisy, (1, 2, 1), mode, evaluates=True)
         yield Planned("tied", replace(tied, accumulation=2), (1, 1, 2), mode, evaluates=True)
-        yield Planned("untied", replace(untied, accumulation=4), (1, 1, 2), mode, True, evaluates=True)
+        yield Planned(
+            "untied", replace(untied, accumulation=4), (1, 1, 2), mode, True, evaluates=True
+        )
         yield Planned("resnet", FAMILIES["resnet"], (1, 1, 2), mode, evaluates=True)
-        yield Planned("resnet", FAMILIES["resnet"], (1, 2, 1), mode, split={"head.*": 0}, evaluates=True)
+        yield Planned(
+            "resnet", FAMILIES["resnet"], (1, 2, 1), mode, split={"head.*": 0}, evaluates=True
+        )
         synchronized = Planned("synchronized", FAMILIES["synchronized"], (2, 1, 1), mode)
         yield replace(synchronized, evaluates=True)
         yield replace(synchronized, case=replace(synchronized.case, accumulation=2), mesh=(1, 1, 2))
@@ -170,8 +215,16 @@ def _on_two() -> Iterator[Planned]:
 def _on_four() -> Iterator[Planned]:
     tied, untied = plain(), replace(plain(tied=False), max_norm=CLIPPED)
     for mode in TRAINERS:
-        yield Planned("tied", replace(plain(tied=True, dropout=0.1), max_norm=CLIPPED), (2, 2, 1), mode, evaluates=True)
-        yield Planned("untied", replace(untied, accumulation=2), (2, 1, 2), mode, True, evaluates=True)
+        yield Planned(
+            "tied",
+            replace(plain(tied=True, dropout=0.1), max_norm=CLIPPED),
+            (2, 2, 1),
+            mode,
+            evaluates=True,
+        )
+        yield Planned(
+            "untied", replace(untied, accumulation=2), (2, 1, 2), mode, True, evaluates=True
+        )
         yield Planned("tied", tied, (1, 2, 2), mode, evaluates=True)
         yield Planned("tied", replace(tied, max_norm=CLIPPED), (4, 1, 1), mode)
     yield Planned("synchronized", FAMILIES["synchronized"], (2, 1, 2), "eager")
@@ -195,7 +248,8 @@ def _swapped_shards() -> AbstractContextManager[Any]:
     return mock.patch.object(layout, "_lay_out", swapped)
 
 
-# ---------------------------------------------------------------------------------------------------- running a case
+# ----------------------------------------------------------------------------------------------
+# running a case
 
 
 def batches_of(plan: Planned) -> toy.Batches:
@@ -261,9 +315,14 @@ def expected_of(plan: Planned) -> Result:
 
 
 def without_noise(result: Result) -> Result:
-    """`result` without the biases of attention keys: their gradients are rounding noise, of which Adam makes steps,
-    and they have no influence on any output."""
-    kept = {name: array for name, array in result.tensors.items() if not name.endswith((".k.bias", ".key.bias"))}
+    """`result` without the biases of attention keys: their gradients are rounding noise, of which
+    Adam makes steps, and they have no influence on any output.
+    """
+    kept = {
+        name: array
+        for name, array in result.tensors.items()
+        if not name.endswith((".k.bias", ".key.bias"))
+    }
     return replace(result, tensors=kept)
 
 
@@ -273,7 +332,8 @@ def tensors_of(model: Any) -> dict[str, np.ndarray]:
     return {name: full_tensor(tensor).numpy().copy() for name, tensor in named}
 
 
-# ------------------------------------------------------------------------------------- evaluation and prediction
+# ------------------------------------------------------------------------------------- evaluation
+# and prediction
 
 
 def eval_data(plan: Planned) -> dict[str, np.ndarray]:
@@ -286,15 +346,26 @@ def evaluators() -> dict[str, Any]:
 
 
 def evaluate(plan: Planned, trainer: Any) -> tuple[dict[str, float], np.ndarray]:
-    """`(metrics, logits of this rank's samples)` of the trained model, by the trainer. Collective."""
+    """`(metrics, logits of this rank's samples)` of the trained model, by the trainer.
+
+    Collective.
+    """
     mesh = trainer.mesh
-    loader = build_eval_loader(eval_data(plan), micro_batch_size=2, data_rank=mesh.data_rank, num_data_ranks=mesh.data)
+    loader = build_eval_loader(
+        eval_data(plan), micro_batch_size=2, data_rank=mesh.data_rank, num_data_ranks=mesh.data
+    )
     metrics = trainer.evaluate(loader, evaluators())
-    mine = {name: array[2 * mesh.data_rank :][:2] for name, array in eval_data(plan).items() if name != "labels"}
+    mine = {
+        name: array[2 * mesh.data_rank :][:2]
+        for name, array in eval_data(plan).items()
+        if name != "labels"
+    }
     return metrics, trainer.predict(mine)["logits"].numpy()
 
 
-def evaluate_alone(plan: Planned, tensors: dict[str, np.ndarray], mesh: Mesh) -> tuple[dict[str, float], np.ndarray]:
+def evaluate_alone(
+    plan: Planned, tensors: dict[str, np.ndarray], mesh: Mesh
+) -> tuple[dict[str, float], np.ndarray]:
     """Evaluate by hand: the whole dataset in one batch, on local tensors."""
     from libai.checkpoint import load_weights
 
@@ -312,8 +383,14 @@ def evaluate_alone(plan: Planned, tensors: dict[str, np.ndarray], mesh: Mesh) ->
 
 
 def compare_evaluation(plan: Planned, trainer: Any, expected: Result) -> list[float]:
-    """Return the largest difference of the evaluation metrics and of this rank's predicted logits. Collective."""
+    """Return the largest difference of the evaluation metrics and of this rank's predicted logits.
+
+    Collective.
+    """
     metrics, logits = evaluate(plan, trainer)
     wanted, wanted_logits = evaluate_alone(plan, expected.tensors, trainer.mesh)
     assert metrics.keys() == wanted.keys()
-    return [max(abs(metrics[k] - wanted[k]) for k in wanted), float(np.abs(logits - wanted_logits).max())]
+    return [
+        max(abs(metrics[k] - wanted[k]) for k in wanted),
+        float(np.abs(logits - wanted_logits).max()),
+    ]

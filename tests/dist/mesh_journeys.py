@@ -1,9 +1,10 @@
-"""Runs that change mesh, mode or course in the middle, compared with the plain loop of one process that does not.
+"""Runs that change mesh, mode or course in the middle, compared with the plain loop of one process
+that does not.
 
 Started with the arguments FOLDER RESULT.json NAME … by `jobs.run_ranks`, which sets PYTHONPATH.
 
-`FOLDER` holds the checkpoints of the journey over several jobs: `start` (one process) leaves one there, `middle` (two
-processes) resumes and saves it twice, `end` (one process) resumes the last.
+`FOLDER` holds the checkpoints of the journey over several jobs: `start` (one process) leaves one
+there, `middle` (two processes) resumes and saves it twice, `end` (one process) resumes the last.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ BAD = 3  # the 0-based iteration with a batch that is not finite
 
 
 def leg(folder: Path, mesh: tuple[int, int, int], mode: str) -> list[float]:
-    """Return the losses of the next `LEG` iterations, resumed from `folder` and saved there. Collective."""
+    """Return the losses of the next `LEG` iterations, resumed from `folder` and saved there.
+
+    Collective.
+    """
     import mesh_models as mm
     import numpy as np
     from mesh_cases import CLIPPED, Planned, build_trainer, plain, record
@@ -32,12 +36,17 @@ def leg(folder: Path, mesh: tuple[int, int, int], mode: str) -> list[float]:
 
     case = replace(plain(dropout=0.1), max_norm=CLIPPED)
     samples = {
-        name: np.concatenate([batch[name] for batch in mm.token_batches()]) for name in ("ids", "mask", "labels")
+        name: np.concatenate([batch[name] for batch in mm.token_batches()])
+        for name in ("ids", "mask", "labels")
     }
     # the ranks of one data-parallel rank read the same samples
     where = Mesh(*mesh)
     loader = build_train_loader(
-        samples, micro_batch_size=16, shuffle=False, data_rank=where.data_rank, num_data_ranks=where.data
+        samples,
+        micro_batch_size=16,
+        shuffle=False,
+        data_rank=where.data_rank,
+        num_data_ranks=where.data,
     )
     trainer = build_trainer(Planned("journey", case, mesh, mode), loader)
     checkpointer = TrainerCheckpointer(trainer, folder)
@@ -54,7 +63,9 @@ def start(folder: Path) -> dict[str, Any]:
     from mesh_cases import CLIPPED, plain
     from parity_cases import plain_loop
 
-    unbroken = plain_loop(replace(plain(dropout=0.1), max_norm=CLIPPED, batches=lambda: mm.token_batches()[: 4 * LEG]))
+    unbroken = plain_loop(
+        replace(plain(dropout=0.1), max_norm=CLIPPED, batches=lambda: mm.token_batches()[: 4 * LEG])
+    )
     return {"unbroken": unbroken.losses, "losses": leg(folder, (1, 1, 1), "eager")}
 
 
@@ -69,11 +80,19 @@ def end(folder: Path) -> dict[str, Any]:
 
 
 def switch(folder: Path) -> dict[str, Any]:
-    """`switch_to` there and back on each mesh: the largest relative difference of a loss. Collective."""
+    """`switch_to` there and back on each mesh: the largest relative difference of a loss.
+
+    Collective.
+    """
     from mesh_cases import CLIPPED, Planned, build_trainer, expected_of, plain, record
 
     differences = {}
-    for mesh, mode in (((1, 2, 1), "eager"), ((1, 2, 1), "graph"), ((1, 1, 2), "eager"), ((1, 1, 2), "graph")):
+    for mesh, mode in (
+        ((1, 2, 1), "eager"),
+        ((1, 2, 1), "graph"),
+        ((1, 1, 2), "eager"),
+        ((1, 1, 2), "graph"),
+    ):
         case = replace(plain(dropout=0.1), max_norm=CLIPPED, accumulation=2)
         plan = Planned("switch", case, mesh, mode, iterations=3 * LEG)
         trainer = build_trainer(plan)
@@ -88,7 +107,10 @@ def switch(folder: Path) -> dict[str, Any]:
 
 
 def skip(folder: Path) -> dict[str, Any]:
-    """Skip a batch that is not finite. Return the difference to a run without that batch. Collective."""
+    """Skip a batch that is not finite.
+
+    Return the difference to a run without that batch. Collective.
+    """
     import mesh_models as mm
     from mesh_cases import CLIPPED, Planned, build_trainer, expected_of, plain, record
 
@@ -104,13 +126,18 @@ def skip(folder: Path) -> dict[str, Any]:
             lines = record(trainer)
             trainer.train(0, plan.iterations)
             del lines[BAD]
-            expected = expected_of(replace(plan, case=replace(case, batches=lambda: without), iterations=3 * LEG - 1))
+            expected = expected_of(
+                replace(plan, case=replace(case, batches=lambda: without), iterations=3 * LEG - 1)
+            )
             differences[f"{mesh} {mode}"] = _difference(lines, expected.losses)
     return {"differences": differences}
 
 
 def refuse(folder: Path) -> dict[str, Any]:
-    """Return the errors for batch statistics that a plan splits or that would come from one rank. Collective."""
+    """Return the errors for batch statistics that a plan splits or that would come from one rank.
+
+    Collective.
+    """
     from mesh_cases import FAMILIES, Planned, build_trainer
 
     from libai.utils.errors import UserError
@@ -122,9 +149,14 @@ def refuse(folder: Path) -> dict[str, Any]:
             build_trainer(Planned("refuse", FAMILIES["resnet"], (1, 2, 1), mode, split=split))
         except UserError as error:
             texts[mode] = str(error)
-    for name, options in (("flat", {"gradient_reduction": "flat"}), ("rank", {"batch_scope": "rank"})):
+    for name, options in (
+        ("flat", {"gradient_reduction": "flat"}),
+        ("rank", {"batch_scope": "rank"}),
+    ):
         try:
-            build_trainer(Planned("refuse", FAMILIES["synchronized"], (2, 1, 1), "eager"), **options).train(0, 1)
+            build_trainer(
+                Planned("refuse", FAMILIES["synchronized"], (2, 1, 1), "eager"), **options
+            ).train(0, 1)
         except UserError as error:
             texts[name] = str(error)
     return texts

@@ -23,10 +23,14 @@ def launch(script: str, processes: int, folder: Path, *arguments: str) -> dict[s
 
 
 def described(row: dict[str, Any]) -> str:
-    numbers = " ".join(f"{key} {row[key]:.1e}" for key in ("loss", "norm", "weights", "metrics", "logits"))
+    numbers = " ".join(
+        f"{key} {row[key]:.1e}" for key in ("loss", "norm", "weights", "metrics", "logits")
+    )
     return f"{row['name']}: {numbers}"
 
 
 def is_right(row: dict[str, Any]) -> bool:
-    trained = row["loss"] <= LOSS_BOUND and row["norm"] <= NORM_BOUND and row["weights"] <= WEIGHT_BOUND
+    trained = (
+        row["loss"] <= LOSS_BOUND and row["norm"] <= NORM_BOUND and row["weights"] <= WEIGHT_BOUND
+    )
     return trained and row["metrics"] == 0 and row["logits"] <= LOGIT_BOUND

@@ -1,4 +1,6 @@
-"""Models of the mesh tests: a transformer written without regard to meshes, and batches for all models."""
+"""Models of the mesh tests: a transformer written without regard to meshes, and batches for all
+models.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class PlainAttention(nn.Module):
     def forward(self, x, mask):
         batch, length, width = x.shape
         q, k, v = (
-            layer(x).reshape(batch, length, self.num_heads, width // self.num_heads).permute(0, 2, 1, 3)
+            layer(x)
+            .reshape(batch, length, self.num_heads, width // self.num_heads)
+            .permute(0, 2, 1, 3)
             for layer in (self.query, self.key, self.value)
         )
         scores = flow.matmul(q, k.permute(0, 1, 3, 2)) * (width // self.num_heads) ** -0.5 + mask
@@ -53,7 +57,8 @@ class PlainBlock(nn.Module):
 class PlainModel(nn.Module):
     """Predicts labels of tokens; `mask` (batch, length) is added to the scores of every block.
 
-    `source_ops`: positions and the causal mask are made by `flow.arange` and `flow.zeros` in forward.
+    `source_ops`: positions and the causal mask are made by `flow.arange` and `flow.zeros` in
+    forward.
     """
 
     plan = {
@@ -87,19 +92,29 @@ class PlainModel(nn.Module):
         for layer in self.layers:
             x = layer(x, mask)
         x = self.norm(x)
-        logits = flow._C.matmul(x, self.tokens.weight, transpose_b=True) if self.head is None else self.head(x)
+        logits = (
+            flow._C.matmul(x, self.tokens.weight, transpose_b=True)
+            if self.head is None
+            else self.head(x)
+        )
         if labels is None:
             return {"logits": logits}
         rows = logits.reshape(-1, VOCAB)
         loss = nn.functional.cross_entropy(rows, labels.reshape(-1), ignore_index=-100)
-        return {"losses": {"token": loss}} if self.training else {"losses": {"token": loss}, "logits": logits}
+        return (
+            {"losses": {"token": loss}}
+            if self.training
+            else {"losses": {"token": loss}, "logits": logits}
+        )
 
     def num_loss_items(self, ids, mask, labels=None):
         return (labels != -100).sum()
 
 
 def token_batches() -> toy.Batches:
-    """Return batches for `PlainModel` with about 40 % ignored labels, a different number in each sample."""
+    """Return batches for `PlainModel` with about 40 % ignored labels, a different number in each
+    sample.
+    """
     size = 16
     rng = np.random.RandomState(0)
     made = []
@@ -121,7 +136,11 @@ def gpt_batches() -> toy.Batches:
 def bert_batches() -> toy.Batches:
     """Return the same batches with BERT's mask, which is 0 on padding."""
     return [
-        {"input_ids": b["ids"], "labels": b["labels"], "attention_mask": (b["mask"] == 0).astype(np.int64)}
+        {
+            "input_ids": b["ids"],
+            "labels": b["labels"],
+            "attention_mask": (b["mask"] == 0).astype(np.int64),
+        }
         for b in token_batches()
     ]
 

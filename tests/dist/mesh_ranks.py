@@ -1,8 +1,10 @@
-"""Train the mesh cases on the ranks of one job and write the distance of each from the plain loop of one process.
+"""Train the mesh cases on the ranks of one job and write the distance of each from the plain loop
+of one process.
 
 Started with the arguments RESULT.json [quick] by `jobs.run_ranks`, which sets PYTHONPATH.
 
-Every rank runs the plain loop on local tensors by itself, so a rank that drifts from the others is also detected.
+Every rank runs the plain loop on local tensors by itself, so a rank that drifts from the others is
+also detected.
 """
 
 from __future__ import annotations

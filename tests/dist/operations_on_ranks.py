@@ -1,8 +1,10 @@
-"""Compute operations on global tensors on two ranks, and write the distance of values and gradients from one process.
+"""Compute operations on global tensors on two ranks, and write the distance of values and gradients
+from one process.
 
 Started with the arguments RESULT.json eager|graph by `jobs.run_ranks`, which sets PYTHONPATH.
 
-Each takes activations `x` (8, 6, 4), a parameter `w` (6, 4) and ids `i` (8, 3), as a model's forward has them.
+Each takes activations `x` (8, 6, 4), a parameter `w` (6, 4) and ids `i` (8, 3), as a model's
+forward has them.
 """
 
 from __future__ import annotations
@@ -37,12 +39,16 @@ REPAIRED = {
     "rows by ids": lambda x, w, i: w[i],
     "gather_nd": lambda x, w, i: flow.gather_nd(w, i[:, :1]),
     "scatter_nd": lambda x, w, i: flow.scatter_nd(i[:, :1], x[:, 0], [6, 4]),
-    "tensor_scatter_nd_update": lambda x, w, i: flow.tensor_scatter_nd_update(w, flow.tensor([[1], [3]]), x[:2, 0]),
+    "tensor_scatter_nd_update": lambda x, w, i: flow.tensor_scatter_nd_update(
+        w, flow.tensor([[1], [3]]), x[:2, 0]
+    ),
     "median": lambda x, w, i: flow.median(x, 1)[0],
     "repeat_interleave": lambda x, w, i: x.repeat_interleave(2, dim=1),
     "select": lambda x, w, i: flow.select(x, 1, -1),
     "new_tensor": lambda x, w, i: x * x.new_tensor([1.0, 2.0, 3.0, 4.0]),
-    "zeros_like a sum, filled": lambda x, w, i: x + flow.zeros_like(x.sum(0)).fill_(0.5) + flow.ones_like(x.sum(0)),
+    "zeros_like a sum, filled": lambda x, w, i: (
+        x + flow.zeros_like(x.sum(0)).fill_(0.5) + flow.ones_like(x.sum(0))
+    ),
     "from_numpy": lambda x, w, i: x * flow.from_numpy(np.arange(4, dtype=np.float32)),
     "eye": lambda x, w, i: x @ flow.eye(4),
     "norm over all axes": lambda x, w, i: x / x.norm() + x.sum(0).norm(),
@@ -85,9 +91,14 @@ class Step(nn.Graph):
 
 
 def updated(operation: Any, mode: str, mesh: Mesh | None) -> list[np.ndarray]:
-    """Return the operation's value and the parameters after an update, on all ranks together or only on this one."""
+    """Return the operation's value and the parameters after an update, on all ranks together or
+    only on this one.
+    """
     rng = np.random.RandomState(0)
-    batch = {"x": rng.randn(8, 6, 4).astype(np.float32), "i": rng.randint(0, 6, (8, 3)).astype(np.int64)}
+    batch = {
+        "x": rng.randn(8, 6, 4).astype(np.float32),
+        "i": rng.randint(0, 6, (8, 3)).astype(np.int64),
+    }
     model = Applied(operation)
     if mesh is None:
         loss, found = model(**{name: flow.tensor(array) for name, array in batch.items()})
@@ -96,7 +107,9 @@ def updated(operation: Any, mode: str, mesh: Mesh | None) -> list[np.ndarray]:
     else:
         layout = parallelize(model, ParallelPlan.of(model, {}), mesh)
         part = slice(4 * mesh.data_rank, 4 * mesh.data_rank + 4)
-        inputs = layout.lay_out_batch({name: flow.tensor(array[part]) for name, array in batch.items()})
+        inputs = layout.lay_out_batch(
+            {name: flow.tensor(array[part]) for name, array in batch.items()}
+        )
         optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
         if mode == "graph":
             _, found = Step(model, optimizer, layout.source_ops)(inputs["x"], inputs["i"])
@@ -111,7 +124,9 @@ def updated(operation: Any, mode: str, mesh: Mesh | None) -> list[np.ndarray]:
 def apart(name: str, operation: Any, mode: str, mesh: Mesh) -> float:
     """Return the largest difference from one process, relative to the largest value."""
     expected, found = updated(REPAIRED[name], "eager", None), updated(operation, mode, mesh)
-    return max(float(abs(a - b).max()) / max(float(abs(a).max()), 1.0) for a, b in zip(expected, found))
+    return max(
+        float(abs(a - b).max()) / max(float(abs(a).max()), 1.0) for a, b in zip(expected, found)
+    )
 
 
 def main(target: str, mode: str) -> None:

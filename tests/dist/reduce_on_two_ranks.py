@@ -7,7 +7,9 @@ from libai.utils.distributed import all_reduce, get_rank
 
 
 def ragged_model():
-    """Return a model with parameters of two dtypes, a 0-dim and a frozen parameter, unequal on the ranks."""
+    """Return a model with parameters of two dtypes, a 0-dim and a frozen parameter, unequal on the
+    ranks.
+    """
     import oneflow as flow
     from oneflow import nn
 
@@ -34,15 +36,22 @@ def check_means_of_what_each_rank_reaches(bucket_bytes):
             parameter.grad = None
         model.layer.bias.requires_grad_(iteration == 1)
         total = model.layer(flow.ones(2, 4) * (get_rank() + 1)).sum() * model.scale
-        total = total + model.wide(flow.ones(1, 3).to(flow.float64)).sum().to(flow.float32) * (get_rank() + 1)
+        total = total + model.wide(flow.ones(1, 3).to(flow.float64)).sum().to(flow.float32) * (
+            get_rank() + 1
+        )
         if iteration == 1 and get_rank() == 1:
             total = total + model.rare(flow.ones(1, 2)).sum()
         total.backward()
-        here = {n: np.zeros(p.shape) if p.grad is None else p.grad.numpy().copy() for n, p in model.named_parameters()}
+        here = {
+            n: np.zeros(p.shape) if p.grad is None else p.grad.numpy().copy()
+            for n, p in model.named_parameters()
+        }
         reduction.reduce()
         for name, parameter in model.named_parameters():
             mean = all_reduce(here[name]) / 2
-            assert (parameter.grad is None) == (iteration == 0 and name.startswith(("rare", "layer.bias"))), name
+            assert (parameter.grad is None) == (
+                iteration == 0 and name.startswith(("rare", "layer.bias"))
+            ), name
             if parameter.grad is not None:
                 assert parameter.grad.dtype == parameter.dtype
                 np.testing.assert_allclose(parameter.grad.numpy(), mean, rtol=1e-6)
@@ -56,7 +65,10 @@ def check_unequal_models_are_refused_everywhere():
     from libai.utils.errors import UserError
 
     require_equal_modules(nn.Linear(2, 3))
-    for model in (nn.Linear(2, 3 + get_rank()), nn.Sequential(*[nn.Linear(1, 1) for _ in range(1 + get_rank())])):
+    for model in (
+        nn.Linear(2, 3 + get_rank()),
+        nn.Sequential(*[nn.Linear(1, 1) for _ in range(1 + get_rank())]),
+    ):
         try:
             parallelize(model, ParallelPlan(), Mesh.of_this_job("cpu"))
         except UserError as error:

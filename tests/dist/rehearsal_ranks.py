@@ -54,7 +54,9 @@ def run(folder: str, mode: str, model: Any, *words: str) -> dict[str, Any]:
 
     run.count = getattr(run, "count", 0) + 1  # type: ignore[attr-defined]
     out = Path(folder, f"run_{run.count}")  # type: ignore[attr-defined]
-    config = make_config(out, mode, NO_EVALUATION, "train.train_iter=4", "train.checkpointer.enabled=false", *words)
+    config = make_config(
+        out, mode, NO_EVALUATION, "train.train_iter=4", "train.checkpointer.enabled=false", *words
+    )
     config.model = LazyCall(model)()
     error = None
     try:
@@ -79,7 +81,9 @@ class Switched(toy.Classifier):
 
 
 def switched(value: str) -> dict[str, Any]:
-    """A run whose updates are all rehearsed, in which a hook sets the reduction of the loss before the third one."""
+    """A run whose updates are all rehearsed, in which a hook sets the reduction of the loss before
+    the third one.
+    """
     flow.manual_seed(0)
     model = Switched()
     data = toy.batches(6, seed=get_rank())

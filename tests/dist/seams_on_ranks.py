@@ -24,7 +24,9 @@ found = {}
 
 
 def weights(trainer):
-    return np.concatenate([full_tensor(one).numpy().reshape(-1) for one in trainer.model.parameters()])
+    return np.concatenate(
+        [full_tensor(one).numpy().reshape(-1) for one in trainer.model.parameters()]
+    )
 
 
 def refusal(action):
@@ -51,7 +53,10 @@ def joined(batches):
 data = joined(toy.batches(12))
 samples = next(iter(build_train_loader(data, micro_batch_size=8)))["x"]
 evaluated = sum(len(batch["x"]) for batch, _ in build_eval_loader(data, micro_batch_size=8))
-by_mode = {mode: weights(trained(cls, build_train_loader(data, micro_batch_size=8))) for mode, cls in TRAINERS.items()}
+by_mode = {
+    mode: weights(trained(cls, build_train_loader(data, micro_batch_size=8)))
+    for mode, cls in TRAINERS.items()
+}
 np.testing.assert_allclose(by_mode["graph"], by_mode["eager"], rtol=1e-5, atol=1e-6)
 found["weights"] = by_mode["eager"].tolist()
 found["samples"] = [float(samples.sum())]
@@ -65,7 +70,9 @@ for mode, cls in TRAINERS.items():
 tensor_parallel = {"mesh": Mesh(1, 2, 1), "plan": {"split": {"a.*": 0, "b.weight": 1}}}
 for mode, cls in TRAINERS.items():
     found[f"different batches, {mode}"] = refusal(
-        lambda cls=cls: trained(cls, build_train_loader(data, micro_batch_size=8), **tensor_parallel)
+        lambda cls=cls: trained(
+            cls, build_train_loader(data, micro_batch_size=8), **tensor_parallel
+        )
     )
     evaluate = trained(cls, toy.batches(6), **tensor_parallel).evaluate
     found[f"different batches, {mode} evaluation"] = refusal(
@@ -89,7 +96,9 @@ class Forgets(own_step.Own):
 
 
 np.testing.assert_allclose(
-    weights(trained(own_step.Own, own_batches)), weights(trained(EagerTrainer, own_batches)), rtol=1e-6
+    weights(trained(own_step.Own, own_batches)),
+    weights(trained(EagerTrainer, own_batches)),
+    rtol=1e-6,
 )
 found["forgotten"] = refusal(lambda: trained(Forgets, own_batches))
 
@@ -124,7 +133,9 @@ def odd(cls, kind, **settings):
 
 for kind in ("raises", "reaches more", "returns more"):
     found[f"{kind}, graph"] = refusal(lambda kind=kind: odd(GraphTrainer, kind))
-    found[f"{kind}, global"] = refusal(lambda kind=kind: odd(EagerTrainer, kind, gradient_reduction="global"))
+    found[f"{kind}, global"] = refusal(
+        lambda kind=kind: odd(EagerTrainer, kind, gradient_reduction="global")
+    )
 found["returns more, eager"] = refusal(lambda: odd(EagerTrainer, "returns more", rehearse=0))
 found["reaches more, eager"] = weights(odd(EagerTrainer, "reaches more", rehearse=0)).tolist()
 
@@ -165,11 +176,15 @@ def add_decay(trainer):
 
 
 for mode, cls in TRAINERS.items():
-    found[f"double_weights, {mode}"] = refusal(lambda cls=cls: later(on_one_rank(double_weights), cls))
+    found[f"double_weights, {mode}"] = refusal(
+        lambda cls=cls: later(on_one_rank(double_weights), cls)
+    )
 found["add_decay, eager"] = refusal(lambda: later(on_one_rank(add_decay)))
 
 found["swapped"] = refusal(lambda: later(swap))
-found["thawed, ddp"] = refusal(lambda: later(lambda one: one.model.requires_grad_(True), gradient_reduction="ddp"))
+found["thawed, ddp"] = refusal(
+    lambda: later(lambda one: one.model.requires_grad_(True), gradient_reduction="ddp")
+)
 found["frozen, ddp"] = refusal(
     lambda: later(lambda one: one.model.b.bias.requires_grad_(False), gradient_reduction="ddp")
 )
@@ -178,7 +193,9 @@ later(lambda one: one.model.requires_grad_(True))
 
 # a custom graph
 own_graph = weights(trained(GraphTrainer, own_batches, train_graph=own_step.OwnGraph))
-np.testing.assert_allclose(own_graph, weights(trained(EagerTrainer, own_batches)), rtol=1e-4, atol=1e-6)
+np.testing.assert_allclose(
+    own_graph, weights(trained(EagerTrainer, own_batches)), rtol=1e-4, atol=1e-6
+)
 
 
 # a switch away from OneFlow's DDP, whose hooks stay in the parameters
@@ -186,7 +203,9 @@ def switched(reduction):
     flow.manual_seed(0)
     model = toy.Classifier()
     model.a.weight.register_hook(lambda gradient: gradient * 3.0)
-    trainer = EagerTrainer(model, own_batches, toy.optimizer_of("sgd", model), gradient_reduction=reduction)
+    trainer = EagerTrainer(
+        model, own_batches, toy.optimizer_of("sgd", model), gradient_reduction=reduction
+    )
     trainer.train(0, 3)
     trainer.switch_to("graph", gradient_reduction="auto")
     trainer.train(3, 6)
@@ -197,7 +216,9 @@ np.testing.assert_allclose(switched("ddp"), switched("flat"), rtol=1e-6)
 
 # the recipe with two losses
 random = np.random.RandomState(rank)
-pairs = [{name: random.randn(4, 2).astype("float32") for name in ("real", "noise")} for _ in range(12)]
+pairs = [
+    {name: random.randn(4, 2).astype("float32") for name in ("real", "noise")} for _ in range(12)
+]
 ends = []
 for mode in TRAINERS:
     gan = own_step.gan(mode, pairs)
@@ -211,8 +232,11 @@ for mode in TRAINERS:
     np.testing.assert_array_equal(weights(second), ends[-1])
 np.testing.assert_allclose(*ends, rtol=1e-5, atol=1e-6)
 
-# the trainer put together from hooks in the page on the library: interrupted, and continued by a new one
-pages = re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/model_and_data.md").read_text(), re.M | re.S)
+# the trainer put together from hooks in the page on the library: interrupted, and continued by a
+# new one
+pages = re.findall(
+    r"^```python\n(.*?)^```", (jobs.ROOT / "docs/model_and_data.md").read_text(), re.M | re.S
+)
 page = {}
 exec(pages[0].partition("eager, graph =")[0], page)
 exec(pages[1].partition("setup_logging(None)")[0], page)

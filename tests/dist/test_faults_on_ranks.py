@@ -1,4 +1,6 @@
-"""Every planted fault trains on two ranks as in one process, or is refused: couplings of samples, views, state."""
+"""Every planted fault trains on two ranks as in one process, or is refused: couplings of samples,
+views, state.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Ranks that share a model's weights generate the same tokens as one process, in every mode and sampling method."""
+"""Ranks that share a model's weights generate the same tokens as one process, in every mode and
+sampling method.
+"""
 
 import itertools
 import json

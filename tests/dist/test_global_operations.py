@@ -1,4 +1,6 @@
-"""Operations over global tensors on two ranks give the values and gradients of one process, in both modes."""
+"""Operations over global tensors on two ranks give the values and gradients of one process, in both
+modes.
+"""
 
 import pytest
 from mesh_launch import launch

@@ -1,4 +1,6 @@
-"""eager = graph = a plain loop of one process, on two ranks: a single launch runs all cases of tests/parity."""
+"""eager = graph = a plain loop of one process, on two ranks: a single launch runs all cases of
+tests/parity.
+"""
 
 import json
 from pathlib import Path
@@ -20,15 +22,20 @@ def rows(tmp_path_factory):
 
 
 def described(row):
-    return "{name} accumulation {accumulation} {mode}: loss {loss:.1e} weights {weights:.1e} norm {norm:.1e}".format(
-        **row
-    )
+    return (
+        "{name} accumulation {accumulation} {mode}: loss {loss:.1e} weights {weights:.1e} norm "
+        "{norm:.1e}"
+    ).format(**row)
 
 
 def test_every_case_equals_the_plain_loop_on_both_ranks_in_both_modes(rows):
     cases = [row for row in rows if not row["is_control"]]
     assert {row["mode"] for row in cases} == {"eager", "graph", "ddp"}
-    assert {row["accumulation"] for row in cases if row["name"].startswith("optimizer")} == {1, 2, 4}
+    assert {row["accumulation"] for row in cases if row["name"].startswith("optimizer")} == {
+        1,
+        2,
+        4,
+    }
     assert len(cases) == 60
     assert [described(row) for row in cases if not row["is_rounding"]] == []
 

@@ -1,5 +1,6 @@
-"""`train.rehearse` and `train.rehearse_every` on two data-parallel ranks leave no trace, give one verdict and never
-hang."""
+"""`train.rehearse` and `train.rehearse_every` on two data-parallel ranks leave no trace, give one
+verdict and never hang.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""On two ranks without a config, custom training steps, graphs and loaders are correct or refused on both ranks."""
+"""On two ranks without a config, custom training steps, graphs and loaders are correct or refused
+on both ranks.
+"""
 
 import json
 import re
@@ -14,7 +16,9 @@ MODES = ("eager", "graph")
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seams")
-    jobs.run_ranks(str(Path(__file__).with_name("seams_on_ranks.py")), 2, folder, cwd=folder, timeout=280)
+    jobs.run_ranks(
+        str(Path(__file__).with_name("seams_on_ranks.py")), 2, folder, cwd=folder, timeout=280
+    )
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -29,11 +33,26 @@ def test_a_loader_gives_each_rank_its_own_part(found):
     [
         ("equal batches, eager", "ranks 0 and 1 begin with the same samples.*is_replicated = True"),
         ("equal batches, graph", "ranks 0 and 1 begin with the same samples.*is_replicated = True"),
-        *((f"different batches, {mode}", "data-parallel rank 0 begin with different samples") for mode in MODES),
-        *((f"different batches, {mode} evaluation", "among 2 ranks, but the mesh has 1 data-p") for mode in MODES),
-        *(("raises, " + mode, "the error 'not here' on rank 1 only") for mode in ("graph", "global")),
-        *(("reaches more, " + mode, "the gradient of extra.weight, .* on rank 1 only") for mode in ("graph", "global")),
-        *(("returns more, " + mode, "the loss more.* on rank 1 only") for mode in ("graph", "global")),
+        *(
+            (f"different batches, {mode}", "data-parallel rank 0 begin with different samples")
+            for mode in MODES
+        ),
+        *(
+            (f"different batches, {mode} evaluation", "among 2 ranks, but the mesh has 1 data-p")
+            for mode in MODES
+        ),
+        *(
+            ("raises, " + mode, "the error 'not here' on rank 1 only")
+            for mode in ("graph", "global")
+        ),
+        *(
+            ("reaches more, " + mode, "the gradient of extra.weight, .* on rank 1 only")
+            for mode in ("graph", "global")
+        ),
+        *(
+            ("returns more, " + mode, "the loss more.* on rank 1 only")
+            for mode in ("graph", "global")
+        ),
         ("returns more, eager", r"different losses or metrics.*'more'\] on rank 1"),
         ("swapped", "a parameter that the model did not have when the trainer was built"),
         ("thawed, ddp", "was frozen or unfrozen after the trainer was built"),
@@ -56,7 +75,11 @@ def test_ranks_may_reach_different_parameters_in_eager_mode(found):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_trainer_of_the_page_on_the_library_resumes_exactly(found, mode):
-    assert found[0][f"resumed exactly, {mode}"] == found[1][f"resumed exactly, {mode}"] == [True, [10, 20, 30, 40]]
+    assert (
+        found[0][f"resumed exactly, {mode}"]
+        == found[1][f"resumed exactly, {mode}"]
+        == [True, [10, 20, 30, 40]]
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)

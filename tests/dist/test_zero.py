@@ -1,4 +1,6 @@
-"""ZeRO and activation checkpointing over several ranks equal one plain process; one launch for each number of ranks."""
+"""ZeRO and activation checkpointing over several ranks equal one plain process; one launch for each
+number of ranks.
+"""
 
 import json
 from pathlib import Path
@@ -56,4 +58,6 @@ def test_zero_and_tensor_parallel_together(tmp_path):
     for row in measured:
         assert row["is_rounding"], row
         held = row["bytes"]
-        assert held["shares"] and held["parameters"] < held["whole"] / 3  # small vectors are halved and not quartered
+        assert (
+            held["shares"] and held["parameters"] < held["whole"] / 3
+        )  # small vectors are halved and not quartered

@@ -1,5 +1,7 @@
-"""Every model of the zoo in both modes, on every mesh, most with accumulation: equal to the plain loop of one
-process, or refused before the first update with a line that says why. There is no third outcome."""
+"""Every model of the zoo in both modes, on every mesh, most with accumulation: equal to the plain
+loop of one process, or refused before the first update with a line that says why. There is no third
+outcome.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Run ZeRO and activation checkpointing on the ranks of one job and write the distance of each from one plain process.
+"""Run ZeRO and activation checkpointing on the ranks of one job and write the distance of each from
+one plain process.
 
 Started with the arguments RESULT.json by `jobs.run_ranks`, which sets PYTHONPATH.
 """
@@ -53,16 +54,18 @@ def gpt(**options: Any) -> nn.Module:
     return GPT(VOCABULARY, LENGTH + 4, 16, 2, 2, **options)
 
 
-# eps: with 1e-8 Adam makes much of the rounding in gradients that are nearly zero, and the plain loop itself, from
-# weights nudged by their last bit, ends up to 2.6e-6 apart (1.6e-6 with this one; parity_variants.py does the same)
+# eps: with 1e-8 Adam makes much of the rounding in gradients that are nearly zero, and the plain
+# loop itself, from weights nudged by their last bit, ends up to 2.6e-6 apart (1.6e-6 with this one;
+# parity_variants.py does the same)
 CASE = Case(grouped("AdamW", 0.005, eps=1e-3), model=gpt, batches=texts)
 DROPOUT = CASE.with_(model=partial(gpt, dropout=0.1))
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One run: `options` of the trainer, and the mesh as (tensor, pipeline). `then`: the mode and options of a trainer
-    that resumes half-way; without options the first one is switched."""
+    """One run: `options` of the trainer, and the mesh as (tensor, pipeline). `then`: the mode and
+    options of a trainer that resumes half-way; without options the first one is switched.
+    """
 
     name: str
     case: Case
@@ -110,7 +113,9 @@ def trained(plan: Planned, mode: str) -> tuple[Result, Any]:
         trainer.train(ITERATIONS // 2, ITERATIONS)
     norms = [line["train/grad_norm"] for line in lines if "train/grad_norm" in line]
     losses, rates = [line["train/loss"] for line in lines], [line["train/lr"] for line in lines]
-    tensors = {name: full_tensor(tensor).numpy().copy() for name, tensor in named_tensors(trainer.model)}
+    tensors = {
+        name: full_tensor(tensor).numpy().copy() for name, tensor in named_tensors(trainer.model)
+    }
     return Result(losses, rates, tensors, norms), trainer
 
 
@@ -148,22 +153,32 @@ def trainer_of(plan: Planned, mode: str, options: dict[str, Any]) -> Any:
 
 
 def compared(result: Result, expected: Result) -> Difference:
-    """See `parity_cases.compare`; the worst of all ranks. Without the key biases of attention, whose gradient is zero
-    but for rounding (softmax ignores a shift), of which Adam makes full steps: docs/modes.md."""
-    kept = {name: value for name, value in expected.tensors.items() if not name.endswith("attention.k.bias")}
+    """See `parity_cases.compare`; the worst of all ranks. Without the key biases of attention,
+    whose gradient is zero but for rounding (softmax ignores a shift), of which Adam makes full
+    steps: docs/modes.md.
+    """
+    kept = {
+        name: value
+        for name, value in expected.tensors.items()
+        if not name.endswith("attention.k.bias")
+    }
     own = compare(result, replace(expected, tensors=kept))
     return Difference(*all_reduce(np.array(list(vars(own).values())), "max").tolist())
 
 
 def bytes_here(trainer: Any) -> dict[str, int]:
-    """Return the bytes of parameters and optimizer state: of the whole model, actually on this rank, and as planned."""
+    """Return the bytes of parameters and optimizer state: of the whole model, actually on this
+    rank, and as planned.
+    """
     parameters = list(trainer.model.parameters())
     if isinstance(trainer, GraphTrainer):
         with trainer.optimizer_state.variables() as variables:
             state = [tensor for name, tensor in variables.items() if name.startswith("model.")]
     else:
         copies = trainer.optimizer_state.copy().values()
-        state = [tensor for entries in copies if isinstance(entries, dict) for tensor in entries.values()]
+        state = [
+            tensor for entries in copies if isinstance(entries, dict) for tensor in entries.values()
+        ]
     sharding = trainer.layout.sharding
     return {
         "whole": sum(p.numel() * p.element_size() for p in parameters),
@@ -227,7 +242,8 @@ def main(target: str) -> None:
     for plan in planned(world):
         key = (plan.case.model, plan.case.accumulation, plan.case.max_norm)
         if key not in expected:
-            # the masks of a micro-batch follow from its number, so that the plain loop cuts the batch as well
+            # the masks of a micro-batch follow from its number, so that the plain loop cuts the
+            # batch as well
             steps = plan.case.accumulation if plan.case.model is DROPOUT.model else 1
             expected[key] = plain_loop(plan.case, steps)
         for mode in plan.modes:

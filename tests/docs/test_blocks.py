@@ -27,7 +27,14 @@ from libai.parallel import ParallelPlan
 from libai.scheduler import in_sequence
 
 #: page -> number of its blocks, including blocks run in jobs, so a new block cannot be forgotten
-COUNTS = {"model_and_data": 13, "training": 10, "quickstart": 4, "modes": 2, "parallelism": 1, "launching": 1}
+COUNTS = {
+    "model_and_data": 13,
+    "training": 10,
+    "quickstart": 4,
+    "modes": 2,
+    "parallelism": 1,
+    "launching": 1,
+}
 COUNTS.update(config=2, checkpoints=2, inference=3)
 
 
@@ -50,7 +57,10 @@ class Net(nn.Module):
 
 
 def test_every_block_is_run_somewhere():
-    found = {page.stem: len(blocks(page.read_text(), "python")) for page in (jobs.ROOT / "docs").glob("*.md")}
+    found = {
+        page.stem: len(blocks(page.read_text(), "python"))
+        for page in (jobs.ROOT / "docs").glob("*.md")
+    }
     assert {page: count for page, count in found.items() if count} == COUNTS
 
 
@@ -66,7 +76,11 @@ def test_examples_fit_80_columns():
 def test_the_example_of_the_readme_prints_one_number_in_both_modes(capsys):
     text = (jobs.ROOT / "README.md").read_text()
     run(blocks(text, "python")[0])
-    numbers = dict(line.split() for line in capsys.readouterr().out.splitlines() if line[:5] in ("eager", "graph"))
+    numbers = dict(
+        line.split()
+        for line in capsys.readouterr().out.splitlines()
+        if line[:5] in ("eager", "graph")
+    )
     assert numbers["eager"] == numbers["graph"] and float(numbers["eager"]) < 1e-9
 
 
@@ -89,7 +103,9 @@ def test_model_summary(capsys):
 
 
 def test_writers(tmp_path):
-    sections = run(block("training", 3), train=defaults("train"), LazyCall=LazyCall)["train"].writers[2:]
+    sections = run(block("training", 3), train=defaults("train"), LazyCall=LazyCall)[
+        "train"
+    ].writers[2:]
     assert [target_of(section).__name__ for section in sections] == ["WandbWriter", "WandbWriter"]
     made = run(block("training", 4))
     writer = made["LossFile"](made["RunInfo"](tmp_path, "id", "name"))
@@ -112,7 +128,10 @@ def test_library(capsys, tmp_path, monkeypatch):
     made = run(block("model_and_data", 1), **made)
     rows = jobs.read_metrics(tmp_path / "out/line")
     assert [row["iter"] for row in rows] == [10, 20, 30, 40] and rows[-1]["eval/val/mse"] < 1
-    assert sorted(path.name for path in Path("out/line/checkpoints").glob("iter*")) == ["iter_0000030", "iter_0000040"]
+    assert sorted(path.name for path in Path("out/line/checkpoints").glob("iter*")) == [
+        "iter_0000030",
+        "iter_0000040",
+    ]
     again = run(block("model_and_data", 2), **made)["again"]
     assert again.completed_iters == 50
     own = run(block("model_and_data", 3), **made)["own"]
@@ -150,11 +169,17 @@ def test_training():
     facts = {"optimizer": optimizer, "max_iter": 50, "iters_per_epoch": 5.5}
     parts = [instantiate(first, **facts), instantiate(second, **facts)]
     schedule = in_sequence(optimizer, parts, max_iter=61)
-    assert schedule.warmup_iter == 3 and [schedule.factor(step) for step in (3, 10, 61)] == [1.0, 1.0, 0.1]
+    assert schedule.warmup_iter == 3 and [schedule.factor(step) for step in (3, 10, 61)] == [
+        1.0,
+        1.0,
+        0.1,
+    ]
 
 
 def test_data():
-    made = run(block("model_and_data", 7), read=lambda path: np.full((1, 2, 2), path, dtype=np.float32))
+    made = run(
+        block("model_and_data", 7), read=lambda path: np.full((1, 2, 2), path, dtype=np.float32)
+    )
     scans = made["Scans"]
 
     def give(self, split):
@@ -183,13 +208,18 @@ def test_data_of_different_lengths():
     names = {"build_train_loader": build_train_loader, "PadCollate": PadCollate, "Reviews": Reviews}
     made = run(block("model_and_data", 9), LazyCall=LazyCall, **names)
     batch = next(iter(instantiate(made["train"], micro_batch_size=4, seed=0)))
-    assert batch["input_ids"].shape[1] in (64, 128) and batch["attention_mask"].shape == batch["labels"].shape
+    assert (
+        batch["input_ids"].shape[1] in (64, 128)
+        and batch["attention_mask"].shape == batch["labels"].shape
+    )
 
 
 def test_data_of_other_samples(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("books", "code"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{name * 40} {i}"}}\n' for i in range(40)))
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(f'{{"text": "{name * 40} {i}"}}\n' for i in range(40))
+        )
         preprocess([f"{name}.jsonl"], name, validation_fraction=0)
     made = run(block("model_and_data", 10))
     assert len(made["mixed"]) == len(made["books"]) + len(made["code"])
@@ -234,7 +264,9 @@ def test_models():
     images, labels = flow.randn(2, 1, 8, 8), flow.tensor([1, 2])
     assert set(model(images, labels)) == {"losses", "metrics"} and set(model(images)) == {"logits"}
     assert set(model.eval()(images, labels)) == {"losses", "logits"}
-    assert run(block("model_and_data", 4))["forward"](None, None) is None, "the signature that forward must have"
+    assert run(block("model_and_data", 4))["forward"](None, None) is None, (
+        "the signature that forward must have"
+    )
     counts = run(block("model_and_data", 6))["num_loss_items"]
     owner = type("Owner", (), {"ignore_index": -100})()
     assert int(counts(owner, None, flow.tensor([1, -100, 2]))) == 2
@@ -246,21 +278,27 @@ def test_optimizer_groups_of_models():
     config.optim = made["optim"]
     model = instantiate(config.model)
     groups = instantiate(config.optim, **{"params.model": model}).param_groups
-    assert {group["weight_decay"] for group in groups} == {0.0, 0.05} and len({g["lr"] for g in groups}) > 2
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.05} and len(
+        {g["lr"] for g in groups}
+    ) > 2
 
 
 def test_evaluator_of_models():
     train = defaults("train")
     made = run(block("training", 1), LazyCall=LazyCall)
     model = flow.nn.Sequential(OrderedDict(body=nn.Linear(2, 3), head=nn.Linear(3, 1)))
-    optimizer = build_optimizer(SimpleNamespace(train=defaults("train"), optim=OmegaConf.create(made["optim"])), model)
+    optimizer = build_optimizer(
+        SimpleNamespace(train=defaults("train"), optim=OmegaConf.create(made["optim"])), model
+    )
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3, 0.1]
     assert set(made["lr_scheduler"]) == set(optimizer.optimizers)
 
     made = run(block("model_and_data", 11), Evaluator=Evaluator, LazyCall=LazyCall, train=train)
     evaluator = instantiate(train.evaluation.evaluators["mae"])
     assert isinstance(evaluator, made["MeanAbsoluteError"])
-    sums = evaluator.process({"y": flow.tensor([1.0, 2.0])}, {"predictions": flow.tensor([2.0, 4.0])})
+    sums = evaluator.process(
+        {"y": flow.tensor([1.0, 2.0])}, {"predictions": flow.tensor([2.0, 4.0])}
+    )
     assert evaluator.compute(sums) == {"mae": 1.5}
 
 

@@ -33,10 +33,15 @@ class Parsed(Exception):
 
 
 def commands(text):
-    """Return the arguments of every command in the blocks and code spans of a page, except comments and usage lines."""
+    """Return the arguments of every command in the blocks and code spans of a page, except comments
+    and usage lines.
+    """
     shell = [block for language, block in BLOCK.findall(text) if language in ("", "bash", "text")]
     lines = [line for block in shell for line in block.replace("\\\n", " ").splitlines()]
-    lines = [re.sub(r"\s\[--.*?\]|\s{3,}(?! *--).*| # .*| > .*", "", line.removeprefix("$ ")) for line in lines]
+    lines = [
+        re.sub(r"\s\[--.*?\]|\s{3,}(?! *--).*| # .*| > .*", "", line.removeprefix("$ "))
+        for line in lines
+    ]
     starts = ("python tools/", "libai ", "bash tools/train.sh ")
     shown = [line for line in lines if line.startswith(starts) and not re.match(r"libai \d", line)]
     shown += [line for line in INLINE.findall(text) if not MENTION.fullmatch(line)]
@@ -67,13 +72,20 @@ def stop_after_parsing(patch, folder):
 
 
 def parse(words, monkeypatch):
-    """Return the launcher's arguments, or none for other commands. Raises an error if a command would be refused."""
+    """Return the launcher's arguments, or none for other commands.
+
+    Raises an error if a command would be refused.
+    """
     program, *arguments = words[1:] if words[0] == "python" else words
     entry = TOOLS[program] if program != "libai" else []
     if entry is None:
         assert not arguments and (ROOT / program).is_file()
         return []
-    with TemporaryDirectory() as folder, monkeypatch.context() as patch, pytest.raises(Parsed) as parsed:
+    with (
+        TemporaryDirectory() as folder,
+        monkeypatch.context() as patch,
+        pytest.raises(Parsed) as parsed,
+    ):
         stop_after_parsing(patch, Path(folder))
         dispatch([*entry, *arguments])
     return parsed.value.args[0] if parsed.value.args else []
@@ -83,14 +95,25 @@ def accept(words, monkeypatch):
     """Raise an error if the command would be refused, without running the command."""
     job = words[2:] if words[:2] == ["bash", "tools/train.sh"] else parse(words, monkeypatch)
     if job:
-        _, config, processes, *rest = ["configs/mlp_digits.py" if word == "CONFIG" else word for word in job]
+        _, config, processes, *rest = [
+            "configs/mlp_digits.py" if word == "CONFIG" else word for word in job
+        ]
         if config.endswith("out/mlp_digits/config.yaml"):
             config = "configs/mlp_digits.py"
-        shipped = next((path for path in (config, f"configs/{config}.py") if (ROOT / path).is_file()), None)
+        shipped = next(
+            (path for path in (config, f"configs/{config}.py") if (ROOT / path).is_file()), None
+        )
         if shipped is not None and processes != "auto":
             check_command(["tools/train_net.py", shipped, processes, *rest])
         return
-    config = next((word for word in words if re.fullmatch(r"configs/\w+\.py", word) and (ROOT / word).is_file()), None)
+    config = next(
+        (
+            word
+            for word in words
+            if re.fullmatch(r"configs/\w+\.py", word) and (ROOT / word).is_file()
+        ),
+        None,
+    )
     if config is not None:
         overrides = [word for word in words if re.match(r"[a-z_]+\.[\w.]+=[^,]*$", word)]
         load_config(ROOT / config, overrides)
@@ -105,14 +128,20 @@ def test_every_command_would_be_accepted(page, monkeypatch):
 
 
 def test_every_command_that_is_named_exists():
-    named = {line.split()[1] for page in WRITTEN for line in re.findall(r"`(libai [a-z][^`]*)`", page.read_text())}
+    named = {
+        line.split()[1]
+        for page in WRITTEN
+        for line in re.findall(r"`(libai [a-z][^`]*)`", page.read_text())
+    }
     assert named - {"COMMAND"} <= set(COMMANDS) and len(named) > 8
 
 
 def test_the_commands_of_the_pages_are_found():
     found = [words for page in WRITTEN for words in commands(page.read_text())]
     assert len(found) > 60
-    assert commands("```\nlibai checkpoint ls out      name, size\n```\nand `libai parity CONFIG --procs 2`") == [
+    assert commands(
+        "```\nlibai checkpoint ls out      name, size\n```\nand `libai parity CONFIG --procs 2`"
+    ) == [
         ["libai", "checkpoint", "ls", "out"],
         ["libai", "parity", "CONFIG", "--procs", "2"],
     ]

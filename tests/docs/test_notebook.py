@@ -9,7 +9,9 @@ import jobs
 import pytest
 
 TEXT = (jobs.ROOT / "docs/notebook.ipynb").read_text()
-CODE = ["".join(cell["source"]) for cell in json.loads(TEXT)["cells"] if cell["cell_type"] == "code"]
+CODE = [
+    "".join(cell["source"]) for cell in json.loads(TEXT)["cells"] if cell["cell_type"] == "code"
+]
 
 
 @pytest.mark.slow
@@ -21,6 +23,8 @@ def test_the_cells_run(tmp_path):
     assert done.returncode == 0, done
     said = done.stdout
     assert float(re.search(r"([\d.]+)% of 359 digits are right", said)[1]) > 85
-    assert float(re.search(r"tensor\(\[\[([\d.]+)\]\]", said)[1]) == pytest.approx(4, abs=0.05), "3 x + 1 at 1"
+    assert float(re.search(r"tensor\(\[\[([\d.]+)\]\]", said)[1]) == pytest.approx(4, abs=0.05), (
+        "3 x + 1 at 1"
+    )
     assert "logged 6 result 300 8" in said
     assert "\r" not in said and "\x1b" not in said, "clean lines"

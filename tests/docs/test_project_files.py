@@ -17,7 +17,9 @@ def _load(path):
 
 def test_the_hook_before_a_commit_runs_the_ruff_of_the_tests():
     (hooks,) = _load(ROOT / ".pre-commit-config.yaml")["repos"]
-    pinned = re.search(r"^ruff==(\S+)", (ROOT / "requirements" / "dev.lock").read_text(), re.MULTILINE)
+    pinned = re.search(
+        r"^ruff==(\S+)", (ROOT / "requirements" / "dev.lock").read_text(), re.MULTILINE
+    )
     assert pinned is not None
     assert hooks["rev"] == "v" + pinned.group(1)
 

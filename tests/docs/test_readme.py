@@ -1,4 +1,6 @@
-"""README and docs are correct: their model trains and switches in both modes; their commands and paths work."""
+"""README and docs are correct: their model trains and switches in both modes; their commands and
+paths work.
+"""
 
 import re
 import sys
@@ -13,7 +15,9 @@ from libai.config import ConfigError, load_config, parse_args
 ROOT = jobs.ROOT
 FOLDERS = ("", "docs/", "docs/dev/", "docs/migrate/", "projects/*/")
 PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md"))
-REPOSITORY_PATH = re.compile(r"(?<![\w/.-])((?:tools|configs|docs|libai|tests|projects)/[\w./-]*[\w/])(?![\w*…<{])")
+REPOSITORY_PATH = re.compile(
+    r"(?<![\w/.-])((?:tools|configs|docs|libai|tests|projects)/[\w./-]*[\w/])(?![\w*…<{])"
+)
 PLACEHOLDERS = ("NAME", "NNNN", "configs/my", "<")
 
 
@@ -33,13 +37,22 @@ def file_shown(page, after):
 
 
 def missing_paths(text):
-    """Return the repository paths in a text that do not exist. The beginning of a file name is enough."""
-    found = {path for path in REPOSITORY_PATH.findall(text) if not any(mark in path for mark in PLACEHOLDERS)}
+    """Return the repository paths in a text that do not exist.
+
+    The beginning of a file name is enough.
+    """
+    found = {
+        path
+        for path in REPOSITORY_PATH.findall(text)
+        if not any(mark in path for mark in PLACEHOLDERS)
+    }
     return sorted(path for path in found if not any(ROOT.glob(path.rstrip("/") + "*")))
 
 
 def broken_links(page, text):
-    """Return the relative links of a page to missing headings, missing files and files outside the repository."""
+    """Return the relative links of a page to missing headings, missing files and files outside the
+    repository.
+    """
     broken = []
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
         file, _, heading = link.partition("#")
@@ -64,18 +77,23 @@ def check_command(words):
     load_config(args.config, args.overrides, int(processes))
 
 
-# ------------------------------------------------------------------------------------------- the own model
+# ------------------------------------------------------------------------------------------- the
+# own model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Create the files of docs/quickstart.md in a folder outside the repository, and return the folder."""
+    """Create the files of docs/quickstart.md in a folder outside the repository, and return the
+    folder.
+    """
     folder = tmp_path_factory.mktemp("own")
     for name in ("my_model.py", "my_config.py"):
         (folder / name).write_text(file_shown("docs/quickstart.md", f"`{name}`"))
     (folder / "predict.py").write_text(file_shown("docs/quickstart.md", "`predict.py`"))
     (folder / "my_hooks.py").write_text(file_shown("docs/training.md", "### Writing a hook"))
-    (folder / "my_trainer.py").write_text(file_shown("docs/training.md", "### A training step of your own"))
+    (folder / "my_trainer.py").write_text(
+        file_shown("docs/training.md", "### A training step of your own")
+    )
     (folder / "my_train.py").write_text(file_shown("docs/training.md", "here `my_train.py`"))
     (folder / "switch.py").write_text(file_shown("docs/modes.md", "## Switch during a run"))
     return folder
@@ -99,7 +117,9 @@ def assert_same_curve(first, second):
         expected, found = jobs.read_column(first, tag), jobs.read_column(second, tag)
         assert expected and list(expected) == list(found), tag
         # measured: equal bits; 1e-5 is what docs/modes.md promises
-        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5, err_msg=tag)
+        np.testing.assert_allclose(
+            list(found.values()), list(expected.values()), rtol=1e-5, err_msg=tag
+        )
 
 
 @pytest.mark.promise
@@ -114,7 +134,11 @@ def test_the_own_model_trains_alike_in_both_modes(folder):
 @pytest.mark.e2e
 def test_the_hook_of_the_docs_runs(folder):
     result = train(folder, "hook", "train.extra_hooks=[{_target_: my_hooks.PrintLoss, every: 20}]")
-    assert re.findall(r"^after (\d+): \d\.\d{4}$", result.stdout, re.MULTILINE) == ["20", "40", "60"]
+    assert re.findall(r"^after (\d+): \d\.\d{4}$", result.stdout, re.MULTILINE) == [
+        "20",
+        "40",
+        "60",
+    ]
 
 
 @pytest.mark.e2e
@@ -147,16 +171,24 @@ def test_the_ported_libai_project_trains_alike_in_both_modes(tmp_path):
         images[:, :10] += 4 * np.eye(10)[labels]
         np.savez(tmp_path / f"{split}.npz", images=images, labels=labels)
     for name in ("false", "true"):
-        settings = [f"graph.enabled={name}", f"train.output_dir={name}", "optim.lr=0.01", "train.train_iter=60"]
+        settings = [
+            f"graph.enabled={name}",
+            f"train.output_dir={name}",
+            "optim.lr=0.01",
+            "train.train_iter=60",
+        ]
         settings.append("train.log_period=1")
         result = jobs.train_net("my_config.py", *settings, cwd=tmp_path)
         assert result.returncode == 0, result
     losses = [jobs.read_column(tmp_path / name) for name in ("false", "true")]
     assert losses[0][60] < 0.5 * losses[0][1]
-    np.testing.assert_allclose(list(losses[1].values()), list(losses[0].values()), rtol=1e-5)  # docs/modes.md
+    np.testing.assert_allclose(
+        list(losses[1].values()), list(losses[0].values()), rtol=1e-5
+    )  # docs/modes.md
 
 
-# ------------------------------------------------------------------------------------------- what all pages show
+# ------------------------------------------------------------------------------------------- what
+# all pages show
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
@@ -166,7 +198,9 @@ def test_every_path_exists(page):
 
 @contextmanager
 def skip_without_weights():
-    """Skip the test if a config needs published weights (requirements/pretrained.txt) that are not installed."""
+    """Skip the test if a config needs published weights (requirements/pretrained.txt) that are not
+    installed.
+    """
     try:
         yield
     except ConfigError as error:
@@ -183,21 +217,30 @@ def test_pages_hold_no_path_of_a_machine(page):
 def test_the_readme_names_the_two_commands_and_every_page():
     text = (ROOT / "README.md").read_text()
     assert len(text.split()) <= 600, "five minutes"
-    assert "bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py 1\nbash tools/test.sh\n" in text
+    assert (
+        "bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py 1\nbash tools/test.sh\n"
+        in text
+    )
     index = (ROOT / "docs/README.md").read_text()
     unnamed = [page.name for page in ROOT.glob("docs/*.md") if page.name not in index]
     assert unnamed == []
 
 
 def user_pages():
-    """Return the pages for users, without the index, the generated reference, `docs/migrate` and `docs/dev`."""
-    return sorted(page for page in ROOT.glob("docs/*.md") if page.name not in ("README.md", "config.md"))
+    """Return the pages for users, without the index, the generated reference, `docs/migrate` and
+    `docs/dev`.
+    """
+    return sorted(
+        page for page in ROOT.glob("docs/*.md") if page.name not in ("README.md", "config.md")
+    )
 
 
 def long_lines(text):
     """Return the lines of prose beyond 105 columns with more than one sentence."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    lines = [line for line in prose.splitlines() if len(line) > 105 and not line.startswith(("|", "#"))]
+    lines = [
+        line for line in prose.splitlines() if len(line) > 105 and not line.startswith(("|", "#"))
+    ]
     return [line for line in lines if re.search(r"[.:] \S", line)]
 
 

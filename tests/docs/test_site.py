@@ -16,7 +16,9 @@ def test_doctests_are_shown_as_code():
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="no mkdocs in this environment: requirements/docs.in")
+@pytest.mark.skipif(
+    find_spec("mkdocs") is None, reason="no mkdocs in this environment: requirements/docs.in"
+)
 def test_the_site_builds_without_a_warning(tmp_path):
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     result = jobs.run(build, cwd=jobs.ROOT, timeout=120)

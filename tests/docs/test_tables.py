@@ -42,12 +42,24 @@ from libai.utils.logging import reset_logging
 
 CONFIG = str(jobs.ROOT / "configs/mlp_digits.py")
 #: every period is 1, so a longer one has an effect within six iterations
-BASE = ["model.hidden_sizes=[8]", "train.train_micro_batch_size=8", "train.train_iter=6", "train.output_dir=out/run"]
-BASE += [f"train.{name}=1" for name in ("log_period", "checkpointer.period", "evaluation.eval_period")]
-BASE += ["train.evaluation.eval_iter=2", "train.checkpointer.max_to_keep=null", "train.warmup_ratio=0"]
+BASE = [
+    "model.hidden_sizes=[8]",
+    "train.train_micro_batch_size=8",
+    "train.train_iter=6",
+    "train.output_dir=out/run",
+]
+BASE += [
+    f"train.{name}=1" for name in ("log_period", "checkpointer.period", "evaluation.eval_period")
+]
+BASE += [
+    "train.evaluation.eval_iter=2",
+    "train.checkpointer.max_to_keep=null",
+    "train.warmup_ratio=0",
+]
 BASE += ["train.evaluation.eval_metric=null"]
 SETTING = re.compile(rf"['\"]?\+?(?:--|(?:{'|'.join(schema.SECTIONS)})[\w.]*=(?!=))")
-#: pattern for a code span and the note after it, such as "(eager only)", which restricts it to a case
+#: pattern for a code span and the note after it, such as "(eager only)", which restricts it to a
+#: case
 SPAN = re.compile(r"`([^`]+)`(?: \((eager|graph|CUDA|several processes)\b)?")
 PAGES = [page for page in sorted(jobs.ROOT.glob("docs/migrate/*.md")) if page.name != "README.md"]
 TEXT = "".join(page.read_text() for page in PAGES)
@@ -74,12 +86,16 @@ class Session:
     def __init__(self, mode):
         self.mode = mode
         self.calls: set[str] = set()
-        self.trainer_class = {"eager": libai.engine.EagerTrainer, "graph": libai.engine.GraphTrainer}[mode]
+        self.trainer_class = {
+            "eager": libai.engine.EagerTrainer,
+            "graph": libai.engine.GraphTrainer,
+        }[mode]
         points = [point for point in HOOK_POINTS if mode == "eager" or point != "after_backward"]
         methods = {point: lambda _, *extra, point=point: self.calls.add(point) for point in points}
         recorder = type("Recorder", (libai.engine.HookBase,), methods)
         config = load_config(
-            CONFIG, [*BASE, f"graph.enabled={mode == 'graph'}", "train.evaluation.eval_metric=-val/loss"]
+            CONFIG,
+            [*BASE, f"graph.enabled={mode == 'graph'}", "train.evaluation.eval_metric=-val/loss"],
         )
         run = libai.engine.Run(config)
         run.trainer.register_hooks([recorder()])
@@ -99,7 +115,14 @@ class Session:
             trainer.train(0, 1)
         trainer.train(0, 2)
         checkpointer = libai.engine.TrainerCheckpointer(trainer, Path("saved"))
-        self.names = {**vars(libai.evaluation), **vars(libai.engine), **locals(), "libai": libai, "np": np, "nn": nn}
+        self.names = {
+            **vars(libai.evaluation),
+            **vars(libai.engine),
+            **locals(),
+            "libai": libai,
+            "np": np,
+            "nn": nn,
+        }
         self.names.update(Trainer=self.trainer_class, Returns=Returns, fit=self._fit)
 
     def _fit(self, model):
@@ -113,7 +136,11 @@ class Session:
         self.trainer_class(model, [batch], flow.optim.SGD(model.parameters(), lr=0.1)).train(0, 1)
 
     def execute(self, code):
-        """Run `code`. Raises an error if it fails, evaluates to False, or names a point at which no hook was called."""
+        """Run `code`.
+
+        Raises an error if it fails, evaluates to False, or names a point at which no hook was
+        called.
+        """
         try:
             compiled = compile(code, code, "eval")
         except SyntaxError:
@@ -134,15 +161,26 @@ def session(mode, tmp_path, monkeypatch):
 
 
 def _is_python(code):
-    """Return True unless the text is a setting, file or command, which tests/docs/test_commands.py covers."""
-    return not (SETTING.match(code) or code.startswith(("bash ", "libai ")) or (jobs.ROOT / code).is_file())
+    """Return True unless the text is a setting, file or command, which tests/docs/test_commands.py
+    covers.
+    """
+    return not (
+        SETTING.match(code) or code.startswith(("bash ", "libai ")) or (jobs.ROOT / code).is_file()
+    )
 
 
 def _problems(session, trains_models):
-    """Run the Python code of all rows, either only the code that trains or only the rest. Return the failures."""
+    """Run the Python code of all rows, either only the code that trains or only the rest.
+
+    Return the failures.
+    """
     problems = []
     for code, only in SPANS:
-        if _is_python(code) and only in ("", session.mode) and trains_models == code.startswith("fit("):
+        if (
+            _is_python(code)
+            and only in ("", session.mode)
+            and trains_models == code.startswith("fit(")
+        ):
             try:
                 session.execute(code)
             except Exception as error:
@@ -153,7 +191,12 @@ def _problems(session, trains_models):
 @pytest.mark.promise
 def test_python(session):
     assert _problems(session, trains_models=False) == []
-    for code in ("trainer.fit()", "libai.data.Nothing", "trainer.iter == -1", "HookBase.after_lunch"):  # controls
+    for code in (
+        "trainer.fit()",
+        "libai.data.Nothing",
+        "trainer.iter == -1",
+        "HookBase.after_lunch",
+    ):  # controls
         with pytest.raises((AttributeError, AssertionError)):
             session.execute(code)
 
@@ -165,7 +208,9 @@ def test_models(session):
 
 def test_every_row_has_something_that_is_run():
     assert len(ROWS) > 200
-    assert [there for there, here in ROWS if not SPAN.search(here) and "refused: " not in here] == []
+    assert [
+        there for there, here in ROWS if not SPAN.search(here) and "refused: " not in here
+    ] == []
 
 
 def test_what_is_refused_is_refused_so():
@@ -173,11 +218,15 @@ def test_what_is_refused_is_refused_so():
     for there, here in ROWS:
         if here.startswith("refused: "):
             names = re.findall(r"`(\w+)`", there)
-            expected.update(dict.fromkeys([f"train.{name}" for name in names], here.removeprefix("refused: ")))
+            expected.update(
+                dict.fromkeys([f"train.{name}" for name in names], here.removeprefix("refused: "))
+            )
     with pytest.raises(ConfigError) as error:
         load_config(CONFIG, [f"{key}=1" for key in expected])
     said = {text.partition(":")[0]: text for text in error.value.problems}
-    assert [key for key, text in expected.items() if text not in said[key]] == [] and len(expected) > 20
+    assert [key for key, text in expected.items() if text not in said[key]] == [] and len(
+        expected
+    ) > 20
 
 
 def _train(words, monkeypatch, capfd):
@@ -206,15 +255,23 @@ def _train(words, monkeypatch, capfd):
     return {
         "parts": [(type(part).__name__, *filter(_is_told, vars(part).items())) for part in parts],
         "clear": run.trainer.gradients.clear.keywords,  # how gradients are cleared
-        "files": {str(path.relative_to(folder)).split(".out.tfevents")[0] for path in folder.glob("[!p]*/**")},
-        "metrics": [{k: v for k, v in record.items() if "perf/" not in k and "time" not in k} for record in records],
+        "files": {
+            str(path.relative_to(folder)).split(".out.tfevents")[0]
+            for path in folder.glob("[!p]*/**")
+        },
+        "metrics": [
+            {k: v for k, v in record.items() if "perf/" not in k and "time" not in k}
+            for record in records
+        ],
         "weights": [value.numpy().tobytes() for value in run.model.state_dict().values()],
         "evaluations": len(re.findall(r"\beval\b|evaluation works", shown)),
     }
 
 
 def _is_told(item):
-    """Return True for values that describe a setting, and False for measurements and other objects."""
+    """Return True for values that describe a setting, and False for measurements and other
+    objects.
+    """
     return isinstance(item[1], (bool, int, str, Path, type(None)))
 
 
@@ -222,14 +279,18 @@ def _is_told(item):
 def earlier(tmp_path_factory):
     """Return the folder of a run of two iterations."""
     folder = tmp_path_factory.mktemp("earlier") / "run"
-    run = libai.engine.Run(load_config(CONFIG, [*BASE, "train.train_iter=2", f"train.output_dir={folder}"]))
+    run = libai.engine.Run(
+        load_config(CONFIG, [*BASE, "train.train_iter=2", f"train.output_dir={folder}"])
+    )
     run.train()
     return folder
 
 
 @pytest.fixture
 def train(earlier, mode, tmp_path, monkeypatch, capfd):
-    """Train in a new folder with two earlier runs of the same model, one in the output folder and one next to it."""
+    """Train in a new folder with two earlier runs of the same model, one in the output folder and
+    one next to it.
+    """
 
     def train(code):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
@@ -239,9 +300,15 @@ def train(earlier, mode, tmp_path, monkeypatch, capfd):
         given = {word.partition("=")[0] for word in words}
         if "train.train_epoch" in given:  # an epoch is longer than six iterations
             given.update(word.partition("=")[0] for word in BASE if re.search("_iter|period", word))
-            words += [] if "train.train_iter=0" in words else ["train.train_iter=0"]  # a run has one length
+            words += (
+                [] if "train.train_iter=0" in words else ["train.train_iter=0"]
+            )  # a run has one length
         usual = [*BASE, f"graph.enabled={mode == 'graph'}"]
-        return _train([*(word for word in usual if word.partition("=")[0] not in given), *words], monkeypatch, capfd)
+        return _train(
+            [*(word for word in usual if word.partition("=")[0] not in given), *words],
+            monkeypatch,
+            capfd,
+        )
 
     monkeypatch.chdir(tmp_path)
     yield train
@@ -251,20 +318,36 @@ def train(earlier, mode, tmp_path, monkeypatch, capfd):
 #: mode, settings -> effects of the run
 _done = {}
 #: settings without effect in this run: the source of the engine must contain their names
-NO_OCCASION = ("on_exception", "diff_rank_seed", "sync_batch_norm", "dist.auto", "device", "dist.plan", "batch_scope")
-NO_OCCASION += ("weight.strict", "revise_keys", "train.rehearse=0", "graph.on_build_error", "graph.enabled=auto")
+NO_OCCASION = (
+    "on_exception",
+    "diff_rank_seed",
+    "sync_batch_norm",
+    "dist.auto",
+    "device",
+    "dist.plan",
+    "batch_scope",
+)
+NO_OCCASION += (
+    "weight.strict",
+    "revise_keys",
+    "train.rehearse=0",
+    "graph.on_build_error",
+    "graph.enabled=auto",
+)
 #: settings that no table contains
 OTHERS = """`train.rehearse=0`, `train.rehearse_every=2`, `train.freeze=[.*bias]`, `train.dist.plan={split:{}}`,
 `train.lora.patterns=[.*] train.lora.rank=2`, `train.lora.patterns=[.*] train.lora.alpha=4`,
 `train.lora.patterns=[.*] train.lora.dropout=0.5`, `train.lora.patterns=[.*] train.lora.also_train=[.*bias]`,
 `train.checkpointer.enabled=false`, `train.checkpointer.async_save=false`, `train.evaluation.enabled=false`,
-`train.dist.batch_scope=rank`, `graph.on_build_error=eager` (graph)"""
+`train.dist.batch_scope=rank`, `graph.on_build_error=eager` (graph)"""  # noqa: E501
 SETTINGS = [span for span in [*SPANS, *SPAN.findall(OTHERS)] if SETTING.match(span[0])]
 
 
 def test_every_setting_of_the_schema_is_tried():
     tried = " ".join(code for code, _ in SETTINGS)
-    assert [key.path for key in schema.settings() if not re.search(rf"\b{key.path}[=.]", tried)] == []
+    assert [
+        key.path for key in schema.settings() if not re.search(rf"\b{key.path}[=.]", tried)
+    ] == []
 
 
 @pytest.mark.e2e
@@ -278,7 +361,9 @@ def test_a_setting_has_an_effect(train, mode, code, only):
     elif any(name in code for name in NO_OCCASION):
         train(code)
         name = last.partition("=")[0].rpartition(".")[2]
-        assert any(f".{name}" in path.read_text() for path in (jobs.ROOT / "libai/engine").rglob("*.py"))
+        assert any(
+            f".{name}" in path.read_text() for path in (jobs.ROOT / "libai/engine").rglob("*.py")
+        )
     elif (mode, code) != ("graph", "graph.enabled=true"):
         if (mode, others) not in _done:
             _done[mode, others] = train(others)

@@ -1,4 +1,6 @@
-"""Mixed precision: the configuration of the compiled job, the state of the loss scale, and refusals."""
+"""Mixed precision: the configuration of the compiled job, the state of the loss scale, and
+refusals.
+"""
 
 import contextlib
 
@@ -19,7 +21,10 @@ LARGE = LossScaling(init_scale=2.0**120, growth_interval=2)
 
 @pytest.fixture(autouse=True)
 def _amp_on_cpu(monkeypatch):
-    """Allow AMP on CPU, where autocast only warns. The compiled job shows what a CUDA device would do."""
+    """Allow AMP on CPU, where autocast only warns.
+
+    The compiled job shows what a CUDA device would do.
+    """
     monkeypatch.setattr(trainer_module, "AMP_DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(flow, "autocast", lambda *_, **__: contextlib.nullcontext())
 
@@ -27,7 +32,9 @@ def _amp_on_cpu(monkeypatch):
 def trained(iterations, **options):
     flow.manual_seed(0)
     model = toy.Classifier()
-    trainer = toy.trainer_of("graph", model, toy.batches(12), toy.optimizer_of("adamw", model), **options)
+    trainer = toy.trainer_of(
+        "graph", model, toy.batches(12), toy.optimizer_of("adamw", model), **options
+    )
     trainer.losses = toy.record_losses(trainer)
     trainer.train(0, iterations)
     return trainer
@@ -42,11 +49,15 @@ def test_the_compiled_job_uses_mixed_precision(amp, data_type):
 
 def test_without_amp_the_job_computes_in_float32():
     job = trained(1).graph._full_job_proto.job_conf
-    assert not job.enable_auto_mixed_precision and not job.train_conf.HasField("dynamic_loss_scale_policy")
+    assert not job.enable_auto_mixed_precision and not job.train_conf.HasField(
+        "dynamic_loss_scale_policy"
+    )
 
 
 def scaled(mode, scaling, overflows=(), iterations=8, **options):
-    """Return `(trainer, loss and loss scale of every iteration)`; the batches `overflows` have large inputs."""
+    """Return `(trainer, loss and loss scale of every iteration)`; the batches `overflows` have
+    large inputs.
+    """
     flow.manual_seed(0)
     model, batches, seen = toy.Classifier(), toy.batches(12), []
     for index in overflows:
@@ -54,16 +65,22 @@ def scaled(mode, scaling, overflows=(), iterations=8, **options):
     options = {"amp": "fp16", "max_grad_norm": 0.5, "loss_scaling": scaling, **options}
     trainer = toy.trainer_of(mode, model, batches, toy.optimizer_of("sgd", model), **options)
     names = ("train/loss", "train/loss_scale")
-    look = CallbackHook(after_step=lambda t: seen.append([t.fetch_metrics().get(name) for name in names]))
+    look = CallbackHook(
+        after_step=lambda t: seen.append([t.fetch_metrics().get(name) for name in names])
+    )
     trainer.register_hooks([look])
     trainer.train(0, iterations)
     return trainer, seen
 
 
 def test_both_modes_scale_the_loss_alike():
-    """An update with overflowing gradients is skipped and halves the scale; two good updates double it."""
+    """An update with overflowing gradients is skipped and halves the scale; two good updates double
+    it.
+    """
     (_, eager), (_, graph) = (scaled(mode, LARGE, overflows=(2, 5)) for mode in ("eager", "graph"))
-    assert [scale for _, scale in graph] == [2.0**n for n in (120, 121, 120, 120, 121, 120, 120, 121)]
+    assert [scale for _, scale in graph] == [
+        2.0**n for n in (120, 121, 120, 120, 121, 120, 120, 121)
+    ]
     assert [scale for _, scale in eager] == [scale for _, scale in graph]
     assert [loss for loss, _ in eager] == pytest.approx([loss for loss, _ in graph], rel=1e-6)
 
@@ -83,11 +100,18 @@ def test_an_overflow_leaves_weights_and_moments_unchanged(mode):
 @pytest.mark.e2e
 def test_a_static_scale_changes_no_loss_and_skips_no_update(mode):
     trainer, losses = scaled(mode, LossScaling(1024.0, growth_interval=None))
-    assert losses == [[pytest.approx(loss, rel=1e-5), None] for loss, _ in scaled(mode, LossScaling(), amp=None)[1]]
+    assert losses == [
+        [pytest.approx(loss, rel=1e-5), None]
+        for loss, _ in scaled(mode, LossScaling(), amp=None)[1]
+    ]
     if mode == "graph":
         train_conf = trainer.graph._full_job_proto.job_conf.train_conf
-        assert train_conf.loss_scale_factor == 1024.0 and not train_conf.HasField("dynamic_loss_scale_policy")
-        with pytest.raises(GraphBuildError, match="a static loss scale .* is combined with gradient accumulation"):
+        assert train_conf.loss_scale_factor == 1024.0 and not train_conf.HasField(
+            "dynamic_loss_scale_policy"
+        )
+        with pytest.raises(
+            GraphBuildError, match="a static loss scale .* is combined with gradient accumulation"
+        ):
             scaled(mode, LossScaling(1024.0, growth_interval=None), num_accumulation_steps=2)
 
 
@@ -105,7 +129,15 @@ def test_the_loss_scale_is_kept_when_modes_are_switched():
         if amp:
             assert scales == [scale for _, scale in expected]
         else:
-            assert scales == [*[scale for _, scale in expected[:3]], None, None, None, 2.0**120, 2.0**121, 2.0**121]
+            assert scales == [
+                *[scale for _, scale in expected[:3]],
+                None,
+                None,
+                None,
+                2.0**120,
+                2.0**121,
+                2.0**121,
+            ]
 
 
 def test_on_cpu_auto_means_float32_and_is_logged_once(mode, caplog):
@@ -117,7 +149,12 @@ def test_on_cpu_auto_means_float32_and_is_logged_once(mode, caplog):
 
 def test_on_cuda_each_mode_gets_what_oneflow_has(mode):
     for dtype in ("fp16", "bf16"):
-        assert amp_dtype(make_run(mode, train__amp__enabled=True, train__amp__dtype=dtype), mode, "cuda") == dtype
+        assert (
+            amp_dtype(
+                make_run(mode, train__amp__enabled=True, train__amp__dtype=dtype), mode, "cuda"
+            )
+            == dtype
+        )
 
 
 def test_eager_bf16_runs_the_forward_under_autocast(monkeypatch):
@@ -130,7 +167,9 @@ def test_eager_bf16_runs_the_forward_under_autocast(monkeypatch):
 
     monkeypatch.setattr(flow, "autocast", autocast)
     model = toy.Classifier()
-    toy.trainer_of("eager", model, toy.batches(2), toy.optimizer_of("sgd", model), amp="bf16").train(0, 2)
+    toy.trainer_of(
+        "eager", model, toy.batches(2), toy.optimizer_of("sgd", model), amp="bf16"
+    ).train(0, 2)
     assert entered == [("cuda", flow.bfloat16)] * 2
 
 
@@ -138,5 +177,7 @@ def test_eager_bf16_runs_the_forward_under_autocast(monkeypatch):
 def test_amp_on_a_cpu_is_also_refused_without_a_config(mode, amp, monkeypatch):
     monkeypatch.undo()
     model = toy.Classifier()
-    with pytest.raises(UserError, match=f"amp='{amp}' does nothing on cpu.*Remove amp, or train with device='cuda'"):
+    with pytest.raises(
+        UserError, match=f"amp='{amp}' does nothing on cpu.*Remove amp, or train with device='cuda'"
+    ):
         toy.trainer_of(mode, model, [], toy.optimizer_of("sgd", model), amp=amp)

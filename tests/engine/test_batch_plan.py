@@ -29,7 +29,9 @@ def test_epochs_are_rounded_up_to_whole_iterations():
 
 
 def test_epochs_of_a_loader_without_length_are_refused():
-    with pytest.raises(UserError, match="train.train_epoch=2 requires.*no samples_per_epoch.*train.train_iter"):
+    with pytest.raises(
+        UserError, match="train.train_epoch=2 requires.*no samples_per_epoch.*train.train_iter"
+    ):
         make(train_epoch=2)
 
 

@@ -17,7 +17,8 @@ def explained_forward(said):
 @pytest.mark.parametrize(
     "said",
     [
-        "RuntimeError : Only local tensors have 'device'. Please use '.placement' for global tensors.",
+        "RuntimeError : Only local tensors have 'device'. Please use '.placement' for global "
+        "tensors.",
         "Got input tensors with inconsistent attributes!",
     ],
 )
@@ -26,15 +27,23 @@ def test_a_tensor_on_only_one_rank_is_named_with_a_remedy(said):
     for explained in (explained_forward(error), str(explain_build_error(error, nn.ReLU()))):
         assert "Register it as a buffer, or create it from another tensor" in explained
         assert "Change the sizes or arguments" not in explained
-    assert "Register it as a buffer" not in explained_forward(RuntimeError("\x1b[1mError\x1b[0m: 3 vs 4"))
+    assert "Register it as a buffer" not in explained_forward(
+        RuntimeError("\x1b[1mError\x1b[0m: 3 vs 4")
+    )
     with pytest.raises(RuntimeError) as raised:
         _ = flow.zeros(2).sbp
-    assert "uses sbp or placement, but its tensors are local. Remove both" in explained_forward(raised.value)
+    assert "uses sbp or placement, but its tensors are local. Remove both" in explained_forward(
+        raised.value
+    )
 
 
 def test_an_unsupported_layout_for_an_operation_is_explained():
     error = RuntimeError(
-        "\x1b[1mError\x1b[0m: fill_8 has no maching sbp after flitering valid sbp list sbp_signature {"
+        "\x1b[1mError\x1b[0m: fill_8 has no maching sbp after flitering valid sbp list "
+        "sbp_signature {"
     )
     explained = explained_forward(error)
-    assert "cannot be changed in place. Compute a new tensor (`h = h + 1` instead of `h += 1`)" in explained
+    assert (
+        "cannot be changed in place. Compute a new tensor (`h = h + 1` instead of `h += 1`)"
+        in explained
+    )

@@ -27,7 +27,10 @@ def trainer_of(mode, *parts, **options):
 
 @pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1), (2, 1, 0), (1, 2, 0)])
 def test_arguments_in_the_wrong_order(mode, parts, order):
-    with pytest.raises(UserError, match=r"argument \w+ of \w+\(model, data_loader, optimizer\) is a.* \w+, not an? "):
+    with pytest.raises(
+        UserError,
+        match=r"argument \w+ of \w+\(model, data_loader, optimizer\) is a.* \w+, not an? ",
+    ):
         trainer_of(mode, *(parts[i] for i in order))
 
 
@@ -63,7 +66,9 @@ def test_accumulation_must_be_a_whole_number(parts, steps):
 @pytest.mark.parametrize("arguments", [(10,), (0, -1), (-1, 3), (0, 2.5), ("0", 3), (0, None)])
 def test_the_iterations_to_train_must_be_two_whole_numbers(parts, arguments):
     trainer = trainer_of("eager", *parts)
-    with pytest.raises(UserError, match=r"train\(start_iter, max_iter\) got \w+=.*train\(0, 100\) runs 100"):
+    with pytest.raises(
+        UserError, match=r"train\(start_iter, max_iter\) got \w+=.*train\(0, 100\) runs 100"
+    ):
         trainer.train(*arguments)
     trainer.train(0, 1)  # the refused calls have changed nothing
     assert trainer.completed_iters == 1
@@ -73,7 +78,10 @@ def test_the_iterations_to_train_must_be_two_whole_numbers(parts, arguments):
     "x, text",
     [
         (np.zeros((4, 8)), r"does not fit the batch .*float64.*astype\('float32'\)"),
-        (np.array(["a", "b"]), "the batch's 'x' is an array of <U1, .* be converted to a tensor.*numbers or booleans"),
+        (
+            np.array(["a", "b"]),
+            "the batch's 'x' is an array of <U1, .* be converted to a tensor.*numbers or booleans",
+        ),
     ],
 )
 def test_a_batch_of_float64_or_text(parts, x, text):
@@ -86,8 +94,14 @@ def test_a_batch_of_float64_or_text(parts, x, text):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda net, x: net.missing(x), "Bad.forward failed: 'Bad' object has no attribute 'missing'. At "),
-        (lambda net, x: nn.functional.smooth_l1_loss(x, x), "Bad.forward failed: smooth_l1_loss(): missing required "),
+        (
+            lambda net, x: net.missing(x),
+            "Bad.forward failed: 'Bad' object has no attribute 'missing'. At ",
+        ),
+        (
+            lambda net, x: nn.functional.smooth_l1_loss(x, x),
+            "Bad.forward failed: smooth_l1_loss(): missing required ",
+        ),
     ],
 )
 def test_the_batch_is_not_blamed_for_a_wrong_name_or_call_in_forward(parts, call, said):
@@ -113,12 +127,17 @@ def test_the_error_for_float_ids_recommends_int64(mode, dtype):
             return {"losses": {"loss": self.embedding(ids).mean()}}
 
     model = Net()
-    trainer = trainer_of(mode, model, [{"ids": np.ones((4, 2), dtype)}], flow.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(UserError, match=r"floating point. Convert them to int64: astype\('int64'\)"):
+    trainer = trainer_of(
+        mode, model, [{"ids": np.ones((4, 2), dtype)}], flow.optim.SGD(model.parameters(), lr=0.1)
+    )
+    with pytest.raises(
+        UserError, match=r"floating point. Convert them to int64: astype\('int64'\)"
+    ):
         trainer.train(0, 1)
 
 
-# ---------------------------------------------------------------------------------------------- sizes of layers
+# ----------------------------------------------------------------------------------------------
+# sizes of layers
 
 
 @pytest.mark.parametrize(
@@ -140,5 +159,8 @@ def test_the_error_for_float_ids_recommends_int64(mode, dtype):
     ],
 )
 def test_a_size_that_would_end_the_process_is_an_error(make):
-    with checked_sizes(), pytest.raises(ValueError, match="whole numbers >= 1|lengths >= 0|are free"):
+    with (
+        checked_sizes(),
+        pytest.raises(ValueError, match="whole numbers >= 1|lengths >= 0|are free"),
+    ):
         make()

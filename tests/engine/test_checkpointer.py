@@ -19,7 +19,11 @@ from libai.utils.rank_notes import own_state
 def make(mode="eager", optimizer="adamw", **options):
     flow.manual_seed(0)
     model = toy.Classifier()
-    made = flow.optim.SGD(model.parameters(), lr=0.1) if optimizer == "plain" else toy.optimizer_of(optimizer, model)
+    made = (
+        flow.optim.SGD(model.parameters(), lr=0.1)
+        if optimizer == "plain"
+        else toy.optimizer_of(optimizer, model)
+    )
     return toy.trainer_of(mode, model, toy.batches(4), made, **options)
 
 
@@ -42,7 +46,9 @@ def test_the_saved_state_is_restored(mode, tmp_path, optimizer, async_save):
 
 
 def test_a_background_save_holds_the_weights_of_its_iteration(tmp_path):
-    """On CPU a tensor shares its memory with NumPy, so a snapshot without a copy would contain later weights."""
+    """On CPU a tensor shares its memory with NumPy, so a snapshot without a copy would contain
+    later weights.
+    """
     kept = {}
     trainer = make()
     saver = TrainerCheckpointer(trainer, tmp_path, async_save=True)
@@ -67,7 +73,10 @@ def test_the_newest_and_the_best_checkpoint_are_kept(tmp_path, async_save):
     values = iter([5.0, 4.0, 1.0, float("nan"), 6.0, 7.0, 8.0, 9.0, 9.0, 9.0])
     trainer.register_hooks(
         [
-            CallbackHook(after_step=lambda t: t.storage.put_scalar("eval/val/loss", next(values)), priority=40),
+            CallbackHook(
+                after_step=lambda t: t.storage.put_scalar("eval/val/loss", next(values)),
+                priority=40,
+            ),
             BestCheckpointHook(saver, "eval/val/loss", "min"),
             CheckpointHook(saver, period=1),
         ]
@@ -84,10 +93,14 @@ def test_a_failed_background_save_ends_the_run_with_its_reason(tmp_path, monkeyp
     monkeypatch.setattr("libai.checkpoint.background.write_checkpoint", full_disk)
     monkeypatch.setattr(own_state(), "saved", 0)
     trainer = make()
-    trainer.register_hooks([CheckpointHook(TrainerCheckpointer(trainer, tmp_path, async_save=True), period=2)])
+    trainer.register_hooks(
+        [CheckpointHook(TrainerCheckpointer(trainer, tmp_path, async_save=True), period=2)]
+    )
     with pytest.raises(checkpoint.CheckpointError, match="planted: no space left"):
         trainer.train(0, 50)
-    assert trainer.completed_iters < 50, "the error was raised at the end, not by the next save at the latest"
+    assert trainer.completed_iters < 50, (
+        "the error was raised at the end, not by the next save at the latest"
+    )
     assert own_state().saved == 0, "the launcher would promise that a resume continues from there"
 
 
@@ -97,7 +110,9 @@ def test_a_failure_in_a_hook_saves_the_state_and_one_in_an_update_does_not(mode,
             raise RuntimeError("planted")
 
     trainer = make(mode)
-    trainer.register_hooks([CallbackHook(after_step=fail), CheckpointHook(TrainerCheckpointer(trainer, tmp_path), 0)])
+    trainer.register_hooks(
+        [CallbackHook(after_step=fail), CheckpointHook(TrainerCheckpointer(trainer, tmp_path), 0)]
+    )
     with pytest.raises(RuntimeError, match="planted"):
         trainer.train(0, 8)
     assert names(tmp_path) == ["iter_0000005"]
@@ -112,14 +127,18 @@ def test_a_failure_in_a_hook_saves_the_state_and_one_in_an_update_does_not(mode,
 
 
 def draws_of(folder, legs, mode="eager"):
-    """Return the random numbers of a user's hook in each iteration, over sessions that start from different states."""
+    """Return the random numbers of a user's hook in each iteration, over sessions that start from
+    different states.
+    """
     drawn = []
     for number, (start, stop) in enumerate(legs):
         random.seed(number), np.random.seed(number), flow.manual_seed(number)
         trainer = make(mode)
         saver = TrainerCheckpointer(trainer, folder)
         draw = CallbackHook(
-            after_step=lambda t: drawn.append((random.random(), np.random.rand(), float(flow.rand(1).numpy()[0]))),
+            after_step=lambda t: drawn.append(
+                (random.random(), np.random.rand(), float(flow.rand(1).numpy()[0]))
+            ),
             priority=4,
         )
         trainer.register_hooks([RandomStateHook(seed=7), draw, CheckpointHook(saver, period=0)])
@@ -178,10 +197,15 @@ def test_an_impossible_name_is_refused(tmp_path, arguments, text):
 def test_a_hook_changes_the_extra_values_before_they_are_saved(tmp_path):
     trainer = make()
     saver = TrainerCheckpointer(trainer, tmp_path)
-    add = CallbackHook(before_save=lambda trainer, extra: extra.update(seen=trainer.completed_iters))
+    add = CallbackHook(
+        before_save=lambda trainer, extra: extra.update(seen=trainer.completed_iters)
+    )
     trainer.register_hooks([CheckpointHook(saver, period=2), add])
     trainer.train(0, 5)
-    assert [checkpoint.load(path).state["extra"]["seen"] for path in checkpoint.list_checkpoints(tmp_path)] == [2, 4, 5]
+    assert [
+        checkpoint.load(path).state["extra"]["seen"]
+        for path in checkpoint.list_checkpoints(tmp_path)
+    ] == [2, 4, 5]
     resumed = TrainerCheckpointer(make(), tmp_path)
     resumed.resume()
     assert resumed.extra == {"seen": 5}

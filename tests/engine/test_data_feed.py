@@ -1,4 +1,6 @@
-"""Micro-batches stay in order if they are read ahead, and the position counts the batches that iterations have used."""
+"""Micro-batches stay in order if they are read ahead, and the position counts the batches that
+iterations have used.
+"""
 
 import pytest
 

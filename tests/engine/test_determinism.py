@@ -41,7 +41,9 @@ def train(mode, noise, deterministic=True):
     flow.manual_seed(0)
     model = Noisy(noise)
     options = {"deterministic": deterministic}
-    trainer = toy.trainer_of(mode, model, toy.batches(4), toy.optimizer_of("adamw", model), **options)
+    trainer = toy.trainer_of(
+        mode, model, toy.batches(4), toy.optimizer_of("adamw", model), **options
+    )
     trainer.register_hooks([RandomStateHook(3)])
     losses = toy.record_losses(trainer)
     trainer.train(0, 3)
@@ -49,7 +51,9 @@ def train(mode, noise, deterministic=True):
 
 
 def test_a_random_number_without_a_seed_is_refused(mode):
-    with pytest.raises(UserError, match=r"deterministic=true cannot be kept.* in update 1 the loss 'loss' is"):
+    with pytest.raises(
+        UserError, match=r"deterministic=true cannot be kept.* in update 1 the loss 'loss' is"
+    ):
         train(mode, Noise(unseeded))
 
 
@@ -63,7 +67,9 @@ def test_without_the_check_such_a_run_differs_from_the_next():
 
 
 @pytest.mark.parametrize(
-    "draw", [lambda: random.random(), lambda: float(np.random.rand()), lambda: 0.5], ids=["python", "numpy", "none"]
+    "draw",
+    [lambda: random.random(), lambda: float(np.random.rand()), lambda: 0.5],
+    ids=["python", "numpy", "none"],
 )
 def test_seeded_random_numbers_pass(draw):
     assert len(train("eager", Noise(draw))) == 3
@@ -90,7 +96,9 @@ def test_a_rehearsal_does_not_change_the_random_numbers_of_the_run():
     def losses(rehearse):
         flow.manual_seed(0)
         model = Noisy(Noise(lambda: flow.rand(1) + random.random() + float(np.random.rand())))
-        trainer = toy.trainer_of("eager", model, toy.batches(4), toy.optimizer_of("sgd", model), rehearse=rehearse)
+        trainer = toy.trainer_of(
+            "eager", model, toy.batches(4), toy.optimizer_of("sgd", model), rehearse=rehearse
+        )
         found = toy.record_losses(trainer)
         random.seed(1)
         np.random.seed(1)

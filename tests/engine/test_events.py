@@ -45,7 +45,10 @@ def test_a_tensor_of_a_graph_under_construction_is_an_error_with_a_remedy():
             EventStorage().put_scalar("aux", x.sum())
             return x
 
-    with pytest.raises(UserError, match=r"'aux' was put from inside a compiled graph.*\"metrics\": \{'aux': value\}"):
+    with pytest.raises(
+        UserError,
+        match=r"'aux' was put from inside a compiled graph.*\"metrics\": \{'aux': value\}",
+    ):
         Graph()(flow.ones(2))
 
 
@@ -55,7 +58,9 @@ def test_a_value_that_is_not_a_number_is_refused_immediately():
 
 
 def test_outside_of_training_there_is_no_storage():
-    with pytest.raises(RuntimeError, match=r"outside of training.*with EventStorage\(\) as storage"):
+    with pytest.raises(
+        RuntimeError, match=r"outside of training.*with EventStorage\(\) as storage"
+    ):
         get_event_storage()
 
 
@@ -67,4 +72,6 @@ def test_state_survives_json():
     assert restored.latest() == {"loss": (0.25, 7), "time": (0.5, 7)}
     restored.put_scalars(time=1.0, loss=2.0)
     assert restored.latest() == {"time": (1.0, 7), "loss": (2.0, 7)}
-    assert [*restored.latest()] == ["time", "loss"], "the names are in the order in which they were put"
+    assert [*restored.latest()] == ["time", "loss"], (
+        "the names are in the order in which they were put"
+    )

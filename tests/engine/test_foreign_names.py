@@ -17,15 +17,24 @@ from libai.utils.errors import UserError
 CONFIG = str(jobs.ROOT / "configs/mlp_digits.py")
 #: text in the error -> names of settings in other trainers, used as `train.NAME`
 SETTINGS = {
-    "mean train.log_period?": "gather_metric_period print_every logging_steps log_every_n_steps log_iter",
+    "mean train.log_period?": (
+        "gather_metric_period print_every logging_steps log_every_n_steps log_iter"
+    ),
     "mean train.train_iter?": "max_iter n_steps max_steps",
     "mean train.train_epoch?": "n_epochs max_epochs num_train_epochs NUM_EPOCHS epoch",
-    "train.train_micro_batch_size": "batch_size_per_gpu per_device_train_batch_size local_batch_size BATCH_SIZE",
+    "train.train_micro_batch_size": (
+        "batch_size_per_gpu per_device_train_batch_size local_batch_size BATCH_SIZE"
+    ),
     "mean train.test_micro_batch_size?": "dev_batch_size per_device_eval_batch_size",
-    "mean train.num_accumulation_steps?": "update_every accumulative_counts accumulate_grad_batches "
-    "gradient_accumulation_steps",
-    "mean train.output_dir": "work_dir save_path log_path cp_save_path experiment_name timestamp default_root_dir",
-    "mean train.evaluation.eval_period?": "validate_every val_interval eval_steps val_check_interval eval_strategy",
+    "mean train.num_accumulation_steps?": (
+        "update_every accumulative_counts accumulate_grad_batches gradient_accumulation_steps"
+    ),
+    "mean train.output_dir": (
+        "work_dir save_path log_path cp_save_path experiment_name timestamp default_root_dir"
+    ),
+    "mean train.evaluation.eval_period?": (
+        "validate_every val_interval eval_steps val_check_interval eval_strategy"
+    ),
     "mean train.evaluation.eval_metric?": "metric_key metric_for_best_model",
     "mean train.evaluation.evaluators?": "metrics compute_metrics",
     "mean train.evaluation.eval_iter?": "limit_val_batches",
@@ -44,7 +53,9 @@ SETTINGS = {
     "mean train.amp.init_scale": "grad_scaler gradscaler",
     "as train/loss_scale": "log_grad_scaler",
     "mean train.seed, train.deterministic": "randomness",
-    "mean train.clip_grad.max_norm": "gradient_clip_val max_grad_norm clip_grad_max_norm gradient_clip_algorithm",
+    "mean train.clip_grad.max_norm": (
+        "gradient_clip_val max_grad_norm clip_grad_max_norm gradient_clip_algorithm"
+    ),
     "mean train.dist or train.zero_optimization?": "strategy plugin",
     "mean train.dist.sync_batch_norm?": "sync_bn sync_batchnorm",
     "mean train.zero_optimization.stage": "fsdp deepspeed data_parallel_shard_degree",
@@ -57,22 +68,28 @@ SETTINGS = {
     "mean optim.lr?": "lr learning_rate",
     "mean dataloader.train": "train_data train_dataloader data_loader num_workers",
     "mean dataloader.test?": "dev_data val_dataloader",
-    "--reset optimizer,schedule,data": "resume_optimizer resume_param_scheduler save_param_scheduler",
+    "--reset optimizer,schedule,data": (
+        "resume_optimizer resume_param_scheduler save_param_scheduler"
+    ),
     "number of processes is PROCS": "mp_cfg dist_cfg env_kwargs resource_limit",
     "processes is PROCS": "devices num_gpus world_size num_gpus_per_node n",
     "launcher handle it": "launcher backend init_method local_rank nccl_port",
     "OneFlow's default applies": "cudnn_benchmark rdma_enabled enable_use_compute_stream",
-    "belongs to another DDP": "find_unused_parameters broadcast_buffers bucket_cap_mb static_graph device_ids "
-    "process_group",
+    "belongs to another DDP": (
+        "find_unused_parameters broadcast_buffers bucket_cap_mb static_graph device_ids "
+        "process_group"
+    ),
     "--quiet": "use_tqdm test_use_tqdm log_level log_file",
     "A run starts at 0": "start_iter start_epoch",
     "max_epoch or max_iter": "by_epoch begin end",
-    "split the data over the ranks, and nothing is dropped": "sampler test_sampler drop_last indices",
+    "split the data over the ranks, and nothing is dropped": "sampler test_sampler drop_last indices",  # noqa: E501
     "part of the model": "loss label_smoothing_factor",
     "run.checkpointer.extra": "callback extra_ckpt",
     "NumPy arrays": "map_location",
     "run.model": "dispatch_kwargs",
-    "In Python it is trainer.": "reset_data_loader write_metrics register_hooks run_step train_step",
+    "In Python it is trainer.": (
+        "reset_data_loader write_metrics register_hooks run_step train_step"
+    ),
     "LiBai setting is not needed here. Every": "consumed_train_samples consumed_valid_samples",
     "LiBai setting is not needed here. The plan": "pipeline_num_layers",
     "LiBai setting is not needed here. Stages": "custom_pipeline_stage_id",
@@ -97,9 +114,17 @@ def test_the_error_for_a_setting_of_another_trainer_gives_its_name_here():
 
 def test_every_name_in_the_table_exists(mode):
     trainer = build({"eager": EagerTrainer, "graph": GraphTrainer}[mode])
-    owners = {"trainer": trainer, "run": Run(load_config(CONFIG, ["train.train_iter=1"])), "Run": Run}
-    named = re.findall(r"(?<![./])\btrain\.[a-z_.]+", " ".join([*other_names._SETTINGS, *other_names._SENTENCES]))
-    assert [key for key in named if schema.find(key.rstrip(".")) is None and key != "train.sh"] == []
+    owners = {
+        "trainer": trainer,
+        "run": Run(load_config(CONFIG, ["train.train_iter=1"])),
+        "Run": Run,
+    }
+    named = re.findall(
+        r"(?<![./])\btrain\.[a-z_.]+", " ".join([*other_names._SETTINGS, *other_names._SENTENCES])
+    )
+    assert [
+        key for key in named if schema.find(key.rstrip(".")) is None and key != "train.sh"
+    ] == []
     for answer in other_names._MEMBERS:
         owner, *path = re.match(r"[\w.]+", answer)[0].split(".")
         if owner in owners:
@@ -133,7 +158,9 @@ def test_the_error_for_an_argument_of_the_other_mode_names_its_trainer():
 
 
 def test_a_fourth_positional_argument_is_explained():
-    with pytest.raises(UserError, match="the fourth argument of EagerTrainer is `options`, a TrainOptions, but 20"):
+    with pytest.raises(
+        UserError, match="the fourth argument of EagerTrainer is `options`, a TrainOptions, but 20"
+    ):
         build(EagerTrainer, 20)
 
 
@@ -158,7 +185,9 @@ def test_the_error_for_an_attribute_of_another_trainer_names_ours(mode, name, ex
     assert trainer.data_loader is trainer.feed.loader
 
 
-@pytest.mark.parametrize("name", ["SimpleTrainer", "AMPTrainer", "GraphBase", "DistTrainer", "BaseStrategy", "Trainer"])
+@pytest.mark.parametrize(
+    "name", ["SimpleTrainer", "AMPTrainer", "GraphBase", "DistTrainer", "BaseStrategy", "Trainer"]
+)
 def test_the_error_for_a_class_of_another_trainer_names_the_import(name):
     with pytest.raises(ImportError, match=f"no {name}. Use .*(Trainer|Run)"):
         getattr(importlib.import_module("libai.engine"), name)

@@ -12,20 +12,35 @@ def run(mode, data, iterations, accumulation=1, **options):
     flow.manual_seed(0)
     model = toy.Tagger()
     trainer = toy.trainer_of(
-        mode, model, data, toy.optimizer_of("adamw", model), num_accumulation_steps=accumulation, **options
+        mode,
+        model,
+        data,
+        toy.optimizer_of("adamw", model),
+        num_accumulation_steps=accumulation,
+        **options,
     )
     losses = toy.record_losses(trainer)
     trainer.train(0, iterations)
     return losses, trainer
 
 
-RAGGED = toy.batches(4, 8, ignored=0.4) + toy.batches(2, 6, seed=1) + toy.batches(6, 8, ignored=0.4, seed=2)
+RAGGED = (
+    toy.batches(4, 8, ignored=0.4)
+    + toy.batches(2, 6, seed=1)
+    + toy.batches(6, 8, ignored=0.4, seed=2)
+)
 LISTS = [{"x": batch["x"], "y": batch["y"].tolist()} for batch in RAGGED]
 
 
 @pytest.mark.parametrize(
     ("accumulation", "data"),
-    [(1, RAGGED), (2, RAGGED), (1, LISTS), (2, LISTS), (2, toy.batches(1, 8) + toy.batches(1, 6) + RAGGED[6:])],
+    [
+        (1, RAGGED),
+        (2, RAGGED),
+        (1, LISTS),
+        (2, LISTS),
+        (2, toy.batches(1, 8) + toy.batches(1, 6) + RAGGED[6:]),
+    ],
 )
 def test_a_batch_of_another_shape_gives_the_eager_update(accumulation, data):
     count = len(data) // accumulation
@@ -54,7 +69,9 @@ class Masking(toy.Classifier):
 ])  # fmt: skip
 def test_a_build_error_names_the_users_line_and_the_remedy(model, text, capfd):
     built = model()
-    trainer = toy.trainer_of("graph", built, toy.batches(2), toy.optimizer_of("sgd", built), num_accumulation_steps=2)
+    trainer = toy.trainer_of(
+        "graph", built, toy.batches(2), toy.optimizer_of("sgd", built), num_accumulation_steps=2
+    )
     before = [p.numpy().copy() for p in built.parameters()]
     with pytest.raises(GraphBuildError, match=text):
         trainer.prepare()
@@ -69,7 +86,9 @@ class WithoutKernel(toy.Classifier):
 
 def test_after_a_failed_compilation_another_model_compiles():
     model = WithoutKernel()
-    trainer = toy.trainer_of("graph", model, toy.batches(2), toy.optimizer_of("adamw", model), rehearse=0)
+    trainer = toy.trainer_of(
+        "graph", model, toy.batches(2), toy.optimizer_of("adamw", model), rehearse=0
+    )
     with pytest.raises(GraphBuildError, match="Cannot find the kernel"):
         trainer.prepare()
     run("graph", toy.batches(2), 2)

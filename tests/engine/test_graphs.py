@@ -10,13 +10,18 @@ def make_trainer(mode, loader, groups=None, accumulation=1, optimizer=flow.optim
     flow.manual_seed(0)
     model = toy.Classifier()
     built = optimizer(groups(model) if groups else model.parameters(), lr=0.01)
-    return toy.trainer_of(mode, model, loader, built, num_accumulation_steps=accumulation, **options)
+    return toy.trainer_of(
+        mode, model, loader, built, num_accumulation_steps=accumulation, **options
+    )
 
 
 def two_groups(model, **second):
     matrices = [p for n, p in model.named_parameters() if "bias" not in n]
     biases = [p for n, p in model.named_parameters() if "bias" in n]
-    return [{"params": matrices, "weight_decay": 0.3}, {"params": biases, "weight_decay": 0.0, **second}]
+    return [
+        {"params": matrices, "weight_decay": 0.3},
+        {"params": biases, "weight_decay": 0.0, **second},
+    ]
 
 
 def weights(trainer):
@@ -29,7 +34,9 @@ def test_the_returned_norm_equals_the_norm_of_a_hand_written_step(mode):
     flow.manual_seed(0)
     model = toy.Classifier()
     for batch in data:
-        (model(flow.from_numpy(batch["x"]), flow.from_numpy(batch["y"]))["losses"]["cls"] / 2).backward()
+        (
+            model(flow.from_numpy(batch["x"]), flow.from_numpy(batch["y"]))["losses"]["cls"] / 2
+        ).backward()
     expected = flow.nn.utils.clip_grad_norm_(list(model.parameters()), 0.01).item()
     trainer.train(0, 1)
     assert trainer.fetch_metrics()["train/grad_norm"] == pytest.approx(expected, rel=1e-5)
@@ -46,11 +53,16 @@ def test_one_norm_over_several_kinds_of_updates_trains_eagerly_if_ranks_hold_par
         trainer.train(0, 3)
         trained.append(weights(trainer))
     assert all(np.array_equal(value, trained[1][name]) for name, value in trained[0].items())
-    assert "kind of update (adam_conf amsgrad=False, adam_conf amsgrad=True): updates run eagerly" in caplog.text
+    assert (
+        "kind of update (adam_conf amsgrad=False, adam_conf amsgrad=True): updates run eagerly"
+        in caplog.text
+    )
 
 
 def test_earlier_gradients_do_not_freeze_parameters_in_the_graph():
-    """A gradient that is not None at compile time keeps its parameter out of the update in OneFlow 0.9.0."""
+    """A gradient that is not None at compile time keeps its parameter out of the update in OneFlow
+    0.9.0.
+    """
     trainer = make_trainer("graph", toy.batches(4))
     batch = {name: flow.from_numpy(value) for name, value in toy.batches(1)[0].items()}
     trainer.model(**batch)["losses"]["cls"].backward()

@@ -32,7 +32,9 @@ class Activation:
 
 
 class Model(nn.Module):
-    """Reads Python values in `forward`, also through methods and properties, from submodules, classes and objects."""
+    """Reads Python values in `forward`, also through methods and properties, from submodules,
+    classes and objects.
+    """
 
     gain = 1.0
 
@@ -57,7 +59,9 @@ class Model(nn.Module):
         return difference.abs() if self.use_l1 else difference ** self.powers[1] / self.powers[0]
 
     def forward(self, x, y=None):
-        prediction = self.head(self.activation(self.body(x))) * self.temperature + self.dropout.shift
+        prediction = (
+            self.head(self.activation(self.body(x))) * self.temperature + self.dropout.shift
+        )
         loss = self.distance(prediction - y).mean() * self.scale * self.factor
         if self.constant is not None:
             loss = loss * self.constant.sum()
@@ -73,7 +77,10 @@ def batches():
 
 
 def groups(model):
-    return [{"params": list(part.parameters()), "weight_decay": 0.01} for part in (model.body, model.head)]
+    return [
+        {"params": list(part.parameters()), "weight_decay": 0.01}
+        for part in (model.body, model.head)
+    ]
 
 
 OPTIMIZERS = {
@@ -107,7 +114,9 @@ def once(change):
 
 
 def between(write):
-    """Call `write(trainer, 0.5)` from the sixth step on, and `write(trainer, 1.0)` before that and at the end."""
+    """Call `write(trainer, 0.5)` from the sixth step on, and `write(trainer, 1.0)` before that and
+    at the end.
+    """
     return lambda trainer, i: write(trainer, 0.5 if 5 <= i < ITERATIONS - 1 else 1.0)
 
 
@@ -152,29 +161,42 @@ CHANGES = {
 #: the same table for changes outside module attributes
 HIDDEN = {
     "an entry of a dict": between(lambda trainer, value: trainer.model.weights.update(a=value)),
-    "an object in an object": between(lambda trainer, value: setattr(trainer.model.config.inner, "weight", value)),
+    "an object in an object": between(
+        lambda trainer, value: setattr(trainer.model.config.inner, "weight", value)
+    ),
     "an array in place": between(lambda trainer, value: trainer.model.table.fill(value)),
     "a tensor in place": between(fill_constant),
     "a class attribute": between(lambda trainer, value: setattr(Model, "gain", value)),
     "a global": between(lambda trainer, value: globals().update(FACTOR=value)),
     "a function": once(lambda trainer: setattr(trainer.model, "activation", flow.relu)),
     "a method": once(lambda trainer: setattr(trainer.model, "distance", flow.abs)),
-    "an attribute of a callable object": between(lambda trainer, v: setattr(trainer.model.activation, "factor", v)),
-    "an attribute of a global class": between(lambda trainer, value: setattr(Activation, "shared", value)),
+    "an attribute of a callable object": between(
+        lambda trainer, v: setattr(trainer.model.activation, "factor", v)
+    ),
+    "an attribute of a global class": between(
+        lambda trainer, value: setattr(Activation, "shared", value)
+    ),
     "a module": once(lambda trainer: setattr(trainer.model, "dropout", shifted())),
     "a closure twice": lambda trainer, i: (
         i in (5, 8) and setattr(trainer.model, "activation", lambda h: flow.tanh(h) * i / 8)
     ),
-    "a gradient hook": once(lambda trainer: trainer.model.head.weight.register_hook(lambda grad: grad * 0.1)),
+    "a gradient hook": once(
+        lambda trainer: trainer.model.head.weight.register_hook(lambda grad: grad * 0.1)
+    ),
     "the state of the optimizer": once(forget_momentum),
-    "a forward hook": once(lambda trainer: trainer.model.body.register_forward_hook(lambda m, x, out: out * 0.5)),
+    "a forward hook": once(
+        lambda trainer: trainer.model.body.register_forward_hook(lambda m, x, out: out * 0.5)
+    ),
     "a new buffer": once(lambda trainer: setattr(trainer.model, "temperature", flow.tensor(0.5))),
     "new data of a parameter": once(halve_data),
     "a group taken away": once(lambda trainer: trainer.optimizer.param_groups.pop()),
-    "a parameter taken away": once(lambda trainer: trainer.optimizer.param_groups[0]._parameters.pop()),
+    "a parameter taken away": once(
+        lambda trainer: trainer.optimizer.param_groups[0]._parameters.pop()
+    ),
 }
 CHANGES.update(
-    (name, (change, int(name not in ("a new buffer", "the state of the optimizer")))) for name, change in HIDDEN.items()
+    (name, (change, int(name not in ("a new buffer", "the state of the optimizer"))))
+    for name, change in HIDDEN.items()
 )
 
 
@@ -218,8 +240,16 @@ def weights(trainer):
     "name, optimizer",
     [
         *((name, "sgd") for name in QUICK),
-        *(pytest.param(name, "sgd", marks=pytest.mark.e2e) for name in CHANGES if name not in QUICK),
-        *(pytest.param(name, "adam", marks=pytest.mark.e2e) for name in CHANGES if name not in HIDDEN),
+        *(
+            pytest.param(name, "sgd", marks=pytest.mark.e2e)
+            for name in CHANGES
+            if name not in QUICK
+        ),
+        *(
+            pytest.param(name, "adam", marks=pytest.mark.e2e)
+            for name in CHANGES
+            if name not in HIDDEN
+        ),
     ],
 )
 def test_a_change_has_the_same_effect_in_both_modes(name, optimizer, caplog):
@@ -233,13 +263,21 @@ def test_a_change_has_the_same_effect_in_both_modes(name, optimizer, caplog):
 
 
 def test_a_gradient_of_a_hook_is_refused_by_a_compiled_step():
-    with pytest.raises(UserError, match=r"head.bias has a gradient before iteration 6.*optimizer.zero_grad\(\)"):
+    with pytest.raises(
+        UserError, match=r"head.bias has a gradient before iteration 6.*optimizer.zero_grad\(\)"
+    ):
         train("graph", "sgd", once(lambda trainer: trainer.model.head.bias.sum().backward()))
 
 
 def test_a_parameter_with_gradients_from_before_cannot_join_a_compiled_step():
-    with pytest.raises(UserError, match="iteration 6: head.* was added to the optimizer.*Freeze it until"):
-        train("graph", "body", once(lambda trainer: trainer.optimizer.add_param_group(groups(trainer.model)[1])))
+    with pytest.raises(
+        UserError, match="iteration 6: head.* was added to the optimizer.*Freeze it until"
+    ):
+        train(
+            "graph",
+            "body",
+            once(lambda trainer: trainer.optimizer.add_param_group(groups(trainer.model)[1])),
+        )
 
 
 def taken_and_given_back(trainer, i):
@@ -253,20 +291,33 @@ def taken_and_given_back(trainer, i):
 
 
 def test_a_parameter_that_was_frozen_meanwhile_joins_a_compiled_step():
-    eager, graph = (weights(train(mode, "sgd", taken_and_given_back)) for mode in ("eager", "graph"))
+    eager, graph = (
+        weights(train(mode, "sgd", taken_and_given_back)) for mode in ("eager", "graph")
+    )
     np.testing.assert_allclose(graph, eager, rtol=1e-6, atol=1e-7)  # as above
 
 
 def test_another_optimizer_is_refused(mode):
-    with pytest.raises(UserError, match="iteration 6: trainer.optimizer .* another object.*param_groups"):
-        train(mode, "sgd", once(lambda trainer: setattr(trainer, "optimizer", OPTIMIZERS["sgd"](trainer.model))))
+    with pytest.raises(
+        UserError, match="iteration 6: trainer.optimizer .* another object.*param_groups"
+    ):
+        train(
+            mode,
+            "sgd",
+            once(lambda trainer: setattr(trainer, "optimizer", OPTIMIZERS["sgd"](trainer.model))),
+        )
 
 
 def test_a_change_that_is_ignored_would_be_noticed(monkeypatch):
     """Negative control."""
     monkeypatch.setattr(guards.Guards, "decide", lambda self, iteration: "compiled")
     change, _ = CHANGES["loss weight once"]
-    assert np.abs(weights(train("graph", "sgd", change)) - weights(train("eager", "sgd", change))).max() > 1e-3
+    assert (
+        np.abs(
+            weights(train("graph", "sgd", change)) - weights(train("eager", "sgd", change))
+        ).max()
+        > 1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -274,7 +325,11 @@ def test_a_change_that_is_ignored_would_be_noticed(monkeypatch):
     [
         (CHANGES["loss switched"][0], Model, {"num_accumulation_steps": 2}),
         (CHANGES["the rate"][0], transposed_body, {}),
-        (lambda trainer, i: trainer.model.head.requires_grad_(i >= 4), frozen_head, {"max_grad_norm": 0.05}),
+        (
+            lambda trainer, i: trainer.model.head.requires_grad_(i >= 4),
+            frozen_head,
+            {"max_grad_norm": 0.05},
+        ),
     ],
 )
 def test_a_change_has_the_same_effect_with_accumulation_and_clipping(change, build, settings):
@@ -285,8 +340,14 @@ def test_a_change_has_the_same_effect_with_accumulation_and_clipping(change, bui
 @pytest.mark.parametrize(
     "name, line",
     [
-        ("weight decay once", r'compiling the graph again before iteration 6: param_groups\[0\]\["weight_decay"\]'),
-        ("loss weight annealed", "repeated changes of scale:.* updates run eagerly.*register_buffer"),
+        (
+            "weight decay once",
+            r'compiling the graph again before iteration 6: param_groups\[0\]\["weight_decay"\]',
+        ),
+        (
+            "loss weight annealed",
+            "repeated changes of scale:.* updates run eagerly.*register_buffer",
+        ),
     ],
 )
 def test_one_line_names_the_change(name, line, monkeypatch, caplog):
@@ -306,7 +367,9 @@ def test_a_value_that_is_constant_again_is_compiled(monkeypatch, caplog):
 
 
 def test_a_step_without_changes_compares_nothing(monkeypatch):
-    """A step without changes reads a counter and compares stored values; it does not inspect the model again."""
+    """A step without changes reads a counter and compares stored values; it does not inspect the
+    model again.
+    """
     compared = []
 
     def watch(trainer, iteration):
@@ -351,11 +414,18 @@ def patched(parameters, lr):
 
 
 @pytest.mark.parametrize(
-    "build, name", [(Clamping, "Clamping.step"), (Accumulating, "Accumulating.zero_grad"), (patched, "Plain.step")]
+    "build, name",
+    [
+        (Clamping, "Clamping.step"),
+        (Accumulating, "Accumulating.zero_grad"),
+        (patched, "Plain.step"),
+    ],
 )
 def test_an_optimizer_with_a_custom_update_is_refused(build, name):
     model = Model()
-    with pytest.raises(UserError, match=rf"{name} is not OneFlow's own.*after_step.*graph.enabled=false"):
+    with pytest.raises(
+        UserError, match=rf"{name} is not OneFlow's own.*after_step.*graph.enabled=false"
+    ):
         GraphTrainer(model, batches(), build(model.parameters(), lr=0.1))
 
 

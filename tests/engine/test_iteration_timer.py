@@ -30,9 +30,14 @@ class FakeTime:
 
 
 def run_by(clock, mode, *hooks, loader=None):
-    """Run 8 iterations with a `FakeTime` and additional `hooks`. Return the timer and its numbers at the log points."""
+    """Run 8 iterations with a `FakeTime` and additional `hooks`.
+
+    Return the timer and its numbers at the log points.
+    """
     model = toy.Classifier()
-    trainer = toy.trainer_of(mode, model, loader or toy.batches(2), toy.optimizer_of("adamw", model))
+    trainer = toy.trainer_of(
+        mode, model, loader or toy.batches(2), toy.optimizer_of("adamw", model)
+    )
     timer, writer = IterationTimer(samples_per_iter=8), Recording()
     trainer.register_hooks([timer, *hooks, WriterHook([writer], 4, timer)])
     trainer.loop.now = clock

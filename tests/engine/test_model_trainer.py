@@ -21,7 +21,9 @@ def make_trainer(mode, model=None, loader=(), **options):
 
 def loss_of(trainer, data):
     """Return the loss of all samples in one batch."""
-    (loss,) = trainer.model(flow.from_numpy(data["x"]), flow.from_numpy(data["y"]))["losses"].values()
+    (loss,) = trainer.model(flow.from_numpy(data["x"]), flow.from_numpy(data["y"]))[
+        "losses"
+    ].values()
     return loss.item()
 
 
@@ -51,7 +53,10 @@ def test_every_sample_counts_once_for_any_batch_size(mode, micro_batch_size):
     assert metrics["eval/val/labels"] == data["y"].sum()
     assert metrics["eval/val/loss"] == pytest.approx(whole, rel=1e-6)
     if micro_batch_size == 8:  # negative control: a mean of means is a different number
-        means = [trainer.evaluate([batch], {"loss": MeanLossEvaluator()})["eval/val/loss"] for batch, *_ in loader]
+        means = [
+            trainer.evaluate([batch], {"loss": MeanLossEvaluator()})["eval/val/loss"]
+            for batch, *_ in loader
+        ]
         assert abs(np.mean(means) - whole) > 1e-4 * whole
 
 
@@ -83,7 +88,9 @@ class Frozen(nn.BatchNorm1d):
 
 
 def test_an_evaluation_keeps_each_module_in_its_mode(mode):
-    """A norm with its own `train` is frozen from the start, as in a loop that calls `model.train()`."""
+    """A norm with its own `train` is frozen from the start, as in a loop that calls
+    `model.train()`.
+    """
     model = toy.Classifier()
     model.fixed = Frozen(4)
     model.frozen = nn.BatchNorm1d(4).eval()
@@ -96,7 +103,9 @@ def test_an_evaluation_keeps_each_module_in_its_mode(mode):
 
 def test_an_optimizer_of_another_model_is_refused(mode):
     model = toy.Classifier()
-    with pytest.raises(UserError, match="not one of the model's 4 named parameters.*of this model object"):
+    with pytest.raises(
+        UserError, match="not one of the model's 4 named parameters.*of this model object"
+    ):
         toy.trainer_of(mode, model, [], toy.optimizer_of("sgd", toy.Classifier()))
 
 

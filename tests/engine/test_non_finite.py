@@ -1,4 +1,6 @@
-"""A loss that is not finite raises an error, or is undone, explained and skipped or rolled back, in both modes."""
+"""A loss that is not finite raises an error, or is undone, explained and skipped or rolled back, in
+both modes.
+"""
 
 import logging
 
@@ -103,15 +105,18 @@ def test_a_bad_loss_ends_training_with_its_iteration_and_advice(mode):
         trainer.train(0, 8)  # no log point before the end
     assert caught.value.iteration == 5
     assert str(caught.value) == (
-        "iteration 5 is not finite: train/loss=nan. The weights in memory are corrupted; no checkpoint contains them. "
-        "Lower the learning rate, or clip the gradients (train.clip_grad.max_norm). A loss that divides by a count "
-        "must be 0 if a micro-batch counts nothing: count.clamp(min=1). train.non_finite=skip skips such updates and "
-        "names the first bad module."
+        "iteration 5 is not finite: train/loss=nan. The weights in memory are corrupted; no "
+        "checkpoint contains them. Lower the learning rate, or clip the gradients "
+        "(train.clip_grad.max_norm). A loss that divides by a count must be 0 if a micro-batch "
+        "counts nothing: count.clamp(min=1). train.non_finite=skip skips such updates and names "
+        "the first bad module."
     )
 
 
 def test_a_bad_loss_before_any_update_is_not_blamed_on_the_learning_rate(mode):
-    with pytest.raises(NonFiniteLoss, match="^iteration 1 .* the cause is the batch, the model's") as caught:
+    with pytest.raises(
+        NonFiniteLoss, match="^iteration 1 .* the cause is the batch, the model's"
+    ) as caught:
         build(mode, data_with_a_bad_batch(2, [0])).train(0, 2)
     assert "learning rate" not in str(caught.value)
 
@@ -182,7 +187,8 @@ def test_rollback_drops_the_updates_since_the_last_good_state(mode):
     fetch_every(trainer, 4)
     trainer.train(0, 12)
     assert trainer.status == "finished" and hook_of(trainer, BadLossHook).bad_iterations == [7]
-    # the copy was made before iteration 1 (fewer than MIN_ITERS_BETWEEN_COPIES since), so iterations 1 to 8 are gone
+    # the copy was made before iteration 1 (fewer than MIN_ITERS_BETWEEN_COPIES since), so
+    # iterations 1 to 8 are gone
     assert trainer.optimizer._state["step"] == 4
     assert all(np.isfinite(w).all() for w in weights(trainer))
 
@@ -206,7 +212,9 @@ def test_the_first_bad_module_is_named(mode, model, reason, caplog):
 def test_a_run_with_only_bad_losses_ends(mode):
     trainer = build(mode, data_with_a_bad_batch(30, range(3, 30)), "skip")
     fetch_every(trainer, 1)
-    with pytest.raises(NonFiniteLoss, match=r"output of middle \(Log\) .* 11 such updates were undone") as caught:
+    with pytest.raises(
+        NonFiniteLoss, match=r"output of middle \(Log\) .* 11 such updates were undone"
+    ) as caught:
         trainer.train(0, 30)
     assert caught.value.iteration == 14
 

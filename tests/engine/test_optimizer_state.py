@@ -50,7 +50,9 @@ def test_a_state_without_the_optimizer_would_be_noticed(mode):
     second.model.load_state_dict(first.model.state_dict())
     second.load_state_dict({**first.state_dict(), "optimizer": second.state_dict()["optimizer"]})
     second.train(5, 11)
-    assert any(np.abs(weights(second)[name] - value).max() > 1e-4 for name, value in weights(whole).items())
+    assert any(
+        np.abs(weights(second)[name] - value).max() > 1e-4 for name, value in weights(whole).items()
+    )
 
 
 @pytest.mark.e2e
@@ -61,7 +63,9 @@ def test_the_optimizer_shows_its_state_in_both_modes(optimizer):
         trainer = new_trainer(mode, optimizer)
         trainer.train(0, 5)
         state = trainer.optimizer.state_dict()["state"]
-        found[mode] = {(i, key): value.numpy().copy() for i in range(4) for key, value in state[i].items()}
+        found[mode] = {
+            (i, key): value.numpy().copy() for i in range(4) for key, value in state[i].items()
+        }
     assert found["eager"].keys() == found["graph"].keys() and found["eager"]
     for key, value in found["eager"].items():
         np.testing.assert_allclose(found["graph"][key], value, rtol=1e-5, atol=1e-7)
@@ -79,5 +83,7 @@ def test_an_optimizer_shows_its_own_state_again_after_a_switch():
 def test_exporting_state_that_is_in_a_graph_is_refused():
     trainer = new_trainer("graph")
     trainer.train(0, 3)
-    with pytest.raises(UserError, match=r"3 updates but has no state.*trainer.optimizer_state.export\(\)"):
+    with pytest.raises(
+        UserError, match=r"3 updates but has no state.*trainer.optimizer_state.export\(\)"
+    ):
         export_state(trainer.optimizer, dict(trainer.model.named_parameters()))

@@ -31,7 +31,8 @@ def trained(cls, iterations=12, optimizer="sgd", schedule=False, **settings):
     return trainer
 
 
-# ------------------------------------------------------------------------------------------------- run_step
+# ----------------------------------------------------------------------------------------------
+# run_step
 
 
 class Counting(TrainerBase):
@@ -60,13 +61,16 @@ def test_checkpoints_are_named_after_the_iterations_of_a_custom_run_step(tmp_pat
     model = toy.Classifier()
     trainer = Logging(model, BATCHES, toy.optimizer_of("sgd", model))
     saved = []
-    trainer.register_hooks([hooks.CallbackHook(after_step=lambda one: saved.append(one.completed_iters), every=2)])
+    trainer.register_hooks(
+        [hooks.CallbackHook(after_step=lambda one: saved.append(one.completed_iters), every=2)]
+    )
     trainer.train(0, 6)
     assert saved == [2, 4, 6]
     assert trainer.storage.latest()["mine"] == (1.0, 5)
 
 
-# ------------------------------------------------------------------------------------------------- update
+# ----------------------------------------------------------------------------------------------
+# update
 
 
 class Own(EagerTrainer):
@@ -114,11 +118,15 @@ def test_the_error_for_a_wrong_update_has_a_remedy(base, returned, expected):
         trained(Wrong)
 
 
-# ------------------------------------------------------------------------------------------------- a graph
+# ----------------------------------------------------------------------------------------------
+# a graph
 
 
 class OwnGraph(nn.Graph):
-    """A graph that updates the classifier. Its attribute for the module has a different name than in libai's graph."""
+    """A graph that updates the classifier.
+
+    Its attribute for the module has a different name than in libai's graph.
+    """
 
     def __init__(self, model, optimizer):
         super().__init__()
@@ -133,7 +141,10 @@ class OwnGraph(nn.Graph):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_custom_graph_trains_like_the_eager_loop(optimizer):
-    own, eager = trained(GraphTrainer, optimizer=optimizer, train_graph=OwnGraph), trained(EagerTrainer, 12, optimizer)
+    own, eager = (
+        trained(GraphTrainer, optimizer=optimizer, train_graph=OwnGraph),
+        trained(EagerTrainer, 12, optimizer),
+    )
     assert isinstance(own.graph, OwnGraph)
     # OneFlow's own graph computes Adam's bias corrections in float32
     np.testing.assert_allclose(weights(own), weights(eager), rtol=1e-4, atol=1e-6)
@@ -147,7 +158,9 @@ def test_a_run_with_a_custom_graph_continues_in_eager_mode():
     trainer.train(0, 6)
     trainer.switch_to("eager")
     trainer.train(6, 12)
-    np.testing.assert_allclose(weights(trainer), weights(trained(EagerTrainer)), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        weights(trainer), weights(trained(EagerTrainer)), rtol=1e-5, atol=1e-7
+    )
 
 
 @pytest.mark.e2e
@@ -177,7 +190,10 @@ def test_a_changed_learning_rate_compiles_a_custom_graph_again():
             {"train_graph": lambda model, optimizer: model},
             "returned a Classifier, not an nn.Graph with the trainer's model",
         ),
-        ({"train_graph": lambda model, optimizer: nn.Graph()}, "returned a Graph, not .* write `self.model = model`"),
+        (
+            {"train_graph": lambda model, optimizer: nn.Graph()},
+            "returned a Graph, not .* write `self.model = model`",
+        ),
     ],
 )
 def test_options_that_a_custom_graph_cannot_honour_are_refused(settings, expected):
@@ -185,12 +201,18 @@ def test_options_that_a_custom_graph_cannot_honour_are_refused(settings, expecte
         trained(GraphTrainer, **{"train_graph": OwnGraph, **settings})
 
 
-# ------------------------------------------------------------------------------------------------- two losses
+# ----------------------------------------------------------------------------------------------
+# two losses
 
 
 #: the recipe from the documentation page on hooks
 RECIPE = {}
-exec(re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/training.md").read_text(), re.M | re.S)[7], RECIPE)
+exec(
+    re.findall(r"^```python\n(.*?)^```", (jobs.ROOT / "docs/training.md").read_text(), re.M | re.S)[
+        7
+    ],
+    RECIPE,
+)
 
 
 def gan_batches(count):
@@ -205,7 +227,9 @@ def gan(mode, batches):
 
 
 def plain_gan(batches):
-    """Train in a plain loop: each update uses one OneFlow optimizer, which skips parameters without a gradient."""
+    """Train in a plain loop: each update uses one OneFlow optimizer, which skips parameters without
+    a gradient.
+    """
     flow.manual_seed(0)
     model = RECIPE["GAN"]()
     parameters = [

@@ -7,7 +7,9 @@ from libai.engine.run.report import parameter_table
 
 
 class Tied(nn.Module):
-    """Has a parameter outside of layers, equal blocks, a frozen layer and a weight that is used twice."""
+    """Has a parameter outside of layers, equal blocks, a frozen layer and a weight that is used
+    twice.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,6 @@
-"""A rehearsal leaves custom optimizers and schedules unchanged, and its bounds detect wrong gradients."""
+"""A rehearsal leaves custom optimizers and schedules unchanged, and its bounds detect wrong
+gradients.
+"""
 
 import functools
 import sys
@@ -102,7 +104,9 @@ def losses(mode, rehearse, schedule=None, own=None):
     else:
         optimizer = flow.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
         schedule = schedule(optimizer)
-    trainer = toy.trainer_of(mode, model, toy.batches(8), optimizer, lr_scheduler=schedule, rehearse=rehearse)
+    trainer = toy.trainer_of(
+        mode, model, toy.batches(8), optimizer, lr_scheduler=schedule, rehearse=rehearse
+    )
     found = toy.record_losses(trainer)
     if rehearse:
         trainer.register_hooks([RehearsalHook(3)])
@@ -151,4 +155,7 @@ def test_updates_that_are_meant_to_differ_are_not_rehearsed(caplog):
     model = Noisy()
     batch = {"x": np.ones((4, cm.WIDTH), np.float32), "y": np.zeros(4, np.int64)}
     toy.trainer_of("graph", model, [batch], flow.optim.SGD(model.parameters(), lr=LR)).train(0, 1)
-    assert "the first updates are not rehearsed: OneFlow's own dropout uses different masks in a graph" in caplog.text
+    assert (
+        "the first updates are not rehearsed: OneFlow's own dropout uses different masks in a graph"
+        in caplog.text
+    )

@@ -16,7 +16,9 @@ ON_CUDA = [("eager", "cuda"), ("graph", "cuda")]
 
 
 def make_run(mode, **settings):
-    """Return a checked config with changed settings, named by their paths with two underscores for each dot."""
+    """Return a checked config with changed settings, named by their paths with two underscores for
+    each dot.
+    """
     run = SimpleNamespace(train=Train(), graph=Graph(), momentum_scheduler=None, mode=mode)
     for path, value in settings.items():
         *sections, name = path.split("__")
@@ -32,7 +34,11 @@ def make_run(mode, **settings):
     [
         ({"train__amp__enabled": True}, ON_CPU, "does nothing on this device"),
         ({"train__amp__enabled": "auto"}, [], ""),
-        ({"train__activation_checkpoint__enabled": True}, [("graph", "cpu")], "needs more memory with it"),
+        (
+            {"train__activation_checkpoint__enabled": True},
+            [("graph", "cpu")],
+            "needs more memory with it",
+        ),
         ({"train__zero_optimization__enabled": True}, [], ""),
         ({"train__dist__auto": True}, EAGERLY, "auto-parallel is a pass of its graph compiler"),
         ({"train__zero_grad_before_forward": True}, IN_GRAPHS, "there is nothing to clear"),
@@ -42,12 +48,24 @@ def make_run(mode, **settings):
             IN_GRAPHS,
             "Leave the setting at auto, or run with graph.enabled=false.",
         ),
-        ({"momentum_scheduler": object()}, IN_GRAPHS, "contains the momentum as a constant. Remove it"),
-        ({"train__deterministic": True}, ON_CUDA, "deterministic CUDA kernels. Remove it, or run with"),
+        (
+            {"momentum_scheduler": object()},
+            IN_GRAPHS,
+            "contains the momentum as a constant. Remove it",
+        ),
+        (
+            {"train__deterministic": True},
+            ON_CUDA,
+            "deterministic CUDA kernels. Remove it, or run with",
+        ),
         ({"graph__on_build_error": "eager"}, EAGERLY, "graph.enabled=true or auto"),
         ({"train__rehearse": 2}, [], ""),
         # the modes are compared only in float32, which AMP does not change on CPU
-        ({"train__rehearse": 2, "train__amp__enabled": "auto"}, ON_CUDA, "Compare with train.amp.enabled=false."),
+        (
+            {"train__rehearse": 2, "train__amp__enabled": "auto"},
+            ON_CUDA,
+            "Compare with train.amp.enabled=false.",
+        ),
         ({"train__rehearse_every": 2, "train__amp__enabled": "auto"}, ON_CUDA, "cannot be"),
     ],
 )
@@ -64,5 +82,9 @@ def test_an_option_that_cannot_be_honoured_is_refused(settings, where, text):
 
 def test_all_refusals_come_together():
     with pytest.raises(UserError) as caught:
-        check_supported(make_run("eager", graph__on_build_error="eager", train__amp__enabled=True), "eager", "cpu")
+        check_supported(
+            make_run("eager", graph__on_build_error="eager", train__amp__enabled=True),
+            "eager",
+            "cpu",
+        )
     assert len(str(caught.value).splitlines()) == 2

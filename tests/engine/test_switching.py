@@ -1,4 +1,7 @@
-"""Switching the mode during a run continues the same curve, for every optimizer. Auto mode changes nothing."""
+"""Switching the mode during a run continues the same curve, for every optimizer.
+
+Auto mode changes nothing.
+"""
 
 import gc
 import weakref

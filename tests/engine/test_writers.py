@@ -11,7 +11,13 @@ import pytest
 
 from libai.engine.events import console, writers
 from libai.engine.events.console import ConsoleWriter, format_eval_lines, train_fields
-from libai.engine.events.writers import AsyncWriter, JSONLinesWriter, LogRecord, TensorBoardWriter, Writer
+from libai.engine.events.writers import (
+    AsyncWriter,
+    JSONLinesWriter,
+    LogRecord,
+    TensorBoardWriter,
+    Writer,
+)
 from libai.utils.errors import OutputLostError
 from libai.utils.logging import reset_logging, setup_logging
 
@@ -38,8 +44,8 @@ class TestConsole:
     def test_a_full_line_has_the_most_important_fields_first(self):
         more = {**FULL, "train/grad_norm": 0.9213, "train/epoch": 0.4, "train/accuracy": 0.5}
         assert "  ".join(train_fields(LogRecord(20, 200, more), 121.6).values()) == (
-            "iter  20/200  loss 4.8249  4,812 tok/s  accuracy 0.5  eta 0:00:22  122 ms/step  lr 6.00e-04  "
-            "grad 0.921  epoch 0.40  data 0.4%  mem 0.9 GB"
+            "iter  20/200  loss 4.8249  4,812 tok/s  accuracy 0.5  eta 0:00:22  122 ms/step  lr "
+            "6.00e-04  grad 0.921  epoch 0.40  data 0.4%  mem 0.9 GB"
         )
         slow = train_fields(record(20, **{**FULL, "perf/data_ms": 61.0}), 121.6)
         assert [*slow.values()][2:4] == ["4,812 tok/s", "data 50.2%"]
@@ -58,7 +64,9 @@ class TestConsole:
 
     @pytest.fixture
     def screen(self, monkeypatch, capsys, tmp_path):
-        """Write `(seconds since the previous record, record)` pairs; return the lines on screen and in `log.txt`."""
+        """Write `(seconds since the previous record, record)` pairs; return the lines on screen and
+        in `log.txt`.
+        """
 
         def write(*records, columns=80):
             now = [1000.0]
@@ -72,14 +80,18 @@ class TestConsole:
             writer.close()
             reset_logging()
             logged = (tmp_path / "log.txt").read_text().splitlines()
-            return capsys.readouterr().out.splitlines(), [line.split(maxsplit=3)[-1] for line in logged]
+            return capsys.readouterr().out.splitlines(), [
+                line.split(maxsplit=3)[-1] for line in logged
+            ]
 
         return write
 
     def test_the_screen_shows_the_fields_that_fit_and_the_log_shows_all(self, screen):
         more = {**FULL, "train/grad_norm": 0.9213}
         shown, logged = screen((0, LogRecord(20, 200, more)))
-        assert shown == ["iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22  122 ms/step  lr 6.00e-04"]
+        assert shown == [
+            "iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22  122 ms/step  lr 6.00e-04"
+        ]
         assert logged[0].startswith(shown[0]) and "grad 0.921" in logged[0]
         (wide,), _ = screen((0, LogRecord(20, 200, more)), columns=160)
         assert wide == logged[0]
@@ -91,7 +103,9 @@ class TestConsole:
 
     def test_the_remaining_time_does_not_follow_one_slow_interval(self, screen):
         steps = (100, 100, 5000, 100)
-        shown, _ = screen(*((2, LogRecord(i, 200, {**FULL, "perf/step_ms": ms})) for i, ms in enumerate(steps)))
+        shown, _ = screen(
+            *((2, LogRecord(i, 200, {**FULL, "perf/step_ms": ms})) for i, ms in enumerate(steps))
+        )
         assert all("eta 0:00:20" in line for line in shown)
 
     def test_eval_lines_share_the_grid_and_mark_the_best_value(self):
@@ -106,7 +120,9 @@ class TestConsole:
 
     @pytest.mark.e2e
     def test_on_a_terminal_a_bar_moves_by_itself_below_the_lines(self):
-        """The program runs in a pseudo-terminal of 60 columns and makes iterations between log points."""
+        """The program runs in a pseudo-terminal of 60 columns and makes iterations between log
+        points.
+        """
         program = (
             "import logging, time\n"
             "from libai.utils import rank_notes\n"
@@ -132,10 +148,16 @@ class TestConsole:
         screen = jobs.in_terminal([sys.executable, "-c", program], columns=60)
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
         line = "iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22"
-        assert f"\r{line}\r\n" in shown, "the line has its own row and is not wider than the terminal"
+        assert f"\r{line}\r\n" in shown, (
+            "the line has its own row and is not wider than the terminal"
+        )
         assert re.search(r"compiling .*━ 7/200", shown) and "━ 0/200" not in shown
-        assert re.search(r"train .*━ 31/200  loss 4.8249", shown), "the bar moves between log points"
-        assert re.search(r"saved 29\r\n.*━ 29/200", shown), "the bar is not older than the line above it"
+        assert re.search(r"train .*━ 31/200  loss 4.8249", shown), (
+            "the bar moves between log points"
+        )
+        assert re.search(r"saved 29\r\n.*━ 29/200", shown), (
+            "the bar is not older than the line above it"
+        )
         assert "\x1b[?25l" not in screen, "a killed process leaves the cursor visible"
 
     def test_without_a_terminal_there_is_no_bar(self, capsys):
@@ -155,7 +177,10 @@ class TestJSONLines:
         writer.begin()
         writer.write(record(1, **{"train/loss": 2.5, "train/lr": 0.1}))
         writer.write(record(2, **{"train/loss": 1.5}))
-        assert path.read_text() == '{"iter": 1, "train/loss": 2.5, "train/lr": 0.1}\n{"iter": 2, "train/loss": 1.5}\n'
+        assert (
+            path.read_text()
+            == '{"iter": 1, "train/loss": 2.5, "train/lr": 0.1}\n{"iter": 2, "train/loss": 1.5}\n'
+        )
         writer.close()
 
     def test_training_and_evaluation_of_one_iteration_share_a_line(self, path):
@@ -198,7 +223,9 @@ class TestJSONLines:
         self._run(path, 4, 5, 6)
         assert [line["iter"] for line in lines_of(path)] == [1, 2, 3, 4, 5, 6]
 
-    @pytest.mark.parametrize("torn", [b'{"iter": 3, "a"', b'{"iter": 3, "a": 3.0}', b"\x00\x00\n", b"[]\n", b"\n"])
+    @pytest.mark.parametrize(
+        "torn", [b'{"iter": 3, "a"', b'{"iter": 3, "a": 3.0}', b"\x00\x00\n", b"[]\n", b"\n"]
+    )
     def test_an_incomplete_last_line_is_dropped_on_resume(self, path, torn):
         self._run(path, 0, 1, 2)
         with open(path, "ab") as file:
@@ -216,7 +243,9 @@ class TestJSONLines:
         writer = JSONLinesWriter(path)
         writer.begin()
         path.unlink()
-        with pytest.raises(OutputLostError, match="metrics.jsonl was removed or renamed during the run"):
+        with pytest.raises(
+            OutputLostError, match="metrics.jsonl was removed or renamed during the run"
+        ):
             writer.write(record(1, a=0.5))
         assert not path.exists()
 
@@ -240,7 +269,12 @@ class TestTensorBoard:
         writer.write(record(3, **{"train/loss": 2.5, "eval/val/acc": 0.5}))
         writer.close()
         events = self._events(tmp_path)
-        scalars = {v.tag: (e.step, v.simple_value) for e in events for v in e.summary.value if v.simple_value}
+        scalars = {
+            v.tag: (e.step, v.simple_value)
+            for e in events
+            for v in e.summary.value
+            if v.simple_value
+        }
         assert scalars == {"train/loss": (3, 2.5), "eval/val/acc": (3, 0.5)}
 
     def test_a_full_disk_is_an_error_and_not_a_hang(self, tmp_path, monkeypatch):

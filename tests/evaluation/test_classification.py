@@ -19,11 +19,19 @@ def test_no_correct_prediction_is_lost():
     """LiBai multiplied a float accuracy by the count and cut it off: 8 right of 24 became 7."""
     logits = np.eye(2)[np.zeros(24, np.int64)]
     labels = np.array([0] * 8 + [1] * 16)
-    assert ClassificationEvaluator().process({"labels": labels}, {"logits": logits}) == {"top1": 8, "num_samples": 24}
+    assert ClassificationEvaluator().process({"labels": labels}, {"logits": logits}) == {
+        "top1": 8,
+        "num_samples": 24,
+    }
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 1000), count=st.integers(1, 40), batch_size=st.integers(1, 40), k=st.integers(1, 5))
+@given(
+    seed=st.integers(0, 1000),
+    count=st.integers(1, 40),
+    batch_size=st.integers(1, 40),
+    k=st.integers(1, 5),
+)
 def test_topk_equals_sorting_for_any_batch_size(seed, count, batch_size, k):
     rng = np.random.default_rng(seed)
     logits = rng.integers(0, 4, (count, 5)).astype(np.float32)  # many ties
@@ -31,7 +39,9 @@ def test_topk_equals_sorting_for_any_batch_size(seed, count, batch_size, k):
     order = np.argsort(-logits, axis=1, kind="stable")
     expected = np.mean([label in row[:k] for label, row in zip(labels, order)])
     name = "accuracy" if k == 1 else f"top{k}_accuracy"
-    assert evaluate(ClassificationEvaluator([k]), logits, labels, batch_size) == {name: pytest.approx(expected)}
+    assert evaluate(ClassificationEvaluator([k]), logits, labels, batch_size) == {
+        name: pytest.approx(expected)
+    }
 
 
 def test_nan_is_never_right():
@@ -46,7 +56,9 @@ def test_nan_is_never_right():
 def test_tokens_are_judged_one_by_one_and_ignored_labels_do_not_count():
     logits, labels = np.eye(3)[[[0, 1], [2, 0]]], np.array([[0, -100], [2, 1]])
     assert evaluate(ClassificationEvaluator(), logits, labels) == {"accuracy": pytest.approx(2 / 3)}
-    assert math.isnan(evaluate(ClassificationEvaluator(), logits, np.full((2, 2), -100))["accuracy"])
+    assert math.isnan(
+        evaluate(ClassificationEvaluator(), logits, np.full((2, 2), -100))["accuracy"]
+    )
 
 
 @pytest.mark.parametrize(

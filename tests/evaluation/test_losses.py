@@ -18,7 +18,10 @@ def evaluate(evaluator, *outputs):
 
 
 def output(items, **losses):
-    return {"losses": {name: np.float32(value) for name, value in losses.items()}, "num_loss_items": items}
+    return {
+        "losses": {name: np.float32(value) for name, value in losses.items()},
+        "num_loss_items": items,
+    }
 
 
 def test_the_mean_is_over_items_so_a_batch_without_any_has_no_weight():
@@ -37,7 +40,9 @@ def test_several_losses_are_added_and_named():
 
 
 def test_a_nan_loss_that_counts_is_seen():
-    assert math.isnan(evaluate(MeanLossEvaluator(), output(1, lm=math.nan), output(2, lm=3.0))["loss"])
+    assert math.isnan(
+        evaluate(MeanLossEvaluator(), output(1, lm=math.nan), output(2, lm=3.0))["loss"]
+    )
 
 
 def test_perplexity_is_that_of_the_mean_not_the_mean_of_perplexities():
@@ -46,8 +51,12 @@ def test_perplexity_is_that_of_the_mean_not_the_mean_of_perplexities():
 
 
 def test_perplexity_of_one_named_loss():
-    assert evaluate(PerplexityEvaluator("lm"), output(2, lm=1.0, aux=9.0)) == {"perplexity": pytest.approx(math.e)}
-    with pytest.raises(EvaluatorError, match=r"loss='ml' is not among the model's losses \['aux', 'lm'\]"):
+    assert evaluate(PerplexityEvaluator("lm"), output(2, lm=1.0, aux=9.0)) == {
+        "perplexity": pytest.approx(math.e)
+    }
+    with pytest.raises(
+        EvaluatorError, match=r"loss='ml' is not among the model's losses \['aux', 'lm'\]"
+    ):
         evaluate(PerplexityEvaluator("ml"), output(2, lm=1.0, aux=9.0))
 
 
@@ -57,9 +66,13 @@ def test_a_huge_loss_gives_infinity():
 
 @pytest.mark.parametrize("evaluator", [MeanLossEvaluator(), PerplexityEvaluator()])
 def test_a_model_without_losses_is_explained(evaluator):
-    with pytest.raises(EvaluatorError, match=r"needs outputs\[\"losses\"\], but the model returned \['logits'\]"):
+    with pytest.raises(
+        EvaluatorError, match=r"needs outputs\[\"losses\"\], but the model returned \['logits'\]"
+    ):
         evaluator.process(BATCH, {"logits": np.zeros(4)})
-    with pytest.raises(EvaluatorError, match="the model returned a value without a name in eval mode: return"):
+    with pytest.raises(
+        EvaluatorError, match="the model returned a value without a name in eval mode: return"
+    ):
         evaluator.process(
             BATCH, {"outputs": np.zeros(4), "num_loss_items": 4}
         )  # what the trainer makes of `return loss`

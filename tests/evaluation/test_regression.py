@@ -10,7 +10,9 @@ from libai.evaluation import EvaluatorError, RegressionEvaluator
 
 
 def evaluate(predictions, labels, batch_size=None):
-    return evaluate_arrays(RegressionEvaluator(), {"labels": labels}, {"predictions": predictions}, batch_size)
+    return evaluate_arrays(
+        RegressionEvaluator(), {"labels": labels}, {"predictions": predictions}, batch_size
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
@@ -20,8 +22,9 @@ def test_the_metrics_are_those_of_the_whole_arrays(batch_size, offset):
     labels = rng.normal(size=100) + offset
     errors = rng.normal(size=100)
     predictions = labels + errors
-    # Moments about zero lose digits for values far from it: n * eps * (sum of squares) / (scatter), with a scatter per
-    # sample of 1. Absolute, since r2 and pearson are differences and ratios of order 1 that may be close to 0.
+    # Moments about zero lose digits for values far from it: n * eps * (sum of squares) / (scatter),
+    # with a scatter per sample of 1. Absolute, since r2 and pearson are differences and ratios of
+    # order 1 that may be close to 0.
     tolerance = len(labels) * np.finfo(np.float64).eps * (1 + offset**2)
     assert evaluate(predictions, labels, batch_size) == pytest.approx(
         {
@@ -36,7 +39,9 @@ def test_the_metrics_are_those_of_the_whole_arrays(batch_size, offset):
 
 def test_float32_is_summed_in_float64():
     values = np.full(3_000_000, 0.1, np.float32)
-    assert evaluate(values, np.zeros_like(values), 10**7)["mae"] == pytest.approx(float(np.float32(0.1)), rel=1e-12)
+    assert evaluate(values, np.zeros_like(values), 10**7)["mae"] == pytest.approx(
+        float(np.float32(0.1)), rel=1e-12
+    )
 
 
 def test_a_trailing_axis_of_one_is_allowed():

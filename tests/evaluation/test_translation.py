@@ -8,8 +8,18 @@ from batches import evaluate
 from libai.data import ByteTokenizer
 from libai.evaluation import BleuEvaluator, EvaluatorError
 
-FOUND = ["the cat sat on the mat .", "there is a house", "hello", "a small step for a man , they said"]
-EXPECTED = ["the cat is on the mat .", "there is a house here", "hi", "a small step for a man , he said"]
+FOUND = [
+    "the cat sat on the mat .",
+    "there is a house",
+    "hello",
+    "a small step for a man , they said",
+]
+EXPECTED = [
+    "the cat is on the mat .",
+    "there is a house here",
+    "hi",
+    "a small step for a man , he said",
+]
 
 
 def padded(texts, value):
@@ -20,7 +30,9 @@ def padded(texts, value):
     return rows
 
 
-@pytest.mark.parametrize("options", [{}, {"lowercase": True, "smooth_method": "add-k", "smooth_value": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"lowercase": True, "smooth_method": "add-k", "smooth_value": 0.5}]
+)
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
 def test_it_is_that_of_the_whole_corpus(batch_size, options, tmp_path):
     ByteTokenizer().save(tmp_path)
@@ -33,4 +45,6 @@ def test_it_is_that_of_the_whole_corpus(batch_size, options, tmp_path):
 
 def test_other_shapes_are_refused():
     with pytest.raises(EvaluatorError, match=r"got predictions \(2, 3, 4\) for labels \(2, 3\)"):
-        BleuEvaluator(ByteTokenizer()).process({"labels": np.zeros((2, 3))}, {"predictions": np.zeros((2, 3, 4))})
+        BleuEvaluator(ByteTokenizer()).process(
+            {"labels": np.zeros((2, 3))}, {"predictions": np.zeros((2, 3, 4))}
+        )

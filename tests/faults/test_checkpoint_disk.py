@@ -1,4 +1,6 @@
-"""A full disk, a lost permission or two savers in one folder cause a clear error or no harm, and never damage."""
+"""A full disk, a lost permission or two savers in one folder cause a clear error or no harm, and
+never damage.
+"""
 
 import errno
 import os
@@ -33,7 +35,9 @@ def _assert_untouched(root):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EROFS])
 @pytest.mark.parametrize("iteration", [1, 2])
-def test_every_failing_call_gives_a_clear_error_and_no_damage(root, tmp_path_factory, monkeypatch, code, iteration):
+def test_every_failing_call_gives_a_clear_error_and_no_damage(
+    root, tmp_path_factory, monkeypatch, code, iteration
+):
     calls = [0]
     fail_at = [10**9]
 
@@ -61,11 +65,15 @@ def test_every_failing_call_gives_a_clear_error_and_no_damage(root, tmp_path_fac
             with pytest.raises(CheckpointError) as error:
                 checkpoint.save(root, iteration, TENSORS, {"n": 2})
             assert os.strerror(code) in str(error.value)
-            assert f"checkpoint iter_000000{iteration} (39.07 KiB) could not be written" in str(error.value)
+            assert f"checkpoint iter_000000{iteration} (39.07 KiB) could not be written" in str(
+                error.value
+            )
             assert "Earlier checkpoints" in str(error.value)
             _assert_untouched(root)
     assert total == {1: 12, 2: 11}[iteration]  # a replaced checkpoint is first moved aside
-    checkpoint.save(root, iteration, TENSORS, {"n": 2})  # once there is free space again, saving works
+    checkpoint.save(
+        root, iteration, TENSORS, {"n": 2}
+    )  # once there is free space again, saving works
     assert checkpoint.load(root / f"iter_000000{iteration}").state == {"n": 2}
 
 
@@ -84,7 +92,9 @@ def test_a_lost_permission_is_named(root):
         code = 1
         try:
             root.chmod(0o555)
-            if os.geteuid() == 0:  # root may write anywhere, so become `nobody`, who needs access to the parents
+            if (
+                os.geteuid() == 0
+            ):  # root may write anywhere, so become `nobody`, who needs access to the parents
                 for parent in root.parents[:3]:
                     if "pytest" in str(parent):
                         parent.chmod(0o755)

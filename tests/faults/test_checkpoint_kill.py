@@ -10,8 +10,8 @@ from jobs import ROOT
 
 from libai import checkpoint
 
-# Reads jobs `root program argument`, runs each in a forked child and prints how it ended. A new interpreter for each of
-# the more than one hundred savers would take a minute.
+# Reads jobs `root program argument`, runs each in a forked child and prints how it ended. A new
+# interpreter for each of the more than one hundred savers would take a minute.
 _SERVER = """
 import os, shutil, signal, sys
 from contextlib import contextmanager
@@ -67,14 +67,16 @@ for line in sys.stdin:
         globals()[program](root, int(argument))
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def saver():
     """Let the server run a program in a separate process, and return its exit code."""
     command = [sys.executable, "-c", _SERVER]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
 
         def run(root, program, argument):
             assert server.stdin is not None and server.stdout is not None
@@ -127,12 +129,19 @@ def test_a_kill_at_any_write_point_leaves_whole_checkpoints(pristine, saver):
         assert saver(root, "one_save", 3) == 0
         assert checkpoint.find_latest(root)[0] == root / "iter_0000003"
         checkpoint.remove_leftovers(root)
-        assert not [path.name for path in root.iterdir() if path.name.startswith(".")], f"point {point}"
+        assert not [path.name for path in root.iterdir() if path.name.startswith(".")], (
+            f"point {point}"
+        )
         shutil.rmtree(root)
-    assert newest == sorted(newest) and set(newest) == {1, 2}  # control: kills before and after the first rename
+    assert newest == sorted(newest) and set(newest) == {
+        1,
+        2,
+    }  # control: kills before and after the first rename
 
 
 def test_control_a_save_without_rename_would_be_caught(pristine, saver):
     assert saver(pristine, "naive_save", 5) == -signal.SIGKILL
     found, skipped = checkpoint.find_latest(pristine)
-    assert found == pristine / "iter_0000001" and [path.name for path, _ in skipped] == ["iter_0000002"]
+    assert found == pristine / "iter_0000001" and [path.name for path, _ in skipped] == [
+        "iter_0000002"
+    ]

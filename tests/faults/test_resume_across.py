@@ -1,4 +1,6 @@
-"""A resumed run stays on the same curve with another mode, number of processes, seed setting or a larger length."""
+"""A resumed run stays on the same curve with another mode, number of processes, seed setting or a
+larger length.
+"""
 
 import json
 
@@ -30,7 +32,14 @@ def train(folder, layout, until, *extra):
     processes, mode = LAYOUTS[layout]
     micro = f"train.train_micro_batch_size={32 // processes}"
     done = jobs.train_sh(
-        CONFIG, processes, *SETTINGS, mode, micro, f"train.train_iter={until}", f"train.output_dir={folder}", *extra
+        CONFIG,
+        processes,
+        *SETTINGS,
+        mode,
+        micro,
+        f"train.train_iter={until}",
+        f"train.output_dir={folder}",
+        *extra,
     )
     assert done.returncode == 0, done
     return done
@@ -42,22 +51,30 @@ def train(folder, layout, until, *extra):
     "way",
     [
         ["eager, 1 process", "graph, 2 processes", "eager, 1 process"],
-        pytest.param(["graph, 1 process", "eager, 2 processes", "graph, 2 processes"], marks=pytest.mark.slow),
+        pytest.param(
+            ["graph, 1 process", "eager, 2 processes", "graph, 2 processes"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_mode_and_number_of_processes_may_change_at_every_resume(tmp_path, way):
-    """Each resume also extends a finished run by a larger train_iter and continues with the next samples."""
+    """Each resume also extends a finished run by a larger train_iter and continues with the next
+    samples.
+    """
     train(tmp_path / "whole", "eager, 1 process", 12)
     for leg, layout in enumerate(way):
         train(tmp_path / "legs", layout, 4 * (leg + 1), *(["--resume"] if leg else []))
     expected = jobs.read_column(tmp_path / "whole")
     found = jobs.read_column(tmp_path / "legs")
     assert list(found) == list(range(1, 13))
-    assert found == pytest.approx(expected, rel=1e-5)  # float32 sums in another order; measured below 1e-6
+    assert found == pytest.approx(
+        expected, rel=1e-5
+    )  # float32 sums in another order; measured below 1e-6
 
 
 def test_a_seed_that_was_drawn_is_kept_by_the_resumed_run(tmp_path):
-    """With train.seed=null each start chooses a random seed; a resume with another seed would reshuffle the data."""
+    """With train.seed=null each start chooses a random seed; a resume with another seed would
+    reshuffle the data.
+    """
     train(tmp_path, "eager, 1 process", 3, "train.seed=null")
     first = json.loads((tmp_path / "summary.json").read_text())["seed"]
     train(tmp_path, "eager, 1 process", 5, "train.seed=null", "--resume")
@@ -89,11 +106,25 @@ def test_ranks_draw_differently_where_asked_and_a_resume_continues_their_draws(t
         folder.mkdir()
         (folder / "draws.py").write_text(DRAWS)
         for until, *extra in legs:
-            words = (f"train.train_iter={until}", "train.output_dir=run", "train.extra_hooks=[{_target_: draws.Draws}]")
-            words = (*SETTINGS, LAYOUTS[f"{mode}, 2 processes"][1], "train.train_micro_batch_size=16", *words, *extra)
-            done = jobs.train_sh(str(jobs.ROOT / CONFIG), 2, *words, cwd=folder, PYTHONPATH=str(folder))
+            words = (
+                f"train.train_iter={until}",
+                "train.output_dir=run",
+                "train.extra_hooks=[{_target_: draws.Draws}]",
+            )
+            words = (
+                *SETTINGS,
+                LAYOUTS[f"{mode}, 2 processes"][1],
+                "train.train_micro_batch_size=16",
+                *words,
+                *extra,
+            )
+            done = jobs.train_sh(
+                str(jobs.ROOT / CONFIG), 2, *words, cwd=folder, PYTHONPATH=str(folder)
+            )
             assert done.returncode == 0, done
-        return [(folder / f"draws_{rank}.txt").read_text() for rank in range(2)], jobs.read_column(folder / "run")
+        return [(folder / f"draws_{rank}.txt").read_text() for rank in range(2)], jobs.read_column(
+            folder / "run"
+        )
 
     equal, expected = draws("equal", (4,))
     assert equal[0] == equal[1]
@@ -108,4 +139,7 @@ def test_ranks_draw_differently_where_asked_and_a_resume_continues_their_draws(t
 def test_another_seed_at_resume_is_pointed_out(tmp_path):
     train(tmp_path, "eager, 1 process", 2, "train.seed=1")
     done = train(tmp_path, "eager, 1 process", 3, "train.seed=2", "--resume")
-    assert "seed was 1 in the resumed run and is 2 now: the order of the data" in done.stdout + done.stderr
+    assert (
+        "seed was 1 in the resumed run and is 2 now: the order of the data"
+        in done.stdout + done.stderr
+    )

@@ -1,4 +1,7 @@
-"""2 N iterations equal N iterations plus N in a fresh process, byte for byte. The tests run `libai verify-resume`."""
+"""2 N iterations equal N iterations plus N in a fresh process, byte for byte.
+
+The tests run `libai verify-resume`.
+"""
 
 import json
 
@@ -10,7 +13,8 @@ from libai.engine.run.verify_resume import Comparison
 
 pytestmark = pytest.mark.e2e
 
-#: dropout, accumulation and loader threads; the stop after 2 x 24 of 1438 samples is in the middle of an epoch
+#: dropout, accumulation and loader threads; the stop after 2 x 24 of 1438 samples is in the middle
+#: of an epoch
 HARD = [
     "model.dropout=0.2",
     "train.train_micro_batch_size=12",

@@ -1,4 +1,6 @@
-"""After a signal, a real job saves between two iterations and exits with 75; `--resume` continues the same curve."""
+"""After a signal, a real job saves between two iterations and exits with 75; `--resume` continues
+the same curve.
+"""
 
 import json
 import os
@@ -28,7 +30,9 @@ SETTINGS = [
 
 
 def with_settings(*changes):
-    """Return `SETTINGS` with `changes` in place of settings of the same keys, because a key must be given only once."""
+    """Return `SETTINGS` with `changes` in place of settings of the same keys, because a key must be
+    given only once.
+    """
     keys = {change.partition("=")[0] for change in changes}
     return [*(setting for setting in SETTINGS if setting.partition("=")[0] not in keys), *changes]
 
@@ -87,7 +91,7 @@ class SignalInEvaluation(Evaluator):
         return {"count": 1.0}
     def compute(self, sums):
         return {"batches": sums["count"]}
-'''
+'''  # noqa: E501
 
 
 @pytest.fixture
@@ -130,7 +134,9 @@ def finish(process, seconds=60):
         return process.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        raise AssertionError(f"still running {seconds} s after the signal: {process.communicate()[0]}") from None
+        raise AssertionError(
+            f"still running {seconds} s after the signal: {process.communicate()[0]}"
+        ) from None
 
 
 @pytest.mark.launch
@@ -142,13 +148,28 @@ def finish(process, seconds=60):
         pytest.param(1, "true", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_the_launcher_saves_and_resumes_the_identical_curve(tmp_path, hooks_on_path, procs, graph, signum):
-    settings = [*SETTINGS, "train.global_batch_size=32", "train.train_micro_batch_size=16", f"graph.enabled={graph}"]
+def test_a_signal_to_the_launcher_saves_and_resumes_the_identical_curve(
+    tmp_path, hooks_on_path, procs, graph, signum
+):
+    settings = [
+        *SETTINGS,
+        "train.global_batch_size=32",
+        "train.train_micro_batch_size=16",
+        f"graph.enabled={graph}",
+    ]
     whole = jobs.train_sh(CONFIG, procs, *settings, f"train.output_dir={tmp_path / 'whole'}")
     assert whole.returncode == 0, whole
     folder = tmp_path / "stopped"
     slow = "train.extra_hooks=[{_target_: signal_hooks.Slow}]"
-    command = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, CONFIG, str(procs), *settings, f"train.output_dir={folder}"]
+    command = [
+        "bash",
+        jobs.TRAIN_SH,
+        jobs.TRAIN_NET,
+        CONFIG,
+        str(procs),
+        *settings,
+        f"train.output_dir={folder}",
+    ]
     process = start([*command, slow], hooks_on_path)
     wait_for_iteration(process, folder, 5)
     process.send_signal(signum)
@@ -171,13 +192,24 @@ def test_a_signal_to_the_launcher_saves_and_resumes_the_identical_curve(tmp_path
         pytest.param("true", "true", 2, marks=[pytest.mark.slow, pytest.mark.launch]),
     ],
 )
-def test_a_signal_during_a_save_is_heeded_and_the_curve_goes_on(tmp_path, hooks_on_path, async_save, graph, procs):
+def test_a_signal_during_a_save_is_heeded_and_the_curve_goes_on(
+    tmp_path, hooks_on_path, async_save, graph, procs
+):
     sizes = ["train.global_batch_size=32", f"train.train_micro_batch_size={32 // procs}"]
     settings = [*sizes, f"graph.enabled={graph}", f"train.checkpointer.async_save={async_save}"]
 
     def job(folder, *arguments, **environment):
-        run = jobs.train_net if procs == 1 else lambda config, *rest, **env: jobs.train_sh(config, procs, *rest, **env)
-        return run(CONFIG, *with_settings(*settings, *arguments), f"train.output_dir={folder}", **environment)
+        run = (
+            jobs.train_net
+            if procs == 1
+            else lambda config, *rest, **env: jobs.train_sh(config, procs, *rest, **env)
+        )
+        return run(
+            CONFIG,
+            *with_settings(*settings, *arguments),
+            f"train.output_dir={folder}",
+            **environment,
+        )
 
     whole, folder = tmp_path / "whole", tmp_path / "stopped"
     straight = job(whole)
@@ -188,11 +220,18 @@ def test_a_signal_during_a_save_is_heeded_and_the_curve_goes_on(tmp_path, hooks_
     done = job(folder, hook, "train.checkpointer.period=5", **noted, **hooks_on_path)
     assert done.returncode == 75, done
     names = seen.read_text().splitlines()
-    assert [name[: len(".saving-iter_0000010")] for name in names] == [".saving-iter_0000010", "iter_0000005"]
+    assert [name[: len(".saving-iter_0000010")] for name in names] == [
+        ".saving-iter_0000010",
+        "iter_0000005",
+    ]
     stopped_at = json.loads((folder / "summary.json").read_text())["iterations"]
     assert 10 <= stopped_at < ITERATIONS
-    assert {"iter_0000010", f"iter_{stopped_at:07d}"} <= {path.name for path in checkpoints.iterdir()}
-    assert all(checkpoint.verify(path) == [] for path in checkpoints.iterdir()), "nothing half-written is left"
+    assert {"iter_0000010", f"iter_{stopped_at:07d}"} <= {
+        path.name for path in checkpoints.iterdir()
+    }
+    assert all(checkpoint.verify(path) == [] for path in checkpoints.iterdir()), (
+        "nothing half-written is left"
+    )
     assert jobs.read_curve(folder) == jobs.read_curve(whole)[:stopped_at]
 
     resumed = job(folder, "--resume")
@@ -203,7 +242,9 @@ def test_a_signal_during_a_save_is_heeded_and_the_curve_goes_on(tmp_path, hooks_
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", ["false", "true"])
 def test_a_signal_during_the_first_iteration_is_heeded(tmp_path, hooks_on_path, graph):
-    """In graph mode the step is being compiled then, in C++, where Python's signal handlers do not run."""
+    """In graph mode the step is being compiled then, in C++, where Python's signal handlers do not
+    run.
+    """
     done = jobs.train_net(
         CONFIG,
         *SETTINGS,
@@ -217,7 +258,9 @@ def test_a_signal_during_the_first_iteration_is_heeded(tmp_path, hooks_on_path, 
 
 
 @pytest.mark.slow
-def test_a_signal_during_an_evaluation_is_heeded_and_the_evaluation_is_made_up_for(tmp_path, hooks_on_path):
+def test_a_signal_during_an_evaluation_is_heeded_and_the_evaluation_is_made_up_for(
+    tmp_path, hooks_on_path
+):
     evaluated = [
         "train.evaluation.eval_period=5",
         "train.test_micro_batch_size=40",
@@ -225,17 +268,30 @@ def test_a_signal_during_an_evaluation_is_heeded_and_the_evaluation_is_made_up_f
     ]
     whole = straight_curve(tmp_path / "whole", hooks_on_path, *evaluated)
     folder = f"train.output_dir={tmp_path / 'stopped'}"
-    done = jobs.train_net(CONFIG, *with_settings(*evaluated), folder, SIGNAL_IN_EVALUATION="2", **hooks_on_path)
+    done = jobs.train_net(
+        CONFIG, *with_settings(*evaluated), folder, SIGNAL_IN_EVALUATION="2", **hooks_on_path
+    )
     assert done.returncode == 75, done
     stopped = jobs.read_curve(tmp_path / "stopped")
-    assert stopped[:4] == whole[:4] and stopped[4].items() < whole[4].items(), "iteration 5 lacks its evaluation"
-    resumed = jobs.train_net(CONFIG, *with_settings(*evaluated), folder, "--resume", **hooks_on_path)
+    assert stopped[:4] == whole[:4] and stopped[4].items() < whole[4].items(), (
+        "iteration 5 lacks its evaluation"
+    )
+    resumed = jobs.train_net(
+        CONFIG, *with_settings(*evaluated), folder, "--resume", **hooks_on_path
+    )
     assert resumed.returncode == 0, resumed
     assert jobs.read_curve(tmp_path / "stopped") == whole
 
-    done = jobs.train_net(CONFIG, *with_settings(*evaluated), folder, SIGNAL_IN_EVALUATION="1", **hooks_on_path)
-    assert done.returncode == 128 + signal.SIGTERM and "after iteration 0; no checkpoint holds it" in done.stdout, done
-    assert jobs.read_curve(tmp_path / "stopped") == whole, "a stop before the first iteration leaves the earlier run"
+    done = jobs.train_net(
+        CONFIG, *with_settings(*evaluated), folder, SIGNAL_IN_EVALUATION="1", **hooks_on_path
+    )
+    assert (
+        done.returncode == 128 + signal.SIGTERM
+        and "after iteration 0; no checkpoint holds it" in done.stdout
+    ), done
+    assert jobs.read_curve(tmp_path / "stopped") == whole, (
+        "a stop before the first iteration leaves the earlier run"
+    )
     assert not (tmp_path / "stopped" / "previous").exists()
 
 
@@ -250,7 +306,10 @@ def test_ctrl_c_during_the_rehearsal_leaves_an_earlier_run(tmp_path, hooks_on_pa
             break
     process.send_signal(signal.SIGINT)
     output = finish(process)
-    assert process.returncode == 128 + signal.SIGINT and "stopped by SIGINT after iteration 0" in output, output
+    assert (
+        process.returncode == 128 + signal.SIGINT
+        and "stopped by SIGINT after iteration 0" in output
+    ), output
     assert jobs.read_curve(tmp_path) == whole and not (tmp_path / "previous").exists()
 
 
@@ -258,10 +317,17 @@ def test_a_failing_hook_loses_nothing_that_was_trained(tmp_path, hooks_on_path):
     whole = straight_curve(tmp_path / "whole", hooks_on_path)
     folder = f"train.output_dir={tmp_path / 'failed'}"
     failed = jobs.train_net(
-        CONFIG, *SETTINGS, folder, "train.extra_hooks=[{_target_: signal_hooks.Fails}]", **hooks_on_path
+        CONFIG,
+        *SETTINGS,
+        folder,
+        "train.extra_hooks=[{_target_: signal_hooks.Fails}]",
+        **hooks_on_path,
     )
     assert failed.returncode == 1 and "planted" in failed.stderr, failed
-    assert "the state before the failure is intact and was saved as iter_0000007" in failed.stdout + failed.stderr
+    assert (
+        "the state before the failure is intact and was saved as iter_0000007"
+        in failed.stdout + failed.stderr
+    )
     resumed = jobs.train_net(CONFIG, *SETTINGS, folder, "--resume")
     assert resumed.returncode == 0, resumed
     assert jobs.read_curve(tmp_path / "failed") == whole
@@ -271,7 +337,12 @@ def test_a_failing_hook_loses_nothing_that_was_trained(tmp_path, hooks_on_path):
 @pytest.mark.parametrize(
     ("setting", "hook", "code", "text"),
     [
-        ("train.checkpointer.enabled=false", "SignalAt, iteration: 3", 143, "no checkpoint holds it"),
+        (
+            "train.checkpointer.enabled=false",
+            "SignalAt, iteration: 3",
+            143,
+            "no checkpoint holds it",
+        ),
         ("train.max_seconds=1", "Slow", 75, "stopped by the time limit train.max_seconds"),
     ],
 )
@@ -279,23 +350,27 @@ def test_a_signal_without_checkpoints_is_not_resumable_and_a_time_limit_is(
     tmp_path, hooks_on_path, setting, hook, code, text
 ):
     hooks = f"train.extra_hooks=[{{_target_: signal_hooks.{hook}}}]"
-    done = jobs.train_net(CONFIG, *SETTINGS, setting, hooks, f"train.output_dir={tmp_path}", **hooks_on_path)
+    done = jobs.train_net(
+        CONFIG, *SETTINGS, setting, hooks, f"train.output_dir={tmp_path}", **hooks_on_path
+    )
     assert done.returncode == code and text in done.stdout + done.stderr, done
 
 
 def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path, hooks_on_path):
-    """The first Ctrl-C requests a stop. While a hook blocks the loop, the second Ctrl-C must still work."""
+    """The first Ctrl-C requests a stop.
+
+    While a hook blocks the loop, the second Ctrl-C must still work.
+    """
     code = (
-        "import os, signal, time\n"
-        "from libai.launch.stop import StopRequest, own_state\n"
-        "stop = StopRequest()\n"
-        "with stop.handling_signals():\n"
-        "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)\n"
-        "    assert stop() == signal.SIGINT  # delivered twice by one key press: still one request\n"
-        "    own_state().iteration, own_state().saved = 90, 10\n"
-        "    time.sleep(0.7)\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    time.sleep(600)\n"
+        "import os, signal, time\nfrom libai.launch.stop import StopRequest, own_state\nstop = "
+        "StopRequest()\nwith stop.handling_signals():\n    os.kill(os.getpid(), signal.SIGINT); "
+        "os.kill(os.getpid(), signal.SIGINT)\n    assert stop() == signal.SIGINT  # delivered "
+        "twice by one key press: still one request\n    own_state().iteration, own_state().saved "
+        "= 90, 10\n    time.sleep(0.7)\n    os.kill(os.getpid(), signal.SIGINT)\n    "
+        "time.sleep(600)\n"
     )
     done = jobs.run([sys.executable, "-c", code])
-    assert done.returncode == -signal.SIGINT and "Quit without saving. Iterations lost: 80." in done.stderr, done
+    assert (
+        done.returncode == -signal.SIGINT
+        and "Quit without saving. Iterations lost: 80." in done.stderr
+    ), done

@@ -1,4 +1,6 @@
-"""Assignments to indices and masks, which OneFlow 0.9.0 cannot compile, or whose gradient it ignores."""
+"""Assignments to indices and masks, which OneFlow 0.9.0 cannot compile, or whose gradient it
+ignores.
+"""
 
 import oneflow as flow
 import pytest
@@ -29,7 +31,9 @@ def replaced(x: flow.Tensor, number) -> flow.Tensor:
     return x
 
 
-@pytest.mark.parametrize(("kind", "number"), [("bool", True), ("int32", -100), ("int64", 0.5), ("float64", 2)])
+@pytest.mark.parametrize(
+    ("kind", "number"), [("bool", True), ("int32", -100), ("int64", 0.5), ("float64", 2)]
+)
 def test_a_graph_assigns_numbers_as_eager_mode_does(kind, number):
     class Assigning(nn.Graph):
         def build(self, x):

@@ -1,4 +1,6 @@
-"""Ids and labels that are out of range end a run with one clear error, in both modes, before they are used."""
+"""Ids and labels that are out of range end a run with one clear error, in both modes, before they
+are used.
+"""
 
 import numpy as np
 import oneflow as flow
@@ -26,7 +28,9 @@ class Language(nn.Module):
 
     def forward(self, ids, labels):
         logits = self.head(self.tokens(ids) + self.positions(flow.arange(ids.shape[1])))
-        loss = F.cross_entropy(logits[:, :-1].reshape(-1, ROWS), labels[:, 1:].reshape(-1), ignore_index=self.ignored)
+        loss = F.cross_entropy(
+            logits[:, :-1].reshape(-1, ROWS), labels[:, 1:].reshape(-1), ignore_index=self.ignored
+        )
         return {"losses": {"lm": loss}}
 
 
@@ -35,10 +39,16 @@ class Lenient(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.tokens, self.head, self.loss = nn.Embedding(ROWS, 8), nn.Linear(8, 4), nn.CrossEntropyLoss()
+        self.tokens, self.head, self.loss = (
+            nn.Embedding(ROWS, 8),
+            nn.Linear(8, 4),
+            nn.CrossEntropyLoss(),
+        )
 
     def forward(self, ids, number, labels):
-        logits = self.head(self.tokens(ids.clamp(0, ROWS - 1))) + number.to(flow.float32).mean() * 0.0
+        logits = (
+            self.head(self.tokens(ids.clamp(0, ROWS - 1))) + number.to(flow.float32).mean() * 0.0
+        )
         labels = labels.masked_fill(labels == 99, -100)
         return {"losses": {"cls": self.loss(logits, labels)}}
 
@@ -50,7 +60,9 @@ def language_batches(count):
 
 
 def trainer(mode, model, loader, **options):
-    return toy.trainer_of(mode, model, loader, flow.optim.SGD(model.parameters(), lr=0.01), **options)
+    return toy.trainer_of(
+        mode, model, loader, flow.optim.SGD(model.parameters(), lr=0.01), **options
+    )
 
 
 def error_of(mode, model, batches, **options):
@@ -66,11 +78,16 @@ def test_a_label_without_a_class_is_named(mode, iteration, label):
     batches = toy.batches(6, ignored=0.2)
     batches[iteration - 1]["y"][3] = label
     text = error_of(mode, toy.Classifier(), batches)
-    takes = "cross entropy accepts 0 to 3, or -100 to ignore it. Correct the data, or enlarge the model."
+    takes = (
+        "cross entropy accepts 0 to 3, or -100 to ignore it. Correct the data, or enlarge the "
+        "model."
+    )
     assert text == f"iteration {iteration}: y[3] is {label}, but {takes}"
 
 
-@pytest.mark.parametrize(("iteration", "token", "options"), [(1, -3, {}), (6, ROWS, {"padding_idx": 0})])
+@pytest.mark.parametrize(
+    ("iteration", "token", "options"), [(1, -3, {}), (6, ROWS, {"padding_idx": 0})]
+)
 def test_an_id_without_a_row_is_named(mode, iteration, token, options):
     batches = language_batches(6)
     batches[iteration - 1]["ids"][3, 2] = token
@@ -82,7 +99,9 @@ def test_an_id_without_a_row_is_named(mode, iteration, token, options):
 def test_an_id_that_is_ignored_only_as_a_label_is_named(mode):
     batches = language_batches(6)
     batches[0]["labels"][0, 1] = batches[5]["ids"][3, 2] = -5
-    assert error_of(mode, Language(ignored=-5), batches).startswith("iteration 6: ids[3, 2] is -5, but ")
+    assert error_of(mode, Language(ignored=-5), batches).startswith(
+        "iteration 6: ids[3, 2] is -5, but "
+    )
 
 
 def test_labels_that_forward_moves_and_flattens_are_checked(mode):
@@ -94,21 +113,29 @@ def test_labels_that_forward_moves_and_flattens_are_checked(mode):
 
 
 class Unflattened(Language):
-    """Passes its logits (batch, length, classes) to a cross entropy, which expects the classes on the second axis."""
+    """Passes its logits (batch, length, classes) to a cross entropy, which expects the classes on
+    the second axis.
+    """
 
     def forward(self, ids, labels):
         return {"losses": {"lm": F.cross_entropy(self.head(self.tokens(ids)), labels)}}
 
 
 def test_logits_of_tokens_must_be_flattened(mode):
-    with pytest.raises(UserError, match=r"got logits \(8, 6, 20\) for labels \(8, 6\).* write cross_entropy\("):
+    with pytest.raises(
+        UserError, match=r"got logits \(8, 6, 20\) for labels \(8, 6\).* write cross_entropy\("
+    ):
         trainer(mode, Unflattened(), language_batches(1)).train(0, 1)
 
 
 def test_values_that_forward_limits_or_never_looks_up_are_fine(mode):
     rng = np.random.default_rng(0)
     batches = [
-        {"ids": rng.integers(-3, ROWS * i + 1, 8), "number": np.full(8, 1000 * i), "labels": rng.integers(0, 4, 8)}
+        {
+            "ids": rng.integers(-3, ROWS * i + 1, 8),
+            "number": np.full(8, 1000 * i),
+            "labels": rng.integers(0, 4, 8),
+        }
         for i in range(1, 7)
     ]
     batches[4]["labels"][0] = 99
@@ -134,7 +161,9 @@ def test_evaluation_names_its_batch(mode, has_trained, number):
         subject.train(0, 2)
     batches = toy.batches(3)
     batches[number - 1]["y"][1] = 4
-    with pytest.raises(IndexOutOfRange, match=f"^batch {number} of the evaluation dataset 'val': y.1. is 4"):
+    with pytest.raises(
+        IndexOutOfRange, match=f"^batch {number} of the evaluation dataset 'val': y.1. is 4"
+    ):
         subject.evaluate(batches, {"loss": MeanLossEvaluator()})
     batches[number - 1]["y"][1] = 3
     subject.evaluate(batches, {"loss": MeanLossEvaluator()})  # the trainer is still usable

@@ -39,7 +39,9 @@ def test_one_loss_or_a_dict_of_losses_is_enough(outputs, names):
 
 def test_a_metric_among_losses_is_refused():
     outputs = {"cls": flow.tensor(2.0, requires_grad=True), "accuracy": SCALAR}
-    with pytest.raises(ModelContractError, match=r"\['accuracy'\] depend on no parameter.*\"metrics\""):
+    with pytest.raises(
+        ModelContractError, match=r"\['accuracy'\] depend on no parameter.*\"metrics\""
+    ):
         read_losses(outputs, Net())
 
 
@@ -53,7 +55,11 @@ class Returns(nn.Module):
 
     def forward(self, x):
         one, other = (self.layer(x) ** 2).mean(), self.layer(x).abs().mean()
-        forms = {"scalar": one + other, "flat": {"one": one, "other": other}, "bare": {"losses": one + other}}
+        forms = {
+            "scalar": one + other,
+            "flat": {"one": one, "other": other},
+            "bare": {"losses": one + other},
+        }
         return {**forms, "structured": {"losses": {"one": one, "other": other}}}[self._form]
 
 
@@ -77,7 +83,10 @@ def test_all_forms_train_and_evaluate_alike(mode):
         (None, "None"),
         (VECTOR, r"a tensor of shape \(3,\)"),
         ((SCALAR, SCALAR), "a tuple"),
-        ({"logits": VECTOR, "loss": SCALAR}, r"\{'logits': a tensor of shape \(3,\), 'loss': a tensor of shape \(\)\}"),
+        (
+            {"logits": VECTOR, "loss": SCALAR},
+            r"\{'logits': a tensor of shape \(3,\), 'loss': a tensor of shape \(\)\}",
+        ),
         ({"losses": VECTOR}, r"\{'losses': a tensor of shape \(3,\)\}"),
         ({"losses": {}}, r"\{'losses': \{\}\}"),
         ({"losses": None}, r"\{'losses': None\}"),
@@ -87,7 +96,10 @@ def test_all_forms_train_and_evaluate_alike(mode):
     ],
 )
 def test_an_invalid_loss_is_explained_with_the_correct_code(outputs, found):
-    with pytest.raises(ModelContractError, match=f"^Net.forward returned .*{found}, which .*return .*losses.*metrics"):
+    with pytest.raises(
+        ModelContractError,
+        match=f"^Net.forward returned .*{found}, which .*return .*losses.*metrics",
+    ):
         read_losses(outputs, Net())
 
 
@@ -101,7 +113,9 @@ def test_batches_become_keyword_arguments():
 
 
 def test_a_key_that_forward_does_not_take_is_named():
-    with pytest.raises(ModelContractError, match=r"\['image', 'x'\], but Net.forward takes \['x', 'y'\]: .*'image'"):
+    with pytest.raises(
+        ModelContractError, match=r"\['image', 'x'\], but Net.forward takes \['x', 'y'\]: .*'image'"
+    ):
         as_batch_dict({"x": 1, "image": 2}, Net())
 
 
@@ -110,15 +124,24 @@ def test_an_argument_that_the_batch_lacks_is_named():
         def forward(self, x, y, *, mask):
             """Requires all three arguments."""
 
-    with pytest.raises(ModelContractError, match=r"keys \['x', 'y'\], but Strict.forward takes .*: missing .*'mask'"):
+    with pytest.raises(
+        ModelContractError,
+        match=r"keys \['x', 'y'\], but Strict.forward takes .*: missing .*'mask'",
+    ):
         as_batch_dict({"x": 1, "y": 2}, Strict())
 
 
 def test_too_many_items_are_refused_with_their_number():
-    with pytest.raises(ModelContractError, match=r"batch has length 3, but Net.forward takes \['x', 'y'\]: too many"):
+    with pytest.raises(
+        ModelContractError,
+        match=r"batch has length 3, but Net.forward takes \['x', 'y'\]: too many",
+    ):
         as_batch_dict((1, 2, 3), Net())
 
 
 def test_a_number_in_a_batch_becomes_a_0_dim_tensor():
     assert as_tensor(np.float32(2.0), "x").ndim == as_tensor(np.array(2.0), "x").ndim == 0
-    assert as_tensor([1.5, 2.0], "x").dtype is flow.float32 and as_tensor(np.zeros(2), "x").dtype is flow.float64
+    assert (
+        as_tensor([1.5, 2.0], "x").dtype is flow.float32
+        and as_tensor(np.zeros(2), "x").dtype is flow.float64
+    )

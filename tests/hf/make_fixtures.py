@@ -1,7 +1,8 @@
-"""Create `fixtures/`: small random models of every architecture, written by `transformers`, with its outputs.
+"""Create `fixtures/`: small random models of every architecture, written by `transformers`, with
+its outputs.
 
-Run with the Python of an environment that has PyTorch and transformers (5.23 made those that are here):
-python tests/hf/make_fixtures.py
+Run with the Python of an environment that has PyTorch and transformers (5.23 made those that are
+here): python tests/hf/make_fixtures.py
 """
 
 import sys
@@ -72,7 +73,11 @@ MODELS = {
     "roberta": ("RobertaModel", ROBERTA, {}),
     "roberta_classifier": ("RobertaForSequenceClassification", {**ROBERTA, "num_labels": 3}, {}),
     "roberta_masked_lm": ("RobertaForMaskedLM", ROBERTA, {}),
-    "xlm_roberta": ("XLMRobertaForMaskedLM", {**ROBERTA, "pad_token_id": 3, "type_vocab_size": 2}, {}),
+    "xlm_roberta": (
+        "XLMRobertaForMaskedLM",
+        {**ROBERTA, "pad_token_id": 3, "type_vocab_size": 2},
+        {},
+    ),
     "swin": ("SwinForImageClassification", SWIN, {}),
     "swinv2": ("Swinv2ForImageClassification", SWIN, {}),
     "vit": ("ViTForImageClassification", VIT, {}),
@@ -81,7 +86,11 @@ MODELS = {
         {"vocab_size": 96, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 3},
         {},
     ),
-    "llama": ("LlamaForCausalLM", {**DECODER, "attention_bias": True, "mlp_bias": True, "head_dim": 6}, {}),
+    "llama": (
+        "LlamaForCausalLM",
+        {**DECODER, "attention_bias": True, "mlp_bias": True, "head_dim": 6},
+        {},
+    ),
     "llama3": (
         "LlamaForCausalLM",
         {**DECODER, "rope_parameters": LLAMA3, "tie_word_embeddings": True},
@@ -100,13 +109,17 @@ MODELS = {
 
 
 def randomize(model):
-    """Weights large enough that every part matters, in float32 as they will be read from the file."""
+    """Weights large enough that every part matters, in float32 as they will be read from the
+    file.
+    """
     generator = torch.Generator().manual_seed(0)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=generator)
             is_scale = tensor.ndim == 1 and not name.endswith("bias")
-            scale = 0.06 if name.endswith("Attention.q.weight") else 0.2  # T5 does not scale its scores
+            scale = (
+                0.06 if name.endswith("Attention.q.weight") else 0.2
+            )  # T5 does not scale its scores
             tensor.copy_(noise.abs() * 0.3 + 0.7 if is_scale else noise * scale)
 
 
@@ -144,7 +157,11 @@ def make(name):
     (folder / "generation_config.json").unlink(missing_ok=True)
     inputs = inputs_of(model.config)
     outputs = compute(str(folder), inputs)
-    np.savez(folder / "reference.npz", **inputs, **{f"out_{key}": value for key, value in outputs.items()})
+    np.savez(
+        folder / "reference.npz",
+        **inputs,
+        **{f"out_{key}": value for key, value in outputs.items()},
+    )
     print(name, {key: (value.shape, float(abs(value).max())) for key, value in outputs.items()})
 
 

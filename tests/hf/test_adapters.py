@@ -38,7 +38,9 @@ def tuned(folder, source, *overrides):
         "train": train,
         "graph": defaults("graph"),
     }
-    lazy = LazyConfig.apply_overrides(OmegaConf.create(config, flags={"allow_objects": True}), [LORA, *overrides])
+    lazy = LazyConfig.apply_overrides(
+        OmegaConf.create(config, flags={"allow_objects": True}), [LORA, *overrides]
+    )
     run = Run(default_setup(validate(lazy)))
     run.train()
     return run
@@ -50,17 +52,28 @@ def test_merged_weights_compute_what_the_run_does(tmp_path):
     run = tuned(tmp_path, source)
     export_folder(tmp_path / "run/checkpoints/last", tmp_path / "merged", like=source)
     ids = flow.tensor(tokens()["input_ids"])
-    logits = [model.eval()(ids)["logits"].numpy() for model in (load_pretrained(tmp_path / "merged"), run.model)]
+    logits = [
+        model.eval()(ids)["logits"].numpy()
+        for model in (load_pretrained(tmp_path / "merged"), run.model)
+    ]
     np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-5)  # float32 rounding
-    assert not np.allclose(load_pretrained(source).eval()(ids)["logits"].numpy(), logits[1], atol=1e-2), (
-        "it has learned"
+    assert not np.allclose(
+        load_pretrained(source).eval()(ids)["logits"].numpy(), logits[1], atol=1e-2
+    ), "it has learned"
+    trained, before = (
+        load_file(tmp_path / "merged/model.safetensors"),
+        load_file(source / "model.safetensors"),
     )
-    trained, before = load_file(tmp_path / "merged/model.safetensors"), load_file(source / "model.safetensors")
     changed = {name for name in before if not np.array_equal(trained[name], before[name])}
-    assert all(name.split(".")[-2] in ("q_proj", "v_proj", "down_proj") for name in changed) and len(changed) == 6
+    assert (
+        all(name.split(".")[-2] in ("q_proj", "v_proj", "down_proj") for name in changed)
+        and len(changed) == 6
+    )
     saved = tmp_path / "run" / "config.yaml"
     config = OmegaConf.load(saved)
     config.train.lora.patterns = []
     OmegaConf.save(config, saved)
-    with pytest.raises(UserError, match="has LoRA adapters, but train.lora of its config.yaml has none"):
+    with pytest.raises(
+        UserError, match="has LoRA adapters, but train.lora of its config.yaml has none"
+    ):
         export_folder(tmp_path / "run/checkpoints/last", tmp_path / "again", like=source)

@@ -27,7 +27,9 @@ def same_bytes(one, other):
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_are_those_of_transformers(name):
     arrays = dict(np.load(FIXTURES / name / "reference.npz"))
-    expected = {key.removeprefix("out_"): arrays.pop(key) for key in list(arrays) if key.startswith("out_")}
+    expected = {
+        key.removeprefix("out_"): arrays.pop(key) for key in list(arrays) if key.startswith("out_")
+    }
     found = compute(FIXTURES / name, arrays)
     assert expected.keys() <= found.keys()
     for output, difference in differences(found, expected).items():
@@ -40,7 +42,9 @@ def test_import_and_export_give_the_same_bytes(name, tmp_path):
     source, ours, back = FIXTURES / name, tmp_path / "ours", tmp_path / "back"
     assert import_folder(source, ours).is_exact
     files = export_folder(ours, back, like=source)
-    assert {"config.json"} < set(files) and all(same_bytes(back / file, source / file) for file in files)
+    assert {"config.json"} < set(files) and all(
+        same_bytes(back / file, source / file) for file in files
+    )
     assert {path.name for path in source.iterdir()} - set(files) == {"reference.npz"}
 
 
@@ -55,7 +59,9 @@ def test_missing_and_unexpected_names_are_those_of_the_file(tmp_path):
     source = FIXTURES / "qwen2"
     tensors = open_safetensors(source / "model.safetensors")
     arrays = {name: tensors[name] for name in tensors}
-    arrays["model.layers.9.self_attn.q_proj.bias"] = arrays.pop("model.layers.1.self_attn.q_proj.bias")
+    arrays["model.layers.9.self_attn.q_proj.bias"] = arrays.pop(
+        "model.layers.1.self_attn.q_proj.bias"
+    )
     arrays["model.norm.weight"] = arrays["model.norm.weight"][:5]
     specs = {name: TensorSpec("float32", array.shape) for name, array in arrays.items()}
     shutil.copy(source / "config.json", tmp_path)
@@ -73,9 +79,21 @@ def test_missing_and_unexpected_names_are_those_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     "name, change, message",
     [
-        ("roberta", {"architectures": ["RobertaForCausalLM"]}, "'RobertaForCausalLM'.*'roberta' it supports Roberta"),
-        ("qwen2", {"architectures": ["Gemma"], "model_type": "gemma"}, "'Gemma', .*it supports .*GPT2LMHeadModel"),
-        ("mistral", {"sliding_window": 16}, "sliding_window=16, which libai.models.Llama does not support"),
+        (
+            "roberta",
+            {"architectures": ["RobertaForCausalLM"]},
+            "'RobertaForCausalLM'.*'roberta' it supports Roberta",
+        ),
+        (
+            "qwen2",
+            {"architectures": ["Gemma"], "model_type": "gemma"},
+            "'Gemma', .*it supports .*GPT2LMHeadModel",
+        ),
+        (
+            "mistral",
+            {"sliding_window": 16},
+            "sliding_window=16, which libai.models.Llama does not support",
+        ),
         ("gpt2", {"activation_function": "mish"}, "activation 'mish'"),
         ("llama3", {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type="yarn" is unknown'),
     ],
@@ -94,7 +112,9 @@ def test_a_config_is_written_as_it_is_read(tmp_path):
         config = json.loads((FIXTURES / name / "config.json").read_text())
         architecture, family = family_of(config)
         arguments = family.read_arguments(config)
-        assert family.read_arguments(family.write_config(architecture, arguments)) == arguments, name
+        assert family.read_arguments(family.write_config(architecture, arguments)) == arguments, (
+            name
+        )
 
 
 def test_arguments_can_be_replaced():

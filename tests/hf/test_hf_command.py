@@ -16,15 +16,28 @@ QWEN2 = Path(__file__).resolve().parent / "fixtures" / "qwen2"
 def test_import_and_export(tmp_path, capsys):
     assert main(["import", str(QWEN2), str(tmp_path / "ours")]) == 0
     assert "26 tensors fit, 0 missing, 0 unexpected" in capsys.readouterr().out
-    assert main(["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--like", str(QWEN2)]) == 0
-    assert (tmp_path / "back/model.safetensors").read_bytes() == (QWEN2 / "model.safetensors").read_bytes()
+    assert (
+        main(["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--like", str(QWEN2)]) == 0
+    )
+    assert (tmp_path / "back/model.safetensors").read_bytes() == (
+        QWEN2 / "model.safetensors"
+    ).read_bytes()
 
 
 def test_averages_are_exported_where_they_are_asked_for(tmp_path):
     main(["import", str(QWEN2), str(tmp_path / "ours")])
     weights = load_file(tmp_path / "ours/model.safetensors")
     save_file({"norm.weight": weights["norm.weight"] * 2}, tmp_path / "ours/ema.safetensors")
-    main(["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--like", str(QWEN2), "--average"])
+    main(
+        [
+            "export",
+            str(tmp_path / "ours"),
+            str(tmp_path / "back"),
+            "--like",
+            str(QWEN2),
+            "--average",
+        ]
+    )
     found = load_file(tmp_path / "back/model.safetensors")
     expected = load_file(QWEN2 / "model.safetensors")
     assert np.array_equal(found.pop("model.norm.weight"), expected.pop("model.norm.weight") * 2)
@@ -43,7 +56,10 @@ def other_python(tmp_path):
 @pytest.mark.parametrize("distance, code", [(0.0, 0), (1e-4, 1)])
 def test_verify(distance, code, other_python, capsys):
     outputs = compute(QWEN2, random_inputs(read_folder(QWEN2).config))
-    np.savez(other_python.with_name("answer.npz"), **{name: array + distance for name, array in outputs.items()})
+    np.savez(
+        other_python.with_name("answer.npz"),
+        **{name: array + distance for name, array in outputs.items()},
+    )
     assert main(["verify", str(QWEN2), "--python", str(other_python)]) == code
     assert ("equal\n" in capsys.readouterr().out) == (code == 0)
 

@@ -1,4 +1,7 @@
-"""Published weights give published results. The weights are packages, see requirements/pretrained.txt."""
+"""Published weights give published results.
+
+The weights are packages, see requirements/pretrained.txt.
+"""
 
 import hashlib
 import importlib.util
@@ -50,7 +53,10 @@ def test_minilm_gives_the_published_similarities_in_both_modes(minilm):
     tokenizer.no_truncation()
     tokenizer.enable_padding()
     encoded = tokenizer.encode_batch(SENTENCES)
-    batch = [flow.tensor([e.ids for e in encoded]), flow.tensor([e.attention_mask for e in encoded])]
+    batch = [
+        flow.tensor([e.ids for e in encoded]),
+        flow.tensor([e.attention_mask for e in encoded]),
+    ]
     with flow.no_grad():
         eager = model(*batch)["embeddings"].numpy()
         compiled = Embed(model)(*batch).numpy()

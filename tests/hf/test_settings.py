@@ -24,27 +24,73 @@ def changed(name, folder, **settings):
     """A copy of a fixture with other settings; None removes one."""
     shutil.copytree(FIXTURES / name, folder)
     config = {**json.loads((folder / "config.json").read_text()), **settings}
-    (folder / "config.json").write_text(json.dumps({key: config[key] for key in config if config[key] is not None}))
+    (folder / "config.json").write_text(
+        json.dumps({key: config[key] for key in config if config[key] is not None})
+    )
     return folder
 
 
 @pytest.mark.parametrize(
     "name, settings, message",
     [
-        ("bert_masked_lm", {"tie_word_embeddings": False}, "tie_word_embeddings=False, which libai.models.BERT"),
-        ("roberta_masked_lm", {"tie_word_embeddings": False}, "tie_word_embeddings=False, which libai.models.BERT"),
-        ("roberta_masked_lm", {"hidden_act": "relu"}, "hidden_act='relu', which libai.models.BERT does not support"),
+        (
+            "bert_masked_lm",
+            {"tie_word_embeddings": False},
+            "tie_word_embeddings=False, which libai.models.BERT",
+        ),
+        (
+            "roberta_masked_lm",
+            {"tie_word_embeddings": False},
+            "tie_word_embeddings=False, which libai.models.BERT",
+        ),
+        (
+            "roberta_masked_lm",
+            {"hidden_act": "relu"},
+            "hidden_act='relu', which libai.models.BERT does not support",
+        ),
         ("mistral", {"sliding_window": 63}, "sliding_window=63, .* max_position_embeddings=63"),
-        ("mistral", {"max_position_embeddings": 4097, "sliding_window": None}, "sliding_window=4096"),
-        ("llama", {"rope_parameters": {"rope_type": "linear"}}, 'rope_type="linear" has factor=None'),
-        ("llama", {"rope_parameters": "linear"}, "rope_parameters='linear', which must be an object"),
-        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not supported"),
+        (
+            "mistral",
+            {"max_position_embeddings": 4097, "sliding_window": None},
+            "sliding_window=4096",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "linear"}},
+            'rope_type="linear" has factor=None',
+        ),
+        (
+            "llama",
+            {"rope_parameters": "linear"},
+            "rope_parameters='linear', which must be an object",
+        ),
+        (
+            "llama",
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantized weights are not supported",
+        ),
         ("bert", {"is_decoder": True}, "is_decoder=True, which libai.models.BERTEmbedder"),
-        ("bert_classifier", {"problem_type": "multi_label_classification"}, "3 label.*multi_label_classification loss"),
+        (
+            "bert_classifier",
+            {"problem_type": "multi_label_classification"},
+            "3 label.*multi_label_classification loss",
+        ),
         ("vit", {"problem_type": "regression"}, "problem_type='regression' and 5 label"),
-        ("roberta_classifier", {"id2label": {"0": "score"}}, "problem_type=None and 1 label.*a regression loss"),
-        ("vit", {"image_size": [16, 8]}, r"image_size=\[16, 8\], but libai's models support only square"),
-        ("vit", {"patch_size": [4, 2]}, r"patch_size=\[4, 2\], but libai's models support only square"),
+        (
+            "roberta_classifier",
+            {"id2label": {"0": "score"}},
+            "problem_type=None and 1 label.*a regression loss",
+        ),
+        (
+            "vit",
+            {"image_size": [16, 8]},
+            r"image_size=\[16, 8\], but libai's models support only square",
+        ),
+        (
+            "vit",
+            {"patch_size": [4, 2]},
+            r"patch_size=\[4, 2\], but libai's models support only square",
+        ),
     ],
 )
 def test_a_setting_that_cannot_be_computed_is_named(name, settings, message, tmp_path):
@@ -68,32 +114,48 @@ def test_a_copy_with_values_of_its_own_is_not_left_out(copy, tmp_path):
 
 def test_settings_are_read_as_transformers_reads_them(tmp_path):
     def read(name, **settings):
-        return model_config(changed(name, tmp_path / f"{name}{len(list(tmp_path.iterdir()))}", **settings))
+        return model_config(
+            changed(name, tmp_path / f"{name}{len(list(tmp_path.iterdir()))}", **settings)
+        )
 
     t5 = read("t5", dense_act_fn="silu", is_gated_act=True)
     assert (t5.is_gated, t5.activation) == (True, "silu")
-    mt5 = read("mt5", dense_act_fn="silu", is_gated_act=False)  # derives both from feed_forward_proj
+    mt5 = read(
+        "mt5", dense_act_fn="silu", is_gated_act=False
+    )  # derives both from feed_forward_proj
     assert (mt5.is_gated, mt5.activation) == (True, "gelu_tanh")
     assert read("vit", image_size=[16, 16], patch_size=[4, 4]).patch_size == 4
     assert read("gpt2", layer_norm_epsilon=1e-3).norm_eps == 1e-3
     assert read("llama", hidden_act="gelu").activation == "gelu"
     assert read("mistral", num_key_value_heads=None).num_kv_heads == 8
     assert read("mistral", sliding_window=64).max_seq_length == 64
-    linear = read("llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0})
+    linear = read(
+        "llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}
+    )
     scaled = rotary_frequencies(8, 100.0, linear.rotary_scaling)
     assert np.array_equal(scaled, rotary_frequencies(8, 100.0) / 4)
 
 
 @pytest.mark.parametrize(
-    "name, settings", [("t5", {"model_type": None}), ("swinv2", {"pretrained_window_sizes": [0, 0]})]
+    "name, settings",
+    [("t5", {"model_type": None}), ("swinv2", {"pretrained_window_sizes": [0, 0]})],
 )
 def test_a_setting_that_changes_nothing_is_accepted(name, settings, tmp_path):
     assert import_folder(changed(name, tmp_path / name, **settings), tmp_path / "ours").is_exact
 
 
 def test_rotary_frequencies_have_the_bits_of_transformers():
-    """What PyTorch 2.13 computes; the last bit matters, since far positions multiply it by thousands."""
-    expected = ["0x1p+0", "0x1.999998p-4", "0x1.47ae12p-7", "0x1.0624dep-10", "0x1.a36e26p-14", "0x1.4f8b6p-17"]
+    """What PyTorch 2.13 computes; the last bit matters, since far positions multiply it by
+    thousands.
+    """
+    expected = [
+        "0x1p+0",
+        "0x1.999998p-4",
+        "0x1.47ae12p-7",
+        "0x1.0624dep-10",
+        "0x1.a36e26p-14",
+        "0x1.4f8b6p-17",
+    ]
     assert rotary_frequencies(12, 1e6).tolist() == [float.fromhex(number) for number in expected]
 
 
@@ -101,14 +163,18 @@ def test_integers_are_no_weights(tmp_path):
     folder = changed("qwen2", tmp_path / "integers")
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "model.norm.weight": np.ones(24, np.int32)}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match="`model.norm.weight` is int32 there, but float32 in the model"):
+    with pytest.raises(
+        CheckpointError, match="`model.norm.weight` is int32 there, but float32 in the model"
+    ):
         import_folder(folder, tmp_path / "ours")
 
 
 def test_a_pickled_file_is_not_read(tmp_path):
     folder = changed("qwen2", tmp_path / "pickled")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="pytorch_model.bin and no model.safetensors.* can execute code"):
+    with pytest.raises(
+        CheckpointError, match="pytorch_model.bin and no model.safetensors.* can execute code"
+    ):
         load_pretrained(folder)
 
 
@@ -135,10 +201,15 @@ def test_a_single_label_of_one_class_is_imported_when_asked_for(tmp_path):
 
 def test_float16_files_are_read_exactly(tmp_path):
     folder = changed("qwen2", tmp_path / "half")
-    tensors = {name: array.astype(np.float16) for name, array in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        name: array.astype(np.float16)
+        for name, array in load_file(folder / "model.safetensors").items()
+    }
     save_file(tensors, folder / "model.safetensors")
     weight = load_pretrained(folder).norm.weight.numpy()
-    assert weight.dtype == np.float32 and np.array_equal(weight, tensors["model.norm.weight"].astype(np.float32))
+    assert weight.dtype == np.float32 and np.array_equal(
+        weight, tensors["model.norm.weight"].astype(np.float32)
+    )
 
 
 def test_a_bare_bert_may_lack_its_pooler(tmp_path):
@@ -157,9 +228,13 @@ def exported(target, arguments, folder, architecture=None):
     """The config.json of an untrained run."""
     model = instantiate(LazyCall(target)(**arguments))
     folder.mkdir()
-    arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in model.state_dict().items()}
+    arrays = {
+        name: np.ascontiguousarray(tensor.numpy()) for name, tensor in model.state_dict().items()
+    }
     save_file(arrays, folder / "model.safetensors")
-    OmegaConf.save(OmegaConf.create({"model": {"_target_": target, **arguments}}), folder / "config.yaml")
+    OmegaConf.save(
+        OmegaConf.create({"model": {"_target_": target, **arguments}}), folder / "config.yaml"
+    )
     export_folder(folder, folder / "hf", architecture=architecture)
     assert import_folder(folder / "hf", folder / "back").is_exact
     return json.loads((folder / "hf/config.json").read_text())
@@ -169,10 +244,18 @@ def exported(target, arguments, folder, architecture=None):
 def test_an_exported_run_says_what_the_model_has_by_default(tmp_path):
     sizes = {"vocab_size": 32, "max_seq_length": 16}
     config = exported("libai.models.Llama", sizes, tmp_path / "llama")
-    assert (config["hidden_size"], config["num_hidden_layers"], config["rms_norm_eps"]) == (128, 4, 1e-5)
+    assert (config["hidden_size"], config["num_hidden_layers"], config["rms_norm_eps"]) == (
+        128,
+        4,
+        1e-5,
+    )
     assert config["num_key_value_heads"] == 4 and "head_dim" not in config
     assert exported("libai.models.T5", sizes, tmp_path / "t5")["d_kv"] == 32
-    config = exported("libai.models.BERT", {**sizes, "is_post_norm": True, "num_token_types": 2}, tmp_path / "bert")
+    config = exported(
+        "libai.models.BERT",
+        {**sizes, "is_post_norm": True, "num_token_types": 2},
+        tmp_path / "bert",
+    )
     assert config["architectures"] == ["BertForMaskedLM"] and config["layer_norm_eps"] == 1e-5
 
 
@@ -183,7 +266,9 @@ def test_an_exported_run_says_what_the_model_has_by_default(tmp_path):
 def test_token_types_that_transformers_adds_are_zeros(kind, positions, architecture, tmp_path):
     arguments = {**BERT, "num_token_types": 0, **positions}
     config = exported("libai.models.BERT", arguments, tmp_path / "run", architecture)
-    types = load_file(tmp_path / "run/hf/model.safetensors")[f"{kind}.embeddings.token_type_embeddings.weight"]
+    types = load_file(tmp_path / "run/hf/model.safetensors")[
+        f"{kind}.embeddings.token_type_embeddings.weight"
+    ]
     assert config["type_vocab_size"] == 1 and np.array_equal(types, np.zeros((1, 8), np.float32))
     ids = {"input_ids": np.arange(2, 14)[None]}
     model = instantiate(LazyCall("libai.models.BERT")(**arguments)).eval()
@@ -196,12 +281,37 @@ def test_token_types_that_transformers_adds_are_zeros(kind, positions, architect
 @pytest.mark.parametrize(
     "target, arguments, architecture, message",
     [
-        ("Llama", {**TEXT, "qkv_bias": True}, "LlamaForCausalLM", "qkv_bias=True and out_bias=False"),
-        ("Llama", {**TEXT, "qkv_bias": True}, "MistralForCausalLM", "qkv_bias=True.* MistralForCausalLM cannot"),
+        (
+            "Llama",
+            {**TEXT, "qkv_bias": True},
+            "LlamaForCausalLM",
+            "qkv_bias=True and out_bias=False",
+        ),
+        (
+            "Llama",
+            {**TEXT, "qkv_bias": True},
+            "MistralForCausalLM",
+            "qkv_bias=True.* MistralForCausalLM cannot",
+        ),
         ("Llama", TEXT, "Qwen2ForCausalLM", "qkv_bias=False.* Qwen2ForCausalLM cannot"),
-        ("BERT", {**BERT, "padding_token": 1}, "BertForMaskedLM", "no padding_token, but this model has 1"),
-        ("BERT", {**BERT, "is_post_norm": False}, None, "is_post_norm=False, .* no architecture is known"),
-        ("BERT", {**BERT, "padding_token": 1, "activation": "relu"}, "RobertaForMaskedLM", "hidden_act='relu'"),
+        (
+            "BERT",
+            {**BERT, "padding_token": 1},
+            "BertForMaskedLM",
+            "no padding_token, but this model has 1",
+        ),
+        (
+            "BERT",
+            {**BERT, "is_post_norm": False},
+            None,
+            "is_post_norm=False, .* no architecture is known",
+        ),
+        (
+            "BERT",
+            {**BERT, "padding_token": 1, "activation": "relu"},
+            "RobertaForMaskedLM",
+            "hidden_act='relu'",
+        ),
         ("T5", {**TEXT, "is_gated": True, "activation": "gelu"}, None, 'activation="gelu"'),
     ],
 )

@@ -1,4 +1,6 @@
-"""Every way to compute generates the same tokens, and every sampling option has its promised effect."""
+"""Every way to compute generates the same tokens, and every sampling option has its promised
+effect.
+"""
 
 import itertools
 
@@ -17,12 +19,16 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [3, 5, 8, 9]]
 MODELS = {
     "gpt": lambda: GPT(VOCABULARY, LONGEST, 24, 2, 4),
     "llama": lambda: Llama(VOCABULARY, LONGEST, 24, 2, 6, 40, num_kv_heads=2),
-    "t5": lambda: T5(VOCABULARY, LONGEST, 2, 14, False, hidden_size=24, num_layers=1, num_heads=4, num_buckets=8),
+    "t5": lambda: T5(
+        VOCABULARY, LONGEST, 2, 14, False, hidden_size=24, num_layers=1, num_heads=4, num_buckets=8
+    ),
 }
 
 
 def build(name):
-    """Return a model with weights large enough that the most likely token varies between positions."""
+    """Return a model with weights large enough that the most likely token varies between
+    positions.
+    """
     flow.manual_seed(2)
     model = MODELS[name]()
     for parameter in model.parameters():
@@ -37,7 +43,9 @@ def model(request):
 
 
 def log_probs(model, prompt, rows):
-    """Return the log probabilities of the next tokens of rows of equal length, with the forward pass of training."""
+    """Return the log probabilities of the next tokens of rows of equal length, with the forward
+    pass of training.
+    """
     count = len(rows)
     if isinstance(model, T5):
         inputs = {"input_ids": [prompt] * count, "decoder_input_ids": [[0, *row] for row in rows]}
@@ -69,9 +77,13 @@ def test_tokens_are_those_of_the_forward_pass(model, greedy, how):
 
 def test_each_of_several_stop_tokens_ends_rows(model, greedy):
     stops = [greedy[0][4], greedy[1][2]]
-    ends = [min([row.index(stop) + 1 for stop in stops if stop in row], default=None) for row in greedy]
+    ends = [
+        min([row.index(stop) + 1 for stop in stops if stop in row], default=None) for row in greedy
+    ]
     found = Generator(model).generate(PROMPTS, GenerationOptions(12, stop_token=stops))
-    assert found == [row[:end] for row, end in zip(greedy, ends)] and {row[-1] for row in found[:2]} <= {*stops}
+    assert found == [row[:end] for row, end in zip(greedy, ends)] and {
+        row[-1] for row in found[:2]
+    } <= {*stops}
     beams = Generator(model).generate(PROMPTS, GenerationOptions(12, stop_token=stops, num_beams=2))
     assert not any(stop in row[:-1] for row in beams for stop in stops)
 
@@ -112,7 +124,9 @@ def test_draws_have_the_probabilities_of_the_model():
     kept = exact[order] / exact[order].sum()
     kept[np.cumsum(kept) - kept >= 0.9] = 0.0
     shares = np.array([drawn.count(int(token)) for token in order]) / 4000
-    assert sum(shares) == 1.0 and np.abs(shares - kept / kept.sum()).max() < 0.04  # five standard deviations
+    assert (
+        sum(shares) == 1.0 and np.abs(shares - kept / kept.sum()).max() < 0.04
+    )  # five standard deviations
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
@@ -120,13 +134,18 @@ def test_enough_beams_find_the_likeliest_continuation(name):
     model = build(name)
     found = Generator(model).generate(PROMPTS, GenerationOptions(2, num_beams=VOCABULARY))
     for prompt, tokens in zip(PROMPTS, found):
-        pairs = log_probs(model, prompt, [[]])[0][:, None] + log_probs(model, prompt, [[i] for i in range(VOCABULARY)])
+        pairs = log_probs(model, prompt, [[]])[0][:, None] + log_probs(
+            model, prompt, [[i] for i in range(VOCABULARY)]
+        )
         assert tuple(tokens) == np.unravel_index(pairs.argmax(), pairs.shape)
 
 
 @pytest.mark.e2e
 def test_beams_are_equal_in_every_way_to_compute():
-    model, options = build("llama"), GenerationOptions(8, num_beams=4, length_penalty=0.5, stop_token=10)
+    model, options = (
+        build("llama"),
+        GenerationOptions(8, num_beams=4, length_penalty=0.5, stop_token=10),
+    )
     one = Generator(model).generate(PROMPTS, options)
     assert one == Generator(model, is_graph=True).generate(PROMPTS, options)
     assert any(row[-1] == 10 for row in one) and all(10 not in row[:-1] for row in one)
@@ -135,7 +154,9 @@ def test_beams_are_equal_in_every_way_to_compute():
 
 
 def test_beams_end_as_those_of_transformers():
-    """What transformers 5.23 gives for this file: a stop token behind the best two candidates ends no beam."""
+    """What transformers 5.23 gives for this file: a stop token behind the best two candidates ends
+    no beam.
+    """
     model = load_pretrained(FIXTURES / "gpt2")
     options = GenerationOptions(8, num_beams=2, stop_token=35, length_penalty=0.0)
     assert Generator(model).generate([[7, 20, 40, 5]], options) == [[28] * 8]
@@ -149,7 +170,10 @@ def test_beams_end_as_those_of_transformers():
         ({"temperature": float("inf")}, "temperature=inf"),
         ({"seed": -1}, "seed=-1: it must be at least 0"),
         ({"length_penalty": float("nan")}, "length_penalty=nan"),
-        ({"num_beams": 3, "temperature": 1.0}, "means beam search, but temperature=1.0 means sampling"),
+        (
+            {"num_beams": 3, "temperature": 1.0},
+            "means beam search, but temperature=1.0 means sampling",
+        ),
     ],
 )
 def test_impossible_options_are_refused(options, message):
@@ -159,11 +183,17 @@ def test_impossible_options_are_refused(options, message):
 
 def test_prompts_that_do_not_fit_are_refused(model):
     is_answer = isinstance(model, T5)
-    message = "max_new_tokens=26.*max_target_length=14" if is_answer else "7 tokens and max_new_tokens=26.*model's 32"
+    message = (
+        "max_new_tokens=26.*max_target_length=14"
+        if is_answer
+        else "7 tokens and max_new_tokens=26.*model's 32"
+    )
     with pytest.raises(UserError, match=message):
         Generator(model).generate(PROMPTS, GenerationOptions(26))
     with pytest.raises(UserError, match="a prompt has no token"):
         Generator(model).generate([[1], []])
     for token in (-1, VOCABULARY):  # OneFlow would take zeros in its place
-        with pytest.raises(UserError, match=f"outside the model's vocabulary, 0 … {VOCABULARY - 1}"):
+        with pytest.raises(
+            UserError, match=f"outside the model's vocabulary, 0 … {VOCABULARY - 1}"
+        ):
             Generator(model).generate([[1], [2, token]])

@@ -16,7 +16,9 @@ MODELS = {
     "gpt": lambda: GPT(61, 40, 48, 2, 3),
     "gpt2": lambda: GPT(61, 40, 40, 2, 2, activation="gelu_tanh", tie_head=False),
     "llama": lambda: Llama(601, 40, 72, 2, 6, 100, num_kv_heads=2, tie_head=True),
-    "qwen2": lambda: Llama(61, 40, 24, 2, 4, 50, head_size=10, qkv_bias=True, out_bias=True, mlp_bias=True),
+    "qwen2": lambda: Llama(
+        61, 40, 24, 2, 4, 50, head_size=10, qkv_bias=True, out_bias=True, mlp_bias=True
+    ),
 }
 
 
@@ -36,7 +38,9 @@ def test_scores_are_those_of_the_model(name, rows, library):
     tokens = random.integers(0, 61, (rows, 5))
     is_token = np.arange(5) >= random.integers(0, 5, (rows, 1))
     native, plain = NativeDecoder(model, LAYOUT), Decoder(model, LAYOUT)
-    np.testing.assert_array_equal(*(decoder.start(tokens, is_token, 24) for decoder in (native, plain)))
+    np.testing.assert_array_equal(
+        *(decoder.start(tokens, is_token, 24) for decoder in (native, plain))
+    )
     for step in range(19):
         if step == 4 and rows > 1:
             order = random.integers(0, rows, rows)
@@ -54,7 +58,9 @@ def test_changed_weights_are_seen(library):
     model.blocks[0].mlp.down.weight.data.mul_(-3.0)
     model.blocks[1].attention.q.weight.data = flow.randn(48, 48)
     after = generator.generate(prompts, GenerationOptions(8))
-    assert before != after == Generator(model, is_graph=True).generate(prompts, GenerationOptions(8))
+    assert (
+        before != after == Generator(model, is_graph=True).generate(prompts, GenerationOptions(8))
+    )
 
 
 class Doubled(nn.Linear):
@@ -72,4 +78,6 @@ def test_a_model_with_anything_else_in_it_is_computed_by_itself(library):
     mixed.blocks[1].mlp_norm.eps = 0.5
     for model in (other, hooked, mixed):
         assert not can_decode(model, LAYOUT)
-    assert Generator(other).generate([[5, 7]]) != Generator(build("llama")).generate([[5, 7]])  # it matters
+    assert Generator(other).generate([[5, 7]]) != Generator(build("llama")).generate(
+        [[5, 7]]
+    )  # it matters

@@ -1,4 +1,6 @@
-"""Trained models used from their folders, with equal results in Python and by `libai generate` and `libai predict`."""
+"""Trained models used from their folders, with equal results in Python and by `libai generate` and
+`libai predict`.
+"""
 
 import io
 import json
@@ -14,7 +16,13 @@ from omegaconf import OmegaConf
 
 from libai.cli.commands import generate, predict
 from libai.config import LazyCall, defaults, validate
-from libai.data import ImageFolderDataset, InMemoryDataset, TokenDataset, build_text_dataset, build_train_loader
+from libai.data import (
+    ImageFolderDataset,
+    InMemoryDataset,
+    TokenDataset,
+    build_text_dataset,
+    build_train_loader,
+)
 from libai.engine import Run
 from libai.hf import load_pretrained
 from libai.inference import GenerationOptions, Generator, Pipeline
@@ -39,7 +47,9 @@ def trained(folder, iterations, model, dataset):
         "train": train,
         "graph": defaults("graph"),
         "model": model,
-        "optim": LazyCall(flow.optim.AdamW)(params=LazyCall("libai.optim.get_param_groups")(), lr=0.01),
+        "optim": LazyCall(flow.optim.AdamW)(
+            params=LazyCall("libai.optim.get_param_groups")(), lr=0.01
+        ),
         "dataloader": {"train": LazyCall(build_train_loader)(dataset=dataset)},
     }
     Run(validate(OmegaConf.create(config, flags={"allow_objects": True}))).train()
@@ -54,7 +64,9 @@ def run(tmp_path_factory):
     (folder / "b.txt").write_text("a lazy dog. " * 60)
     options = {"cache_dir": folder / "tokens", "validation_fraction": 0.0}
     tokens = build_text_dataset(str(folder / "*.txt"), sequence_length=8, **options).path
-    model = LazyCall(GPT)(vocab_size=257, max_seq_length=64, hidden_size=8, num_layers=1, num_heads=2)
+    model = LazyCall(GPT)(
+        vocab_size=257, max_seq_length=64, hidden_size=8, num_layers=1, num_heads=2
+    )
     return trained(folder, 1, model, LazyCall(TokenDataset)(path=str(tokens), sequence_length=8))
 
 
@@ -67,29 +79,42 @@ def printed(capsys, *words):
 @pytest.mark.e2e
 def test_text_is_that_of_the_tokens_in_both_modes(llama, capsys):
     prompts = [[int(word[1:]) for word in text.split()] for text in TEXTS]
-    expected = Generator(load_pretrained(llama)).generate(prompts, GenerationOptions(6, stop_token=2))
+    expected = Generator(load_pretrained(llama)).generate(
+        prompts, GenerationOptions(6, stop_token=2)
+    )
     texts = [" ".join(f"w{token}" for token in row) for row in expected]
     assert Pipeline(llama).generate(TEXTS, GenerationOptions(6, stop_token=2)) == texts
     for mode in ("eager", "graph"):
-        rows = printed(capsys, str(llama), *TEXTS, "--max-new-tokens=6", "--json", "--mode", mode).splitlines()
-        assert [json.loads(row) for row in rows] == [{"prompt": p, "text": t} for p, t in zip(TEXTS, texts)]
+        rows = printed(
+            capsys, str(llama), *TEXTS, "--max-new-tokens=6", "--json", "--mode", mode
+        ).splitlines()
+        assert [json.loads(row) for row in rows] == [
+            {"prompt": p, "text": t} for p, t in zip(TEXTS, texts)
+        ]
 
 
 def test_one_prompt_is_written_as_it_grows(llama, capsys):
     pieces = list(Pipeline(llama).stream([TEXTS[0]], GenerationOptions(5)))
     assert len(pieces) == 6 and all(text for (text,) in pieces[:5])
-    assert printed(capsys, str(llama), TEXTS[0], "--max-new-tokens=5") == TEXTS[0] + "".join(*zip(*pieces)) + "\n"
+    assert (
+        printed(capsys, str(llama), TEXTS[0], "--max-new-tokens=5")
+        == TEXTS[0] + "".join(*zip(*pieces)) + "\n"
+    )
 
 
 def test_prompts_come_from_files_and_stdin(tmp_path, monkeypatch):
     def read(*words):
-        return generate.read_prompts(generate.build_parser().parse_intermixed_args(["model", *words]))
+        return generate.read_prompts(
+            generate.build_parser().parse_intermixed_args(["model", *words])
+        )
 
     (tmp_path / "lines.txt").write_text("\n\n".join(TEXTS))
     (tmp_path / "lines.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(TEXTS)))
     assert read(*TEXTS) == read() == TEXTS
-    assert all(read("--file", str(tmp_path / name)) == TEXTS for name in ("lines.txt", "lines.jsonl"))
+    assert all(
+        read("--file", str(tmp_path / name)) == TEXTS for name in ("lines.txt", "lines.jsonl")
+    )
     with pytest.raises(UserError, match="no prompt given"):
         read()
 
@@ -112,9 +137,14 @@ def test_a_run_generates_with_the_tokenizer_of_its_data(run, capsys):
     assert pipeline.tokenizer.stop_token == 256
     tokens = pipeline.generator.generate([list(b"a qu")], GenerationOptions(5, 1.0, seed=4))
     text = bytes(token for token in tokens[0] if token < 256).decode(errors="replace")
-    assert printed(capsys, str(run), "a qu", "--max-new-tokens=5", "--temperature=1", "--seed=4") == f"a qu{text}\n"
+    assert (
+        printed(capsys, str(run), "a qu", "--max-new-tokens=5", "--temperature=1", "--seed=4")
+        == f"a qu{text}\n"
+    )
     # without a number as many tokens as the model has positions for: 64, and the prompt takes four
-    everything = printed(capsys, str(run), "a qu", "--temperature=1", "--seed=4", "--stop-token=-1", "--json")
+    everything = printed(
+        capsys, str(run), "a qu", "--temperature=1", "--seed=4", "--stop-token=-1", "--json"
+    )
     options = GenerationOptions(60, temperature=1.0, seed=4, stop_token=None)
     assert json.loads(everything)["text"] == pipeline.generate(["a qu"], options)[0]
 
@@ -135,11 +165,19 @@ def test_texts_are_embedded_alone_as_beside_others(tmp_path, capsys):
     np.testing.assert_allclose((alone**2).sum(1), 1.0, rtol=1e-5)
     assert np.abs(alone[0] - alone[1]).max() > 1e-3
     (tmp_path / "in.csv").write_text("text\n" + "\n".join(TEXTS))
-    words = [str(tmp_path / "bert"), "-i", str(tmp_path / "in.csv"), "-o", str(tmp_path / "out.npz")]
+    words = [
+        str(tmp_path / "bert"),
+        "-i",
+        str(tmp_path / "in.csv"),
+        "-o",
+        str(tmp_path / "out.npz"),
+    ]
     assert predict.run([*words, "--only", "embeddings"]) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["embeddings"], together)
     with pytest.raises(
-        UserError, match="forward returned embeddings, features, pooled for .*: no logits with a row for each sample"
+        UserError,
+        match="forward returned embeddings, features, pooled for .*: no logits with a row for each "
+        "sample",
     ):
         predict.run([*words, "--only", "logits"])
 
@@ -150,7 +188,12 @@ def test_texts_are_classified_by_the_library_and_by_the_command(tmp_path):
     halves = [f"{text} \ud83d" for text in TEXTS]  # half of a surrogate pair is read as "?"
     (tmp_path / "in.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in halves))
     output = tmp_path / "out.jsonl"
-    assert predict.run([str(folder), "-i", str(tmp_path / "in.jsonl"), "-o", str(output), "--classify"]) == 0
+    assert (
+        predict.run(
+            [str(folder), "-i", str(tmp_path / "in.jsonl"), "-o", str(output), "--classify"]
+        )
+        == 0
+    )
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(row["class"], row["probability"]) for row in rows] == found
     assert all(name.startswith("LABEL_") and 1 / 3 < p < 1 for name, p in found)
@@ -173,16 +216,38 @@ def test_files_of_images_are_classified_by_their_folders(mode, tmp_path):
     for name, colour in (("blue", (0, 0, 255)), ("red", (255, 0, 0))):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(4):
-            image_module.new("RGB", (20 + number, 16), colour).save(tmp_path / "images" / name / f"{number}.png")
+            image_module.new("RGB", (20 + number, 16), colour).save(
+                tmp_path / "images" / name / f"{number}.png"
+            )
     model = LazyCall(ViT)(
-        image_size=8, patch_size=4, num_channels=3, num_classes=2, hidden_size=8, num_layers=1, num_heads=2
+        image_size=8,
+        patch_size=4,
+        num_channels=3,
+        num_classes=2,
+        hidden_size=8,
+        num_layers=1,
+        num_heads=2,
     )
-    trained(tmp_path, 20, model, LazyCall(ImageFolderDataset)(path=str(tmp_path / "images"), image_size=8))
-    files = [str(tmp_path / "images" / "red" / "0.png"), str(tmp_path / "images" / "blue" / "1.png")]
+    trained(
+        tmp_path,
+        20,
+        model,
+        LazyCall(ImageFolderDataset)(path=str(tmp_path / "images"), image_size=8),
+    )
+    files = [
+        str(tmp_path / "images" / "red" / "0.png"),
+        str(tmp_path / "images" / "blue" / "1.png"),
+    ]
     found = Pipeline(tmp_path / "run", mode=mode).classify(files)
     assert [name for name, _ in found] == ["red", "blue"]
     (tmp_path / "in.csv").write_text("file\n" + "\n".join(files))
-    words = [str(tmp_path / "run"), "-i", str(tmp_path / "in.csv"), "-o", str(tmp_path / "out.jsonl")]
+    words = [
+        str(tmp_path / "run"),
+        "-i",
+        str(tmp_path / "in.csv"),
+        "-o",
+        str(tmp_path / "out.jsonl"),
+    ]
     assert predict.run([*words, "--classify", "--mode", mode]) == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["class"] for row in rows] == ["red", "blue"]
@@ -197,7 +262,9 @@ class Flowers(InMemoryDataset):
 
     def __init__(self):
         labels = np.arange(16) % 2
-        super().__init__(images=labels[:, None] * np.float32([4, -4, 2]) + np.float32([0, 4, 0]), labels=labels)
+        super().__init__(
+            images=labels[:, None] * np.float32([4, -4, 2]) + np.float32([0, 4, 0]), labels=labels
+        )
 
 
 @pytest.mark.e2e
@@ -225,7 +292,9 @@ def test_an_ordinary_table_is_predicted_by_its_columns(tmp_path, capsys):
             predict.run([*words, "--columns", f"images={choice}"])
     many = ",".join(f"column_{i}" for i in range(40))
     (tmp_path / "wide.jsonl").write_text(json.dumps(dict.fromkeys(many.split(","), [1.0])))
-    with pytest.raises(UserError, match="column_0, .* … and column_39 .40., and the model's forward takes") as caught:
+    with pytest.raises(
+        UserError, match="column_0, .* … and column_39 .40., and the model's forward takes"
+    ) as caught:
         predict.run([folder, "-i", str(tmp_path / "wide.jsonl")])
     assert len(textwrap.wrap(str(caught.value), 80)) <= 6
 
@@ -243,11 +312,19 @@ def test_mistakes_are_one_clear_error(llama, tmp_path):
         (generate, [str(llama), "--file", str(tmp_path / "bad.jsonl")], "no prompts can be read"),
         (generate, [str(llama), "a\udcff"], "no prompts can be read"),
         (generate, [str(FIXTURES / "llama"), "a"], "has no tokenizer"),
-        (generate, [str(llama), "a", "--tokenizer", str(tmp_path / "bad.jsonl")], "cannot be read as a tokenizer"),
+        (
+            generate,
+            [str(llama), "a", "--tokenizer", str(tmp_path / "bad.jsonl")],
+            "cannot be read as a tokenizer",
+        ),
         (generate, [str(llama), "a", "-n", "0"], "both must be at least 1"),
         (generate, [str(llama), "a", "-n", "9999"], "PROCS is 9999, and this machine has"),
         (predict, [bert, "-i", str(tmp_path / "two.csv")], "a model takes only one column of text"),
-        (predict, [vit, "-i", str(tmp_path / "one.csv")], r"a is text \('red'\).*does not define how image files"),
+        (
+            predict,
+            [vit, "-i", str(tmp_path / "one.csv")],
+            r"a is text \('red'\).*does not define how image files",
+        ),
         (predict, [vit, "--data", "val"], "is not the folder of a run, so it has no datasets"),
     ]:
         with pytest.raises(UserError, match=message):

@@ -1,5 +1,6 @@
-"""Bad inputs that only show during building or in the first batch: overrides of user_config.py and texts in the
-error."""
+"""Bad inputs that only show during building or in the first batch: overrides of user_config.py and
+texts in the error.
+"""
 
 MODEL = "model={_target_: user_parts.%s}"
 DATA = "dataloader.train.dataset={_target_: user_parts.%s}"
@@ -17,11 +18,18 @@ PARTS = {
     "model.width=null": ("model.width", "width=None", ">= 1"),
     "model.width=1e30": ("model.width", "are free"),
     "++model.width=abc": ("model.width", "width='abc'"),
-    "model={_target_: oneflow.nn.Linear, in_features: 4, out_features: -3}": ("model.out_features", ">= 1"),
-    "model={_target_: oneflow.nn.Embedding, num_embeddings: -3, embedding_dim: 3}": ("model.num_embeddings",),
+    "model={_target_: oneflow.nn.Linear, in_features: 4, out_features: -3}": (
+        "model.out_features",
+        ">= 1",
+    ),
+    "model={_target_: oneflow.nn.Embedding, num_embeddings: -3, embedding_dim: 3}": (
+        "model.num_embeddings",
+    ),
     "model={_target_: oneflow.nn.LayerNorm, normalized_shape: -3}": ("model.normalized_shape",),
     "model={_target_: oneflow.nn.BatchNorm2d, num_features: -3}": ("model.num_features",),
-    "model={_target_: oneflow.nn.Conv2d, in_channels: 3, out_channels: -3, kernel_size: 3}": ("model.out_channels",),
+    "model={_target_: oneflow.nn.Conv2d, in_channels: 3, out_channels: -3, kernel_size: 3}": (
+        "model.out_channels",
+    ),
     "model={_target_: oneflow.nn.LSTM, input_size: -3, hidden_size: 3}": ("input_size",),
     "model={_target_: oneflow.nn.PReLU, num_parameters: -1}": ("model.num_parameters",),
     "model={_target_: user_parts.Zeros, length: -3}": ("model.length", "lengths >= 0"),
@@ -30,13 +38,27 @@ PARTS = {
         "model.hidden_sizes=['a', 'b']",
         ">= 1",
     ),
-    "model={_target_: libai.models.MLP, input_size: 8, hidden_sizes: [0]}": ("model.hidden_sizes=[0]", ">= 1"),
-    "model={_target_: libai.models.MLP, input_size: 8, hidden_sizes: [-5]}": ("model.hidden_sizes=[-5]", ">= 1"),
+    "model={_target_: libai.models.MLP, input_size: 8, hidden_sizes: [0]}": (
+        "model.hidden_sizes=[0]",
+        ">= 1",
+    ),
+    "model={_target_: libai.models.MLP, input_size: 8, hidden_sizes: [-5]}": (
+        "model.hidden_sizes=[-5]",
+        ">= 1",
+    ),
     "model={_target_: libai.models.MLP, input_size: 8, hidden_sizes: 5}": ("model.hidden_sizes",),
-    "model={_target_: libai.models.GPT, vocab_size: 9, max_seq_length: 4, num_heads: 0}": ("model.num_heads=0",),
-    "model={_target_: libai.models.GPT, vocab_size: 9, max_seq_length: -4}": ("model.max_seq_length=-4",),
-    "model={_target_: libai.models.BERT, vocab_size: -9, max_seq_length: 4}": ("model.vocab_size=-9",),
-    "model={_target_: libai.models.GPT, vocab_size: 9, max_seq_length: 4, mlp_ratio: 0}": ("model.mlp_ratio=0",),
+    "model={_target_: libai.models.GPT, vocab_size: 9, max_seq_length: 4, num_heads: 0}": (
+        "model.num_heads=0",
+    ),
+    "model={_target_: libai.models.GPT, vocab_size: 9, max_seq_length: -4}": (
+        "model.max_seq_length=-4",
+    ),
+    "model={_target_: libai.models.BERT, vocab_size: -9, max_seq_length: 4}": (
+        "model.vocab_size=-9",
+    ),
+    "model={_target_: libai.models.GPT, vocab_size: 9, max_seq_length: 4, mlp_ratio: 0}": (
+        "model.mlp_ratio=0",
+    ),
     "model={_target_: libai.models.ViT, image_size: 8, patch_size: 0}": ("model.patch_size=0",),
     "model={_target_: libai.models.ResNet, width: -1}": ("model.width=-1",),
     "model={_target_: libai.models.ResNet, num_classes: 0}": ("model.num_classes=0",),
@@ -50,7 +72,11 @@ PARTS = {
     MODEL % "NoParameters": ("`model`", "not a module with a parameter"),
     MODEL % "Frozen": ("`model`", "not a module with a parameter that requires a gradient"),
     MODEL % "Detached": ("Detached.forward", "depend on no parameter"),
-    MODEL % "NeedsMask": ("NeedsMask.forward takes", "missing a required argument: 'mask'", "['x', 'y']"),
+    MODEL % "NeedsMask": (
+        "NeedsMask.forward takes",
+        "missing a required argument: 'mask'",
+        "['x', 'y']",
+    ),
     MODEL % "OtherShape": (FITS_NOT, "8 and 5", "user_parts.py"),
     MODEL % "ReturnsTensor": ("returned a tensor of shape", '"losses"'),
     MODEL % "ReturnsFloat": ("a float", '"losses"'),
@@ -91,12 +117,27 @@ PARTS = {
     # evaluators, hooks, schedules
     EVALUATOR % "NoProcess": ("train.evaluation.evaluators.mine", "process(batch, outputs)"),
     EVALUATOR % "NoCompute": ("train.evaluation.evaluators.mine", "compute(sums)"),
-    EVALUATOR % "ProcessOneArgument": ("train.evaluation.evaluators.mine", "process(batch, outputs)"),
-    EVALUATOR % "ProcessReturnsNone": ("the result of ProcessReturnsNone.process is None", "Return"),
-    EVALUATOR % "ComputeReturnsText": ("n in the result of ComputeReturnsText.compute is 'many'", "Return"),
+    EVALUATOR % "ProcessOneArgument": (
+        "train.evaluation.evaluators.mine",
+        "process(batch, outputs)",
+    ),
+    EVALUATOR % "ProcessReturnsNone": (
+        "the result of ProcessReturnsNone.process is None",
+        "Return",
+    ),
+    EVALUATOR % "ComputeReturnsText": (
+        "n in the result of ComputeReturnsText.compute is 'many'",
+        "Return",
+    ),
     EVALUATOR % "a_number": ("train.evaluation.evaluators.mine is 7",),
-    "train.extra_hooks=[{_target_: user_parts.NotAHook}]": ("train.extra_hooks[0] is a NotAHook", "HookBase"),
-    "train.extra_hooks=[{_target_: user_parts.nothing}]": ("train.extra_hooks[0] is None", "HookBase"),
+    "train.extra_hooks=[{_target_: user_parts.NotAHook}]": (
+        "train.extra_hooks[0] is a NotAHook",
+        "HookBase",
+    ),
+    "train.extra_hooks=[{_target_: user_parts.nothing}]": (
+        "train.extra_hooks[0] is None",
+        "HookBase",
+    ),
     "lr_scheduler={_target_: user_parts.NoStep}": ("`lr_scheduler` is a NoStep", "step()"),
     "lr_scheduler={_target_: user_parts.NotAModule}": ("`lr_scheduler` is a NotAModule", "step()"),
     "lr_scheduler.max_iter=0": ("lr_scheduler.max_iter=0",),
@@ -104,9 +145,18 @@ PARTS = {
     # files and folders
     "train.load_weight=nowhere": ("nowhere",),
     "train.load_weight=user_parts.py": ("user_parts.py",),
-    "train.output_dir=user_parts.py/x": ("train.output_dir=user_parts.py/x", "Set train.output_dir"),
+    "train.output_dir=user_parts.py/x": (
+        "train.output_dir=user_parts.py/x",
+        "Set train.output_dir",
+    ),
     "train.output_dir=/proc/x": ("train.output_dir=/proc/x", "Set train.output_dir"),
 }
 
 #: inputs that graph mode must report too
-IN_BOTH_MODES = [MODEL % "NeedsMask", MODEL % "OtherShape", MODEL % "ReturnsTensor", DATA % "wide", DATA % "only_x"]
+IN_BOTH_MODES = [
+    MODEL % "NeedsMask",
+    MODEL % "OtherShape",
+    MODEL % "ReturnsTensor",
+    DATA % "wide",
+    DATA % "only_x",
+]

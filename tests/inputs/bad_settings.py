@@ -1,4 +1,5 @@
-"""Bad overrides: the setting as typed, and the texts that its single error must contain besides the key.
+"""Bad overrides: the setting as typed, and the texts that its single error must contain besides the
+key.
 
 The whole texts of common mistakes are in tests/config/test_overrides.py and test_validation.py.
 """
@@ -46,7 +47,9 @@ OVERRIDES = {
     "train.evaluation.early_stop_patience=0": (WHOLE + " >= 1",),
     "train.clip_grad.max_norm=-1": ("a number > 0",),
     "train.checkpointer.max_to_keep=1.5": (WHOLE + " >= 1 or null",),
-    "train.profile=[1.5,3]": ("train.profile=[1.5, 3]: expected [start, end] with 0 <= start < end",),
+    "train.profile=[1.5,3]": (
+        "train.profile=[1.5, 3]: expected [start, end] with 0 <= start < end",
+    ),
     "train.freeze=[1]": ("train.freeze has 1, which is not a regular expression",),
     "train.profile=[5,3]": ("expected [start, end] with 0 <= start < end, such as [10, 15]",),
     "train.dist.data_parallel_size=0": (WHOLE + " >= 1",),
@@ -67,7 +70,10 @@ OVERRIDES = {
     "train.extra_hooks={a: 1}": ("a list such as",),
     "dataloader.test={a: 1}": ("dataloader.test.a has no _target_",),
     # targets
-    "optim._target_=nowhere.Adam": ("there is no module 'nowhere'", "Did you mean oneflow.optim.Adam?"),
+    "optim._target_=nowhere.Adam": (
+        "there is no module 'nowhere'",
+        "Did you mean oneflow.optim.Adam?",
+    ),
     "optim._target_=oneflow.optm.Adam": ("oneflow has no 'optm'", "Did you mean optim?"),
     "optim._target_=AdamW": ("Did you mean oneflow.optim.AdamW?",),
     "optim._target_=oneflow.optim": ("is a Python module", "Use a class or function in it: Adam,"),
@@ -76,17 +82,30 @@ OVERRIDES = {
     "model._target_=oneflow.optim.Foo": ("oneflow.optim has no 'Foo'. It has Adadelta",),
     # a known kind where another belongs
     "optim._target_=user_parts.Net": ("user_parts.Net is a module, not an optimizer",),
-    "optim={_target_: user_parts.NotAModule}": ("must be a LazyCall of an optimizer class that takes params",),
+    "optim={_target_: user_parts.NotAModule}": (
+        "must be a LazyCall of an optimizer class that takes params",
+    ),
     "model._target_=oneflow.optim.AdamW": ("is an optimizer, not a module",),
     "lr_scheduler={_target_: oneflow.optim.SGD}": ("is an optimizer, not a schedule",),
     "dataloader.train={_target_: user_parts.Net}": ("user_parts.Net is a module, not a loader",),
     "dataloader.test.val={_target_: user_parts.Hook}": ("user_parts.Hook is a hook, not a loader",),
-    "train.evaluation.evaluators.mine={_target_: user_parts.Hook}": ("is a hook, not an evaluator",),
-    "train.extra_hooks=[{_target_: oneflow.optim.SGD}]": ("train.extra_hooks[0]", "is an optimizer, not a hook"),
+    "train.evaluation.evaluators.mine={_target_: user_parts.Hook}": (
+        "is a hook, not an evaluator",
+    ),
+    "train.extra_hooks=[{_target_: oneflow.optim.SGD}]": (
+        "train.extra_hooks[0]",
+        "is an optimizer, not a hook",
+    ),
     "optim._target_=null": ("dotted path",),
     "model._target_=oneflow.nn.Linear": ("model.width", "takes no such argument"),
-    "train.extra_hooks=[{_target_: user_parts.Hok}]": ("train.extra_hooks[0]", "Did you mean Hook?"),
-    "train.extra_hooks=[{_target_: user_parts.Hook, perod: 3}]": ("train.extra_hooks[0].perod", "period"),
+    "train.extra_hooks=[{_target_: user_parts.Hok}]": (
+        "train.extra_hooks[0]",
+        "Did you mean Hook?",
+    ),
+    "train.extra_hooks=[{_target_: user_parts.Hook, perod: 3}]": (
+        "train.extra_hooks[0].perod",
+        "period",
+    ),
     # types of arguments
     "optim.lr=abc": ("expected a number",),
     "optim.lr=true": ("expected a number",),
@@ -94,11 +113,18 @@ OVERRIDES = {
     "optim.lr=-1": ("optim.lr=-1.0: expected a finite number >= 0, such as 1e-3",),
     "optim.lr=nan": ("optim.lr=nan: expected a finite number >= 0",),
     "optim.eps=-1": ("optim.eps=-1.0: expected a finite number >= 0",),
-    "optim.weight_decay=-1": ("optim.weight_decay=-1.0: expected a finite number >= 0, such as 0.01.",),
+    "optim.weight_decay=-1": (
+        "optim.weight_decay=-1.0: expected a finite number >= 0, such as 0.01.",
+    ),
     "optim.betas=[0.9]": ("optim.betas=[0.9]: expected two numbers >= 0 and < 1",),
     "optim={_target_: oneflow.optim.SGD, lr: x}": ("optim.lr='x': expected a number",),
-    "optim={_target_: oneflow.optim.SGD, lr: 0.1, momentum: 2}": ("optim.momentum=2", ">= 0 and <= 1"),
-    "optim.params={_target_: libai.optim.get_param_groups, weight_decay: nan}": ("optim.params.weight_decay=nan",),
+    "optim={_target_: oneflow.optim.SGD, lr: 0.1, momentum: 2}": (
+        "optim.momentum=2",
+        ">= 0 and <= 1",
+    ),
+    "optim.params={_target_: libai.optim.get_param_groups, weight_decay: nan}": (
+        "optim.params.weight_decay=nan",
+    ),
     "optim.params={_target_: libai.optim.get_param_groups, overrides: {a: {lr_mult: -1}}}": (
         "optim.params.overrides.a.lr_mult=-1: expected a finite number >= 0",
     ),

@@ -66,7 +66,9 @@ def worker(tmp_path_factory):
 
 
 def is_one_clear_error(result):
-    """Exit code 2 and one error without a traceback; its lines are one message, however many problems it lists."""
+    """Exit code 2 and one error without a traceback; its lines are one message, however many
+    problems it lists.
+    """
     starts = [line for line in result.errors if line.startswith("error:")]
     return (
         result.returncode == 2

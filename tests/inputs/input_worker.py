@@ -1,7 +1,8 @@
-"""Runs command lines of tools/train_net.py one after the other in one process, for tests of many bad inputs.
+"""Runs command lines of tools/train_net.py one after the other in one process, for tests of many
+bad inputs.
 
-Reads a JSON list of arguments a line from stdin; answers with a JSON line: exit code, stdout, stderr. A process of its
-own, since what is tried here may end it.
+Reads a JSON list of arguments a line from stdin; answers with a JSON line: exit code, stdout,
+stderr. A process of its own, since what is tried here may end it.
 """
 
 import contextlib

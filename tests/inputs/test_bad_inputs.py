@@ -1,4 +1,6 @@
-"""Every bad input ends with exit code 2 and one error that names the key, the place and what to change."""
+"""Every bad input ends with exit code 2 and one error that names the key, the place and what to
+change.
+"""
 
 import bad_files
 import bad_parts
@@ -26,13 +28,17 @@ def test_a_name_of_another_trainer_says_the_setting_that_is_meant(worker, overri
     check(worker.ask("user_config.py", override), [override.partition("=")[0], text])
 
 
-@pytest.mark.parametrize("override, texts", bad_settings.OVERRIDES.items(), ids=bad_settings.OVERRIDES)
+@pytest.mark.parametrize(
+    "override, texts", bad_settings.OVERRIDES.items(), ids=bad_settings.OVERRIDES
+)
 def test_an_override_that_cannot_be(worker, override, texts):
     right = "train.seed=1" if override.startswith("train.log_period") else "train.log_period=7"
     check(worker.ask("user_config.py", override, right), texts)
 
 
-@pytest.mark.parametrize("words, texts", bad_settings.FLAGS.items(), ids=map(" ".join, bad_settings.FLAGS))
+@pytest.mark.parametrize(
+    "words, texts", bad_settings.FLAGS.items(), ids=map(" ".join, bad_settings.FLAGS)
+)
 def test_a_flag_that_cannot_be(worker, words, texts):
     result = worker.ask("user_config.py", *words, "train.log_period=7")
     check(result, texts)
@@ -66,14 +72,20 @@ def test_a_config_that_is_no_file(worker, name):
 
 def test_a_foreign_name_that_the_file_uses_is_a_variable(worker):
     """Control: `lr = 0.1` is a mistake only if nothing reads it, and a byte order mark is none."""
-    (worker.folder / "uses_lr.py").write_text(bad_files.GOOD + "lr = 0.1\noptim.lr = lr\n", "utf-8-sig")
+    (worker.folder / "uses_lr.py").write_text(
+        bad_files.GOOD + "lr = 0.1\noptim.lr = lr\n", "utf-8-sig"
+    )
     assert worker.ask("uses_lr.py", "--print-config").returncode == 0
 
 
 def test_a_bug_in_the_users_forward_keeps_its_traceback(worker):
     """Control: not everything is turned into one line."""
     result = worker.ask("user_config.py", "model={_target_: user_parts.Bug}")
-    assert result.returncode == 1 and "KeyError: 'missing'" in result.stderr and "in forward" in result.stderr, result
+    assert (
+        result.returncode == 1
+        and "KeyError: 'missing'" in result.stderr
+        and "in forward" in result.stderr
+    ), result
 
 
 @pytest.mark.e2e
@@ -85,13 +97,19 @@ def test_a_bug_in_the_users_forward_keeps_its_traceback(worker):
         (["tools/train_net.py", "user_config.py", "-1"], ["PROCS is '-1'"]),
         (["tools/train_net.py", "user_config.py", "1.5"], ["PROCS is '1.5'"]),
         (["tools/train_net.py", "user_config.py", "many"], ["PROCS is 'many'"]),
-        (["tools/train_net.py", "2", "user_config.py"], ["PROCS is 'user_config.py'", "FILE CONFIG PROCS"]),
+        (
+            ["tools/train_net.py", "2", "user_config.py"],
+            ["PROCS is 'user_config.py'", "FILE CONFIG PROCS"],
+        ),
         (["user_config.py", "tools/train_net.py", "1"], ["are swapped"]),
         (["tools/train_net.py", "user_config.py", "100000"], ["PROCS is 100000", "Choose 1 to"]),
         (["tools/train_net.py", ".", "1"], ["CONFIG is ., which is a folder"]),
         (["tools", "user_config.py", "1"], ["FILE is tools, which is a folder"]),
         (["tools/train_net.py", "user_confg.py", "1"], ["Did you mean user_config.py?"]),
-        (["tools/train_net.py", "user_config.py", "2", "lr=1"], ["lr: no such setting", "optim.lr"]),
+        (
+            ["tools/train_net.py", "user_config.py", "2", "lr=1"],
+            ["lr: no such setting", "optim.lr"],
+        ),
         (["tools/train_net.py", "user_config.py", "1", "--max-restarts"], ["--max-restarts is ''"]),
     ],
 )
@@ -103,10 +121,14 @@ def test_a_command_line_of_the_launcher(worker, arguments, texts):
         assert text in result.errors[0], result
 
 
-@pytest.mark.parametrize("name", ["LIBAI_START_TIMEOUT", "LIBAI_STEP_TIMEOUT", "MAX_RESTARTS", "PORT", "NODE"])
+@pytest.mark.parametrize(
+    "name", ["LIBAI_START_TIMEOUT", "LIBAI_STEP_TIMEOUT", "MAX_RESTARTS", "PORT", "NODE"]
+)
 def test_a_variable_of_the_environment_that_cannot_be(worker, name):
     result = jobs.train_sh("user_config.py", 1, cwd=worker.folder, **{name: "soon"})
-    assert result.returncode == 2 and len(result.errors) == 1 and f"{name} is 'soon'" in result.stderr, result
+    assert (
+        result.returncode == 2 and len(result.errors) == 1 and f"{name} is 'soon'" in result.stderr
+    ), result
 
 
 def test_help_behind_config_and_procs_is_shown(worker):

@@ -40,16 +40,23 @@ def small_files():
 @pytest.mark.parametrize(("limit", "code"), [("-f 0", 2), ("-f 8", 1), ("-f 20", 1), ("-n 6", 2)])
 def test_a_run_on_a_full_disk_or_with_few_files_ends_with_one_error(tmp_path, limit, code):
     command = shlex.join([*jobs.LIBAI, "train", *COMMAND[2:], f"train.output_dir={tmp_path}"])
-    result = jobs.run(["bash", "-c", f"ulimit {limit}; {command} 2>&1 | cat; exit ${{PIPESTATUS[0]}}"])
+    result = jobs.run(
+        ["bash", "-c", f"ulimit {limit}; {command} 2>&1 | cat; exit ${{PIPESTATUS[0]}}"]
+    )
     (error,) = [line for line in result.stdout.splitlines() if line.startswith("error: ")]
     assert result.returncode == code and (code == 2 or str(tmp_path) in error), result
-    assert f"aise the limit of `ulimit {limit[:2]}`" in error and "Traceback" not in result.stdout, result
+    assert (
+        f"aise the limit of `ulimit {limit[:2]}`" in error and "Traceback" not in result.stdout
+    ), result
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("output", ["> /dev/full", "| true", "2> /dev/full", "2>&1 | true"])
 def test_a_run_goes_on_without_a_screen(tmp_path, output):
-    command = f"{shlex.join([*COMMAND[:-1], f'train.output_dir={tmp_path}'])} {output}; exit ${{PIPESTATUS[0]}}"
+    command = (
+        f"{shlex.join([*COMMAND[:-1], f'train.output_dir={tmp_path}'])} {output}; exit "
+        f"${{PIPESTATUS[0]}}"
+    )
     result = jobs.run(["bash", "-c", command])
     assert result.returncode == 0 and "Logging error" not in result.stderr, result
     says = [line.startswith("warning: standard output cannot be written") for line in result.errors]
@@ -64,8 +71,13 @@ def test_a_log_that_cannot_be_written_is_said_once(tmp_path, capfd):
             logger.info("%s %s", number, "x" * 100)
         logger.warning("still here")
     out, err = capfd.readouterr()
-    assert err.count(f"warning: {tmp_path}/log.txt cannot be written: File too large") == 1 and "Traceback" not in err
-    left = [handler for handler in logging.getLogger("libai").handlers if hasattr(handler, "of_libai")]
+    assert (
+        err.count(f"warning: {tmp_path}/log.txt cannot be written: File too large") == 1
+        and "Traceback" not in err
+    )
+    left = [
+        handler for handler in logging.getLogger("libai").handlers if hasattr(handler, "of_libai")
+    ]
     assert "still here" in out and left == []
 
 
@@ -90,7 +102,9 @@ def test_a_full_disk_names_the_space_that_is_left(tmp_path, capsys):
     """The name of the file is not UTF-8."""
 
     def fill():
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "metrics\udcff.jsonl"))
+        raise OSError(
+            errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "metrics\udcff.jsonl")
+        )
 
     assert run_guarded(fill) == 1
     (line,) = capsys.readouterr().err.splitlines()

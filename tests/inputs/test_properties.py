@@ -17,11 +17,22 @@ pytestmark = pytest.mark.e2e
 
 def drawn(count):
     """The same `count` examples in every run, however slow the machine."""
-    checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
-    return settings(derandomize=True, deadline=None, database=None, max_examples=count, suppress_health_check=checks)
+    checks = [
+        HealthCheck.too_slow,
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.filter_too_much,
+    ]
+    return settings(
+        derandomize=True,
+        deadline=None,
+        database=None,
+        max_examples=count,
+        suppress_health_check=checks,
+    )
 
 
-# ------------------------------------------------------------------------------------------------- overrides
+# ----------------------------------------------------------------------------------------------
+# overrides
 
 
 class Net:
@@ -45,15 +56,21 @@ def config():
 
 
 CONFIG = config()
-KEYS = st.sampled_from([*all_paths(), "model.width", "model.inner.rates", "optim.rates.0", "dataloader.test.val.name"])
+KEYS = st.sampled_from(
+    [*all_paths(), "model.width", "model.inner.rates", "optim.rates.0", "dataloader.test.val.name"]
+)
 NUMBERS = st.one_of(st.integers(), st.floats()).map(str)
-WORDS = st.sampled_from(["null", "true", "off", "auto", "cpu", "abc", "???", "1e30", "[]", "{}", "''", "${train.seed}"])
+WORDS = st.sampled_from(
+    ["null", "true", "off", "auto", "cpu", "abc", "???", "1e30", "[]", "{}", "''", "${train.seed}"]
+)
 JUNK = st.text(st.sampled_from(list("abz019.,=+~-_ []{}'\"$:\\/@#()\t\n\0éß\u2028")), max_size=12)
 VALUES = st.recursive(
     NUMBERS | WORDS | JUNK,
     lambda inner: (
         st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]")
-        | st.dictionaries(st.sampled_from(["enabled", "_target_", "a", "width"]), inner, max_size=2).map(
+        | st.dictionaries(
+            st.sampled_from(["enabled", "_target_", "a", "width"]), inner, max_size=2
+        ).map(
             lambda items: "{" + ", ".join(f"{key}: {value}" for key, value in items.items()) + "}"
         )
     ),
@@ -73,7 +90,12 @@ def mutated(draw):
 LINES = st.one_of(
     mutated(),
     JUNK,
-    st.builds(lambda sign, key, value: f"{sign}{key}={value}", st.sampled_from(["", "+", "++", "~"]), KEYS, VALUES),
+    st.builds(
+        lambda sign, key, value: f"{sign}{key}={value}",
+        st.sampled_from(["", "+", "++", "~"]),
+        KEYS,
+        VALUES,
+    ),
     KEYS.map(lambda key: f"~{key}"),
 )
 
@@ -91,7 +113,8 @@ def test_any_override_gives_a_valid_config_or_one_clear_error(lines):
         assert validate(run.to_config()) == run
 
 
-# ------------------------------------------------------------------------------------------- samples and batches
+# ----------------------------------------------------------------------------------------------
+# samples and batches
 
 
 @drawn(150)
@@ -103,15 +126,21 @@ def test_any_override_gives_a_valid_config_or_one_clear_error(lines):
     st.booleans(),
     st.integers(0, 9),
 )
-def test_each_sample_comes_once_per_epoch_on_any_ranks_from_any_point(samples, micro, ranks, seed, shuffle, resumed):
+def test_each_sample_comes_once_per_epoch_on_any_ranks_from_any_point(
+    samples, micro, ranks, seed, shuffle, resumed
+):
     def visits(first_step, num_steps):
-        """The samples of all ranks in the order of the stream, read by streams that know of nothing before."""
+        """The samples of all ranks in the order of the stream, read by streams that know of nothing
+        before.
+        """
         found = []
         for step in range(first_step, first_step + num_steps):
             for rank in range(ranks):
                 layout = DataLayout(micro, rank, ranks)
                 start, stop = layout.slice_of_step(step * layout.samples_per_step)
-                found += SampleStream(samples, seed=seed, shuffle=shuffle).indices(start, stop).tolist()
+                found += (
+                    SampleStream(samples, seed=seed, shuffle=shuffle).indices(start, stop).tolist()
+                )
         return found
 
     steps = -(-2 * samples // (micro * ranks))

@@ -17,7 +17,12 @@ from libai.launch.request import find_free_port, read_job
 from libai.utils.errors import UserError
 
 MAIN = [sys.executable, str(jobs.ROOT / "libai" / "__main__.py")]
-SMALL = ["train.train_iter=2", "train.log_period=1", "train.device=cpu", "train.evaluation.enabled=false"]
+SMALL = [
+    "train.train_iter=2",
+    "train.log_period=1",
+    "train.device=cpu",
+    "train.evaluation.enabled=false",
+]
 
 
 def srun(rank, size, **others):
@@ -48,10 +53,15 @@ def oneflow(rank, size, **others):
     return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501", **others}
 
 
-NODES = {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"}
+NODES = {
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_NODEID": "1",
+}
 OTHER_HALF = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
-# -------------------------------------------------------------------------------------------------- which place
+# ----------------------------------------------------------------------------------------------
+# which place
 
 
 @pytest.mark.parametrize(
@@ -59,7 +69,10 @@ OTHER_HALF = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "
     [
         (oneflow(1, 2), ("oneflow.distributed.launch", 1, 2, 1, 2, "127.0.0.1", 29501)),
         (open_mpi(1, 2, PORT="29502"), ("mpirun of Open MPI", 1, 2, 1, 2, "127.0.0.1", 29502)),
-        (open_mpi(3, 4, ADDR="a", PORT="1", **OTHER_HALF), ("mpirun of Open MPI", 3, 4, 1, 2, "a", 1)),
+        (
+            open_mpi(3, 4, ADDR="a", PORT="1", **OTHER_HALF),
+            ("mpirun of Open MPI", 3, 4, 1, 2, "a", 1),
+        ),
         (srun(1, 2, PORT="29502"), ("srun", 1, 2, 1, 2, "127.0.0.1", 29502)),
         (srun(3, 4, **{**NODES, "SLURM_LOCALID": "1"}, PORT="1"), ("srun", 3, 4, 1, 2, "gpu07", 1)),
         ({}, None),
@@ -74,14 +87,26 @@ def test_the_place_is_found(environment, expected):
     if expected is None:
         assert place is None
         return
-    found = (place.launcher, place.rank, place.size, place.local_rank, place.local_size, place.address, place.port)
+    found = (
+        place.launcher,
+        place.rank,
+        place.size,
+        place.local_rank,
+        place.local_size,
+        place.address,
+        place.port,
+    )
     assert found[:-1] == expected[:-1] and expected[-1] in (None, found[-1])
 
 
 @pytest.mark.parametrize(
     ("environment", "launcher", "rank"),
     [
-        (open_mpi(1, 2) | srun(0, 2, SLURM_STEP_TASKS_PER_NODE="1(x2)", ADDR="a"), "mpirun of Open MPI", 1),
+        (
+            open_mpi(1, 2) | srun(0, 2, SLURM_STEP_TASKS_PER_NODE="1(x2)", ADDR="a"),
+            "mpirun of Open MPI",
+            1,
+        ),
         (srun(1, 2) | oneflow(1, 2), "oneflow.distributed.launch", 1),
     ],
 )
@@ -95,14 +120,20 @@ def test_of_launchers_inside_of_each_other_the_inner_one_counts(environment, lau
     [
         (
             open_mpi(1, 2) | oneflow(0, 4),
-            "two launchers contradict each other: oneflow.distributed.launch (process 0 of 4) and mpirun of Open MPI "
-            "(process 1 of 2)",
+            "two launchers contradict each other: oneflow.distributed.launch (process 0 of 4) "
+            "and mpirun of Open MPI (process 1 of 2)",
         ),
         (srun(5, 2), "the environment of srun contradicts itself: process 5 of 2"),
-        (open_mpi(0, 2, OMPI_COMM_WORLD_SIZE="x"), "OMPI_COMM_WORLD_SIZE is 'x', so its rank is unknown"),
+        (
+            open_mpi(0, 2, OMPI_COMM_WORLD_SIZE="x"),
+            "OMPI_COMM_WORLD_SIZE is 'x', so its rank is unknown",
+        ),
         ({"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK is '', so its rank"),
         (oneflow(0, 4, LOCAL_WORLD_SIZE="2", MASTER_ADDR=""), "does not set the address of rank 0"),
-        (open_mpi(3, 4, **OTHER_HALF), "does not set the address of rank 0. Set ADDR to an address of that machine"),
+        (
+            open_mpi(3, 4, **OTHER_HALF),
+            "does not set the address of rank 0. Set ADDR to an address of that machine",
+        ),
         (open_mpi(0, 2, PORT="x"), "PORT is 'x'; it must be a whole number"),
         (srun(0, 2, SLURM_NODEID="3"), "0 on machine 3, and SLURM_STEP_TASKS_PER_NODE='2'"),
     ],
@@ -112,7 +143,8 @@ def test_contradictions_are_one_clear_error(environment, text):
         find_place(environment)
 
 
-# ----------------------------------------------------------------------------------------- what a place starts
+# ----------------------------------------------------------------------------------------- what a
+# place starts
 
 
 @pytest.fixture
@@ -144,7 +176,11 @@ def test_one_process_a_machine_starts_its_own_ranks(dispatch):
 @pytest.mark.parametrize(
     ("environment", "words", "text"),
     [
-        (srun(1, 2), ["-n", "2"], "-n 2, but srun has already started several processes on this machine"),
+        (
+            srun(1, 2),
+            ["-n", "2"],
+            "-n 2, but srun has already started several processes on this machine",
+        ),
         (
             srun(1, 2, SLURM_STEP_TASKS_PER_NODE="1(x2)", SLURM_LOCALID="0", NODE="3"),
             [],
@@ -158,7 +194,8 @@ def test_what_contradicts_the_launcher_is_an_error(dispatch, environment, words,
         dispatch(environment, *words)
 
 
-# --------------------------------------------------------------------------------------------------- real jobs
+# ----------------------------------------------------------------------------------------------
+# real jobs
 
 
 def start(environments, *words, cwd):
@@ -175,8 +212,12 @@ def start(environments, *words, cwd):
 @pytest.mark.e2e
 @pytest.mark.parametrize("launcher", [srun, pytest.param(open_mpi, marks=pytest.mark.slow)])
 def test_two_processes_train_one_run(launcher, tmp_path):
-    """Each process has its own start time, but both write into the folder named after the first one's."""
-    places = [launcher(rank, 2, LIBAI_START_TIME=str(1e9 + 60 * rank), TZ="UTC") for rank in range(2)]
+    """Each process has its own start time, but both write into the folder named after the first
+    one's.
+    """
+    places = [
+        launcher(rank, 2, LIBAI_START_TIME=str(1e9 + 60 * rank), TZ="UTC") for rank in range(2)
+    ]
     done = start(places, *SMALL, "train.output_dir=out/${now:%Y-%m-%d_%H-%M-%S}", cwd=tmp_path)
     assert [one.returncode for one in done] == [0, 0], done
     assert "x 2 data ranks" in done[0].stdout and done[1].stdout == ""
@@ -189,8 +230,19 @@ def test_two_processes_train_one_run(launcher, tmp_path):
 @pytest.mark.launch
 @pytest.mark.e2e
 def test_oneflows_own_launcher_starts_the_ranks(tmp_path):
-    words = ["--nproc_per_node", "2", "--master_port", str(find_free_port()), *MAIN[1:], "train", "mlp_digits", *SMALL]
-    done = jobs.run([sys.executable, "-m", "oneflow.distributed.launch", *words], cwd=tmp_path, timeout=120)
+    words = [
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        str(find_free_port()),
+        *MAIN[1:],
+        "train",
+        "mlp_digits",
+        *SMALL,
+    ]
+    done = jobs.run(
+        [sys.executable, "-m", "oneflow.distributed.launch", *words], cwd=tmp_path, timeout=120
+    )
     assert done.returncode == 0 and "x 2 data ranks" in done.stdout, done
     assert list(jobs.read_column(tmp_path / "out" / "mlp_digits")) == [1, 2]
 
@@ -200,17 +252,26 @@ def test_oneflows_own_launcher_starts_the_ranks(tmp_path):
 def test_a_mistake_is_told_by_the_first_process_alone(tmp_path):
     done = start([srun(rank, 2) for rank in range(2)], "train.trian_iter=3", cwd=tmp_path)
     assert [one.returncode for one in done] == [2, 2], done
-    assert done[0].errors == ["error: train.trian_iter: no such setting. Did you mean train.train_iter?"]
+    assert done[0].errors == [
+        "error: train.trian_iter: no such setting. Did you mean train.train_iter?"
+    ]
     assert done[1].errors == []
 
 
 @pytest.mark.launch
 @pytest.mark.e2e
 def test_a_signal_to_every_process_saves_and_stops(tmp_path):
-    words = [*MAIN, "train", "mlp_digits", "train.train_iter=1000000", "train.log_period=1", "train.device=cpu"]
+    words = [
+        *MAIN,
+        "train",
+        "mlp_digits",
+        "train.train_iter=1000000",
+        "train.log_period=1",
+        "train.device=cpu",
+    ]
     ranks = [
         subprocess.Popen(
-            words, cwd=tmp_path, env=jobs.clean_environment(**srun(rank, 2)), stdout=subprocess.PIPE,
+            words, cwd=tmp_path, env=jobs.clean_environment(**srun(rank, 2)), stdout=subprocess.PIPE,  # noqa: E501
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )
         for rank in range(2)

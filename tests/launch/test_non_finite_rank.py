@@ -48,7 +48,13 @@ train.non_finite = "skip"
 
 def test_the_rank_whose_samples_gave_it_is_named_in_graph_mode(tmp_path):
     (tmp_path / "fragile.py").write_text(CONFIG)
-    done = jobs.train_sh(tmp_path / "fragile.py", 2, "graph.enabled=true", f"train.output_dir={tmp_path / 'out'}")
+    done = jobs.train_sh(
+        tmp_path / "fragile.py", 2, "graph.enabled=true", f"train.output_dir={tmp_path / 'out'}"
+    )
     assert done.returncode == 0, done
-    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "iteration 4 is not finite" in line]
+    (line,) = [
+        line
+        for line in (done.stdout + done.stderr).splitlines()
+        if "iteration 4 is not finite" in line
+    ]
     assert "first the output of middle (Log) is not finite (rank 1)" in line, done

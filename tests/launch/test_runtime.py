@@ -51,7 +51,8 @@ def test_importing_libai_sets_the_openblas_core_unless_given_and_uses_the_standa
     assert run_python(code, OPENBLAS_CORETYPE="Nehalem").stdout == "Nehalem []\n"
 
 
-# ------------------------------------------------------------------------------------------ importing oneflow
+# ----------------------------------------------------------------------------------------------
+# importing oneflow
 
 
 def import_fake_oneflow(folder, source, **environment):
@@ -77,7 +78,9 @@ def import_fake_oneflow(folder, source, **environment):
 
 @pytest.mark.e2e
 def test_ctrl_c_stays_pythons_when_oneflow_is_imported():
-    """The native handler of oneflow 0.9.0 would end the process with 255 and leave its child processes running."""
+    """The native handler of oneflow 0.9.0 would end the process with 255 and leave its child
+    processes running.
+    """
     code = """
         import os, signal
         import libai, oneflow
@@ -94,7 +97,9 @@ def test_ctrl_c_stays_pythons_when_oneflow_is_imported():
 @pytest.mark.parametrize("name", ["oneflow", "numpy"])
 def test_a_file_that_hides_a_package_is_named(tmp_path, name):
     (tmp_path / f"{name}.py").touch()
-    result = run_python("import libai, sys; sys.path.insert(0, sys.argv[1]); import oneflow", str(tmp_path))
+    result = run_python(
+        "import libai, sys; sys.path.insert(0, sys.argv[1]); import oneflow", str(tmp_path)
+    )
     assert f"/{name}.py hides the package {name}. Rename that file." in result.stderr
 
 
@@ -127,16 +132,25 @@ def test_an_import_that_lacks_a_library_or_memory_is_one_line(tmp_path, message,
     assert advice in result.stderr and result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("limit", "allows"), [("NOFILE", "-n` allows 12 open"), ("NPROC", "-u` allows 12 processes")])
+@pytest.mark.parametrize(
+    ("limit", "allows"), [("NOFILE", "-n` allows 12 open"), ("NPROC", "-u` allows 12 processes")]
+)
 def test_too_few_open_files_or_processes_are_one_line(limit, allows):
     """Without the check, OneFlow would abort the process."""
-    code = f"import resource, libai; resource.setrlimit(resource.RLIMIT_{limit}, (12, 12)); import oneflow"
+    code = (
+        f"import resource, libai; resource.setrlimit(resource.RLIMIT_{limit}, (12, 12)); import "
+        "oneflow"
+    )
     assert f"OneFlowImportError: `ulimit {allows}" in run_python(code).stderr
 
 
 def test_other_import_errors_inside_oneflow_keep_their_traceback(tmp_path):
     result = import_fake_oneflow(tmp_path, "import a_module_that_is_not_there")
-    assert result.returncode == 1 and "a_module_that_is_not_there" in result.stderr and "Traceback" in result.stderr
+    assert (
+        result.returncode == 1
+        and "a_module_that_is_not_there" in result.stderr
+        and "Traceback" in result.stderr
+    )
 
 
 def test_missing_oneflow_is_one_line(monkeypatch):
@@ -145,7 +159,9 @@ def test_missing_oneflow_is_one_line(monkeypatch):
     assert f"oneflow is not installed for {sys.executable}" in text and "bash tools/env.sh" in text
     monkeypatch.setattr(sys, "version_info", (3, 12, 1))
     assert "oneflow 0.9.0 has no wheel for it" in runtime.explain_import_error(error)
-    assert runtime.explain_import_error(ModuleNotFoundError("x", name="a_module_of_the_users")) is None
+    assert (
+        runtime.explain_import_error(ModuleNotFoundError("x", name="a_module_of_the_users")) is None
+    )
 
 
 def fake_package(folder, name, version):
@@ -157,17 +173,28 @@ def fake_package(folder, name, version):
 
 @pytest.mark.parametrize(
     "package, version, advice",
-    [("numpy", "2.1.0", "'numpy<2'"), ("protobuf", "7.0.1", "'protobuf<4'"), ("protobuf", "4.25.1", "'protobuf<4'")],
+    [
+        ("numpy", "2.1.0", "'numpy<2'"),
+        ("protobuf", "7.0.1", "'protobuf<4'"),
+        ("protobuf", "4.25.1", "'protobuf<4'"),
+    ],
 )
 def test_a_package_that_is_too_new_is_one_line(tmp_path, package, version, advice):
     fake_package(tmp_path, package, version)
-    code = "from libai.launch import runtime\ndef main():\n    import oneflow\nruntime.guarded_main(main)"
+    code = (
+        "from libai.launch import runtime\ndef main():\n    import "
+        "oneflow\nruntime.guarded_main(main)"
+    )
     result = run_python(code, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
     assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
-    assert f"{package} {version} is installed" in result.stderr and f"pip install {advice}" in result.stderr
+    assert (
+        f"{package} {version} is installed" in result.stderr
+        and f"pip install {advice}" in result.stderr
+    )
 
 
-# ------------------------------------------------------------------------------------------------- rendezvous
+# ----------------------------------------------------------------------------------------------
+# rendezvous
 
 
 def closed_port():
@@ -190,7 +217,9 @@ def test_unreachable_rank0_is_named(tmp_path):
 @pytest.mark.parametrize("name", [rank_notes.START_LIMIT, rank_notes.STEP_LIMIT])
 def test_a_limit_must_be_a_number_of_seconds(monkeypatch, name, text):
     monkeypatch.setenv(name, text)
-    with pytest.raises(UserError, match=f"{name} is '{text}'; it must be a number of seconds, or 0 "):
+    with pytest.raises(
+        UserError, match=f"{name} is '{text}'; it must be a number of seconds, or 0 "
+    ):
         rank_notes.read_limit(name, 1.0)
 
 
@@ -210,7 +239,8 @@ def test_a_phase_has_the_limit_of_the_start_until_an_iteration_is_completed(monk
     assert state.limit == 0, "the rest of a program of the user's own has none"
 
 
-# ------------------------------------------------------------------------------------------ living and dying
+# ------------------------------------------------------------------------------------------ living
+# and dying
 
 
 def run_guarded(body, **environment):
@@ -242,8 +272,12 @@ def test_a_traceback_has_the_rank_and_the_frames_of_the_user_unless_all_are_aske
     result = run_guarded(f"import json; {flag}json.loads('x')", RANK="1", WORLD_SIZE="2")
     first, *_, last = result.stderr.splitlines()
     assert ("json/decoder.py" in result.stderr) is shows_all
-    assert first == f"error: rank 1: failed{'' if shows_all else ' (--traceback shows all frames)'}:"
-    assert 'File "<string>", line 4, in main' in result.stderr and last.startswith("json.decoder.JSONDecodeError")
+    assert (
+        first == f"error: rank 1: failed{'' if shows_all else ' (--traceback shows all frames)'}:"
+    )
+    assert 'File "<string>", line 4, in main' in result.stderr and last.startswith(
+        "json.decoder.JSONDecodeError"
+    )
 
 
 def test_a_failing_rank_of_a_job_skips_exit_handlers_that_could_hang():

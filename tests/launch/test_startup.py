@@ -23,7 +23,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def imported_by(*arguments):
     """Return the slow modules that `train_net.py ARGUMENTS` imports."""
-    command = [sys.executable, "-c", _RUN_AND_LIST, "oneflow,hydra,libai.engine", jobs.TRAIN_NET, *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        _RUN_AND_LIST,
+        "oneflow,hydra,libai.engine",
+        jobs.TRAIN_NET,
+        *arguments,
+    ]
     result = jobs.run(command, timeout=60)
     assert result.returncode == 0, result
     head, *names = result.stdout.splitlines()[-1].split()
@@ -43,13 +50,20 @@ def sleeping(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("processes", "text"), [(1, "importing oneflow and the config"), (2, "checking the config, which imports oneflow")]
+    ("processes", "text"),
+    [(1, "importing oneflow and the config"), (2, "checking the config, which imports oneflow")],
 )
-def test_a_start_speaks_before_oneflow_is_imported_and_says_what_takes_long(sleeping, processes, text):
+def test_a_start_speaks_before_oneflow_is_imported_and_says_what_takes_long(
+    sleeping, processes, text
+):
     command = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, str(sleeping), str(processes)]
-    with subprocess.Popen(command, env=jobs.clean_environment(), stderr=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen(
+        command, env=jobs.clean_environment(), stderr=subprocess.PIPE, text=True
+    ) as launcher:
         assert launcher.stderr is not None
-        start = f"libai: starting sleeping.py on {processes} process{'es' if processes > 1 else ''}\n"
+        start = (
+            f"libai: starting sleeping.py on {processes} process{'es' if processes > 1 else ''}\n"
+        )
         assert launcher.stderr.readline() == start
         assert launcher.stderr.readline() == f"libai: {text}\n"
         launcher.terminate()
@@ -66,11 +80,15 @@ def test_a_start_speaks_before_oneflow_is_imported_and_says_what_takes_long(slee
         ("os._exit(0)", "os._exit"),
     ],
 )
-def test_a_config_that_hangs_or_dies_ends_the_start_with_its_line(sleeping, statement, text, processes):
+def test_a_config_that_hangs_or_dies_ends_the_start_with_its_line(
+    sleeping, statement, text, processes
+):
     sleeping.write_text(f"import os\nimport time\n{statement}\n")
     result = jobs.train_sh(sleeping, processes, timeout=60, LIBAI_START_TIMEOUT="3")
     assert result.returncode == 1 and text in result.stderr, result
-    assert text == "os._exit" or any(f"{sleeping}" in line and "3" in line for line in result.errors), result
+    assert text == "os._exit" or any(
+        f"{sleeping}" in line and "3" in line for line in result.errors
+    ), result
 
 
 #: a config that takes some seconds and prints complete and unfinished lines
@@ -96,18 +114,32 @@ train.train_iter = 40
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.dist)])
 def test_a_terminal_shows_few_lines_before_the_first_iteration(processes, tmp_path):
-    """The line about the start updates by itself, and lines that the user prints are neither joined to it nor lost."""
+    """The line about the start updates by itself, and lines that the user prints are neither joined
+    to it nor lost.
+    """
     config = tmp_path / "config.py"
     config.write_text(TALKING)
-    words = [str(config), str(processes), "graph.enabled=auto", f"train.output_dir={tmp_path / 'out'}"]
+    words = [
+        str(config),
+        str(processes),
+        "graph.enabled=auto",
+        f"train.output_dir={tmp_path / 'out'}",
+    ]
     written = jobs.in_terminal(["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, *words])
     rows = jobs.rows_of(written)
     start = rows[: next(number for number, row in enumerate(rows) if row.startswith("iter "))]
     printed = ["one printed line", "dots.", "a warning"]
     assert set(printed) <= set(start) and "libai: " not in "\n".join(rows)
     ours = [row for row in start if row not in printed]
-    assert ours[0].startswith("graph.enabled=auto: graph takes") and len(ours) == 7, "an earlier run adds one line"
-    for text in ("starting config.py", "importing oneflow", "building data and model (", "rehearsing the first up"):
+    assert ours[0].startswith("graph.enabled=auto: graph takes") and len(ours) == 7, (
+        "an earlier run adds one line"
+    )
+    for text in (
+        "starting config.py",
+        "importing oneflow",
+        "building data and model (",
+        "rehearsing the first up",
+    ):
         assert f"libai: {text}" in written
 
 

@@ -1,4 +1,6 @@
-"""Real jobs of `tools/train.sh`: the number of processes and the mode change only the time, not the results."""
+"""Real jobs of `tools/train.sh`: the number of processes and the mode change only the time, not the
+results.
+"""
 
 import json
 import time
@@ -13,7 +15,9 @@ pytestmark = pytest.mark.launch
 def start(folder, name, processes, mode, *options):
     enabled = f"graph.enabled={str(mode == 'graph').lower()}"
     output = f"train.output_dir={name}"
-    result = jobs.train_sh("user_config.py", processes, enabled, output, *options, cwd=folder, PYTHONWARNINGS="error")
+    result = jobs.train_sh(
+        "user_config.py", processes, enabled, output, *options, cwd=folder, PYTHONWARNINGS="error"
+    )
     assert result.returncode == 0, result
     return result
 
@@ -50,26 +54,37 @@ def test_two_processes_equal_one(folder, one_process, mode):
     assert_same_curve(one_process, folder / f"two_{mode}")
     summary = json.loads((folder / f"two_{mode}" / "summary.json").read_text())
     assert (summary["mode"], summary["status"]) == (mode, "finished")
-    assert "2 micro-batch x 2 data ranks x 2 accumulation" in (folder / f"two_{mode}" / "log.txt").read_text()
+    assert (
+        "2 micro-batch x 2 data ranks x 2 accumulation"
+        in (folder / f"two_{mode}" / "log.txt").read_text()
+    )
 
 
 @pytest.fixture(scope="module")
 def chatty(folder):
     """Run a job in which every rank prints a line."""
     return start(
-        folder, "files", 2, "eager", "train.train_iter=2", "train.extra_hooks=[{_target_: user_models.Chatty}]"
+        folder,
+        "files",
+        2,
+        "eager",
+        "train.train_iter=2",
+        "train.extra_hooks=[{_target_: user_models.Chatty}]",
     )
 
 
 @pytest.mark.e2e
 def test_one_process_speaks_and_each_keeps_its_own_files(folder, chatty):
-    """The same for OneFlow's lines about missing hardware: rank 0 drops them, the other ranks keep them.
+    """The same for OneFlow's lines about missing hardware: rank 0 drops them, the other ranks keep
+    them.
 
     There is no warning about a file that is left open either.
     """
     assert all(line.startswith(jobs.NOTICE) for line in chatty.stderr.splitlines()), chatty
     assert "rank 0 speaking" in chatty.stdout and "rank 1" not in chatty.stdout
-    assert {"log.txt", "log_rank1.txt", "rank_1.stderr"} <= {path.name for path in (folder / "files").iterdir()}
+    assert {"log.txt", "log_rank1.txt", "rank_1.stderr"} <= {
+        path.name for path in (folder / "files").iterdir()
+    }
     kept = (folder / "files" / "rank_1.stderr").read_text()
     assert "libibverbs" in kept and "rank 1 speaking" in kept and "Warning" not in kept
 

@@ -1,4 +1,6 @@
-"""One job on two machines (two network namespaces), started by `NODE=2 NODE_RANK=… ADDR=… bash tools/train.sh`."""
+"""One job on two machines (two network namespaces), started by `NODE=2 NODE_RANK=… ADDR=… bash
+tools/train.sh`.
+"""
 
 import os
 import signal
@@ -23,12 +25,18 @@ def machines():
 
 def command(machines, node_rank, *arguments):
     return on_machine(
-        machines[node_rank], "bash", jobs.TRAIN_SH, jobs.TRAIN_NET, "user_config.py", "1", *arguments
+        machines[node_rank], "bash", jobs.TRAIN_SH, jobs.TRAIN_NET, "user_config.py", "1", *arguments  # noqa: E501
     )  # fmt: skip
 
 
 def variables(node_rank, **extra):
-    return {"NODE": "2", "NODE_RANK": str(node_rank), "ADDR": ADDRESSES[0], "LIBAI_START_TIMEOUT": "60", **extra}
+    return {
+        "NODE": "2",
+        "NODE_RANK": str(node_rank),
+        "ADDR": ADDRESSES[0],
+        "LIBAI_START_TIMEOUT": "60",
+        **extra,
+    }
 
 
 def start_both(folder, machines, *arguments, **environment):
@@ -41,7 +49,9 @@ def start_both(folder, machines, *arguments, **environment):
 
 
 def test_two_machines_train_one_job_also_behind_a_proxy(folder, machines):
-    one = jobs.train_sh("user_config.py", 2, "train.output_dir=one", "graph.enabled=false", cwd=folder)
+    one = jobs.train_sh(
+        "user_config.py", 2, "train.output_dir=one", "graph.enabled=false", cwd=folder
+    )
     assert one.returncode == 0, one
     done = start_both(folder, machines, "train.output_dir=two", "graph.enabled=false", **DEAD_PROXY)
     assert [d.returncode for d in done] == [0, 0], done
@@ -55,9 +65,19 @@ def test_two_machines_train_one_job_also_behind_a_proxy(folder, machines):
 @pytest.mark.parametrize("node_rank", [0, 1])
 def test_a_machine_that_does_not_come_is_an_error_in_time(folder, machines, node_rank):
     env = variables(node_rank, LIBAI_START_TIMEOUT="15")
-    alone = jobs.run(command(machines, node_rank, "train.output_dir=alone"), cwd=folder, timeout=90, **env)
-    expected = "it waited 15 s for the other ranks" if node_rank == 0 else f"could not reach rank 0 at {ADDRESSES[0]}"
-    assert alone.returncode in (1, 2) and expected in alone.stderr and "LIBAI_START_TIMEOUT" in alone.stderr, alone
+    alone = jobs.run(
+        command(machines, node_rank, "train.output_dir=alone"), cwd=folder, timeout=90, **env
+    )
+    expected = (
+        "it waited 15 s for the other ranks"
+        if node_rank == 0
+        else f"could not reach rank 0 at {ADDRESSES[0]}"
+    )
+    assert (
+        alone.returncode in (1, 2)
+        and expected in alone.stderr
+        and "LIBAI_START_TIMEOUT" in alone.stderr
+    ), alone
 
 
 @pytest.mark.slow

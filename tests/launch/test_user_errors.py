@@ -1,4 +1,6 @@
-"""A user mistake gives exit code 2 and one clear error on stderr, without a traceback or a second line."""
+"""A user mistake gives exit code 2 and one clear error on stderr, without a traceback or a second
+line.
+"""
 
 import jobs
 import pytest
@@ -9,7 +11,10 @@ pytestmark = pytest.mark.e2e
 @pytest.mark.parametrize(
     ("argument", "texts"),
     [
-        ("train.trian_iter=5", ["train.trian_iter: no such setting", "Did you mean train.train_iter?"]),
+        (
+            "train.trian_iter=5",
+            ["train.trian_iter: no such setting", "Did you mean train.train_iter?"],
+        ),
         ("--resume", ["--resume found no usable checkpoint", "Remove --resume"]),
     ],
 )
@@ -33,7 +38,12 @@ class Broken:
         return nowhere
 """
     (folder / "broken.py").write_text(code)
-    result = jobs.train_net("user_config.py", "dataloader.train.dataset={_target_: broken.Broken}", cwd=folder)
+    result = jobs.train_net(
+        "user_config.py", "dataloader.train.dataset={_target_: broken.Broken}", cwd=folder
+    )
     assert result.returncode == 1 and 'broken.py", line 6, in __getitem__' in result.stderr, result
-    assert "reading sample" in result.errors[-1] and "name 'nowhere' is not defined" in result.errors[-1]
+    assert (
+        "reading sample" in result.errors[-1]
+        and "name 'nowhere' is not defined" in result.errors[-1]
+    )
     assert "/libai/" not in result.stderr and "(--traceback shows all frames)" in result.errors[0]

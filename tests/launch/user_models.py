@@ -82,7 +82,10 @@ class LeavesOnRank1(Good):
 
 
 class Does(HookBase):
-    """Run a statement on one rank after iteration 3. If `once` is a file, run it only while the file does not exist."""
+    """Run a statement on one rank after iteration 3.
+
+    If `once` is a file, run it only while the file does not exist.
+    """
 
     def __init__(self, rank, statement, once=""):
         self.rank, self.statement, self.once = rank, statement, once
@@ -97,7 +100,9 @@ class Does(HookBase):
 
 
 class FailsOnce(HookBase):
-    """Raise an error on every rank after iteration `after`, unless a file records that this has already happened."""
+    """Raise an error on every rank after iteration `after`, unless a file records that this has
+    already happened.
+    """
 
     def __init__(self, file, after=6):
         self.file, self.after = f"{file}_{get_rank()}", after

@@ -1,4 +1,7 @@
-"""Save the dropout masks of two ranks together, for each way of running. Started by test_dropout.py."""
+"""Save the dropout masks of two ranks together, for each way of running.
+
+Started by test_dropout.py.
+"""
 
 import sys
 from pathlib import Path
@@ -20,7 +23,9 @@ def main() -> None:
     found = {}
 
     for name, data_rank in {"local": rank, "without-rank": 0}.items():
-        mine = flow.tensor(run_eagerly(make_drops(), flow.tensor(np.split(x, 2)[rank]), data_rank=data_rank))
+        mine = flow.tensor(
+            run_eagerly(make_drops(), flow.tensor(np.split(x, 2)[rank]), data_rank=data_rank)
+        )
         found[name] = mine.to_global(placement, flow.sbp.split(0)).numpy()
 
     model = make_drops().to_global(placement, broadcast)

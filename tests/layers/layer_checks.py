@@ -1,4 +1,6 @@
-"""Helpers of the layer tests: run a layer in each mode, eagerly or compiled, on local or global tensors."""
+"""Helpers of the layer tests: run a layer in each mode, eagerly or compiled, on local or global
+tensors.
+"""
 
 from collections.abc import Callable
 
@@ -14,7 +16,9 @@ WAYS = ["eager", "global", "graph", "graph-global"]
 
 
 class _Step(nn.Graph):
-    """The output of `module`, with the gradients in the parameters' updates: rate 1, so that update = -gradient."""
+    """The output of `module`, with the gradients in the parameters' updates: rate 1, so that update
+    = -gradient.
+    """
 
     def __init__(self, module: nn.Module):
         super().__init__()

@@ -18,7 +18,10 @@ def attention_float64(q, k, v, mask=0.0):
 
 def make_qkv(t=5, s=7, width=3, out=4):
     rng = np.random.default_rng(0)
-    return [rng.standard_normal((2, 3, n, d)).astype(np.float32) for n, d in ((t, width), (s, width), (s, out))]
+    return [
+        rng.standard_normal((2, 3, n, d)).astype(np.float32)
+        for n, d in ((t, width), (s, width), (s, out))
+    ]
 
 
 def test_equals_float64():
@@ -34,7 +37,12 @@ def test_heads_of_keys_serve_groups_of_queries():
     found = scaled_dot_product_attention(*map(flow.tensor, (q, k, v)), flow.tensor(mask)).numpy()
     repeated = attention_float64(q, k.repeat(3, axis=1), v.repeat(3, axis=1), mask)
     assert relative_error(found, repeated) < 1e-6
-    assert relative_error(found, attention_float64(q, np.tile(k, (1, 3, 1, 1)), v.repeat(3, axis=1), mask)) > 0.01
+    assert (
+        relative_error(
+            found, attention_float64(q, np.tile(k, (1, 3, 1, 1)), v.repeat(3, axis=1), mask)
+        )
+        > 0.01
+    )
 
 
 class SelfAttention(nn.Module):

@@ -1,4 +1,6 @@
-"""SyncBatchNorm computes what OneFlow's batch normalization does, in both modes; on ranks: tests/dist."""
+"""SyncBatchNorm computes what OneFlow's batch normalization does, in both modes; on ranks:
+tests/dist.
+"""
 
 import copy
 
@@ -22,8 +24,14 @@ SHAPES = {
 class Convolutional(nn.Module):
     def __init__(self):
         super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten())
-        self.hidden, self.norm, self.head = nn.Linear(64, 5), nn.BatchNorm1d(5, momentum=0.3), nn.Linear(5, 1)
+        self.features = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten()
+        )
+        self.hidden, self.norm, self.head = (
+            nn.Linear(64, 5),
+            nn.BatchNorm1d(5, momentum=0.3),
+            nn.Linear(5, 1),
+        )
 
     def forward(self, x):
         h = flow.tanh(self.norm(self.hidden(self.features(x))))
@@ -50,7 +58,10 @@ def test_values_gradients_and_running_statistics_are_those_of_the_kernel(shape, 
         for _ in range(2):
             (layer(given) * weights).sum().backward()
     assert differ(inputs[0].grad, inputs[1].grad) <= 2e-6
-    assert all(differ(a.grad, b.grad) <= 2e-6 for a, b in zip(stock.parameters(), synchronized.parameters()))
+    assert all(
+        differ(a.grad, b.grad) <= 2e-6
+        for a, b in zip(stock.parameters(), synchronized.parameters())
+    )
     assert all(differ(a, b) <= 2e-6 for a, b in zip(stock.buffers(), synchronized.buffers()))
     expected = 0.81 + 0.19 * x.numpy().swapaxes(0, 1).reshape(4, -1).var(axis=1, ddof=1)
     np.testing.assert_allclose(synchronized.running_var.numpy(), expected, rtol=1e-5)  # unbiased
@@ -73,7 +84,11 @@ def test_a_converted_model_trains_as_the_stock_one_does(mode):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     state, other = stock.state_dict(), model.state_dict()
     assert list(state) == list(other)
-    assert {name: differ(state[name], other[name]) for name in state if differ(state[name], other[name]) > 1e-5} == {}
+    assert {
+        name: differ(state[name], other[name])
+        for name in state
+        if differ(state[name], other[name]) > 1e-5
+    } == {}
     assert int(model.norm.num_batches_tracked.numpy()) == 12
 
 
@@ -88,7 +103,8 @@ def test_conversion_keeps_parameters_and_refuses_what_it_does_not_know():
         pass
 
     with pytest.raises(
-        UserError, match="norm is a Mine, but train.dist.sync_batch_norm=true only supports nn.BatchNorm1d"
+        UserError,
+        match="norm is a Mine, but train.dist.sync_batch_norm=true only supports nn.BatchNorm1d",
     ):
         model.norm = Mine(5)
         synchronize_batch_norms(model)

@@ -1,4 +1,6 @@
-"""Dropout and DropPath: rates, gradients, equality of the modes, of accumulation, and of one and two processes."""
+"""Dropout and DropPath: rates, gradients, equality of the modes, of accumulation, and of one and
+two processes.
+"""
 
 from pathlib import Path
 
@@ -28,7 +30,9 @@ def make_model():
 
 
 def make_drops():
-    """Return only the random layers of `make_model`, without sums whose last bits depend on the number of rows."""
+    """Return only the random layers of `make_model`, without sums whose last bits depend on the
+    number of rows.
+    """
     model = make_model()
     return nn.Sequential(model[0], model[1], model[2])
 
@@ -61,7 +65,9 @@ def test_rate_is_binomial_and_the_rest_is_scaled(layer, p):
     drop = layer(p)
     for iteration in range(20):
         with random_context(fold(0, iteration, 0)):
-            y = drop(flow.ones(64 if layer is Dropout else 4096, *((64,) if layer is Dropout else (1,)))).numpy()
+            y = drop(
+                flow.ones(64 if layer is Dropout else 4096, *((64,) if layer is Dropout else (1,)))
+            ).numpy()
         kept = y[y != 0]
         assert np.allclose(kept, 1.0 / (1.0 - p), rtol=1e-6)
         count, dropped = count + y.size, dropped + y.size - kept.size
@@ -125,7 +131,8 @@ def test_two_layers_of_one_model_draw_different_masks():
 
 
 def test_stock_dropout_repeats_its_mask_in_each_layer():
-    # why these layers exist; when OneFlow mends it, docs/dev/decisions/0002-seeded-dropout.md is out of date
+    # why these layers exist; when OneFlow mends it, docs/dev/decisions/0002-seeded-dropout.md is
+    # out of date
     x = flow.ones(*SHAPE)
     assert (nn.Dropout(0.5)(x).numpy() == nn.Dropout(0.5)(x).numpy()).all()
 

@@ -54,14 +54,18 @@ def test_merged_weights_compute_the_same(alpha):
     net = adapted(rank=2, alpha=alpha)
     before, plain = net(flow.tensor(X)).numpy(), Net()
     merge_lora(net)
-    np.testing.assert_allclose(net(flow.tensor(X)).numpy(), before, rtol=1e-5, atol=1e-5)  # float32 rounding
+    np.testing.assert_allclose(
+        net(flow.tensor(X)).numpy(), before, rtol=1e-5, atol=1e-5
+    )  # float32 rounding
     assert list(net.state_dict()) == list(plain.state_dict()) and type(net.mix) is nn.Linear
     plain.load_state_dict(net.state_dict())
     assert np.array_equal(plain(flow.tensor(X)).numpy(), net(flow.tensor(X)).numpy())
 
 
 def test_mistakes_are_named():
-    with pytest.raises(UserError, match=r"patterns has 'mixx', which matches none of the 2 linear.*Near: mix"):
+    with pytest.raises(
+        UserError, match=r"patterns has 'mixx', which matches none of the 2 linear.*Near: mix"
+    ):
         add_lora(Net(), ["mix", "mixx"])
     with pytest.raises(UserError, match=r"also_train has 'heads'.*Near: head\.weight"):
         add_lora(Net(), ["mix"], also_train=["heads"])

@@ -18,10 +18,14 @@ def rms_norm_float64(x, weight, grad, eps):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("shape", "spread"), [((2, 5, 13), 1.0), ((1, 7), 1.0), ((4, 24), 1e-4), ((4, 24), 1e6)])
+@pytest.mark.parametrize(
+    ("shape", "spread"), [((2, 5, 13), 1.0), ((1, 7), 1.0), ((4, 24), 1e-4), ((4, 24), 1e6)]
+)
 def test_rms_norm_equals_float64(shape, spread, way):
     rng = np.random.default_rng(0)
-    x, weight, grad = (rng.standard_normal(size).astype(np.float32) for size in (shape, shape[-1], shape))
+    x, weight, grad = (
+        rng.standard_normal(size).astype(np.float32) for size in (shape, shape[-1], shape)
+    )
     x *= np.float32(spread)
     layer = RMSNorm(shape[-1], eps=1e-5)
     layer.weight.data.copy_(flow.tensor(weight))
@@ -34,7 +38,9 @@ def test_the_norm_may_be_over_several_axes():
     x = flow.randn(3, 4, 10)
     norm = RMSNorm((4, 10))
     assert list(norm.state_dict()) == ["weight"] and norm.weight.shape == (4, 10)
-    assert relative_error(norm(x).numpy().reshape(3, 40), RMSNorm(40)(x.reshape(3, 40)).numpy()) < 1e-6
+    assert (
+        relative_error(norm(x).numpy().reshape(3, 40), RMSNorm(40)(x.reshape(3, 40)).numpy()) < 1e-6
+    )
 
 
 def test_not_a_number_stays_visible():

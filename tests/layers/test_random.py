@@ -1,4 +1,6 @@
-"""The random bits of dropout: their dependencies and randomness. test_dropout.py compares the modes."""
+"""The random bits of dropout: their dependencies and randomness. test_dropout.py compares the
+modes.
+"""
 
 import numpy as np
 import oneflow as flow
@@ -30,7 +32,9 @@ def uniform(bits):
 
 
 def z_of_correlation(a, b):
-    """Standard score of the correlation of two centred unit samples: N(0, 1) if they are independent."""
+    """Standard score of the correlation of two centred unit samples: N(0, 1) if they are
+    independent.
+    """
     return float(np.mean(a * b) * np.sqrt(a.size))
 
 

@@ -60,12 +60,19 @@ def test_config_validates_and_decides_what_is_best(name):
 @pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
-    ["mlp_digits", *(pytest.param(name, marks=pytest.mark.e2e) for name in SMALL if name != "mlp_digits")],
+    [
+        "mlp_digits",
+        *(pytest.param(name, marks=pytest.mark.e2e) for name in SMALL if name != "mlp_digits"),
+    ],
 )
 def test_small_config_runs_dry(name, mode, data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("LIBAI_DATA_DIR", str(data_dir))
     monkeypatch.chdir(tmp_path)
-    sizes = ["train.train_micro_batch_size=2", "train.test_micro_batch_size=2", f"graph.enabled={mode == 'graph'}"]
+    sizes = [
+        "train.train_micro_batch_size=2",
+        "train.test_micro_batch_size=2",
+        f"graph.enabled={mode == 'graph'}",
+    ]
     run = Run(load(name, [*sizes, *([FEW_MERGES] if name.endswith("_bpe") else [])]))
     run.dry_run()
     assert run.lr_scheduler.get_last_lr()[0] < run.config.optim.lr

@@ -1,4 +1,7 @@
-"""GPT: its loss, its causality and its tied head. `tests/hf` compares its logits with those of `transformers`."""
+"""GPT: its loss, its causality and its tied head.
+
+`tests/hf` compares its logits with those of `transformers`.
+"""
 
 import numpy as np
 import oneflow as flow
@@ -35,7 +38,9 @@ def test_loss_is_the_mean_over_counted_labels(model, input_ids):
     expected = -np.mean([log_probabilities[i][labels[i]] for i in zip(*np.nonzero(labels != -100))])
     loss = model(flow.tensor(input_ids), flow.tensor(labels))["losses"]["lm"].item()
     assert loss == pytest.approx(expected, rel=1e-5)
-    assert model.num_loss_items(flow.tensor(input_ids), flow.tensor(labels)).item() == np.sum(labels != -100)
+    assert model.num_loss_items(flow.tensor(input_ids), flow.tensor(labels)).item() == np.sum(
+        labels != -100
+    )
     assert model.num_loss_items(input_ids, labels) == np.sum(labels != -100)
 
 
@@ -64,10 +69,14 @@ def test_tied_head_is_one_parameter(model):
 
 
 def test_too_long_a_sequence_is_refused(model):
-    with pytest.raises(UserError, match=r"sequences of 8 tokens, but the model has 7 positions.*Cut"):
+    with pytest.raises(
+        UserError, match=r"sequences of 8 tokens, but the model has 7 positions.*Cut"
+    ):
         model(flow.zeros(1, LENGTH + 1, dtype=flow.int64))
 
 
 def test_heads_of_unequal_width_are_refused():
-    with pytest.raises(UserError, match=r"hidden_size=10 is not a multiple of num_heads=4.*8 or 12"):
+    with pytest.raises(
+        UserError, match=r"hidden_size=10 is not a multiple of num_heads=4.*8 or 12"
+    ):
         GPT(VOCABULARY, LENGTH, hidden_size=10, num_heads=4)

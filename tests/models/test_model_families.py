@@ -27,12 +27,16 @@ FAMILIES = {
     "gpt": Family(lambda: GPT(VOCABULARY, LENGTH, 32, 2, 4), True),
     "llama": Family(lambda: Llama(VOCABULARY, LENGTH, 32, 2, 4, 48, num_kv_heads=2), True),
     "llama_bias": Family(
-        lambda: Llama(VOCABULARY, LENGTH, 32, 2, 4, 48, 2, None, qkv_bias=True, mlp_bias=True, tie_head=True),
+        lambda: Llama(
+            VOCABULARY, LENGTH, 32, 2, 4, 48, 2, None, qkv_bias=True, mlp_bias=True, tie_head=True
+        ),
         True,
     ),
     "bert": Family(lambda: BERT(VOCABULARY, LENGTH, 32, 2, 4), True),
     "roberta": Family(
-        lambda: BERT(VOCABULARY, LENGTH, 32, 2, 4, is_post_norm=True, num_token_types=1, padding_token=0),
+        lambda: BERT(
+            VOCABULARY, LENGTH, 32, 2, 4, is_post_norm=True, num_token_types=1, padding_token=0
+        ),
         True,
     ),
     "t5": Family(
@@ -69,7 +73,9 @@ FAMILIES = {
         lambda: SwinV2(8, 2, 1, CLASSES, 16, (2, 1), (2, 2), window_size=2),
         False,
     ),
-    "resnet": Family(lambda: ResNet(1, CLASSES, width=4, blocks_per_stage=(1, 1), stem="cifar"), False),
+    "resnet": Family(
+        lambda: ResNet(1, CLASSES, width=4, blocks_per_stage=(1, 1), stem="cifar"), False
+    ),
 }
 
 each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
@@ -120,8 +126,8 @@ def losses_of_training(family, mode):
 def test_first_loss_is_that_of_a_guess(family):
     loss = training_loss(build(family), batch_of(family)).item()
     if family.is_text:
-        # a tied head starts with logits of variance 2/5, which cost half of that more than a guess; twice as much is
-        # let through for the luck of one draw
+        # a tied head starts with logits of variance 2/5, which cost half of that more than a guess;
+        # twice as much is let through for the luck of one draw
         assert math.log(VOCABULARY) - 0.1 < loss < math.log(VOCABULARY) + 0.4
     else:
         assert loss == pytest.approx(math.log(CLASSES), rel=0.05)
@@ -130,13 +136,16 @@ def test_first_loss_is_that_of_a_guess(family):
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(FAMILIES[name], marks=pytest.mark.promise if name == "mlp" else pytest.mark.e2e, id=name)
+        pytest.param(
+            FAMILIES[name], marks=pytest.mark.promise if name == "mlp" else pytest.mark.e2e, id=name
+        )
         for name in FAMILIES
     ],
 )
 def test_eager_and_graph_train_alike(family):
     eager, graph = (losses_of_training(family, mode) for mode in ("eager", "graph"))
-    # the kernels are the same; a bound of a few units in the last place leaves room for another order of additions
+    # the kernels are the same; a bound of a few units in the last place leaves room for another
+    # order of additions
     np.testing.assert_allclose(graph, eager, rtol=1e-6)
     assert eager[-1] < eager[0]
 
@@ -145,8 +154,11 @@ def test_eager_and_graph_train_alike(family):
 def test_gradient_reaches_every_parameter(family):
     model = build(family)
     training_loss(model, batch_of(family)).backward()
-    without = [n for n, p in model.named_parameters() if p.grad is None or not np.any(p.grad.numpy())]
-    # adding one number to all scores of a query leaves its softmax unchanged: a key bias has no gradient but rounding
+    without = [
+        n for n, p in model.named_parameters() if p.grad is None or not np.any(p.grad.numpy())
+    ]
+    # adding one number to all scores of a query leaves its softmax unchanged: a key bias has no
+    # gradient but rounding
     assert [name for name in without if not name.endswith("attention.k.bias")] == []
 
 
@@ -176,7 +188,9 @@ def test_plan_names_parameters_and_blocks_that_exist(family):
     "build_with",
     [
         lambda p: GPT(VOCABULARY, LENGTH, 32, 1, 4, dropout=p),
-        lambda p: T5(VOCABULARY, LENGTH, hidden_size=32, num_layers=1, num_heads=4, inner_size=32, dropout=p),
+        lambda p: T5(
+            VOCABULARY, LENGTH, hidden_size=32, num_layers=1, num_heads=4, inner_size=32, dropout=p
+        ),
         lambda p: ViT(8, 2, 1, CLASSES, 32, 1, 4, dropout=p),
         lambda p: SwinV2(8, 2, 1, CLASSES, 16, (2, 1), (2, 2), window_size=2, drop_path=p),
     ],

@@ -11,7 +11,10 @@ LABELS = np.random.RandomState(1).randint(0, 7, (2, 5))
 
 
 def test_no_counted_label_gives_zero_loss_and_zero_gradient():
-    logits, labels = flow.tensor(LOGITS, requires_grad=True), flow.full((2, 5), -100, dtype=flow.int64)
+    logits, labels = (
+        flow.tensor(LOGITS, requires_grad=True),
+        flow.full((2, 5), -100, dtype=flow.int64),
+    )
     loss = token_cross_entropy(logits, labels, ignore_index=-100)
     loss.backward()
     assert loss.item() == 0 and not logits.grad.numpy().any()

@@ -1,4 +1,6 @@
-"""Published sizes have valid arguments, and the small models have the published number of parameters."""
+"""Published sizes have valid arguments, and the small models have the published number of
+parameters.
+"""
 
 from pathlib import Path
 

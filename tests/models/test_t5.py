@@ -1,4 +1,7 @@
-"""T5: the positions that its decoder sees, and its labels. `tests/hf` compares it with `transformers`."""
+"""T5: the positions that its decoder sees, and its labels.
+
+`tests/hf` compares it with `transformers`.
+"""
 
 import numpy as np
 import oneflow as flow
@@ -15,7 +18,16 @@ TEXT, TARGET = RANDOM.integers(1, 40, (2, 10)), RANDOM.integers(1, 40, (2, 7))
 @pytest.fixture(scope="module")
 def model():
     flow.manual_seed(0)
-    return T5(40, 12, hidden_size=24, num_layers=1, num_heads=3, inner_size=32, num_buckets=8, max_distance=10).eval()
+    return T5(
+        40,
+        12,
+        hidden_size=24,
+        num_layers=1,
+        num_heads=3,
+        inner_size=32,
+        num_buckets=8,
+        max_distance=10,
+    ).eval()
 
 
 def logits(model, text, target, **more):
@@ -24,7 +36,9 @@ def logits(model, text, target, **more):
 
 
 def test_buckets_are_those_of_the_paper():
-    """Of 8 buckets 2 in each direction are for distances 0 and 1, 2 for ranges up to 10 and beyond."""
+    """Of 8 buckets 2 in each direction are for distances 0 and 1, 2 for ranges up to 10 and
+    beyond.
+    """
     two_ways = relative_buckets(12, 8, 10, is_causal=False)
     assert two_ways[0].tolist() == [0, 5, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7]
     assert two_ways[:, 0].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3]
@@ -48,7 +62,10 @@ def test_padding_of_the_text_is_not_seen(model):
     mask = np.ones_like(TEXT)
     mask[:, 7:] = 0
     np.testing.assert_allclose(
-        logits(model, TEXT, TARGET, attention_mask=mask), logits(model, TEXT[:, :7], TARGET), rtol=0, atol=1e-6
+        logits(model, TEXT, TARGET, attention_mask=mask),
+        logits(model, TEXT[:, :7], TARGET),
+        rtol=0,
+        atol=1e-6,
     )
 
 

@@ -1,4 +1,6 @@
-"""Fixtures that select an instruction set, count computed operations, and use OneFlow's own kernels."""
+"""Fixtures that select an instruction set, count computed operations, and use OneFlow's own
+kernels.
+"""
 
 import pytest
 
@@ -16,7 +18,9 @@ def level(request, library):
 
 @pytest.fixture
 def counted(library):
-    """`counted("op", …)` fails if the library has not computed one of these operations since the test began."""
+    """`counted("op", …)` fails if the library has not computed one of these operations since the
+    test began.
+    """
     before = library.calls()
 
     def check(*ops):

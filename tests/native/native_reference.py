@@ -7,7 +7,9 @@ EPS = float(np.finfo(np.float32).eps)
 
 
 def close(found, expected, spread=1.0):
-    """Check that arrays are equal up to 8 roundings of the largest number, times `spread` for sums of many terms."""
+    """Check that arrays are equal up to 8 roundings of the largest number, times `spread` for sums
+    of many terms.
+    """
     assert found.dtype == np.float32 and found.shape == expected.shape
     if expected.size:
         largest = max(1.0, np.abs(expected).max())
@@ -15,11 +17,15 @@ def close(found, expected, spread=1.0):
 
 
 def random(*shape, seed=0, spread=2.0):
-    return np.asarray(np.random.default_rng(seed).standard_normal(shape) * spread).astype(np.float32)
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape) * spread).astype(
+        np.float32
+    )
 
 
 def results(function, arrays, dtype):
-    """Return the value of `function` and the gradients of its sum with random factors, computed in `dtype`."""
+    """Return the value of `function` and the gradients of its sum with random factors, computed in
+    `dtype`.
+    """
     tensors = [flow.tensor(array.astype(dtype), requires_grad=True) for array in arrays]
     value = function(*tensors)
     factors = random(*value.shape, seed=99).astype(dtype)

@@ -21,14 +21,20 @@ class Compiler:
 
     def __init__(self, folder, monkeypatch):
         folder.mkdir()
-        self._log, self._program, self._made = folder / "calls", folder / "fake-g++", folder / "made.so"
+        self._log, self._program, self._made = (
+            folder / "calls",
+            folder / "fake-g++",
+            folder / "made.so",
+        )
         self.give(build.find_library())
         monkeypatch.setenv("CXX", str(self._program))
 
     def give(self, library):
         shutil.copyfile(library, self._made)
         # the last argument of a call is the file that it makes
-        self._write(f'for target; do :; done; echo "$target" >> {self._log}; cp {self._made} "$target"')
+        self._write(
+            f'for target; do :; done; echo "$target" >> {self._log}; cp {self._made} "$target"'
+        )
 
     def fail(self):
         self._write(f"echo call >> {self._log}; echo 'x.cpp:1: error: no such thing' >&2; exit 1")
@@ -59,7 +65,9 @@ def compiler(tmp_path, monkeypatch, library):
 
 @pytest.fixture
 def untested(monkeypatch):
-    """Replace the test of a library, which takes seconds, with a function that records its calls and passes."""
+    """Replace the test of a library, which takes seconds, with a function that records its calls
+    and passes.
+    """
     calls = []
     monkeypatch.setattr(build, "test_library", calls.append)
     return calls
@@ -69,7 +77,9 @@ def test_it_is_compiled_and_tested_once(compiler, folder, untested):
     path = build.find_library()
     assert path == build.find_library()
     assert path.parent == folder and compiler.times_linked() == 1 and len(untested) == 1
-    assert {entry.suffix for entry in folder.iterdir()} == {".so", ".digest", ".lock"}, "nothing is left behind"
+    assert {entry.suffix for entry in folder.iterdir()} == {".so", ".digest", ".lock"}, (
+        "nothing is left behind"
+    )
 
 
 def test_without_a_compiler_the_remedy_is_told(folder, monkeypatch, tmp_path):
@@ -82,7 +92,9 @@ def test_without_a_compiler_the_remedy_is_told(folder, monkeypatch, tmp_path):
         build.find_library()
 
 
-def test_without_a_compiler_a_library_that_is_there_is_used(compiler, folder, untested, monkeypatch, tmp_path):
+def test_without_a_compiler_a_library_that_is_there_is_used(
+    compiler, folder, untested, monkeypatch, tmp_path
+):
     path = build.find_library()
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -103,7 +115,9 @@ def test_a_damaged_library_is_made_again(compiler, folder, untested, damage):
     assert compiler.times_linked() == 2 and len(untested) == 2
 
 
-def test_another_wheel_or_source_has_a_library_of_its_own(compiler, folder, untested, monkeypatch, tmp_path):
+def test_another_wheel_or_source_has_a_library_of_its_own(
+    compiler, folder, untested, monkeypatch, tmp_path
+):
     paths = [build.find_library()]
     other_sources = tmp_path / "src"
     shutil.copytree(build.SOURCES, other_sources)
@@ -129,7 +143,9 @@ def test_another_oneflow_is_refused(monkeypatch):
 def test_a_failure_is_not_tried_again_in_every_run(compiler, folder, untested):
     compiler.fail()
     for _ in range(2):
-        with pytest.raises(Unavailable, match=r"could not compile the kernels \(x\.cpp:1: error: no such thing\)"):
+        with pytest.raises(
+            Unavailable, match=r"could not compile the kernels \(x\.cpp:1: error: no such thing\)"
+        ):
             build.find_library()
     assert compiler.calls() == 1
 
@@ -153,7 +169,9 @@ def test_the_test_reaches_every_kind_of_operation_and_sees_differences(library, 
     assert f"{check.OPERATIONS[0]} was not called" in check.find_problems(library)
 
 
-def test_a_folder_that_cannot_be_written_to_is_passed_over(compiler, folder, untested, monkeypatch, tmp_path):
+def test_a_folder_that_cannot_be_written_to_is_passed_over(
+    compiler, folder, untested, monkeypatch, tmp_path
+):
     (tmp_path / "file").touch()
     monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path / "file" / "kept", folder])
     assert build.find_library().is_relative_to(folder)
@@ -179,10 +197,17 @@ def test_two_processes_that_compile_at_once_make_one_library(compiler, tmp_path)
         "import sys; sys.prefix = sys.argv[1]; import libai.native.build as c; "
         "c.test_library = lambda path: None; print(c.find_library())"
     )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home"), "LIBAI_PATCHES": "-kernels"}
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path / "home"),
+        "LIBAI_PATCHES": "-kernels",
+    }
     environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-c", code, str(tmp_path / "none")]
-    ranks = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    ranks = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     paths = {rank.communicate(timeout=60)[0] for rank in ranks}
     assert [rank.returncode for rank in ranks] == [0, 0, 0]
     assert len(paths) == 1 and compiler.times_linked() == 1
@@ -190,11 +215,21 @@ def test_two_processes_that_compile_at_once_make_one_library(compiler, tmp_path)
 
 @pytest.mark.e2e
 def test_the_sources_are_installed_with_the_package(tmp_path):
-    for name in ("setup.py", "README.md", "LICENSE", "pyproject.toml", "requirements", "configs", "libai"):
+    for name in (
+        "setup.py",
+        "README.md",
+        "LICENSE",
+        "pyproject.toml",
+        "requirements",
+        "configs",
+        "libai",
+    ):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
         copy(ROOT / name, tmp_path / name)
     command = [sys.executable, "setup.py", "-q", "build_py", "-d", str(tmp_path / "built")]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
-    names = {str(path.relative_to(build.SOURCES)) for path in build.SOURCES.rglob("*") if path.is_file()}
+    names = {
+        str(path.relative_to(build.SOURCES)) for path in build.SOURCES.rglob("*") if path.is_file()
+    }
     built = tmp_path / "built" / "libai" / "native" / "src"
     assert {str(path.relative_to(built)) for path in built.rglob("*") if path.is_file()} == names

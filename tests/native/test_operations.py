@@ -28,7 +28,9 @@ def layer_norm(*normalized):
 
 def batch_norm(is_training):
     def function(x, weight, bias):
-        mean, variance = (flow.tensor(abs(random(x.shape[1], seed=seed)) + 0.5, dtype=x.dtype) for seed in (5, 6))
+        mean, variance = (
+            flow.tensor(abs(random(x.shape[1], seed=seed)) + 0.5, dtype=x.dtype) for seed in (5, 6)
+        )
         return flow._C.normalization(x, mean, variance, weight, bias, 1, 1e-5, 0.9, is_training)
 
     return function
@@ -73,29 +75,67 @@ CASES = [
     *(("scalar_pow scalar_pow_grad", power(exponent), (9, 33)) for exponent in (2, 3.0, -0.5)),
     ("sqrt sqrt_grad", lambda x: flow.sqrt(x * x + 0.1), (9, 33)),
     ("rsqrt rsqrt_grad", lambda x: flow.rsqrt(x * x + 0.1), (9, 33)),
-    *(("where", where(*mask), (4, 5, 33), (4, 5, 33)) for mask in ((4, 5, 33), (4, 1, 33), (4, 5, 1))),
+    *(
+        ("where", where(*mask), (4, 5, 33), (4, 5, 33))
+        for mask in ((4, 5, 33), (4, 1, 33), (4, 5, 1))
+    ),
     ("masked_fill", filled(4, 5, 1), (4, 5, 33)),
-    *(("softmax softmax_grad", lambda x: flow.softmax(x, -1), shape) for shape in ((3, 1), (70, 1000))),
+    *(
+        ("softmax softmax_grad", lambda x: flow.softmax(x, -1), shape)
+        for shape in ((3, 1), (70, 1000))
+    ),
     ("softmax softmax_grad", lambda x: flow.softmax(x, 1), (5, 6, 7)),
     ("log_softmax log_softmax_grad", lambda x: flow.log_softmax(x, -1), (35, 23)),
     (f"{_LAYER_NORM} layer_norm_param_grad", layer_norm(384), (2, 9, 384), (384,), (384,)),
     (f"{_LAYER_NORM} layer_norm_param_grad", layer_norm(5, 6), (3, 4, 5, 6), (5, 6), (5, 6)),
     (_LAYER_NORM, layer_norm(40), (6, 40)),
     # with one and with many contiguous numbers per channel
-    *((_BATCH_NORM, batch_norm(True), shape, shape[1:2], shape[1:2]) for shape in ((600, 7), (3, 2, 4, 5, 6))),
+    *(
+        (_BATCH_NORM, batch_norm(True), shape, shape[1:2], shape[1:2])
+        for shape in ((600, 7), (3, 2, 4, 5, 6))
+    ),
     ("normalization", batch_norm(False), (8, 4, 6, 7), (4,), (4,)),
     ("bias_add", bias_add(2), (3, 4, 5), (5,)),
     (_CONV, conv(1, 1, 1, 1), (3, 5, 9, 7), (6, 5, 3, 3), (6,)),
     (_CONV, conv(3, 2, 2, 1), (2, 3, 11, 11), (33, 3, 5, 5), (33,)),
-    (_CONV, conv(1, 1, 1, 1), (70, 8, 2, 2), (8, 8, 3, 3), (8,)),  # more samples than are computed at a time
-    (_CONV, conv(1, 1, 1, 1), (3, 300, 4, 4), (20, 300, 3, 3), (20,)),  # more channels than are summed at a time
-    (_CONV, conv(1, 1, 1, 1), (5, 64, 1, 1), (32, 64, 3, 3), (32,)),  # eight of nine taps read no input
-    (_CONV, conv(2, 0, 1, 1), (2, 16, 7, 7), (16, 16, 1, 1), (16,)),  # three of four inputs are read by no output
+    (
+        _CONV,
+        conv(1, 1, 1, 1),
+        (70, 8, 2, 2),
+        (8, 8, 3, 3),
+        (8,),
+    ),  # more samples than are computed at a time
+    (
+        _CONV,
+        conv(1, 1, 1, 1),
+        (3, 300, 4, 4),
+        (20, 300, 3, 3),
+        (20,),
+    ),  # more channels than are summed at a time
+    (
+        _CONV,
+        conv(1, 1, 1, 1),
+        (5, 64, 1, 1),
+        (32, 64, 3, 3),
+        (32,),
+    ),  # eight of nine taps read no input
+    (
+        _CONV,
+        conv(2, 0, 1, 1),
+        (2, 16, 7, 7),
+        (16, 16, 1, 1),
+        (16,),
+    ),  # three of four inputs are read by no output
     (_CONV, conv(2, 1, 1, 4), (2, 8, 5, 5), (8, 2, 3, 3), (8,)),
     ("conv3d", conv(1, 1, 1, 1, function=F.conv3d), (2, 3, 5, 6, 7), (4, 3, 2, 3, 2), (4,)),
     ("matmul", matmul(), (5, 7), (7, 9)),  # left to OpenBLAS: starting our kernel would take longer
     ("matmul", matmul(alpha=-0.5), (33, 48), (48, 32)),
-    ("matmul", matmul("b"), (100, 1601), (45, 1601)),  # no block size divides the rows, terms and columns
+    (
+        "matmul",
+        matmul("b"),
+        (100, 1601),
+        (45, 1601),
+    ),  # no block size divides the rows, terms and columns
     ("matmul", matmul("b"), (1, 577), (900, 577)),  # few rows
     ("batch_matmul", matmul("b"), (2, 3, 33, 32), (2, 3, 40, 32)),
     ("broadcast_matmul", matmul(), (2, 1, 50, 60), (3, 60, 12)),
@@ -124,7 +164,28 @@ def test_a_wrong_result_is_noticed(library):
         compare(lambda x: x.exp() * (1.0 if x.dtype == flow.float64 else 1.0 + 1e-5), random(5, 7))
 
 
-FAR = [-1e30, -200, -103, -90, -20, -14, -13, -1e-3, -1e-30, -0.0, 0.0, 1e-30, 1e-3, 13, 14, 20, 88, 100, 200, 1e30]
+FAR = [
+    -1e30,
+    -200,
+    -103,
+    -90,
+    -20,
+    -14,
+    -13,
+    -1e-3,
+    -1e-30,
+    -0.0,
+    0.0,
+    1e-30,
+    1e-3,
+    13,
+    14,
+    20,
+    88,
+    100,
+    200,
+    1e30,
+]
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
@@ -144,7 +205,9 @@ def test_nan_stays_nan_and_float64_stays_oneflows(level, library, name):
     tensor = flow.tensor([np.nan, 1.0], requires_grad=True)
     found = POINTWISE[name](tensor)
     found.sum().backward()
-    assert np.isnan(found.numpy()).tolist() == np.isnan(tensor.grad.numpy()).tolist() == [True, False]
+    assert (
+        np.isnan(found.numpy()).tolist() == np.isnan(tensor.grad.numpy()).tolist() == [True, False]
+    )
     before = library.calls()[name]
     POINTWISE[name](tensor.to(flow.float64))
     assert library.calls()[name] == before
@@ -152,10 +215,17 @@ def test_nan_stays_nan_and_float64_stays_oneflows(level, library, name):
 
 def test_infinities_and_zeros_have_limits(level):
     ends = flow.tensor([np.inf, -np.inf, 0.0])
-    for name, limits in {"exp": [np.inf, 0.0, 1.0], "sigmoid": [1.0, 0.0, 0.5], "tanh": [1.0, -1.0, 0.0]}.items():
+    for name, limits in {
+        "exp": [np.inf, 0.0, 1.0],
+        "sigmoid": [1.0, 0.0, 0.5],
+        "tanh": [1.0, -1.0, 0.0],
+    }.items():
         assert POINTWISE[name](ends).numpy().tolist() == limits
     assert flow.sqrt(ends.abs()).numpy().tolist() == [np.inf, np.inf, 0.0]
-    assert np.isnan(flow.sqrt(flow.tensor([-1.0])).numpy()).all() and np.isinf(flow.rsqrt(flow.zeros(1)).numpy()).all()
+    assert (
+        np.isnan(flow.sqrt(flow.tensor([-1.0])).numpy()).all()
+        and np.isinf(flow.rsqrt(flow.zeros(1)).numpy()).all()
+    )
     x = flow.tensor([-2.0, -0.0, 3.0], requires_grad=True)
     (x**3).sum().backward()
     assert x.grad.numpy().tolist() == [12.0, 0.0, 27.0]
@@ -166,7 +236,9 @@ def test_masked_scores_have_no_weight(level):
     found = flow.softmax(x, -1).numpy()
     assert found[0, 1] == found[0, 3] == 0.0
     close(found, np.array([[1 / (1 + np.e), 0, np.e / (1 + np.e), 0], [0, 0, 0, 1]]))
-    assert np.isnan(flow.softmax(flow.tensor([[-np.inf, -np.inf], [np.nan, 0.0], [0.0, np.nan]]), -1).numpy()).all()
+    assert np.isnan(
+        flow.softmax(flow.tensor([[-np.inf, -np.inf], [np.nan, 0.0], [0.0, np.nan]]), -1).numpy()
+    ).all()
 
 
 COMPARISONS = {
@@ -202,7 +274,12 @@ PAIRS = [
 @pytest.mark.parametrize(("left", "right"), PAIRS)
 def test_arithmetic_is_numpys_bit_for_bit(level, left, right):
     x, y = random(*left), random(*right, seed=1) + np.float32(5.0)
-    for ours, numpys in ((flow.add, np.add), (flow.sub, np.subtract), (flow.mul, np.multiply), (flow.div, np.divide)):
+    for ours, numpys in (
+        (flow.add, np.add),
+        (flow.sub, np.subtract),
+        (flow.mul, np.multiply),
+        (flow.div, np.divide),
+    ):
         np.testing.assert_array_equal(ours(flow.tensor(x), flow.tensor(y)).numpy(), numpys(x, y))
         np.testing.assert_array_equal(ours(flow.tensor(y), flow.tensor(x)).numpy(), numpys(y, x))
 
@@ -211,7 +288,9 @@ def test_arithmetic_is_numpys_bit_for_bit(level, left, right):
 def test_a_sum_of_tensors_is_numpys_bit_for_bit(level, counted, count):
     terms = [random(13, 7, seed=seed) for seed in range(count)]
     expected = sum(terms[1:], start=terms[0])
-    np.testing.assert_array_equal(flow._C.add([flow.tensor(term) for term in terms]).numpy(), expected)
+    np.testing.assert_array_equal(
+        flow._C.add([flow.tensor(term) for term in terms]).numpy(), expected
+    )
     tensor = flow.tensor(terms[0])
     for term in terms[1:]:
         tensor += flow.tensor(term)
@@ -221,11 +300,15 @@ def test_a_sum_of_tensors_is_numpys_bit_for_bit(level, counted, count):
 
 def test_long_sums_and_large_means_keep_their_digits(level):
     x = np.random.default_rng(0).random(3_000_000, dtype=np.float32)
-    assert float(flow.tensor(x).sum().numpy()) == pytest.approx(x.astype(np.float64).sum(), rel=4 * EPS)
+    assert float(flow.tensor(x).sum().numpy()) == pytest.approx(
+        x.astype(np.float64).sum(), rel=4 * EPS
+    )
     for norm, shape, axis in ((nn.LayerNorm(256), (5, 256), 1), (nn.BatchNorm1d(3), (50, 3), 0)):
         x = random(*shape) + np.float32(1e4)
         wide = x.astype(np.float64)
-        expected = (wide - wide.mean(axis, keepdims=True)) / np.sqrt(wide.var(axis, keepdims=True) + 1e-5)
+        expected = (wide - wide.mean(axis, keepdims=True)) / np.sqrt(
+            wide.var(axis, keepdims=True) + 1e-5
+        )
         np.testing.assert_allclose(norm(flow.tensor(x)).detach().numpy(), expected, atol=1e-3)
 
 
@@ -235,24 +318,43 @@ def test_copies_of_views_are_numpys(level, counted):
         found = flow.tensor(x)[:, 1:3, ::2, 2:, 1:].permute(*order).contiguous()
         np.testing.assert_array_equal(found.numpy(), x[:, 1:3, ::2, 2:, 1:].transpose(order))
         found = flow.tensor(x[:, :1]).expand(3, 4, 5, 6, 33).permute(*order).contiguous()
-        np.testing.assert_array_equal(found.numpy(), np.broadcast_to(x[:, :1], x.shape).transpose(order))
+        np.testing.assert_array_equal(
+            found.numpy(), np.broadcast_to(x[:, :1], x.shape).transpose(order)
+        )
     for width in (3, 7, 12, 25, 300):  # widths of rows that are copied whole
         x = random(5, 6, width)
-        np.testing.assert_array_equal(flow.tensor(x).transpose(0, 1).contiguous().numpy(), x.transpose(1, 0, 2))
+        np.testing.assert_array_equal(
+            flow.tensor(x).transpose(0, 1).contiguous().numpy(), x.transpose(1, 0, 2)
+        )
     counted("to_contiguous")
 
 
 def test_views_are_computed_as_their_copies(library):
     x = flow.tensor(random(9, 8, 5, 3)).permute(3, 2, 1, 0)
     convolution, sequences = nn.Conv2d(5, 6, 3, padding=1), x[0]
-    functions = [*POINTWISE.values(), lambda t: flow.softmax(t, 1), nn.LayerNorm(9), nn.MaxPool2d(2), convolution]
-    for function, view in (*((function, x) for function in functions), (nn.MaxPool1d(3, 2, 1), sequences)):
+    functions = [
+        *POINTWISE.values(),
+        lambda t: flow.softmax(t, 1),
+        nn.LayerNorm(9),
+        nn.MaxPool2d(2),
+        convolution,
+    ]
+    for function, view in (
+        *((function, x) for function in functions),
+        (nn.MaxPool1d(3, 2, 1), sequences),
+    ):
         np.testing.assert_array_equal(function(view).numpy(), function(view.contiguous()).numpy())
 
 
 def test_nothing_gives_nothing(library):
     nothing = flow.zeros(0, 3, 4, 4)
-    layers = [nn.Conv2d(3, 6, 3, padding=1), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Softmax(-1), nn.LayerNorm(4)]
+    layers = [
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.AvgPool2d(2),
+        nn.Softmax(-1),
+        nn.LayerNorm(4),
+    ]
     shapes = [tuple(layer(nothing).shape) for layer in layers]
     assert shapes == [(0, 6, 4, 4), (0, 3, 2, 2), (0, 3, 2, 2), (0, 3, 4, 4), (0, 3, 4, 4)]
     assert flow.zeros(0, 3).transpose(0, 1).contiguous().shape == (3, 0)
@@ -275,10 +377,17 @@ def test_nan_and_inf_reach_what_sees_them_and_nothing_else(level):
 
 
 def test_what_a_kernel_cannot_do_stays_oneflows(library):
-    """Such inputs are channels last, and norms with one frozen parameter, in float64 or of a wrong shape."""
+    """Such inputs are channels last, and norms with one frozen parameter, in float64 or of a wrong
+    shape.
+    """
     before = library.calls()
     x, w = random(2, 5, 5, 3), random(4, 3, 3, 3, seed=2)
-    assert flow._C.conv2d(flow.tensor(x), flow.tensor(w), channel_pos="channels_last").shape == (2, 3, 3, 4)
+    assert flow._C.conv2d(flow.tensor(x), flow.tensor(w), channel_pos="channels_last").shape == (
+        2,
+        3,
+        3,
+        4,
+    )
     norm, x = nn.LayerNorm(8), flow.tensor(random(3, 8), requires_grad=True)
     norm.weight.requires_grad_(False)
     norm(x).sum().backward()
@@ -297,7 +406,10 @@ def test_batch_norm_is_oneflows_with_every_setting(library, counted, stock, sett
     def run():
         norm = nn.BatchNorm1d(5, **settings)
         buffers = [tensor for tensor in (norm.running_mean, norm.running_var) if tensor is not None]
-        return [*results(norm, [random(6, 5, 9)], np.float32), *(tensor.numpy() for tensor in buffers)]
+        return [
+            *results(norm, [random(6, 5, 9)], np.float32),
+            *(tensor.numpy() for tensor in buffers),
+        ]
 
     ours, expected = run(), stock(run)
     assert len(ours) == len(expected)
@@ -330,7 +442,9 @@ def test_maxima_are_oneflows_with_their_places_bit_for_bit(library, counted, sto
 
 
 def test_layer_norm_has_gradients_of_gradients(library, counted):
-    """The gradients of the sum of all squared gradients equal those that OneFlow computes in float64."""
+    """The gradients of the sum of all squared gradients equal those that OneFlow computes in
+    float64.
+    """
 
     def penalties(norm, x):
         x = x.requires_grad_()
@@ -354,31 +468,42 @@ def test_layer_norm_has_gradients_of_gradients(library, counted):
 
 def test_the_gradient_of_a_layer_norm_adds_each_row_to_its_own(level, library):
     dy, x, gamma, more = (
-        flow.tensor(random(*shape, seed=i)) for i, shape in enumerate([(6, 40), (6, 40), (40,), (6, 40)])
+        flow.tensor(random(*shape, seed=i))
+        for i, shape in enumerate([(6, 40), (6, 40), (40,), (6, 40)])
     )
     inputs = [dy, x, x.mean(1), 1 / x.std(1), gamma, more]
-    names = tuple((name, 1) for name in ("dy", "x", "mean", "inv_variance", "gamma", "_add_to_output"))
+    names = tuple(
+        (name, 1) for name in ("dy", "x", "mean", "inv_variance", "gamma", "_add_to_output")
+    )
     settings = {"begin_norm_axis": "at_int64: 1", "epsilon": "at_double: 1e-05"}
     alone, added = (
-        apply_to_many(build_operation("layer_norm_grad", names[:count], "dx", **settings), inputs[:count])
+        apply_to_many(
+            build_operation("layer_norm_grad", names[:count], "dx", **settings), inputs[:count]
+        )
         for count in (5, 6)
     )
     np.testing.assert_array_equal(added.numpy(), (alone + more).numpy())
 
 
 @pytest.mark.parametrize("shape", [(3, 700, 64), (300, 600, 48), (1100, 1000, 1000), (5, 3, 7)])
-def test_a_product_scales_its_result_and_adds_to_it_as_operations_of_their_own_do(shape, level, library, counted):
+def test_a_product_scales_its_result_and_adds_to_it_as_operations_of_their_own_do(
+    shape, level, library, counted
+):
     rows, terms, columns = shape
     sizes = [(rows, terms), (columns, terms), (columns,), (rows, columns)]
     x, weight, bias, more = (flow.tensor(random(*size, seed=i)) for i, size in enumerate(sizes))
     names = tuple((name, 1) for name in ("x", "weight", "bias", "_add_to_output"))
 
     def linear(*inputs):
-        return apply_to_many(build_operation("fused_matmul_bias", names[: len(inputs)], "out"), inputs)
+        return apply_to_many(
+            build_operation("fused_matmul_bias", names[: len(inputs)], "out"), inputs
+        )
 
     product = linear(x, weight, flow.zeros(columns))
     np.testing.assert_allclose(product, x.numpy() @ weight.numpy().T, rtol=1e-4, atol=1e-3)
     np.testing.assert_array_equal(matmul("b", 0.3)(x, weight).numpy(), (product * 0.3).numpy())
     np.testing.assert_array_equal(linear(x, weight, bias).numpy(), (product + bias).numpy())
-    np.testing.assert_array_equal(linear(x, weight, bias, more).numpy(), (product + bias + more).numpy())
+    np.testing.assert_array_equal(
+        linear(x, weight, bias, more).numpy(), (product + bias + more).numpy()
+    )
     counted("fused_matmul_bias")

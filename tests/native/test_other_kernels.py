@@ -11,7 +11,8 @@ from libai.native import kernels
 from libai.utils.errors import UserError
 
 NO_COMPILER = (
-    "oneflow's own, which are slower (CXX=no-such-compiler not found; install one, for example with `apt install g++`)"
+    "oneflow's own, which are slower (CXX=no-such-compiler not found; install one, for example "
+    "with `apt install g++`)"
 )
 
 
@@ -46,7 +47,9 @@ def test_both_modes_train_alike_with(environment, kernels, expected, library, tm
     assert len(set(expected)) == len(expected) > 1, "it learns"
 
 
-@pytest.mark.parametrize("value, levels", [("avx512", ("avx512", "avx2", "sse2")), ("avx2", ("avx2", "sse2"))])
+@pytest.mark.parametrize(
+    "value, levels", [("avx512", ("avx512", "avx2", "sse2")), ("avx2", ("avx2", "sse2"))]
+)
 def test_the_variable_names_the_best_instruction_set_that_is_allowed(monkeypatch, value, levels):
     monkeypatch.setenv("LIBAI_NATIVE", value)
     assert kernels.allowed_levels() == levels
@@ -54,5 +57,8 @@ def test_the_variable_names_the_best_instruction_set_that_is_allowed(monkeypatch
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch):
     monkeypatch.setenv("LIBAI_NATIVE", "fast")
-    with pytest.raises(UserError, match="LIBAI_NATIVE=fast is not an instruction set.*: sse2, avx2, avx512; LIBAI_PAT"):
+    with pytest.raises(
+        UserError,
+        match="LIBAI_NATIVE=fast is not an instruction set.*: sse2, avx2, avx512; LIBAI_PAT",
+    ):
         kernels.allowed_levels()

@@ -41,9 +41,10 @@ def whole(a, b, c, beta):
 def drawn(rows, columns, is_transposed):
     numbers = rng.standard_normal((columns, rows) if is_transposed else (rows, columns)).astype(np.float32)
     return numbers.T if is_transposed else numbers
-"""
+"""  # noqa: E501
 
-# small and large sizes around which OpenBLAS changes its method, such as multiples of its blocks and one more
+# small and large sizes around which OpenBLAS changes its method, such as multiples of its blocks
+# and one more
 COMPARE = (
     SETUP
     + """
@@ -124,7 +125,9 @@ def test_the_choice_follows_the_machine(library):
     """A matmul uses several threads only while that is measured to be faster than one thread."""
     shared = [seconds for seconds in (6e-4, 5e-3, 5e-3, 6e-4, 6e-4, 6e-4) for _ in range(10_000)]
     chosen, numbers = (ctypes.c_bool * 60_000)(), ctypes.c_double * 60_000
-    library._library.libai_team_simulate(numbers(*shared), numbers(*[1e-3] * 60_000), 60_000, chosen)
+    library._library.libai_team_simulate(
+        numbers(*shared), numbers(*[1e-3] * 60_000), 60_000, chosen
+    )
     parts = [sum(chosen[i : i + 10_000]) / 10_000 for i in range(0, 60_000, 10_000)]
     assert parts[0] > 0.95 and parts[2] < 0.05 and parts[-1] > 0.95
 
@@ -145,7 +148,9 @@ def test_the_number_is_the_users_else_that_of_the_cores(monkeypatch, environment
     assert openblas.wanted_threads(environment) == threads
 
 
-@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 8), ("250000 100000", 3), ("10000 100000", 1), ("?", 8)])
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("250000 100000", 3), ("10000 100000", 1), ("?", 8)]
+)
 def test_a_containers_share_of_time_counts(monkeypatch, tmp_path, quota, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(openblas, "_QUOTA", tmp_path / "cpu.max")

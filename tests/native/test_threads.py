@@ -119,7 +119,7 @@ threads = [threading.Thread(target=work) for _ in range(4)]
 [thread.join() for thread in threads]
 assert found == [True] * 4
 print("equal", len(CASES), flush=True)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.e2e

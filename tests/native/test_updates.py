@@ -70,7 +70,9 @@ def check(library, stock, name, mode):
     expected = stock(lambda: train(build_optimizer, mode))
     assert library.calls()[op] - before == 15, "the second run used OneFlow's own kernel"
     assert np.isfinite(found).all()
-    if op == "lamb_update":  # OneFlow adds the squares of a parameter one by one; our sum is more exact
+    if (
+        op == "lamb_update"
+    ):  # OneFlow adds the squares of a parameter one by one; our sum is more exact
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
     else:
         np.testing.assert_array_equal(found, expected)
@@ -90,10 +92,15 @@ def test_updates_of_a_graph_are_oneflows(library, stock, name):
 
 def test_the_norm_of_gradients(level, counted):
     rng = np.random.default_rng(0)
-    arrays = [np.asarray(rng.standard_normal(shape), np.float32) for shape in ((257, 129), (), (5,), (0, 3), (1, 4097))]
+    arrays = [
+        np.asarray(rng.standard_normal(shape), np.float32)
+        for shape in ((257, 129), (), (5,), (0, 3), (1, 4097))
+    ]
     parameters = [nn.Parameter(flow.tensor(array)) for array in arrays]
     for parameter, array in zip(parameters, arrays):
         parameter.grad = flow.tensor(array)
-    expected = np.linalg.norm(np.concatenate([array.ravel() for array in arrays]).astype(np.float64))
+    expected = np.linalg.norm(
+        np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
+    )
     assert norm_and_coefficient(parameters, 1.0)[0].numpy() == pytest.approx(expected, rel=3e-7)
     counted("multi_reduce_sum_pow_abs")

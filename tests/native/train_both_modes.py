@@ -10,7 +10,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
 def train(mode: str, iterations: int = 5) -> list[float]:
-    """Return the losses of a two-layer GPT with AdamW, on the same random tokens in every process."""
+    """Return the losses of a two-layer GPT with AdamW, on the same random tokens in every
+    process.
+    """
     import numpy as np
     import oneflow as flow
     import toy

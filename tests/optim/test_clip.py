@@ -19,7 +19,9 @@ def parameters_with_gradients(*shapes, scale=1.0, dtype="float32"):
 
 
 def exact_norm(parameters):
-    values = np.concatenate([parameter.grad.numpy().ravel() for parameter in parameters]).astype("float64")
+    values = np.concatenate([parameter.grad.numpy().ravel() for parameter in parameters]).astype(
+        "float64"
+    )
     return np.linalg.norm(values)
 
 
@@ -29,7 +31,9 @@ def norm_of(parameters):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_norm_and_scaled_gradients(dtype):
-    parameters = parameters_with_gradients((8, 4), (4,)) + parameters_with_gradients((2, 3, 2), dtype=dtype)
+    parameters = parameters_with_gradients((8, 4), (4,)) + parameters_with_gradients(
+        (2, 3, 2), dtype=dtype
+    )
     expected = exact_norm(parameters)
     before = [parameter.grad.numpy().copy() for parameter in parameters]
     norm = clip_grad_norm(parameters, max_norm=0.5)
@@ -40,7 +44,9 @@ def test_norm_and_scaled_gradients(dtype):
 
 
 def test_gradients_that_are_views_are_clipped_by_their_own_values():
-    """As OneFlow's DDP makes them; a tensor that `grad` was set to does not know where it begins (0006)."""
+    """As OneFlow's DDP makes them; a tensor that `grad` was set to does not know where it begins
+    (0006).
+    """
     values = np.arange(40, dtype="float32")
     bucket = flow.tensor(values)
     parameters = [nn.Parameter(flow.zeros(4, 8)), nn.Parameter(flow.zeros(2, 2))]

@@ -1,4 +1,6 @@
-"""Optimizer state survives a change of mode: eager N + graph N = eager 2N, and back, for every optimizer."""
+"""Optimizer state survives a change of mode: eager N + graph N = eager 2N, and back, for every
+optimizer.
+"""
 
 import numpy as np
 import oneflow as flow
@@ -6,10 +8,17 @@ import pytest
 from marks import slow_but
 from oneflow import nn, optim
 
-from libai.optim import export_graph_state, export_state, graph_state_names, import_state, to_graph_state
+from libai.optim import (
+    export_graph_state,
+    export_state,
+    graph_state_names,
+    import_state,
+    to_graph_state,
+)
 from libai.utils.errors import UserError
 
-# Eager against graph: Adam's graph computes its bias corrections in float32 (measured 2e-6), the rest agree to 1e-6.
+# Eager against graph: Adam's graph computes its bias corrections in float32 (measured 2e-6), the
+# rest agree to 1e-6.
 TOLERANCE = 1e-5
 
 OPTIMIZERS = {
@@ -57,7 +66,10 @@ def build_optimizer(kind, model, num_groups):
     target, options = OPTIMIZERS[kind]
     if num_groups == 1:
         return target(model.parameters(), **options)
-    groups = [{"params": list(model[0].parameters()), "lr": options["lr"] / 2}, {"params": list(model[2].parameters())}]
+    groups = [
+        {"params": list(model[0].parameters()), "lr": options["lr"] / 2},
+        {"params": list(model[2].parameters())},
+    ]
     return target(groups, **options)
 
 
@@ -94,14 +106,18 @@ def from_eager_to_graph(model, optimizer, fresh):
     losses = eager_losses(model, optimizer, NUM_ITERS)
     tensors, scalars = export_state(optimizer, model.named_parameters())
     graph = TrainGraph(model, fresh)
-    graph.load_state_dict(to_graph_state(tensors, scalars, "model", optimizer, model.named_parameters()))
+    graph.load_state_dict(
+        to_graph_state(tensors, scalars, "model", optimizer, model.named_parameters())
+    )
     return losses + graph_losses(graph, NUM_ITERS)
 
 
 def from_graph_to_eager(model, optimizer, fresh):
     graph = TrainGraph(model, optimizer)
     losses = graph_losses(graph, NUM_ITERS)
-    tensors, scalars = export_graph_state(graph.state_dict(), "model", model.named_parameters(), optimizer)
+    tensors, scalars = export_graph_state(
+        graph.state_dict(), "model", model.named_parameters(), optimizer
+    )
     assert scalars == {"step": NUM_ITERS}
     import_state(fresh, model.named_parameters(), tensors, scalars)
     fresh.zero_grad(set_to_none=True)
@@ -130,7 +146,9 @@ def test_a_missing_tensor_and_another_shape_are_refused():
     optimizer = build_optimizer("adam", model, 1)
     tensors, scalars = export_state(optimizer, model.named_parameters())
     other = {**tensors, "2.bias/exp_avg_sq": np.zeros(5, np.float32)}
-    with pytest.raises(UserError, match=r"1 mis-shaped: 2.bias/exp_avg_sq \(saved \(5,\), wanted \(4,\)\)"):
+    with pytest.raises(
+        UserError, match=r"1 mis-shaped: 2.bias/exp_avg_sq \(saved \(5,\), wanted \(4,\)\)"
+    ):
         to_graph_state(other, scalars, "model", optimizer, model.named_parameters())
     del tensors["2.bias/exp_avg_sq"]
     with pytest.raises(UserError, match="1 missing: 2.bias/exp_avg_sq"):
@@ -153,6 +171,8 @@ def test_a_parameter_without_gradient_keeps_its_initial_state():
     optimizer = optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.25)
     graph = TrainGraph(model, optimizer)
     graph_losses(graph, 1)
-    tensors, _ = export_graph_state(graph.state_dict(), "model", model.named_parameters(), optimizer)
+    tensors, _ = export_graph_state(
+        graph.state_dict(), "model", model.named_parameters(), optimizer
+    )
     assert set(np.unique(tensors["unused.weight/sum"].numpy())) == {0.25}
     assert (tensors["weight/sum"].numpy() > 0.25).any()

@@ -26,9 +26,13 @@ OPTIMIZERS = {
 
 
 def trained(build, update, missing=()):
-    """Weights and states after 5 updates in two groups; the parameters `missing` have gradients in the last two."""
+    """Weights and states after 5 updates in two groups; the parameters `missing` have gradients in
+    the last two.
+    """
     rng = np.random.default_rng(0)
-    parameters = [nn.Parameter(flow.tensor(np.asarray(rng.standard_normal(s), np.float32))) for s in SHAPES]
+    parameters = [
+        nn.Parameter(flow.tensor(np.asarray(rng.standard_normal(s), np.float32))) for s in SHAPES
+    ]
     optimizer = build([{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.03}])
     for iteration in range(5):
         for index, parameter in enumerate(parameters):
@@ -57,7 +61,9 @@ def test_updates_are_those_of_single_operations(library, name, missing):
     before = library.calls()
     found, steps = trained(OPTIMIZERS[name], together, missing)
     expected, expected_steps = trained(OPTIMIZERS[name], one_by_one, missing)
-    assert sum(n - before[op] for op, n in library.calls().items() if op.startswith("multi_tensor")) in (7, 10)
+    assert sum(
+        n - before[op] for op, n in library.calls().items() if op.startswith("multi_tensor")
+    ) in (7, 10)
     assert steps == expected_steps == 5
     assert len(found) == len(expected)
     for one, other in zip(found, expected):
@@ -93,7 +99,9 @@ def test_what_cannot_be_joined(library):
 
 
 def test_gradients_that_are_kept_are_clipped(library):
-    """With `zero_grad_before_forward` hooks see them in after_step; otherwise only the update knows the coefficient."""
+    """With `zero_grad_before_forward` hooks see them in after_step; otherwise only the update knows
+    the coefficient.
+    """
 
     def trained_by(**options):
         flow.manual_seed(0)

@@ -7,7 +7,9 @@ RATE, DECAY, EPS, BETAS, STEPS = 0.02, 0.1, 1e-6, (0.9, 0.999), 10
 
 
 def by_hand(start, gradients, decays_in_ratio):
-    """You et al. 2020, algorithm 2, with the identity for phi; the paper has the decay in the trust ratio's norm."""
+    """You et al. 2020, algorithm 2, with the identity for phi; the paper has the decay in the trust
+    ratio's norm.
+    """
     w, m, v = start.astype(np.float64), 0.0, 0.0
     for step, g in enumerate(gradients, 1):
         m = BETAS[0] * m + (1 - BETAS[0]) * g

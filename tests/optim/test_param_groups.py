@@ -80,7 +80,9 @@ def test_each_rule_works_alone(no_decay, decaying):
 
 
 def test_a_pattern_on_the_second_name_of_a_tied_weight_counts():
-    options = options_by_name(get_param_groups(Model(), weight_decay=0.1, no_decay=[r"head\.weight"]))
+    options = options_by_name(
+        get_param_groups(Model(), weight_decay=0.1, no_decay=[r"head\.weight"])
+    )
     assert options["embedding.weight"]["weight_decay"] == 0.0
 
 
@@ -129,7 +131,10 @@ def test_overrides_apply_in_order_and_multiply():
         ({"overrides": {"head": {"lr": 0.1, "lr_mult": 2}}}, "sets lr, lr_mult; it can set"),
         ({"overrides": {"head": {"lr_mult": 2}}}, "base_lr is not given"),
         ({"layer_decay": 0.5}, "base_lr is not given"),
-        ({"layer_decay": 0.5, "base_lr": 0.1, "blocks": "layers"}, r"Lists in this model: blocks \(2\)"),
+        (
+            {"layer_decay": 0.5, "base_lr": 0.1, "blocks": "layers"},
+            r"Lists in this model: blocks \(2\)",
+        ),
     ],
 )
 def test_mistakes_are_named(options, text):
@@ -145,10 +150,14 @@ def test_a_pattern_on_frozen_parameters_only_is_refused():
 
 
 def test_ambiguous_blocks_are_refused_until_named():
-    model = nn.ModuleDict({"encoder": nn.ModuleList([Block(), Block()]), "decoder": nn.ModuleList([Block(), Block()])})
+    model = nn.ModuleDict(
+        {"encoder": nn.ModuleList([Block(), Block()]), "decoder": nn.ModuleList([Block(), Block()])}
+    )
     with pytest.raises(UserError, match=r"encoder \(2\), decoder \(2\)"):
         get_param_groups(model, layer_decay=0.5, base_lr=1.0)
-    options = options_by_name(get_param_groups(model, layer_decay=0.5, base_lr=1.0, blocks="encoder"))
+    options = options_by_name(
+        get_param_groups(model, layer_decay=0.5, base_lr=1.0, blocks="encoder")
+    )
     assert options["encoder.0.linear.weight"]["lr"] == 0.25
     assert "lr" not in options["decoder.0.linear.weight"]
 
@@ -160,8 +169,12 @@ def test_nothing_to_train_is_refused():
 
 @pytest.mark.parametrize("decay", [0.1, 0.3])
 def test_a_weight_decay_that_another_replaces_is_reported(decay, caplog):
-    optim = LazyCall(flow.optim.AdamW)(params=LazyCall(get_param_groups)(weight_decay=0.3), weight_decay=decay)
+    optim = LazyCall(flow.optim.AdamW)(
+        params=LazyCall(get_param_groups)(weight_decay=0.3), weight_decay=decay
+    )
     optimizer = build_optimizer(SimpleNamespace(optim=optim), Block())
     assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.3}
-    expected = "optim.weight_decay=0.1 has no effect where optim.params.weight_decay=0.3 replaces it"
+    expected = (
+        "optim.weight_decay=0.1 has no effect where optim.params.weight_decay=0.3 replaces it"
+    )
     assert (expected in caplog.text) == (decay == 0.1)

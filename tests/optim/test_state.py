@@ -43,7 +43,9 @@ BUILDERS = {
 
 
 def resume_halfway(build):
-    """Compare 8 updates with 4 updates, a resume through arrays and 4 more; return the scalars of the saved state."""
+    """Compare 8 updates with 4 updates, a resume through arrays and 4 more; return the scalars of
+    the saved state.
+    """
     model = build_model()
     whole = train(model, build(model.parameters()), 8)
 
@@ -77,7 +79,9 @@ def test_state_before_the_first_update_is_complete(kind):
 def test_frozen_parameters_have_no_state():
     model = build_model()
     model[0].weight.requires_grad_(False)
-    optimizer = BUILDERS["adamw"]([parameter for parameter in model.parameters() if parameter.requires_grad])
+    optimizer = BUILDERS["adamw"](
+        [parameter for parameter in model.parameters() if parameter.requires_grad]
+    )
     tensors, _ = export_state(optimizer, model.named_parameters())
     assert {name.split("/")[0] for name in tensors} == {"0.bias", "2.weight", "2.bias"}
 
@@ -110,19 +114,27 @@ def test_state_of_another_optimizer_is_refused():
     train(model, optimizer, 1)
     tensors, scalars = export_state(optimizer, model.named_parameters())
     with pytest.raises(
-        UserError, match="does not fit this SGD: 4 missing: .*8 unexpected: 0.weight/exp_avg, .* 3 more"
+        UserError,
+        match="does not fit this SGD: 4 missing: .*8 unexpected: 0.weight/exp_avg, .* 3 more",
     ):
-        import_state(BUILDERS["momentum"](model.parameters()), model.named_parameters(), tensors, scalars)
+        import_state(
+            BUILDERS["momentum"](model.parameters()), model.named_parameters(), tensors, scalars
+        )
 
 
 def test_an_optimizer_of_another_model_is_refused():
     optimizer = BUILDERS["adamw"](build_model().parameters())
-    with pytest.raises(UserError, match=r"group 0 has a parameter of shape \(8, 4\) that is not one of the model's 4"):
+    with pytest.raises(
+        UserError,
+        match=r"group 0 has a parameter of shape \(8, 4\) that is not one of the model's 4",
+    ):
         export_state(optimizer, build_model().named_parameters())
 
 
 class CountingSGD(optim.Optimizer):
-    """An optimizer of a user's own: a tensor and a number per parameter, and a number of its own."""
+    """An optimizer of a user's own: a tensor and a number per parameter, and a number of its
+    own.
+    """
 
     def __init__(self, parameters, lr):
         super().__init__(parameters, {"lr": lr})
@@ -151,7 +163,9 @@ def test_an_optimizer_of_the_users_own_resumes_bitwise():
 
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_the_state_of_a_parameter_without_axes_resumes(kind):
-    """A learned temperature, `nn.Parameter(flow.tensor(1.0))`: numpy makes an array of one element of such a number."""
+    """A learned temperature, `nn.Parameter(flow.tensor(1.0))`: numpy makes an array of one element
+    of such a number.
+    """
     temperature = nn.Parameter(flow.tensor(1.0))
 
     def train_alone(optimizer, num_iters):
@@ -164,5 +178,8 @@ def test_the_state_of_a_parameter_without_axes_resumes(kind):
     train_alone(optimizer, 2)
     tensors, scalars = export_state(optimizer, {"temperature": temperature})
     import_state(resumed, {"temperature": temperature}, as_arrays(tensors), scalars)
-    assert all(value.shape == () for value in export_state(resumed, {"temperature": temperature})[0].values())
+    assert all(
+        value.shape == ()
+        for value in export_state(resumed, {"temperature": temperature})[0].values()
+    )
     train_alone(resumed, 1)

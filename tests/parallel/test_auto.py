@@ -1,4 +1,6 @@
-"""`train.dist.auto` enables auto-parallel in the graph's configuration and does not change the losses."""
+"""`train.dist.auto` enables auto-parallel in the graph's configuration and does not change the
+losses.
+"""
 
 import jobs
 import pytest
@@ -27,7 +29,9 @@ def test_sizes_left_open_are_one_and_eager_mode_refuses_it():
     dist = config.train.dist
     assert (dist.tensor_parallel_size, dist.pipeline_parallel_size) == (1, 1)
     check_supported(config, "graph", "cpu")
-    with pytest.raises(UserError, match="train.dist.auto cannot be honoured in eager mode .* pass of its graph"):
+    with pytest.raises(
+        UserError, match="train.dist.auto cannot be honoured in eager mode .* pass of its graph"
+    ):
         check_supported(config, "eager", "cpu")
 
 
@@ -44,7 +48,9 @@ def test_two_ranks_train_alike_with_and_without_auto(tmp_path):
     losses = []
     for auto in ("true", "false"):
         folder = tmp_path / auto
-        finished = jobs.train_sh(CONFIG, 2, *common, f"train.output_dir={folder}", f"train.dist.auto={auto}")
+        finished = jobs.train_sh(
+            CONFIG, 2, *common, f"train.output_dir={folder}", f"train.dist.auto={auto}"
+        )
         assert finished.returncode == 0, finished
         losses.append(jobs.read_column(folder))
     assert list(losses[0]) == [1, 2, 3, 4, 5]

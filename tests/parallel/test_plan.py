@@ -43,7 +43,9 @@ def test_a_pattern_that_matches_nothing_lists_what_would():
 def test_an_axis_that_is_not_there_is_refused(axis):
     text = error_of({"split": {"head.weight": axis}})
     assert (
-        text == f"the plan splits 'head.weight' on axis {axis!r}, but head.weight has shape (2, 6): its axes are 0, 1."
+        text
+        == f"the plan splits 'head.weight' on axis {axis!r}, but head.weight has shape (2, 6): "
+        "its axes are 0, 1."
     )
 
 
@@ -54,7 +56,9 @@ def test_an_axis_that_does_not_divide_lists_what_does():
 
 
 def test_tensor_ranks_without_a_split_are_refused():
-    assert "no plan names parameters to split, so every rank would do the same work" in error_of({}, TENSOR)
+    assert "no plan names parameters to split, so every rank would do the same work" in error_of(
+        {}, TENSOR
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,8 +76,8 @@ def test_numbers_that_must_be_divisible(pattern, text):
 def test_more_stages_than_blocks():
     text = error_of({"blocks": "blocks"}, Mesh(pipeline=4))
     assert text == (
-        "train.dist.pipeline_parallel_size=4, but blocks has 3 block(s), and every stage needs one. "
-        "Use at most 3 stages."
+        "train.dist.pipeline_parallel_size=4, but blocks has 3 block(s), and every stage needs "
+        "one. Use at most 3 stages."
     )
 
 
@@ -87,7 +91,9 @@ def test_stages_without_blocks_list_the_lists():
 def test_a_description_that_is_no_plan():
     with pytest.raises(UserError, match="the plan has no key 'splits'. Nearest: split."):
         ParallelPlan.read({"splits": {}})
-    with pytest.raises(UserError, match="the plan has no key 'zzz'. Nearest: split, blocks, last, divisible."):
+    with pytest.raises(
+        UserError, match="the plan has no key 'zzz'. Nearest: split, blocks, last, divisible."
+    ):
         ParallelPlan.read({"zzz": {}})
     with pytest.raises(UserError, match="the plan is a list, not a mapping"):
         ParallelPlan.read(["split"])
@@ -113,6 +119,8 @@ def test_the_plans_of_shipped_models_match(name):
     stages = plan.arrange(model, PIPELINE).blocks_per_stage
     assert sum(stages) == len(plan.block_names(model)) and len(stages) == 2
     if plan.split:
-        assert any(layout.axis is not None for layout in plan.arrange(model, TENSOR).tensors.values())
+        assert any(
+            layout.axis is not None for layout in plan.arrange(model, TENSOR).tensors.values()
+        )
     else:
         assert name in ("resnet", "mlp")

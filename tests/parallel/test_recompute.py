@@ -37,7 +37,7 @@ trainer = EagerTrainer(
 before = status("VmRSS")
 trainer.train(0, 2)
 print("grown", status("VmHWM") - before)
-"""
+"""  # noqa: E501
 
 
 class Block(nn.Module):
@@ -80,7 +80,9 @@ def train(mode="eager", model=Stacked, **options):
     made = model()
     batches = [part for batch in toy.batches(3) for part in toy.split(batch, 2)]
     optimizer = toy.optimizer_of("adamw", made)
-    trainer = toy.trainer_of(mode, made, batches, optimizer, num_accumulation_steps=2, seed=5, **options)
+    trainer = toy.trainer_of(
+        mode, made, batches, optimizer, num_accumulation_steps=2, seed=5, **options
+    )
     losses = toy.record_losses(trainer)
     trainer.train(0, 3)
     return losses, {name: value.numpy().copy() for name, value in made.state_dict().items()}, made
@@ -106,7 +108,9 @@ def test_statistics_that_count_twice_would_be_seen(monkeypatch):
     expected = train()[1]
     monkeypatch.setattr(recompute, "_statistics_kept", lambda block: nullcontext())
     found = train(activation_checkpoint=True)[1]
-    assert not np.array_equal(found["blocks.0.norm.running_mean"], expected["blocks.0.norm.running_mean"])
+    assert not np.array_equal(
+        found["blocks.0.norm.running_mean"], expected["blocks.0.norm.running_mean"]
+    )
 
 
 def test_plain_use_without_a_trainer_draws_one_mask():
@@ -170,7 +174,8 @@ def test_a_model_without_blocks_is_told_its_lists():
 
     with pytest.raises(
         UserError,
-        match="activation checkpointing divide .*blocks=None of the plan does not name a ModuleList.*: blocks",
+        match="activation checkpointing divide .*blocks=None of the plan does not name a "
+        "ModuleList.*: blocks",
     ):
         train(model=NoPlan, activation_checkpoint=True)
 
@@ -203,9 +208,13 @@ def test_a_graph_marks_the_blocks_for_the_compiler_and_computes_the_same():
 
 def test_the_config_is_refused_in_graph_mode_on_cpu_only():
     run = SimpleNamespace(
-        train=Train(activation_checkpoint=ActivationCheckpoint(enabled=True)), graph=Graph(), momentum_scheduler=None
+        train=Train(activation_checkpoint=ActivationCheckpoint(enabled=True)),
+        graph=Graph(),
+        momentum_scheduler=None,
     )
-    with pytest.raises(UserError, match="graph mode on cpu: it is meant to save memory.*graph.enabled=false"):
+    with pytest.raises(
+        UserError, match="graph mode on cpu: it is meant to save memory.*graph.enabled=false"
+    ):
         combinations.check_supported(run, "graph", "cpu")
     combinations.check_supported(run, "graph", "cuda")
     combinations.check_supported(run, "eager", "cpu")
@@ -215,7 +224,9 @@ def test_the_config_is_refused_in_graph_mode_on_cpu_only():
 def test_less_memory_is_used():
     grown = {}
     for asked in (False, True):
-        finished = jobs.run([sys.executable, "-c", MEMORY.format(asked=asked)], PYTHONPATH=str(jobs.ROOT))
+        finished = jobs.run(
+            [sys.executable, "-c", MEMORY.format(asked=asked)], PYTHONPATH=str(jobs.ROOT)
+        )
         assert finished.returncode == 0, finished
         grown[asked] = int(finished.stdout.split("grown")[1])
     assert grown[True] < 0.8 * grown[False]  # measured 0.5

@@ -29,7 +29,9 @@ class Model(nn.Module):
     ],
 )
 def test_parameters_are_shared_out_evenly(sizes, stages, counts):
-    sharding = ParallelPlan(blocks="blocks", last=["head"]).arrange(Model(*sizes), Mesh(pipeline=stages))
+    sharding = ParallelPlan(blocks="blocks", last=["head"]).arrange(
+        Model(*sizes), Mesh(pipeline=stages)
+    )
     assert sharding.blocks_per_stage == counts
 
 

@@ -52,7 +52,12 @@ def test_one_rank_trains_as_without_and_is_told(caplog, monkeypatch):
         flow.manual_seed(0)
         model = toy.Classifier()
         trainer = EagerTrainer(
-            model, toy.batches(3), toy.optimizer_of("adamw", model), mesh=Mesh(), device="cpu", zero_stage=stage
+            model,
+            toy.batches(3),
+            toy.optimizer_of("adamw", model),
+            mesh=Mesh(),
+            device="cpu",
+            zero_stage=stage,
         )
         losses.append(toy.record_losses(trainer))
         trainer.train(0, 3)

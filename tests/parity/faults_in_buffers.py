@@ -115,7 +115,9 @@ def a_part_of_a_parameter(self, h, x):
     return self.inner(h) * self.part.mean()
 
 
-@plant("refused", "refused", named="middle.turned", setup=_with_views(turned=lambda weight: weight.t()))
+@plant(
+    "refused", "refused", named="middle.turned", setup=_with_views(turned=lambda weight: weight.t())
+)
 def a_transpose_of_a_parameter(self, h, x):
     return self.inner(h) @ self.turned
 
@@ -233,7 +235,9 @@ class Blocks(Net):
 
 for _name in ("assign", "copy_"):
     FAULTS[f"blocks computed again, {_name}"] = Fault(
-        functools.partial(Blocks, OVERWRITES[_name]), accumulation=2, options={"activation_checkpoint": True}
+        functools.partial(Blocks, OVERWRITES[_name]),
+        accumulation=2,
+        options={"activation_checkpoint": True},
     )
 
 

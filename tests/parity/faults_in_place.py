@@ -1,4 +1,6 @@
-"""Faults by changes in place and through views, and by code that behaves differently while a graph is traced."""
+"""Faults by changes in place and through views, and by code that behaves differently while a graph
+is traced.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from planting import WIDTH, plant
 
 from libai.patches.internals import is_tracing
 
-# ------------------------------------------------------------------------------------------------- changes in place
+# ----------------------------------------------------------------------------------------------
+# changes in place
 
 
 @plant("refused", "right")
@@ -131,7 +134,9 @@ for _name, _facts in {
     "rate of zero": {},
     "adamw": {"options": {"max_grad_norm": 100.0}},
 }.items():
-    plant("right", "refused", name=f"gradient of the mode, {_name}", optimizer=_name, **_facts)(_leaning)
+    plant("right", "refused", name=f"gradient of the mode, {_name}", optimizer=_name, **_facts)(
+        _leaning
+    )
 
 
 @plant("right", "refused")
@@ -145,16 +150,20 @@ def a_buffer_that_counts_twice_in_graphs(self, h, x):
     return h / (1 + self.count.to(flow.float32))
 
 
-# ------------------------------------------------------------------------------------------------- views
+# ----------------------------------------------------------------------------------------------
+# views
 
-#: names of changes that reach another view of the memory for local tensors, but not in graphs or for global tensors
+#: names of changes that reach another view of the memory for local tensors, but not in graphs or
+#: for global tensors
 LOST = []
 #: names of changes that have the same result everywhere
 KEPT = []
 
 
 def view(names: list[str], graph: str):
-    """Add the decorated function to the list of faults, with an `h` that owns its memory, and its name to `names`."""
+    """Add the decorated function to the list of faults, with an `h` that owns its memory, and its
+    name to `names`.
+    """
 
     def add(change):
         def forward(self, h, x):

@@ -11,7 +11,8 @@ import oneflow as flow
 from oneflow import nn
 from planting import FAULTS, SCALES, STEPS, WIDTH, Fault, Middle, Net, plant, with_a_norm
 
-# ------------------------------------------------------------------------------------------------- Python state
+# ----------------------------------------------------------------------------------------------
+# Python state
 
 
 @plant()
@@ -109,8 +110,12 @@ class _CarriedOver(Middle):
         return h + last
 
 
-FAULTS["a list of outputs that the user empties"] = Fault(lambda: Net(_Queue()), "right", "refused", "middle")
-FAULTS["a list that carries an output over"] = Fault(lambda: Net(_CarriedOver()), "right", "refused")
+FAULTS["a list of outputs that the user empties"] = Fault(
+    lambda: Net(_Queue()), "right", "refused", "middle"
+)
+FAULTS["a list that carries an output over"] = Fault(
+    lambda: Net(_CarriedOver()), "right", "refused"
+)
 FAULTS["a list that a hook empties and fills"] = Fault(lambda: Net(_EmptiedByAHook()))
 FAULTS["a list that forward makes anew"] = Fault(lambda: Net(_MadeAnew()))
 
@@ -275,7 +280,11 @@ def a_branch_on_a_value(self, h, x):
     return h * 2 if h.sum() > 0 else h
 
 
-@plant("right", "refused", named="forward computes gradients, but OneFlow 0.9 compiles only gradients of the loss")
+@plant(
+    "right",
+    "refused",
+    named="forward computes gradients, but OneFlow 0.9 compiles only gradients of the loss",
+)
 def a_gradient_that_forward_computes(self, h, x):
     (slope,) = flow.autograd.grad(h.tanh().sum(), h, retain_graph=True)
     return h + slope
@@ -323,7 +332,11 @@ def _scale_that_grows(scales=[1.0]):  # noqa: B006  (the fault)
     return scales[-1]
 
 
-@plant("right", "refused", setup=lambda layer: _scale_that_grows.__defaults__[0].__setitem__(slice(1, None), []))
+@plant(
+    "right",
+    "refused",
+    setup=lambda layer: _scale_that_grows.__defaults__[0].__setitem__(slice(1, None), []),
+)
 def a_default_argument_that_grows(self, h, x):
     return h * _scale_that_grows()
 
@@ -339,7 +352,8 @@ def a_generator(self, h, x):
     return h * next(self.lock)
 
 
-# ------------------------------------------------------------------------------------------------- hooks
+# ----------------------------------------------------------------------------------------------
+# hooks
 
 
 def _bound(layer):
@@ -380,7 +394,9 @@ plant("right", "refused", name="hook of an object with a module", setup=_hooked(
 plant(name="hook of weight norm", setup=lambda layer: nn.utils.weight_norm(layer.inner))(_inner)
 plant(
     name="hook before forward",
-    setup=lambda layer: layer.inner.register_forward_pre_hook(lambda module, args: (flow.tanh(args[0]) + 0.1,)),
+    setup=lambda layer: layer.inner.register_forward_pre_hook(
+        lambda module, args: (flow.tanh(args[0]) + 0.1,)
+    ),
 )(_inner)
 plant(name="hook that counts", setup=_hooked(lambda layer: _counts_calls([])))(_inner)
 
@@ -424,10 +440,15 @@ def _frozen_for_a_while(layer):
 
 
 plant(name="gradient hook of a parameter that was frozen", setup=_frozen_for_a_while)(_inner)
-plant("right", "refused", name="gradient hook that remembers", setup=_with_a_hook_that_remembers)(_inner)
+plant("right", "refused", name="gradient hook that remembers", setup=_with_a_hook_that_remembers)(
+    _inner
+)
 
 
-@plant(accumulation=2, setup=lambda layer: setattr(layer, "norm", nn.BatchNorm1d(WIDTH, track_running_stats=False)))
+@plant(
+    accumulation=2,
+    setup=lambda layer: setattr(layer, "norm", nn.BatchNorm1d(WIDTH, track_running_stats=False)),
+)
 def a_norm_without_statistics(self, h, x):
     return self.norm(h)
 
@@ -456,7 +477,9 @@ def a_layer_created_in_forward(self, h, x):
 @plant(accumulation=2)
 def a_gradient_hook_of_an_activation(self, h, x):
     h = self.inner(h)
-    h.register_hook(lambda grad: grad.sign())  # not linear: it must see the gradients of single micro-batches
+    h.register_hook(
+        lambda grad: grad.sign()
+    )  # not linear: it must see the gradients of single micro-batches
     return h
 
 

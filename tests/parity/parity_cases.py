@@ -1,7 +1,9 @@
-"""Parts of the parity tests: a training run as data, the plain loop that defines its result, and libai's trainers.
+"""Parts of the parity tests: a training run as data, the plain loop that defines its result, and
+libai's trainers.
 
-A case is run by `plain_loop` (full batches, local tensors, one process, as a careful user would write the loop by hand)
-and by `trained` in either mode with any accumulation and number of ranks. `compare` returns the difference of results.
+A case is run by `plain_loop` (full batches, local tensors, one process, as a careful user would
+write the loop by hand) and by `trained` in either mode with any accumulation and number of ranks.
+`compare` returns the difference of results.
 """
 
 from __future__ import annotations
@@ -28,15 +30,19 @@ Batches = toy.Batches
 
 
 def tagged_batches() -> Batches:
-    """Return batches for `toy.Tagger` with 40 % ignored labels, so parts of a batch have unequal token counts."""
+    """Return batches for `toy.Tagger` with 40 % ignored labels, so parts of a batch have unequal
+    token counts.
+    """
     return toy.batches(ITERATIONS, size=BATCH, ignored=0.4)
 
 
-#: Results may differ only by float32 rounding. Measured over all cases on 1 and 2 ranks: losses at most 2.3e-7 (about
-#: four units in the last place), weights 1.1e-6, gradient norms 2.5e-6. The contract between the modes is 1e-5.
+#: Results may differ only by float32 rounding. Measured over all cases on 1 and 2 ranks: losses at
+#: most 2.3e-7 (about four units in the last place), weights 1.1e-6, gradient norms 2.5e-6. The
+#: contract between the modes is 1e-5.
 LOSS_BOUND, WEIGHT_BOUND, NORM_BOUND = 1e-6, 2e-6, 1e-5
-#: Some weights of the model families (the bias of an attention key, of a layer before batch statistics) have gradients
-#: of zero plus rounding noise, which Adam turns into small steps: measured 1e-5, without effect on any loss.
+#: Some weights of the model families (the bias of an attention key, of a layer before batch
+#: statistics) have gradients of zero plus rounding noise, which Adam turns into small steps:
+#: measured 1e-5, without effect on any loss.
 FAMILY_WEIGHT_BOUND = 5e-5
 
 
@@ -44,8 +50,8 @@ FAMILY_WEIGHT_BOUND = 5e-5
 class Case:
     """One training run. `optimizer(model)` and `schedule(optimizer)` build a new object per run.
 
-    `seed`: seed of the dropout masks. `parts_matter`: the loss of a batch is not a sum over samples, so the losses
-    differ if the batch is cut into parts.
+    `seed`: seed of the dropout masks. `parts_matter`: the loss of a batch is not a sum over
+    samples, so the losses differ if the batch is cut into parts.
     """
 
     optimizer: Callable[[nn.Module], Any]
@@ -84,8 +90,9 @@ class Result:
 class Difference:
     """The differences between two results.
 
-    `loss`, `norm` (of gradients): largest relative difference over the iterations. `rate`: largest difference.
-    `weights`: largest difference in a tensor of the module, relative to its largest value.
+    `loss`, `norm` (of gradients): largest relative difference over the iterations. `rate`: largest
+    difference. `weights`: largest difference in a tensor of the module, relative to its largest
+    value.
     """
 
     loss: float
@@ -94,25 +101,40 @@ class Difference:
     norm: float
 
     def is_rounding(self, case: Case) -> bool:
-        """Return whether only float32 rounding differs. Learning rates must be equal, because they are float64."""
-        small = self.loss <= LOSS_BOUND and self.norm <= NORM_BOUND and self.weights <= case.weight_bound
+        """Return whether only float32 rounding differs.
+
+        Learning rates must be equal, because they are float64.
+        """
+        small = (
+            self.loss <= LOSS_BOUND
+            and self.norm <= NORM_BOUND
+            and self.weights <= case.weight_bound
+        )
         return small and self.rate == 0
 
     def __str__(self) -> str:
-        return f"loss {self.loss:.1e}, weights {self.weights:.1e}, rate {self.rate:.1e}, norm {self.norm:.1e}"
+        return (
+            f"loss {self.loss:.1e}, weights {self.weights:.1e}, rate {self.rate:.1e}, norm "
+            f"{self.norm:.1e}"
+        )
 
 
 def expected_of(case: Case) -> Result:
     """Return the result that any trainer must give for `case` in this job."""
-    return plain_loop(case, case.accumulation, get_world_size()) if case.parts_matter else plain_loop(case)
+    return (
+        plain_loop(case, case.accumulation, get_world_size())
+        if case.parts_matter
+        else plain_loop(case)
+    )
 
 
 def plain_loop(case: Case, micro_batches: int = 1, ranks: int = 1) -> Result:
-    """Train on full batches in one process, using only the model and its dropout keys from libai: the definition.
+    """Train on full batches in one process, using only the model and its dropout keys from libai:
+    the definition.
 
-    `micro_batches` and `ranks` above 1 cut the batch, for models whose result depends on the parts. Gradients are added
-    over the parts, weighted by the share of counted items. Batch statistics are updated by one micro-batch after
-    another and averaged over ranks.
+    `micro_batches` and `ranks` above 1 cut the batch, for models whose result depends on the parts.
+    Gradients are added over the parts, weighted by the share of counted items. Batch statistics are
+    updated by one micro-batch after another and averaged over ranks.
     """
     model, optimizer, schedule = case.build()
     assign_layer_ids(model)
@@ -158,13 +180,19 @@ def _count_items(batch: dict[str, np.ndarray]) -> int:
 
 
 def trained(case: Case, mode: str) -> Result:
-    """Train `case` with libai's trainer. In a job of several ranks each rank takes its part of every batch.
+    """Train `case` with libai's trainer.
+
+    In a job of several ranks each rank takes its part of every batch.
 
     `mode`: "eager", "graph", or "ddp", which is eager mode with OneFlow's DDP.
     """
     model, optimizer, schedule = case.build()
     mesh = Mesh() if get_world_size() == 1 else Mesh.of_this_job("cpu")
-    build = {"eager": EagerTrainer, "ddp": partial(EagerTrainer, gradient_reduction="ddp"), "graph": GraphTrainer}[mode]
+    build = {
+        "eager": EagerTrainer,
+        "ddp": partial(EagerTrainer, gradient_reduction="ddp"),
+        "graph": GraphTrainer,
+    }[mode]
     trainer = build(
         model,
         [part for batch in case.batches() for part in parts_of(batch, case.accumulation)],
@@ -188,8 +216,9 @@ def trained(case: Case, mode: str) -> Result:
 
 
 def parts_of(batch: dict[str, np.ndarray], accumulation: int) -> Batches:
-    """Return this rank's micro-batches of a global batch. Micro-batch t of all ranks consists of consecutive
-    samples."""
+    """Return this rank's micro-batches of a global batch. Micro-batch t of all ranks consists of
+    consecutive samples.
+    """
     ranks = get_world_size()
     pieces = toy.split(batch, accumulation * ranks)
     return [pieces[step * ranks + get_rank()] for step in range(accumulation)]
@@ -202,14 +231,22 @@ def tensors_of(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def compare(result: Result, expected: Result) -> Difference:
-    """Return the difference of `result` from `expected`. Values that are not finite count as infinite."""
+    """Return the difference of `result` from `expected`.
+
+    Values that are not finite count as infinite.
+    """
     weights = [
         np.abs(result.tensors[name] - value).max() / max(np.abs(value).max(), 1e-3)
         for name, value in expected.tensors.items()
     ]
     rates = np.abs(np.array(result.rates) - np.array(expected.rates)).max()
     numbers = np.array(
-        [_relative(result.losses, expected.losses), max(weights), rates, _relative(result.norms, expected.norms)]
+        [
+            _relative(result.losses, expected.losses),
+            max(weights),
+            rates,
+            _relative(result.norms, expected.norms),
+        ]
     )
     return Difference(*np.where(np.isfinite(numbers), numbers, np.inf).tolist())
 
@@ -219,11 +256,14 @@ def _relative(values: list[float], right: list[float]) -> float:
     return np.abs(np.array(values) / np.array(right) - 1).max() if right else 0.0
 
 
-# ---------------------------------------------------------------------------------------------------- optimizers
+# ----------------------------------------------------------------------------------------------
+# optimizers
 
 
 def two_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
-    """Return two groups: matrices with weight decay, and all other parameters with half the learning rate."""
+    """Return two groups: matrices with weight decay, and all other parameters with half the
+    learning rate.
+    """
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     return [

@@ -1,4 +1,6 @@
-"""Cases that vary anything but the optimizer: schedules, clipping, groups, unusual models, model families."""
+"""Cases that vary anything but the optimizer: schedules, clipping, groups, unusual models, model
+families.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from libai.optim import get_param_groups
 MOMENTUM = OPTIMIZERS["momentum"]
 ADAMW = OPTIMIZERS["adamw"]
 
-# ---------------------------------------------------------------------------------------------------- schedules
+# ----------------------------------------------------------------------------------------------
+# schedules
 
 
 class HandMade:
@@ -34,7 +37,9 @@ class HandMade:
     def step(self) -> None:
         self.last_step += 1
         for group, base in zip(self.optimizer.param_groups, self.bases):
-            group["lr"] = base * (1.3 if self.last_step % 7 == 0 else 0.5 + 0.5 * math.cos(self.last_step / 5))
+            group["lr"] = base * (
+                1.3 if self.last_step % 7 == 0 else 0.5 + 0.5 * math.cos(self.last_step / 5)
+            )
 
 
 _WARM = {"max_iter": ITERATIONS, "warmup_iter": 5}
@@ -43,18 +48,24 @@ SCHEDULES = {
     "cosine": lambda o: ours.WarmupCosineLR(o, **_WARM, alpha=0.1),
     "polynomial": lambda o: ours.WarmupPolynomialLR(o, **_WARM, power=2.0),
     "stock_lambda": lambda o: stock.LambdaLR(o, lambda step: 1 / (1 + step)),
-    "stock_warmup": lambda o: stock.WarmUpLR(stock.CosineDecayLR(o, 15), 0.1, 4, "linear", warmup_prefix=True),
+    "stock_warmup": lambda o: stock.WarmUpLR(
+        stock.CosineDecayLR(o, 15), 0.1, 4, "linear", warmup_prefix=True
+    ),
     "stock_sequential": lambda o: stock.SequentialLR(
         o, [stock.ConstantLR(o, 0.5, 9), stock.ExponentialLR(o, 0.8)], [7]
     ),
     "hand_made": HandMade,
 }
 
-# ---------------------------------------------------------------------------------------------------- models
+# ----------------------------------------------------------------------------------------------
+# models
 
 
 class MeanOfMeans(nn.Module):
-    """`toy.Tagger` without the number of labels that its loss averages over. For negative controls."""
+    """`toy.Tagger` without the number of labels that its loss averages over.
+
+    For negative controls.
+    """
 
     def __init__(self):
         super().__init__()
@@ -77,7 +88,9 @@ class Tied(nn.Module):
 
     def forward(self, x, y):
         hidden = self.back(flow.tanh(self.embed(x)))
-        return {"losses": {"tag": nn.functional.cross_entropy(self.head(hidden), y, ignore_index=-100)}}
+        return {
+            "losses": {"tag": nn.functional.cross_entropy(self.head(hidden), y, ignore_index=-100)}
+        }
 
 
 class WithUnused(toy.Tagger):
@@ -96,7 +109,11 @@ class Normalized(toy.Classifier):
         self.norm = nn.BatchNorm1d(16)
 
     def forward(self, x, y):
-        return {"losses": {"cls": nn.functional.cross_entropy(self.b(flow.relu(self.norm(self.a(x)))), y)}}
+        return {
+            "losses": {
+                "cls": nn.functional.cross_entropy(self.b(flow.relu(self.norm(self.a(x)))), y)
+            }
+        }
 
 
 class Dropped(toy.Tagger):
@@ -124,7 +141,11 @@ def frozen_in_a_group(model: nn.Module) -> Any:
 def groups_with(kind: str, first: dict[str, Any], second: dict[str, Any], **options: Any) -> Any:
     """Build an optimizer with different options for the two layers."""
     return lambda model: getattr(flow.optim, kind)(
-        [{"params": list(model.a.parameters()), **first}, {"params": list(model.b.parameters()), **second}], **options
+        [
+            {"params": list(model.a.parameters()), **first},
+            {"params": list(model.b.parameters()), **second},
+        ],
+        **options,
     )
 
 
@@ -143,7 +164,9 @@ def text_batches(ignored: float = 0.4, vocabulary: int = 64, length: int = 12) -
 
 
 def two_label_batches() -> toy.Batches:
-    """Return labels of tokens, only one of them counted in the first samples, and a label for each sample."""
+    """Return labels of tokens, only one of them counted in the first samples, and a label for each
+    sample.
+    """
     made = text_batches()()
     for batch in made:
         batch["labels"][:4, 1:] = -100
@@ -159,15 +182,20 @@ def image_batches(classes: int = 10, seed: int = 2) -> toy.Batches:
     ]
 
 
-# with eps=1e-8 Adam turns the rounding noise of zero gradients, such as for the bias of a key, into whole steps
+# with eps=1e-8 Adam turns the rounding noise of zero gradients, such as for the bias of a key, into
+# whole steps
 _FAMILY = grouped("AdamW", 0.01, eps=1e-3)
 _TEXT = {"optimizer": _FAMILY, "batches": text_batches(), "weight_bound": FAMILY_WEIGHT_BOUND}
 _IMAGES = {"optimizer": _FAMILY, "batches": image_batches, "weight_bound": FAMILY_WEIGHT_BOUND}
 
 VARIANTS = {
     "no_clip": Case(ADAMW, max_norm=None),
-    "groups_of_rates_and_decay": Case(lambda m: flow.optim.AdamW(get_param_groups(m, weight_decay=0.1), lr=0.01)),
-    "groups_of_betas": Case(groups_with("AdamW", {"betas": (0.8, 0.9)}, {"betas": (0.95, 0.99)}, lr=0.01)),
+    "groups_of_rates_and_decay": Case(
+        lambda m: flow.optim.AdamW(get_param_groups(m, weight_decay=0.1), lr=0.01)
+    ),
+    "groups_of_betas": Case(
+        groups_with("AdamW", {"betas": (0.8, 0.9)}, {"betas": (0.95, 0.99)}, lr=0.01)
+    ),
     "groups_of_correction": Case(
         groups_with("AdamW", {"do_bias_correction": True}, {"do_bias_correction": False}, lr=0.002)
     ),
@@ -175,25 +203,34 @@ VARIANTS = {
     "unused_adamw": Case(ADAMW, WithUnused),
     "tied": Case(ADAMW, Tied),
     "two_losses": Case(
-        model=lambda: BERT(64, 12, 16, 1, 2, predicts_next_sentence=True), **{**_TEXT, "batches": two_label_batches}
+        model=lambda: BERT(64, 12, 16, 1, 2, predicts_next_sentence=True),
+        **{**_TEXT, "batches": two_label_batches},
     ),
     # OneFlow 0.9.0's compiled accumulation writes weights that a backward pass still reads
-    # (docs/dev/decisions/0005): without copies of them this case was 2e-4 off, differently in every run
+    # (docs/dev/decisions/0005): without copies of them this case was 2e-4 off, differently in every
+    # run
     "accumulation_without_clipping": Case(
-        grouped("SGD", 0.1), lambda: GPT(256, 32, 64, 3, 4), text_batches(0.0, 256, 32), max_norm=None
+        grouped("SGD", 0.1),
+        lambda: GPT(256, 32, 64, 3, 4),
+        text_batches(0.0, 256, 32),
+        max_norm=None,
     ),
     "dropout": Case(ADAMW, Dropped, parts_matter=True),
-    "batch_norm": Case(_FAMILY, Normalized, lambda: toy.batches(ITERATIONS, size=BATCH), parts_matter=True),
+    "batch_norm": Case(
+        _FAMILY, Normalized, lambda: toy.batches(ITERATIONS, size=BATCH), parts_matter=True
+    ),
     "gpt": Case(model=lambda: GPT(64, 12, 16, 1, 2), **_TEXT),
     "vit": Case(model=lambda: ViT(8, 4, 1, 10, 16, 1, 2), **_IMAGES),
-    # norms after the branches amplify rounding: with the learning rate of the other cases the losses differ by 1e-6
+    # norms after the branches amplify rounding: with the learning rate of the other cases the
+    # losses differ by 1e-6
     "swinv2": Case(
         model=lambda: SwinV2(8, 2, 1, 10, 16, (2, 1), (2, 2), window_size=2),
         **{**_IMAGES, "optimizer": grouped("AdamW", 0.001, eps=1e-3)},
     ),
     "resmlp": Case(model=lambda: ResMLP(8, 2, 1, 10, 16, 2, layer_scale=0.1), **_IMAGES),
-    # With the images of the other cases the input of a ReLU is so close to zero that the last bit of a weight decides
-    # its sign. The plain loop itself differs by 1.7e-3 if a weight changes by one bit (by 2e-6 with these images).
+    # With the images of the other cases the input of a ReLU is so close to zero that the last bit
+    # of a weight decides its sign. The plain loop itself differs by 1.7e-3 if a weight changes by
+    # one bit (by 2e-6 with these images).
     "resnet": Case(
         model=lambda: ResNet(1, 10, width=4, blocks_per_stage=(1, 1), stem="cifar"),
         parts_matter=True,

@@ -1,10 +1,11 @@
 """How a planted fault is described and built, and the plain loop that it is compared with.
 
-Faults are small models that must train like a plain loop, or be refused, in each mode; `faults.py` lists all of them.
+Faults are small models that must train like a plain loop, or be refused, in each mode; `faults.py`
+lists all of them.
 
-An entry gives the verdict: *right* (losses, weights and buffers of four updates equal the plain loop to 1e-5),
-*refused* (a `UserError` before the first update) or *trains* (the model is not repeatable, so nothing can be compared).
-The list does not depend on how the library finds a fault.
+An entry gives the verdict: *right* (losses, weights and buffers of four updates equal the plain
+loop to 1e-5), *refused* (a `UserError` before the first update) or *trains* (the model is not
+repeatable, so nothing can be compared). The list does not depend on how the library finds a fault.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ WIDTH = 8
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault and its verdict in each mode. `named`: text that the error of a refusal must contain."""
+    """A planted fault and its verdict in each mode.
+
+    `named`: text that the error of a refusal must contain.
+    """
 
     build: Callable[[], nn.Module]
     eager: str = "right"
@@ -53,7 +57,9 @@ OPTIMIZERS = {
 
 
 class Middle(nn.Module):
-    """A layer between two others, with a buffer, a frozen parameter and plain attributes for a fault to use."""
+    """A layer between two others, with a buffer, a frozen parameter and plain attributes for a
+    fault to use.
+    """
 
     def __init__(self):
         super().__init__()
@@ -102,11 +108,16 @@ def with_a_norm(layer: nn.Module) -> None:
 def batches(count: int, size: int = 12) -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     draw = rng.standard_normal
-    return [{"x": draw((size, 6)).astype(np.float32), "y": rng.integers(0, 4, size)} for _ in range(count)]
+    return [
+        {"x": draw((size, 6)).astype(np.float32), "y": rng.integers(0, 4, size)}
+        for _ in range(count)
+    ]
 
 
 def build(fault: Fault) -> tuple[nn.Module, flow.optim.Optimizer]:
-    """Return a model with the fault and its optimizer, always from the same weights and the same Python state."""
+    """Return a model with the fault and its optimizer, always from the same weights and the same
+    Python state.
+    """
     reset_python()
     model = fault.build()
     rng = np.random.default_rng(3)
@@ -127,10 +138,11 @@ def reset_python() -> None:
 
 
 def plain_loop(fault: Fault, parts: int = 1) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Return the losses and the final state of a loop without libai; each batch is cut into `parts`.
+    """Return the losses and the final state of a loop without libai; each batch is cut into
+    `parts`.
 
-    The values that the backward pass needs are copied. If they are changed in place, PyTorch raises an error, but
-    OneFlow 0.9 uses the new values.
+    The values that the backward pass needs are copied. If they are changed in place, PyTorch raises
+    an error, but OneFlow 0.9 uses the new values.
     """
     model, optimizer = build(fault)
     losses = []
@@ -139,7 +151,9 @@ def plain_loop(fault: Fault, parts: int = 1) -> tuple[list[float], dict[str, np.
         total = 0.0
         for batch in data[start : start + fault.accumulation]:
             for part in range(parts):
-                tensors = {name: flow.tensor(np.split(array, parts)[part]) for name, array in batch.items()}
+                tensors = {
+                    name: flow.tensor(np.split(array, parts)[part]) for name, array in batch.items()
+                }
                 with saved_tensor_hooks(lambda t: t.detach().clone(), lambda t: t):
                     loss = sum(model(**tensors)["losses"].values()) / (fault.accumulation * parts)
                 loss.backward()
@@ -160,8 +174,11 @@ def distance(found: list[float], expected: list[float]) -> float:
 
 
 def distance_of_states(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    """Return the largest difference of two tensors with the same name, relative to the largest element."""
+    """Return the largest difference of two tensors with the same name, relative to the largest
+    element.
+    """
     assert found.keys() == expected.keys()
     return max(
-        np.abs(value - expected[name]).max() / max(np.abs(expected[name]).max(), 1e-3) for name, value in found.items()
+        np.abs(value - expected[name]).max() / max(np.abs(expected[name]).max(), 1e-3)
+        for name, value in found.items()
     )

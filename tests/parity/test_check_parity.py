@@ -34,7 +34,9 @@ def check_fault(name):
 
 @pytest.mark.promise
 def test_a_sound_model_trains_identically_in_both_modes():
-    report = check(toy.Classifier, lambda model: toy.optimizer_of("adamw", model), batches=toy.batches(3))
+    report = check(
+        toy.Classifier, lambda model: toy.optimizer_of("adamw", model), batches=toy.batches(3)
+    )
     assert (report.ok, report.module) == (True, None), report
     assert report.losses["eager"][0] == pytest.approx(report.losses["graph"][0], rel=1e-6)
 
@@ -46,7 +48,9 @@ def test_accumulation_clipping_a_schedule_and_batch_statistics_are_compared_too(
         batches=toy.batches(6),
         num_accumulation_steps=2,
         max_grad_norm=0.1,
-        build_lr_scheduler=lambda optimizer: flow.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
+        build_lr_scheduler=lambda optimizer: flow.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: 1 / (step + 1)
+        ),
     )
     assert report.ok, report
 
@@ -116,12 +120,17 @@ def test_a_module_that_only_one_mode_runs_is_found():
 
     report = check(Skipping)
     assert (report.verdict, report.module, report.first_broken) == ("broken", "Skipping", 1), report
-    assert "it continues with input 0 of b and should continue with input 0 of middle" in report.reason
+    assert (
+        "it continues with input 0 of b and should continue with input 0 of middle" in report.reason
+    )
 
 
 @pytest.mark.e2e
 def test_a_graph_that_never_learns_is_found(monkeypatch):
-    """The trainer normally removes gradients before it compiles. Here it leaves zeros, which count as gradients."""
+    """The trainer normally removes gradients before it compiles.
+
+    Here it leaves zeros, which count as gradients.
+    """
 
     def leave_zeros(model):
         for parameter in model.parameters():
@@ -131,7 +140,8 @@ def test_a_graph_that_never_learns_is_found(monkeypatch):
     assert not check(toy.Classifier).ok
 
 
-# ---------------------------------------------------------------------------------------- mistakes of the caller
+# ---------------------------------------------------------------------------------------- mistakes
+# of the caller
 
 
 @pytest.mark.parametrize(
@@ -171,12 +181,17 @@ def test_several_processes_are_refused(monkeypatch):
         check(toy.Classifier)
 
 
-# ---------------------------------------------------------------------------------------- numbers and words
+# ---------------------------------------------------------------------------------------- numbers
+# and words
 
 
 def test_the_report_is_strict_json_and_a_table():
-    report = ParityReport(False, "because", 1e-5, 2, losses={"eager": [1.0, float("nan")], "graph": [1.0, 2.0]})
-    decoded = json.loads(report.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    report = ParityReport(
+        False, "because", 1e-5, 2, losses={"eager": [1.0, float("nan")], "graph": [1.0, 2.0]}
+    )
+    decoded = json.loads(
+        report.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON")
+    )
     assert (decoded["ok"], decoded["losses"]["eager"][1]) == (False, "nan")
     assert "BROKEN: because" in str(report)
 

@@ -1,6 +1,7 @@
 """Eager mode, graph mode and a plain loop over full batches give the same result in one process.
 
-tests/dist/test_parity_two_ranks.py tests the same on two ranks. test_equivalence_controls.py plants differences.
+tests/dist/test_parity_two_ranks.py tests the same on two ranks. test_equivalence_controls.py plants
+differences.
 """
 
 import functools
@@ -19,8 +20,12 @@ CASES = {
     "dropout, whole batches": VARIANTS["dropout"],
     "batch_norm, whole batches": VARIANTS["batch_norm"],
     # their groups need different update kernels
-    "amsgrad in one group": Case(groups_with("AdamW", {"amsgrad": True}, {"amsgrad": False}, lr=0.01)),
-    "centered in one group": Case(groups_with("RMSprop", {"centered": True}, {"centered": False}, lr=0.01)),
+    "amsgrad in one group": Case(
+        groups_with("AdamW", {"amsgrad": True}, {"amsgrad": False}, lr=0.01)
+    ),
+    "centered in one group": Case(
+        groups_with("RMSprop", {"centered": True}, {"centered": False}, lr=0.01)
+    ),
 }
 #: one case of each kind; the other cases run with the marker e2e
 QUICK = {"optimizer adamw", "schedule hand_made", "tied", "batch_norm"}

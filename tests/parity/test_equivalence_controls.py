@@ -1,4 +1,6 @@
-"""Each known cause of different results is planted, and the comparison of test_equivalence must detect it."""
+"""Each known cause of different results is planted, and the comparison of test_equivalence must
+detect it.
+"""
 
 import oneflow as flow
 import pytest
@@ -14,7 +16,9 @@ def assert_seen(difference, case, at_least=None):
 
 def test_the_mean_of_micro_batch_means(mode):
     case = Case(ADAMW, accumulation=4)
-    assert_seen(compare(trained(case.with_(model=MeanOfMeans), mode), expected_of(case)), case, 1e-4)
+    assert_seen(
+        compare(trained(case.with_(model=MeanOfMeans), mode), expected_of(case)), case, 1e-4
+    )
 
 
 @pytest.mark.e2e
@@ -57,7 +61,11 @@ def test_a_schedule_that_is_one_iteration_late(mode):
 @pytest.mark.e2e
 def test_a_group_that_loses_its_weight_decay(mode):
     case = Case(ADAMW)
-    assert_seen(compare(trained(case.with_(optimizer=grouped_without_decay), mode), expected_of(case)), case, 1e-4)
+    assert_seen(
+        compare(trained(case.with_(optimizer=grouped_without_decay), mode), expected_of(case)),
+        case,
+        1e-4,
+    )
 
 
 def grouped_without_decay(model):

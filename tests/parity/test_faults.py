@@ -1,4 +1,6 @@
-"""Every planted fault trains like the plain loop or is refused before the first update, in both modes."""
+"""Every planted fault trains like the plain loop or is refused before the first update, in both
+modes.
+"""
 
 import faults
 import numpy as np
@@ -19,20 +21,30 @@ def outcome(fault, mode, **options):
         losses = toy.record_losses(trainer)
         trainer.train(0, faults.UPDATES)
     except UserError as error:
-        has_moved = any(not np.array_equal(value, before[name]) for name, value in faults.state_of(model).items())
+        has_moved = any(
+            not np.array_equal(value, before[name])
+            for name, value in faults.state_of(model).items()
+        )
         return f"late: {error}" if has_moved else f"refused: {error}"
     expected, state = faults.plain_loop(fault)
-    apart = max(faults.distance(losses, expected), faults.distance_of_states(faults.state_of(model), state))
+    apart = max(
+        faults.distance(losses, expected), faults.distance_of_states(faults.state_of(model), state)
+    )
     return "right" if apart <= 1e-5 else f"wrong: {apart:.1e}"
 
 
 def cases():
-    """Return all faults in both modes. The default command runs those that eager mode refuses and samples of the
-    others."""
+    """Return all faults in both modes. The default command runs those that eager mode refuses and
+    samples of the others.
+    """
     for number, (name, fault) in enumerate(faults.FAULTS.items()):
         is_promise = fault.eager == "refused" or number % 4 == 0
-        yield pytest.param(name, "eager", marks=pytest.mark.promise if is_promise else pytest.mark.e2e)
-        yield pytest.param(name, "graph", marks=pytest.mark.promise if number % 8 == 0 else pytest.mark.e2e)
+        yield pytest.param(
+            name, "eager", marks=pytest.mark.promise if is_promise else pytest.mark.e2e
+        )
+        yield pytest.param(
+            name, "graph", marks=pytest.mark.promise if number % 8 == 0 else pytest.mark.e2e
+        )
 
 
 @pytest.mark.parametrize(("name", "mode"), list(cases()))

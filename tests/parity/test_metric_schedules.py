@@ -1,4 +1,6 @@
-"""Schedules that follow a metric give the same learning rates in both modes, and an error without a metric."""
+"""Schedules that follow a metric give the same learning rates in both modes, and an error without a
+metric.
+"""
 
 import numpy as np
 import oneflow as flow

@@ -1,4 +1,6 @@
-"""The clip norm of a compiled graph equals the eager norm, unlike the norm that OneFlow computes."""
+"""The clip norm of a compiled graph equals the eager norm, unlike the norm that OneFlow
+computes.
+"""
 
 import numpy as np
 import oneflow as flow
@@ -22,7 +24,10 @@ class Linear(nn.Module):
         self.num = len(gradients)
 
     def forward(self):
-        return sum((getattr(self, f"weight{i}") * getattr(self, f"gradient{i}")).sum() for i in range(self.num))
+        return sum(
+            (getattr(self, f"weight{i}") * getattr(self, f"gradient{i}")).sum()
+            for i in range(self.num)
+        )
 
 
 class ClippingGraph(nn.Graph):
@@ -31,7 +36,11 @@ class ClippingGraph(nn.Graph):
         self.model = model
         self.is_exact = is_exact
         self.num_rewritten = None
-        group = {"params": list(model.parameters()), "clip_grad_max_norm": 0.5, "clip_grad_norm_type": 2.0}
+        group = {
+            "params": list(model.parameters()),
+            "clip_grad_max_norm": 0.5,
+            "clip_grad_norm_type": 2.0,
+        }
         self.add_optimizer(flow.optim.SGD([group], lr=1.0))
 
     def build(self):
@@ -58,7 +67,12 @@ def clipped_by_graph(gradients, is_exact):
 def relative_error(gradients, is_exact=True):
     norm = np.linalg.norm(np.concatenate([g.ravel() for g in gradients]).astype("float64"))
     used, num_rewritten = clipped_by_graph(gradients, is_exact)
-    ratio = np.vdot(used[0], gradients[0]) / np.vdot(gradients[0].astype("float64"), gradients[0]) * norm / 0.5
+    ratio = (
+        np.vdot(used[0], gradients[0])
+        / np.vdot(gradients[0].astype("float64"), gradients[0])
+        * norm
+        / 0.5
+    )
     return abs(ratio - 1.0), num_rewritten
 
 

@@ -14,7 +14,10 @@ OPTIMIZERS = {
     "sgd": ("sgd", lambda p: flow.optim.SGD(p, lr=0.1)),
     "sgd, decay": ("sgd", lambda p: flow.optim.SGD(p, lr=0.1, weight_decay=0.1)),
     "momentum": ("momentum", lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.2)),
-    "momentum, decay": ("momentum", lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1)),
+    "momentum, decay": (
+        "momentum",
+        lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+    ),
     "nesterov": ("momentum", lambda p: flow.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True)),
     "adam, decay": ("adam", lambda p: flow.optim.Adam(p, lr=1e-2, weight_decay=0.1)),
     "adamw": ("adam", lambda p: flow.optim.AdamW(p, lr=1e-2, weight_decay=0.1)),
@@ -26,13 +29,20 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("library")]
 
 
 def trained(build, max_norm=0.05, accumulation=1):
-    """Return (weights, number of operations of each kind) after 6 updates of a model with two groups."""
+    """Return (weights, number of operations of each kind) after 6 updates of a model with two
+    groups.
+    """
     flow.manual_seed(0)
     model = toy.Classifier()
     matrices, biases = ([p for p in model.parameters() if p.ndim == n] for n in (2, 1))
     optimizer = build([{"params": matrices}, {"params": biases, "lr": 0.03}])
     trainer = toy.trainer_of(
-        "graph", model, toy.batches(6), optimizer, max_grad_norm=max_norm, num_accumulation_steps=accumulation
+        "graph",
+        model,
+        toy.batches(6),
+        optimizer,
+        max_grad_norm=max_norm,
+        num_accumulation_steps=accumulation,
     )
     trainer.train(0, 6)
     job = JobEdit(trainer.graph._full_job_proto)
@@ -47,7 +57,9 @@ def test_weights_are_those_of_single_updates(name, max_norm, accumulation, monke
     kind, build = OPTIMIZERS[name]
     found, ops = trained(build, max_norm, accumulation)
     assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (2, 0)
-    assert ops["scalar_mul_by_tensor"] == ops["l1_l2_regularize_gradient"] == ops["broadcast_add"] == 0
+    assert (
+        ops["scalar_mul_by_tensor"] == ops["l1_l2_regularize_gradient"] == ops["broadcast_add"] == 0
+    )
     monkeypatch.setenv("LIBAI_PATCHES", "-fused-operations")
     expected, ops = trained(build, max_norm, accumulation)
     assert ops["l1_l2_regularize_gradient"] == (4 if "decay" in name else 0)
@@ -61,9 +73,14 @@ def test_a_joined_update_waits_for_all_who_read_its_weights(accumulation):
     def weights(mode):
         flow.manual_seed(0)
         model = toy.LateReader()
-        groups = [{"params": list(model.a.parameters()) + list(model.b.parameters())}, {"params": [model.v], "lr": 0.3}]
+        groups = [
+            {"params": list(model.a.parameters()) + list(model.b.parameters())},
+            {"params": [model.v], "lr": 0.3},
+        ]
         optimizer = flow.optim.SGD(groups, lr=0.1)
-        trainer = toy.trainer_of(mode, model, toy.batches(6), optimizer, num_accumulation_steps=accumulation)
+        trainer = toy.trainer_of(
+            mode, model, toy.batches(6), optimizer, num_accumulation_steps=accumulation
+        )
         trainer.train(0, 6)
         return [parameter.numpy() for parameter in model.parameters()]
 

@@ -19,7 +19,10 @@ PACKAGE = str(Path(libai.__file__).parent)
 
 
 class Deep(nn.Module):
-    """Layers with operations that change nothing. Each layer adds a loss term with a constant gradient."""
+    """Layers with operations that change nothing.
+
+    Each layer adds a loss term with a constant gradient.
+    """
 
     def __init__(self, num_layers):
         super().__init__()
@@ -37,14 +40,20 @@ def compiled(num_layers, **options):
     flow.manual_seed(0)
     net = Deep(num_layers)
     trainer = toy.trainer_of(
-        "graph", net, [{"x": np.ones((2, 4), np.float32)}], toy.optimizer_of("adamw", net), **options
+        "graph",
+        net,
+        [{"x": np.ones((2, 4), np.float32)}],
+        toy.optimizer_of("adamw", net),
+        **options,
     )
     trainer.prepare()
     return trainer.graph
 
 
 def steps_of_passes(num_layers, monkeypatch, **options):
-    """Count the bytecode instructions that libai runs between OneFlow's completion and planning of a job."""
+    """Count the bytecode instructions that libai runs between OneFlow's completion and planning of
+    a job.
+    """
     count = 0
 
     def trace(frame, event, _):
@@ -72,12 +81,16 @@ def steps_of_passes(num_layers, monkeypatch, **options):
 
 
 def growth(monkeypatch, **options):
-    """Return 1 if the work grows by a constant per layer, or 2 if it grows with the square of the number of layers."""
+    """Return 1 if the work grows by a constant per layer, or 2 if it grows with the square of the
+    number of layers.
+    """
     few, some, many = (steps_of_passes(n, monkeypatch, **options) for n in (2, 4, 8))
     return (many - some) / (some - few) / 2
 
 
-@pytest.mark.parametrize("options", [{"max_grad_norm": 1.0}, {"num_accumulation_steps": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"max_grad_norm": 1.0}, {"num_accumulation_steps": 2}], ids=str
+)
 def test_the_work_of_all_passes_is_linear_in_the_layers(options, monkeypatch):
     assert 0.9 < growth(monkeypatch, **options) < 1.1
 
@@ -90,5 +103,9 @@ def test_a_pass_that_looks_through_all_operations_for_each_would_be_noticed(monk
 
 def _in_squares(job):
     names = list(job.ops)
-    code = compile("sum(a == b for a in names for b in names for _ in range(3))", f"{PACKAGE}/planted.py", "eval")
+    code = compile(
+        "sum(a == b for a in names for b in names for _ in range(3))",
+        f"{PACKAGE}/planted.py",
+        "eval",
+    )
     return eval(code, {"names": names})

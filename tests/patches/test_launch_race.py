@@ -1,4 +1,6 @@
-"""A graph neither crashes nor hangs if its job ends before OneFlow has put the job into its queue."""
+"""A graph neither crashes nor hangs if its job ends before OneFlow has put the job into its
+queue.
+"""
 
 import json
 import subprocess
@@ -14,7 +16,8 @@ pytestmark = pytest.mark.e2e
 
 STRESS = jobs.ROOT / "tests" / "stress" / "graph_launches.py"
 
-#: The job always wins the race, because it enters the queue 5 ms late. The argument `open` disables the patch.
+#: The job always wins the race, because it enters the queue 5 ms late. The argument `open` disables
+#: the patch.
 PROGRAM = """
 import os, sys
 import oneflow as flow
@@ -63,13 +66,22 @@ os._exit(0)
 
 
 def launch_late(race, seconds):
-    """Return the output of a process with jobs that end before they enter the queue. `race` is `open` or `closed`."""
+    """Return the output of a process with jobs that end before they enter the queue.
+
+    `race` is `open` or `closed`.
+    """
     command = [sys.executable, "-c", PROGRAM, race]
     try:
-        done = subprocess.run(command, cwd=jobs.ROOT, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(
+            command, cwd=jobs.ROOT, capture_output=True, text=True, timeout=seconds
+        )
     except subprocess.TimeoutExpired:
         return "hangs"
-    return done.stdout.strip() if done.returncode == 0 else f"ended with {done.returncode}: {done.stderr}"
+    return (
+        done.stdout.strip()
+        if done.returncode == 0
+        else f"ended with {done.returncode}: {done.stderr}"
+    )
 
 
 def test_a_job_that_is_over_before_it_is_entered_waits_for_its_entry():
@@ -125,4 +137,8 @@ def test_where_executable_memory_is_forbidden_one_line_says_so(not_done, monkeyp
 
     monkeypatch.setattr(launch_race, "make_executable", refuse)
     (line,) = enter(caplog)
-    assert "memory may not be made executable" in line and "may crash on a busy machine" in line and not_done()
+    assert (
+        "memory may not be made executable" in line
+        and "may crash on a busy machine" in line
+        and not_done()
+    )

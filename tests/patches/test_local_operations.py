@@ -9,11 +9,23 @@ from libai.utils.errors import UserError
 
 CASES = {
     "first axes": ((4, 5, 3), lambda t: flow.diagonal(t), lambda a: np.diagonal(a)),
-    "last axes": ((3, 4, 4), lambda t: flow.diagonal(t, 0, 1, 2), lambda a: np.diagonal(a, 0, 1, 2)),
+    "last axes": (
+        (3, 4, 4),
+        lambda t: flow.diagonal(t, 0, 1, 2),
+        lambda a: np.diagonal(a, 0, 1, 2),
+    ),
     "above": ((3, 4, 5), lambda t: t.diagonal(2, 1, -1), lambda a: np.diagonal(a, 2, 1, -1)),
     "below": ((5, 2, 3), lambda t: flow.diagonal(t, -1, 0, 2), lambda a: np.diagonal(a, -1, 0, 2)),
-    "axes the other way": ((5, 2, 3), lambda t: flow.diagonal(t, 1, 2, 0), lambda a: np.diagonal(a, 1, 2, 0)),
-    "no repeats": ((3, 4), lambda t: flow.einsum("ab,cb->ac", t, t), lambda a: np.einsum("ab,cb->ac", a, a)),
+    "axes the other way": (
+        (5, 2, 3),
+        lambda t: flow.diagonal(t, 1, 2, 0),
+        lambda a: np.diagonal(a, 1, 2, 0),
+    ),
+    "no repeats": (
+        (3, 4),
+        lambda t: flow.einsum("ab,cb->ac", t, t),
+        lambda a: np.einsum("ab,cb->ac", a, a),
+    ),
 }
 
 
@@ -31,7 +43,9 @@ def test_values_and_gradients_are_numpys(name):
     for index in np.ndindex(shape):
         step = np.zeros(shape)
         step[index] = 1e-6
-        gradient[index] = ((reference(array + step) - reference(array - step)) * factors).sum() / 2e-6
+        gradient[index] = (
+            (reference(array + step) - reference(array - step)) * factors
+        ).sum() / 2e-6
     np.testing.assert_allclose(tensor.grad.numpy(), gradient, rtol=1e-6, atol=1e-8)
 
 
@@ -46,7 +60,8 @@ def test_oneflows_own_gradient_has_another_shape():
 @pytest.mark.parametrize("equation", ["bii->bi", "b i i", "ibii->bi", "ii,ij->j", "...ii->...i"])
 def test_an_index_twice_in_a_term_is_refused(equation):
     with pytest.raises(
-        UserError, match="repeats an index within a term, for which OneFlow 0.9 computes a wrong gradient"
+        UserError,
+        match="repeats an index within a term, for which OneFlow 0.9 computes a wrong gradient",
     ):
         flow.einsum(equation, flow.ones(4, 4, 4))
 

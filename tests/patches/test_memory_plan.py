@@ -9,7 +9,12 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.native.kernels import OWN_KERNEL_MAKER, OWN_MEMORY_PLANNER, OWN_TASK_ADDER, drop_descriptions
+from libai.native.kernels import (
+    OWN_KERNEL_MAKER,
+    OWN_MEMORY_PLANNER,
+    OWN_TASK_ADDER,
+    drop_descriptions,
+)
 from libai.native.symbol_table import address_of, find_slot, open_oneflow
 from libai.patches.job import passes, schedule
 from libai.patches.job.job_edit import JobEdit
@@ -38,11 +43,18 @@ def own_functions(*names):
 class MallInfo(ctypes.Structure):
     """`struct mallinfo2` of glibc. `uordblks` is the number of bytes in use."""
 
-    _fields_ = (("_before", 7 * ctypes.c_size_t), ("uordblks", ctypes.c_size_t), ("_after", 2 * ctypes.c_size_t))
+    _fields_ = (
+        ("_before", 7 * ctypes.c_size_t),
+        ("uordblks", ctypes.c_size_t),
+        ("_after", 2 * ctypes.c_size_t),
+    )
 
 
 class RandomModel(nn.Module):
-    """A model of random operations, chosen by the seed. Each operation uses results of earlier operations."""
+    """A model of random operations, chosen by the seed.
+
+    Each operation uses results of earlier operations.
+    """
 
     def __init__(self, seed):
         super().__init__()
@@ -76,7 +88,9 @@ class RandomModel(nn.Module):
         if kind == 4:
             return self.norm(a + b)
         if kind == 5:
-            scores = flow.matmul(a.unsqueeze(0), b.unsqueeze(0), transpose_b=True) * 0.3 + flow.ones(SAMPLES)
+            scores = flow.matmul(
+                a.unsqueeze(0), b.unsqueeze(0), transpose_b=True
+            ) * 0.3 + flow.ones(SAMPLES)
             return flow.matmul(flow.softmax(scores.squeeze(0), dim=-1), b)
         if kind == 6:
             return flow.cat([a[:, : WIDTH // 2], b[:, WIDTH // 2 :]], dim=1)
@@ -87,7 +101,10 @@ class RandomModel(nn.Module):
 
 def trainer_of(seed, accumulation):
     rng = np.random.default_rng(1000 + seed)
-    batches = [{"x": rng.standard_normal((SAMPLES, WIDTH)).astype(np.float32)} for _ in range(5 * accumulation)]
+    batches = [
+        {"x": rng.standard_normal((SAMPLES, WIDTH)).astype(np.float32)}
+        for _ in range(5 * accumulation)
+    ]
     flow.manual_seed(seed)
     model = RandomModel(seed)
     optimizer = (flow.optim.AdamW if seed % 2 else flow.optim.SGD)(model.parameters(), lr=1e-2)
@@ -108,7 +125,10 @@ def train(seed, accumulation):
 @pytest.mark.parametrize("seed", range(12))
 def test_random_graphs_train_the_same_bits(seed, library, monkeypatch):
     accumulation = 3 if seed % 5 == 4 else 1
-    with own_functions(OWN_MEMORY_PLANNER, OWN_KERNEL_MAKER, OWN_TASK_ADDER), monkeypatch.context() as patch:
+    with (
+        own_functions(OWN_MEMORY_PLANNER, OWN_KERNEL_MAKER, OWN_TASK_ADDER),
+        monkeypatch.context() as patch,
+    ):
         patch.setenv("LIBAI_PATCHES", "-fused-operations")
         expected_metrics, expected_weights = train(seed, accumulation)
     if seed % 2:  # compute on two threads
@@ -116,7 +136,9 @@ def test_random_graphs_train_the_same_bits(seed, library, monkeypatch):
         monkeypatch.setattr(passes, "usable_cores", lambda: 2)
         monkeypatch.setattr(schedule, "_SHORT", 0.0)
     metrics, weights = train(seed, accumulation)
-    apart, shared = (library._library.libai_memory_plan_bytes(ctypes.c_bool(shares)) for shares in (False, True))
+    apart, shared = (
+        library._library.libai_memory_plan_bytes(ctypes.c_bool(shares)) for shares in (False, True)
+    )
     assert 0 < shared < apart
     assert metrics == expected_metrics
     for found, expected in zip(weights, expected_weights):

@@ -1,4 +1,6 @@
-"""OneFlow computes matmuls with the OpenBLAS of scipy-openblas32, or with its own OpenBLAS on request."""
+"""OneFlow computes matmuls with the OpenBLAS of scipy-openblas32, or with its own OpenBLAS on
+request.
+"""
 
 import ctypes
 from pathlib import Path
@@ -17,7 +19,10 @@ pytestmark = pytest.mark.e2e
 LIBRARY = Path(scipy_openblas32.get_lib_dir()) / scipy_openblas32.get_library(fullname=True)
 
 
-SHOW = "import libai, oneflow; from libai.patches import openblas as o; print(o.openblas_in_use(), flush=True)"
+SHOW = (
+    "import libai, oneflow; from libai.patches import openblas as o; print(o.openblas_in_use(), "
+    "flush=True)"
+)
 
 
 def test_oneflow_calls_the_current_openblas():
@@ -27,7 +32,9 @@ def test_oneflow_calls_the_current_openblas():
     for name in ("cblas_sgemm", "cblas_dgemm"):
         found = symbol_table.find_slot(oneflow, name).value
         assert found != symbol_table.address_of(oneflow, name)
-        is_shared_out = name == "cblas_sgemm" and openblas.threads_in_use() > 1  # tests/native/test_products.py
+        is_shared_out = (
+            name == "cblas_sgemm" and openblas.threads_in_use() > 1
+        )  # tests/native/test_products.py
         assert is_shared_out or found == symbol_table.address_of(current, f"scipy_{name}")
 
 
@@ -41,7 +48,9 @@ def test_products_are_right(transposed, sizes):
     left = a.T.copy() if transposed[0] else a
     right = b.T.copy() if transposed[1] else b
     found = flow._C.matmul(flow.from_numpy(left), flow.from_numpy(right), *transposed).numpy()
-    tolerance = k * np.finfo(np.float32).eps * np.abs(a).max() * np.abs(b).max()  # Higham's error bound (chapter 3)
+    tolerance = (
+        k * np.finfo(np.float32).eps * np.abs(a).max() * np.abs(b).max()
+    )  # Higham's error bound (chapter 3)
     np.testing.assert_allclose(found, a.astype(np.float64) @ b, rtol=0, atol=tolerance)
 
 

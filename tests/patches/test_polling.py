@@ -1,4 +1,6 @@
-"""OneFlow threads that wait for a graph sleep between polls once they have been idle for a while."""
+"""OneFlow threads that wait for a graph sleep between polls once they have been idle for a
+while.
+"""
 
 import os
 import sys
@@ -24,7 +26,8 @@ print(slot.value != before)
 
 
 @pytest.mark.parametrize(
-    "mode, patches, is_changed", [("graph", "", True), ("eager", "", False), ("graph", "-polling-thread", False)]
+    "mode, patches, is_changed",
+    [("graph", "", True), ("eager", "", False), ("graph", "-polling-thread", False)],
 )
 def test_a_first_graph_lets_them_sleep(mode, patches, is_changed):
     command = [sys.executable, "-c", PROGRAM.replace("MODE", repr(mode))]

@@ -1,4 +1,6 @@
-"""Operations are replaced in every module that refers to them, and OneFlow is unchanged afterwards."""
+"""Operations are replaced in every module that refers to them, and OneFlow is unchanged
+afterwards.
+"""
 
 import functools
 
@@ -27,7 +29,10 @@ def test_functions_methods_and_operators_are_replaced():
 
 def test_oneflow_is_as_before_afterwards():
     before = dict(vars(flow.Tensor)), dict(vars(flow._C)), flow.matmul
-    with pytest.raises(ZeroDivisionError), replaced_operations(lambda operation, name: lambda *args: None):
+    with (
+        pytest.raises(ZeroDivisionError),
+        replaced_operations(lambda operation, name: lambda *args: None),
+    ):
         assert flow.matmul is not before[2] and flow._C.matmul is flow.matmul
         1 / 0  # noqa: B018
     assert (dict(vars(flow.Tensor)), dict(vars(flow._C)), flow.matmul) == before

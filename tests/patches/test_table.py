@@ -14,7 +14,10 @@ from libai.utils.errors import UserError
 @pytest.mark.parametrize("value", ["-clip-norm", "openblas", "-mkl", "-openblas,-mkl"])
 def test_what_cannot_be_left_out_is_a_users_mistake(value, monkeypatch):
     monkeypatch.setenv("LIBAI_PATCHES", value)
-    with pytest.raises(UserError, match=f"LIBAI_PATCHES has '{value.split(',')[-1]}'; it lists the optional patches"):
+    with pytest.raises(
+        UserError,
+        match=f"LIBAI_PATCHES has '{value.split(',')[-1]}'; it lists the optional patches",
+    ):
         is_on("openblas")
 
 
@@ -26,14 +29,22 @@ def test_another_version_of_oneflow_has_the_needed_ones_only(monkeypatch):
 @pytest.mark.e2e
 def test_a_process_starts_without_those_that_are_left_out():
     code = (
-        "import libai, oneflow; from libai.patches.openblas import openblas_in_use as a, threads_in_use as b; "
-        "from libai.native.kernels import kernels_in_use as c; print(a(), b(), c(), flush=True)"
+        "import libai, oneflow; from libai.patches.openblas import openblas_in_use as a, "
+        "threads_in_use as b; from libai.native.kernels import kernels_in_use as c; print(a(), "
+        "b(), c(), flush=True)"
     )
-    assert jobs.last_line(code, LIBAI_PATCHES="-openblas, -threads, -kernels") == "bundled 1 oneflow's own"
+    assert (
+        jobs.last_line(code, LIBAI_PATCHES="-openblas, -threads, -kernels")
+        == "bundled 1 oneflow's own"
+    )
     code = (
-        "import libai; from oneflow.nn.modules import normalization as n; print(hasattr(n.layer_norm, '__wrapped__'))"
+        "import libai; from oneflow.nn.modules import normalization as n; "
+        "print(hasattr(n.layer_norm, '__wrapped__'))"
     )
-    assert [jobs.last_line(code, LIBAI_PATCHES=patches) for patches in ("", "-layer-norm")] == ["True", "False"]
+    assert [jobs.last_line(code, LIBAI_PATCHES=patches) for patches in ("", "-layer-norm")] == [
+        "True",
+        "False",
+    ]
     assert "LIBAI_PATCHES has '-mkl'" in jobs.last_line(code, LIBAI_PATCHES="-mkl")
 
 

@@ -7,12 +7,20 @@ import oneflow as flow
 import pytest
 from oneflow.optim import lr_scheduler
 
-from libai.scheduler import FactorLR, WarmupCosineLR, in_sequence, load_scheduler_state, scheduler_state
+from libai.scheduler import (
+    FactorLR,
+    WarmupCosineLR,
+    in_sequence,
+    load_scheduler_state,
+    scheduler_state,
+)
 from libai.utils.errors import UserError
 
 
 def build_optimizer(*rates):
-    groups = [{"params": [flow.nn.Parameter(flow.zeros(2))], "lr": rate} for rate in rates or (0.3,)]
+    groups = [
+        {"params": [flow.nn.Parameter(flow.zeros(2))], "lr": rate} for rate in rates or (0.3,)
+    ]
     return flow.optim.SGD(groups, lr=0.3)
 
 
@@ -41,8 +49,12 @@ def test_saved_initial_rates_win_and_say_so(caplog):
 def test_another_number_of_groups_is_refused():
     saved = WarmupCosineLR(build_optimizer(0.3, 0.1), max_iter=20)
     other = build_optimizer()
-    with pytest.raises(UserError, match=r"has 2 parameter group\(s\), but this run's optimizer has 1"):
-        load_scheduler_state(WarmupCosineLR(other, max_iter=20), scheduler_state(saved, saved.optimizer), other)
+    with pytest.raises(
+        UserError, match=r"has 2 parameter group\(s\), but this run's optimizer has 1"
+    ):
+        load_scheduler_state(
+            WarmupCosineLR(other, max_iter=20), scheduler_state(saved, saved.optimizer), other
+        )
 
 
 class Halving:
@@ -95,7 +107,9 @@ def test_plateau_resumes_from_json_before_and_after_its_first_step():
         first = build()
         start = advance(first, split, losses[:split])
         resumed = build()
-        load_scheduler_state(resumed, through_json(scheduler_state(first, first.optimizer)), resumed.optimizer)
+        load_scheduler_state(
+            resumed, through_json(scheduler_state(first, first.optimizer)), resumed.optimizer
+        )
         assert start + advance(resumed, 8 - split, losses[split:]) == whole
 
 
@@ -117,7 +131,9 @@ def test_a_scheduler_without_state_is_refused():
 def test_another_class_is_refused():
     cosine = ONEFLOWS_OWN["cosine"](build_optimizer())
     saved = scheduler_state(cosine, cosine.optimizer)
-    with pytest.raises(UserError, match="saved scheduler is a CosineDecayLR, but this run's is a FactorLR"):
+    with pytest.raises(
+        UserError, match="saved scheduler is a CosineDecayLR, but this run's is a FactorLR"
+    ):
         load_scheduler_state(ONEFLOWS_OWN["ours"](cosine.optimizer), saved, cosine.optimizer)
 
 

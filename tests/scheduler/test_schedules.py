@@ -22,7 +22,9 @@ BASE_LR = 0.3
 
 
 def build_optimizer(*rates):
-    groups = [{"params": [flow.nn.Parameter(flow.zeros(2))], "lr": rate} for rate in rates or (BASE_LR,)]
+    groups = [
+        {"params": [flow.nn.Parameter(flow.zeros(2))], "lr": rate} for rate in rates or (BASE_LR,)
+    ]
     return flow.optim.SGD(groups, lr=BASE_LR)
 
 
@@ -44,7 +46,11 @@ def warm(inner, method="linear"):
 
 
 SAME_AS_ONEFLOW = {
-    "cosine": (WarmupCosineLR, {"alpha": 0.1}, lambda o: lr_scheduler.CosineDecayLR(o, MAX_ITER, alpha=0.1)),
+    "cosine": (
+        WarmupCosineLR,
+        {"alpha": 0.1},
+        lambda o: lr_scheduler.CosineDecayLR(o, MAX_ITER, alpha=0.1),
+    ),
     "polynomial": (
         WarmupPolynomialLR,
         {"power": 2.0, "end_learning_rate": 0.01},
@@ -61,7 +67,11 @@ SAME_AS_ONEFLOW = {
         lambda o: lr_scheduler.MultiStepLR(o, [10, 30], gamma=0.5),
     ),
     "step": (WarmupStepLR, {"step_size": 7}, lambda o: lr_scheduler.StepLR(o, 7)),
-    "exponential": (WarmupExponentialLR, {"gamma": 0.9}, lambda o: lr_scheduler.ExponentialLR(o, 0.9)),
+    "exponential": (
+        WarmupExponentialLR,
+        {"gamma": 0.9},
+        lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    ),
 }
 
 
@@ -71,9 +81,13 @@ def test_same_rates_as_oneflow_with_and_without_warmup(kind, method):
     ours, options, theirs = SAME_AS_ONEFLOW[kind]
     warmup = {"warmup_iter": 6, "warmup_factor": 0.1, "warmup_method": method}
     np.testing.assert_allclose(
-        rates_of(ours, max_iter=MAX_ITER, **warmup, **options), rates_of(warm(theirs, method)), rtol=1e-12
+        rates_of(ours, max_iter=MAX_ITER, **warmup, **options),
+        rates_of(warm(theirs, method)),
+        rtol=1e-12,
     )
-    np.testing.assert_allclose(rates_of(ours, max_iter=MAX_ITER, **options), rates_of(theirs), rtol=1e-12)
+    np.testing.assert_allclose(
+        rates_of(ours, max_iter=MAX_ITER, **options), rates_of(theirs), rtol=1e-12
+    )
 
 
 def test_constant_after_a_linear_warmup():
@@ -84,14 +98,20 @@ def test_constant_after_a_linear_warmup():
 def test_by_epoch_counts_own_lengths_in_epochs():
     by_epoch = rates_of(WarmupStepLR, max_iter=MAX_ITER, step_size=2, by="epoch", iters_per_epoch=5)
     assert by_epoch == rates_of(WarmupStepLR, max_iter=MAX_ITER, step_size=10)
-    by_epoch = rates_of(WarmupExponentialLR, max_iter=MAX_ITER, gamma=0.5, by="epoch", iters_per_epoch=5)
+    by_epoch = rates_of(
+        WarmupExponentialLR, max_iter=MAX_ITER, gamma=0.5, by="epoch", iters_per_epoch=5
+    )
     assert by_epoch == rates_of(WarmupStepLR, max_iter=MAX_ITER, step_size=5, gamma=0.5)
-    by_epoch = rates_of(WarmupMultiStepLR, max_iter=MAX_ITER, milestones=[2, 0.5], by="epoch", iters_per_epoch=5)
+    by_epoch = rates_of(
+        WarmupMultiStepLR, max_iter=MAX_ITER, milestones=[2, 0.5], by="epoch", iters_per_epoch=5
+    )
     assert by_epoch == rates_of(WarmupMultiStepLR, max_iter=MAX_ITER, milestones=[10, 20])
 
 
 def test_by_epoch_changes_the_rate_at_epoch_borders_only():
-    rates = rates_of(WarmupCosineLR, max_iter=MAX_ITER, warmup_iter=4, by="epoch", iters_per_epoch=8)
+    rates = rates_of(
+        WarmupCosineLR, max_iter=MAX_ITER, warmup_iter=4, by="epoch", iters_per_epoch=8
+    )
     smooth = rates_of(WarmupCosineLR, max_iter=MAX_ITER)
     assert len(set(rates[:4])) == 4  # the warm-up goes on per iteration
     assert rates[8:16] == [smooth[8]] * 8
@@ -100,7 +120,9 @@ def test_by_epoch_changes_the_rate_at_epoch_borders_only():
 
 def test_groups_keep_their_own_rates():
     optimizer = build_optimizer(0.2, 0.1)
-    scheduler = WarmupCosineAnnealingLR(optimizer, MAX_ITER, warmup_iter=4, warmup_factor=0.5, eta_min=0.02)
+    scheduler = WarmupCosineAnnealingLR(
+        optimizer, MAX_ITER, warmup_iter=4, warmup_factor=0.5, eta_min=0.02
+    )
     for _ in range(MAX_ITER):
         first, second = (group["lr"] for group in optimizer.param_groups)
         assert second == pytest.approx(first / 2)
@@ -112,7 +134,11 @@ def test_groups_keep_their_own_rates():
     ("build", "options", "text"),
     [
         (WarmupCosineLR, {"warmup_method": "cosine"}, "warmup_method='cosine' is unknown"),
-        (WarmupCosineLR, {"warmup_iter": 41}, "warm-up of 41 iterations does not fit into the run of 40"),
+        (
+            WarmupCosineLR,
+            {"warmup_iter": 41},
+            "warm-up of 41 iterations does not fit into the run of 40",
+        ),
         (WarmupCosineLR, {"warmup_factor": -0.1}, "would make the learning rate negative"),
         (WarmupCosineLR, {"by": "step"}, "by='step' is unknown"),
         (WarmupCosineLR, {"by": "epoch"}, "iters_per_epoch=None"),
@@ -128,7 +154,14 @@ def test_mistakes_are_named(build, options, text):
 
 def test_epochs_need_not_be_whole_iterations():
     schedule = WarmupMultiStepLR(
-        build_optimizer(), 30, [1, 3], warmup_iter=0, gamma=0.5, by="epoch", iters_per_epoch=5.5, max_epoch=4
+        build_optimizer(),
+        30,
+        [1, 3],
+        warmup_iter=0,
+        gamma=0.5,
+        by="epoch",
+        iters_per_epoch=5.5,
+        max_epoch=4,
     )
     assert schedule.length == 22
     factors = [schedule.factor(step) for step in range(22)]
@@ -137,5 +170,7 @@ def test_epochs_need_not_be_whole_iterations():
 
 def test_lengths_in_epochs_need_to_know_the_epoch():
     for name in ("max_epoch", "warmup_epoch"):
-        with pytest.raises(UserError, match=f"{name}=2 needs the length of an epoch, but iters_per_epoch=None"):
+        with pytest.raises(
+            UserError, match=f"{name}=2 needs the length of an epoch, but iters_per_epoch=None"
+        ):
             WarmupCosineLR(build_optimizer(), 30, **{name: 2})

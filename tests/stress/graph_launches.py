@@ -1,5 +1,5 @@
-"""Launch tiny graphs, a training step and a forward in turn, and read each result: what OneFlow 0.9 crashes on or
-hangs in without the repair of docs/dev/decisions/0004-graph-launch-race.md.
+"""Launch tiny graphs, a training step and a forward in turn, and read each result: what OneFlow 0.9
+crashes on or hangs in without the repair of docs/dev/decisions/0004-graph-launch-race.md.
 
     python tests/stress/graph_launches.py --minutes 30 --busy 3
     python tests/stress/graph_launches.py --launches 4000 --busy 3
@@ -57,7 +57,9 @@ class Forward(CompiledGraph):
 def launch(stop_after: float, launches: int) -> int:
     """Launch both in turn; returns how many graphs were launched."""
     model = Model()
-    trainer = GraphTrainer(model, [], flow.optim.SGD(model.parameters(), lr=1e-6), mesh=Mesh(), device="cpu")
+    trainer = GraphTrainer(
+        model, [], flow.optim.SGD(model.parameters(), lr=1e-6), mesh=Mesh(), device="cpu"
+    )
     forward = Forward(model)
     batch = {"x": np.ones((2, 2), np.float32)}
     inputs = flow.ones(2, 2)
@@ -81,7 +83,9 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=3, help="busy loops beside (default: 3)")
     asked = parser.parse_args()
     stop_after = asked.minutes * 60 if asked.minutes else float("inf")
-    loops = [subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())]) for _ in range(asked.busy)]
+    loops = [
+        subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())]) for _ in range(asked.busy)
+    ]
     start = time.monotonic()
     try:
         launches = launch(stop_after, asked.launches or sys.maxsize)

@@ -1,4 +1,6 @@
-"""A user's only file: a dataset, a model and an evaluator of their own, early stopping, and a schedule."""
+"""A user's only file: a dataset, a model and an evaluator of their own, early stopping, and a
+schedule.
+"""
 
 import numpy as np
 import oneflow as flow
@@ -18,7 +20,9 @@ class Rings:
         self.labels = draws.integers(0, 2, count)
         angles = draws.uniform(0, 2 * np.pi, count)
         radii = 1 + self.labels + draws.normal(0, 0.2, count)
-        self.points = np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1).astype(np.float32)
+        self.points = np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1).astype(
+            np.float32
+        )
 
     def __len__(self):
         return len(self.labels)

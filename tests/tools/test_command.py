@@ -1,4 +1,6 @@
-"""The command `libai`: its help, its errors, the jobs that its subcommands launch, and the content of the wheel."""
+"""The command `libai`: its help, its errors, the jobs that its subcommands launch, and the content
+of the wheel.
+"""
 
 import json
 import re
@@ -32,7 +34,10 @@ def test_help_names_every_subcommand_and_imports_none(capsys):
     assert main.dispatch(["--help"]) == 0
     said = capsys.readouterr().out
     assert [name for name in main.COMMANDS if not re.search(rf"^  {name} ", said, re.M)] == []
-    code = "import sys; from libai.cli import main; main.dispatch(['--help']); print('LOADED', *sys.modules)"
+    code = (
+        "import sys; from libai.cli import main; main.dispatch(['--help']); print('LOADED', "
+        "*sys.modules)"
+    )
     loaded = jobs.run([sys.executable, "-c", code]).stdout.split("LOADED ")[1].split()
     assert {"oneflow", "numpy", "omegaconf", "argparse"} & set(loaded) == set()
 
@@ -57,10 +62,16 @@ def test_every_subcommand_has_help(name, capsys):
         (["benchmark"], "no config given. `libai train --help` lists"),
         (["predict"], "the following arguments are required: RUN."),
         (["train", "mlp_digits", "-n", "0"], "it must be the number of processes"),
-        (["train", "mlp_digit"], "CONFIG is mlp_digit, and there is no such file. Did you mean mlp_digits?"),
+        (
+            ["train", "mlp_digit"],
+            "CONFIG is mlp_digit, and there is no such file. Did you mean mlp_digits?",
+        ),
         (["resume"], "no run is given"),
         (["resume", "nowhere"], "nowhere does not contain a run: it has no config.yaml"),
-        (["parity", "mlp_digits", "--iter", "2"], "--iter: unknown flag. Did you mean --iters? `libai parity --help`"),
+        (
+            ["parity", "mlp_digits", "--iter", "2"],
+            "--iter: unknown flag. Did you mean --iters? `libai parity --help`",
+        ),
     ],
 )
 def test_mistakes_are_one_clear_error(words, text):
@@ -71,7 +82,13 @@ def test_mistakes_are_one_clear_error(words, text):
 def test_with_json_a_mistake_is_json(tmp_path):
     done = jobs.run([*MAIN, "checkpoint", "ls", "nowhere", "--json"], cwd=str(tmp_path))
     text = "nowhere is not a folder. Give one such as out/gpt/checkpoints."
-    wanted = {"error": text, "key": None, "place": None, "fix": "Give one such as out/gpt/checkpoints.", "exit_code": 2}
+    wanted = {
+        "error": text,
+        "key": None,
+        "place": None,
+        "fix": "Give one such as out/gpt/checkpoints.",
+        "exit_code": 2,
+    }
     assert (done.returncode, json.loads(done.stdout), done.errors) == (2, wanted, [])
 
 
@@ -79,14 +96,28 @@ def test_with_json_a_mistake_is_json(tmp_path):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_mistake_in_a_training_is_json_too(processes):
     done = jobs.train_sh("configs/mlp_digits.py", processes, "train.seedd=1", "--json")
-    assert (done.returncode, json.loads(done.stdout)["key"], done.errors) == (2, "train.seedd", []), done
+    assert (done.returncode, json.loads(done.stdout)["key"], done.errors) == (
+        2,
+        "train.seedd",
+        [],
+    ), done
 
 
 @pytest.mark.parametrize(
     ("text", "key", "place", "fix"),
     [
-        ("train.seedd: no such setting. Did you mean train.seed?", "train.seedd", None, "Did you mean train.seed?"),
-        ("unknown word x. `libai doctor --help` lists more.", None, None, "`libai doctor --help` lists more."),
+        (
+            "train.seedd: no such setting. Did you mean train.seed?",
+            "train.seedd",
+            None,
+            "Did you mean train.seed?",
+        ),
+        (
+            "unknown word x. `libai doctor --help` lists more.",
+            None,
+            None,
+            "`libai doctor --help` lists more.",
+        ),
         ("--foo: unknown flag. The flags are --json.", "--foo", None, "The flags are --json."),
         ("a/my.py:3: SyntaxError: '(' was never closed.", None, "a/my.py:3", None),
     ],
@@ -99,7 +130,9 @@ def test_key_place_and_remedy_are_found_in_a_mistake(text, key, place, fix):
 def test_a_setting_that_does_not_exist_ends_it_before_any_rank():
     done = jobs.run([*MAIN, "train", "mlp_digits", "-n", "2", "train.trian_iter=3"], cwd="/")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.errors == ["error: train.trian_iter: no such setting. Did you mean train.train_iter?"], done
+    assert done.errors == [
+        "error: train.trian_iter: no such setting. Did you mean train.train_iter?"
+    ], done
 
 
 def test_a_mistake_in_a_config_is_told_once_by_the_jobs_of_a_check():
@@ -108,7 +141,12 @@ def test_a_mistake_in_a_config_is_told_once_by_the_jobs_of_a_check():
 
 
 def test_training_passes_settings_and_flags_on(asked):
-    assert main.dispatch(["train", "-n", "2", "optim.lr=1", "mlp_digits", "--fast-dev-run", "~train.seed"]) == 0
+    assert (
+        main.dispatch(
+            ["train", "-n", "2", "optim.lr=1", "mlp_digits", "--fast-dev-run", "~train.seed"]
+        )
+        == 0
+    )
     main.dispatch(["eval", "c.py", "train.load_weight=x"])
     assert asked == [
         ["libai.cli.train_net", "mlp_digits", "2", "optim.lr=1", "--fast-dev-run", "~train.seed"],
@@ -127,7 +165,9 @@ def test_a_run_is_resumed_and_evaluated_as_it_was(asked, tmp_path):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
-    with subprocess.Popen([*MAIN, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*MAIN, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait(60)) == ("", 0)
 
@@ -159,11 +199,24 @@ def test_a_user_file_comes_before_a_shipped_config_of_its_name(tmp_path, monkeyp
 
 
 def test_the_wheel_holds_the_configs(tmp_path):
-    command = [sys.executable, "setup.py", "-q", "build", "-b", str(tmp_path), "egg_info", "-e", str(tmp_path)]
+    command = [
+        sys.executable,
+        "setup.py",
+        "-q",
+        "build",
+        "-b",
+        str(tmp_path),
+        "egg_info",
+        "-e",
+        str(tmp_path),
+    ]
     done = jobs.run(command, cwd=jobs.ROOT)
     assert done.returncode == 0, done
     built = {path.name for path in (tmp_path / "lib" / "libai" / "configs").rglob("*.py")}
-    assert built == {path.name for path in (jobs.ROOT / "configs").rglob("*.py")} and "mlp_digits.py" in built
+    assert (
+        built == {path.name for path in (jobs.ROOT / "configs").rglob("*.py")}
+        and "mlp_digits.py" in built
+    )
 
 
 @pytest.mark.e2e

@@ -15,7 +15,9 @@ def make_run(folder, lr=0.1, losses=(2.0, 1.0), *, processes=1, status="finished
     folder.mkdir(parents=True)
     settings = {"optim": {"lr": lr}, "train": {"output_dir": str(folder), "seed": 1}, **config}
     (folder / "config.yaml").write_text(json.dumps(settings))
-    (folder / "env.json").write_text(json.dumps({"layout": {"world_size": processes}, "libai": "0.1.0"}))
+    (folder / "env.json").write_text(
+        json.dumps({"layout": {"world_size": processes}, "libai": "0.1.0"})
+    )
     rows = [json.dumps({"iter": 10 * i + 10, "train/loss": loss}) for i, loss in enumerate(losses)]
     if rows:  # the last line is one that the run has begun to write
         (folder / "metrics.jsonl").write_text("\n".join(rows) + '\n{"iter": 99, "tr')
@@ -62,7 +64,11 @@ def test_what_differs_and_the_last_metrics_are_printed(tmp_path, capsys):
     b = make_run(tmp_path / "b", 0.2, (3.0, 1.25, 0.75), processes=2, status=None)
     rows = compared(capsys, a, b)
     assert rows[0] == ["last value", a, b]
-    assert rows[1:4] == [["status", "finished", "unfinished"], ["iterations", "20", "30"], ["train/loss", "1", "0.75"]]
+    assert rows[1:4] == [
+        ["status", "finished", "unfinished"],
+        ["iterations", "20", "30"],
+        ["train/loss", "1", "0.75"],
+    ]
     assert rows[5] == ["differs", a, b]
     assert rows[6:] == [
         ["optim.lr", "0.1", "0.2"],
@@ -102,7 +108,9 @@ def test_one_run_is_compared_with_the_defaults_after_its_result(tmp_path, capsys
     rows = compared(capsys, a)
     assert ["best", "val/accuracy 0.5 at 10"] in rows[:5]
     assert (
-        ["differs", "default", a] in rows and ["train.seed", "1234", "1"] in rows and ["optim.lr", "-", "0.1"] in rows
+        ["differs", "default", a] in rows
+        and ["train.seed", "1234", "1"] in rows
+        and ["optim.lr", "-", "0.1"] in rows
     )
 
 
@@ -110,7 +118,9 @@ def test_equal_curves_are_told_apart(tmp_path):
     runs = [make_run(tmp_path / name) for name in "ab"]
     assert compare.run([*runs, "-o", str(tmp_path / "page.html")]) == 0
     first, second = re.findall(r'<path d="M0.0000(.*?)/>', (tmp_path / "page.html").read_text())
-    assert "svg{box-sizing:border-box;max-width:100%}" in (tmp_path / "page.html").read_text()  # for narrow screens
+    assert (
+        "svg{box-sizing:border-box;max-width:100%}" in (tmp_path / "page.html").read_text()
+    )  # for narrow screens
     assert first.split('"')[0] == second.split('"')[0]
     assert 'dasharray="none"' in first and 'dasharray="7 5"' in second
 

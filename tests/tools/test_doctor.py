@@ -13,23 +13,34 @@ def test_the_doctor_checks_this_environment(capsys):
     assert doctor.run(["--json"]) == 0
     found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert list(found) == ["oneflow", "kernels", "openblas", "disk", "gpu"]
-    assert found["oneflow"]["status"] == "ok" and found["oneflow"]["found"].startswith("0.9.0 (numpy 1.")
+    assert found["oneflow"]["status"] == "ok" and found["oneflow"]["found"].startswith(
+        "0.9.0 (numpy 1."
+    )
     assert all(bool(row["todo"]) == (row["status"] != "ok") for row in found.values())
 
 
 def test_what_fails_ends_it_with_1_and_says_what_to_do(capsys, monkeypatch):
     monkeypatch.setattr(
-        doctor, "_look", lambda: (None, "oneflow is not installed in /x. Run `pip install -e .` there.")
+        doctor,
+        "_look",
+        lambda: (None, "oneflow is not installed in /x. Run `pip install -e .` there."),
     )
     assert doctor.run([]) == 1
     said = capsys.readouterr().out
-    assert re.search(r"^failed   oneflow   `import oneflow` fails on Python 3\S+: oneflow is not", said, re.M)
+    assert re.search(
+        r"^failed   oneflow   `import oneflow` fails on Python 3\S+: oneflow is not", said, re.M
+    )
     assert "kernels" not in said and re.search(r"^ok +gpu ", said, re.M)
 
 
 #: facts with which every check that reads them has something to say
 WRONG = {
-    "oneflow": {"version": "0.9.1", "missing_parts": ["_C"], "cpu_kernels": "oneflow's own", "openblas": "bundled"},
+    "oneflow": {
+        "version": "0.9.1",
+        "missing_parts": ["_C"],
+        "cpu_kernels": "oneflow's own",
+        "openblas": "bundled",
+    },
     "packages": {"numpy": "1.23.5", "protobuf": "3.20.3"},
     "cuda": {"available": True, "devices": [{"name": "H100", "capability": [9, 0]}]},
 }

@@ -1,7 +1,7 @@
 """`tools/env.sh` finds or creates the environment once, and says what to do if it cannot.
 
-The tests run a copy of the script in a folder of its own, with locks that ask for tiny wheels: oneflow, and for
-`--dev` one more.
+The tests run a copy of the script in a folder of its own, with locks that ask for tiny wheels:
+oneflow, and for `--dev` one more.
 """
 
 import hashlib
@@ -18,7 +18,22 @@ from jobs import ROOT
 from launched import wait_until
 
 TOOLS = [
-    *("awk", "basename", "bash", "cat", "cut", "df", "dirname", "du", "env", "flock", "grep", "head", "ls", "mkdir"),
+    *(
+        "awk",
+        "basename",
+        "bash",
+        "cat",
+        "cut",
+        "df",
+        "dirname",
+        "du",
+        "env",
+        "flock",
+        "grep",
+        "head",
+        "ls",
+        "mkdir",
+    ),
     *("readlink", "rm", "sha256sum", "sleep", "tail", "uname"),
 ]
 TOO_MUCH_MB = "999999999"  # stops the script at its check of the disk, before it installs anything
@@ -43,7 +58,9 @@ def write_wheel(folder, name):
 
 
 class Checkout:
-    """A folder with spaces in its name that holds tools/env.sh and its locks, on a machine with only `TOOLS`."""
+    """A folder with spaces in its name that holds tools/env.sh and its locks, on a machine with
+    only `TOOLS`.
+    """
 
     def __init__(self, folder):
         self.root = folder / "my clone"
@@ -53,7 +70,9 @@ class Checkout:
         (self.root / "requirements").mkdir()
         self.core = self.root / "requirements" / "core.lock"
         self.core.write_text(write_wheel(self.wheels, "oneflow"))
-        (self.root / "requirements" / "dev.lock").write_text(write_wheel(self.wheels, "pytest_like"))
+        (self.root / "requirements" / "dev.lock").write_text(
+            write_wheel(self.wheels, "pytest_like")
+        )
         self.bin = folder / "bin"
         self.bin.mkdir()
         for name in TOOLS:
@@ -72,7 +91,11 @@ class Checkout:
 
     def environment(self, **extra):
         base = {"PATH": str(self.bin), "HOME": str(self.home), "NO_UV": "1", "NEED_MB": "100"}
-        pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
+        pip = {
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(self.wheels),
+        }
         # a copied interpreter, as in .ci/run, finds its library by it
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         return {**kept, **base, **pip, **extra}
@@ -99,7 +122,8 @@ def error_lines(text):
     return [line for line in text.splitlines() if line]
 
 
-# ------------------------------------------------------------------------------------- making it, and again
+# ------------------------------------------------------------------------------------- making it,
+# and again
 
 
 @pytest.mark.e2e
@@ -137,7 +161,9 @@ def test_an_interrupted_setup_is_not_used(checkout, signum):
     os.killpg(process.pid, signum)
     process.communicate(timeout=60)
     assert process.returncode != 0
-    assert checkout.run(NEED_MB=TOO_MUCH_MB, PYTHON=sys.executable).returncode == 1  # what is there is not used
+    assert (
+        checkout.run(NEED_MB=TOO_MUCH_MB, PYTHON=sys.executable).returncode == 1
+    )  # what is there is not used
 
 
 @pytest.mark.slow
@@ -158,7 +184,8 @@ def test_a_folder_of_somebody_else_is_left_alone(checkout, tmp_path):
     assert (precious / "file").read_text() == "mine"
 
 
-# ------------------------------------------------------------------------- an environment that is already there
+# ------------------------------------------------------------------------- an environment that is
+# already there
 
 
 def active_environment(folder, command):
@@ -181,7 +208,9 @@ def test_an_active_environment_with_oneflow_is_used(checkout, tmp_path, variable
 def test_an_active_environment_that_lacks_a_package_is_named(checkout, tmp_path):
     (tmp_path / "site" / "oneflow").mkdir(parents=True)
     (tmp_path / "site" / "oneflow" / "__init__.py").write_text("")
-    active = active_environment(tmp_path, f"env PYTHONPATH='{tmp_path / 'site'}' {sys.executable} -S")
+    active = active_environment(
+        tmp_path, f"env PYTHONPATH='{tmp_path / 'site'}' {sys.executable} -S"
+    )
     result = checkout.run(VIRTUAL_ENV=active, NEED_MB=TOO_MUCH_MB)
     assert result.returncode == 1 and "has oneflow but not numpy, omegaconf, hydra" in result.stderr
 
@@ -192,7 +221,8 @@ def test_no_venv_takes_the_interpreter_as_it_is(checkout):
     assert result.returncode == 1 and "there is no python3 on PATH" in result.stderr
 
 
-# ------------------------------------------------------------------------------------------- when it cannot be
+# ------------------------------------------------------------------------------------------- when
+# it cannot be
 
 
 def test_no_python_310_says_what_to_do(checkout):
@@ -203,22 +233,31 @@ def test_no_python_310_says_what_to_do(checkout):
     if result.returncode == 0 or "making" in result.stderr:
         pytest.skip("this machine has a Python 3.10 in a system folder that the script looks into")
     first, *ways = error_lines(result.stderr)
-    assert result.returncode == 1 and first.startswith("env: Python 3.10 is needed and none was found")
+    assert result.returncode == 1 and first.startswith(
+        "env: Python 3.10 is needed and none was found"
+    )
     assert len(ways) == 2 and "PYTHON=/path/to/python3.10" in ways[1]
     assert not checkout.venv.exists()
 
 
 def test_wrong_python_is_named(checkout):
-    other = checkout.add_program("python3.12", 'case "$1" in --version) echo Python 3.12.1;; *) exit 1;; esac')
+    other = checkout.add_program(
+        "python3.12", 'case "$1" in --version) echo Python 3.12.1;; *) exit 1;; esac'
+    )
     result = checkout.run(PYTHON=str(other))
     assert result.returncode == 1 and len(error_lines(result.stderr)) == 1
-    assert f"PYTHON={other} is not a 64-bit CPython 3.10 (it answers: Python 3.12.1)" in result.stderr
+    assert (
+        f"PYTHON={other} is not a 64-bit CPython 3.10 (it answers: Python 3.12.1)" in result.stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
-        ({"NEED_MB": TOO_MUCH_MB}, r"needs about \d+ GB free in .*; only \d+ MB are. .*VENV=/big/disk/venv"),
+        (
+            {"NEED_MB": TOO_MUCH_MB},
+            r"needs about \d+ GB free in .*; only \d+ MB are. .*VENV=/big/disk/venv",
+        ),
         ({"VENV": "/proc/venv"}, "cannot write to /proc"),
     ],
 )
@@ -231,20 +270,29 @@ def test_no_room_is_one_line_before_any_download(checkout, variables, line):
 @pytest.mark.slow
 def test_no_network_says_what_to_do(checkout):
     result = checkout.run(
-        PYTHON=sys.executable, PIP_NO_INDEX="0", PIP_FIND_LINKS="", PIP_RETRIES="0", PIP_INDEX_URL="http://127.0.0.1:9"
+        PYTHON=sys.executable,
+        PIP_NO_INDEX="0",
+        PIP_FIND_LINKS="",
+        PIP_RETRIES="0",
+        PIP_INDEX_URL="http://127.0.0.1:9",
     )
     assert result.returncode == 1
-    assert error_lines(result.stderr)[-1].startswith("env: the packages could not be downloaded: is there a network?")
+    assert error_lines(result.stderr)[-1].startswith(
+        "env: the packages could not be downloaded: is there a network?"
+    )
     assert "Traceback" not in result.stderr and len(error_lines(result.stderr)) == 3
 
 
-# ------------------------------------------------------------------------------------------------ the pin file
+# ----------------------------------------------------------------------------------------------
+# the pin file
 
 
 @pytest.mark.parametrize("lock", ["core", "dev"])
 def test_a_lock_pins_by_hash_and_names_no_host(lock):
     text = (ROOT / "requirements" / f"{lock}.lock").read_text()
     pins = re.findall(r"^[a-z0-9.-]+==", text, re.MULTILINE)
-    with_hash = re.findall(r"^[a-z0-9.-]+==\S+ \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)
+    with_hash = re.findall(
+        r"^[a-z0-9.-]+==\S+ \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE
+    )
     assert len(pins) == len(with_hash) > 30
     assert "://" not in text and "--index" not in text

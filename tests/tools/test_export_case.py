@@ -1,4 +1,6 @@
-"""The exported case for other frameworks, and their variants as far as they can be tested without them."""
+"""The exported case for other frameworks, and their variants as far as they can be tested without
+them.
+"""
 
 import ast
 import json
@@ -33,7 +35,9 @@ def test_a_case_holds_what_a_run_starts_with(tmp_path):
     by_group = [group["weight_decay"] for group in case["groups"]]
     assert sorted(by_group) == [0.0, 0.05]
     assert by_group[numbers["classifier.weight"] - 1] == 0.05
-    assert case["architecture"] == "ViTForImageClassification" and case["inputs"] == {"images": "pixel_values"}
+    assert case["architecture"] == "ViTForImageClassification" and case["inputs"] == {
+        "images": "pixel_values"
+    }
     assert batches["images"].shape == (3, 4, 1, 8, 8) and batches["labels"].shape == (3, 4)
     assert not np.array_equal(batches["images"][0], batches["images"][1])
 
@@ -61,10 +65,14 @@ def test_a_training_that_cannot_be_exported_says_why(tmp_path, setting, text):
 
 
 def test_an_exported_case_has_the_learning_rates_of_its_run(tmp_path):
-    """`train.auto_scale_lr` belongs to the case: half of the base batch size gives half of the learning rates."""
+    """`train.auto_scale_lr` belongs to the case: half of the base batch size gives half of the
+    learning rates.
+    """
     for name, scaling in (("plain", []), ("scaled", ["train.auto_scale_lr={base_batch_size: 8}"])):
         export_case.export(tmp_path / name, CONFIG, [*SETTINGS, *scaling], 1)
-    cases = [json.loads((tmp_path / name / "case.json").read_text()) for name in ("plain", "scaled")]
+    cases = [
+        json.loads((tmp_path / name / "case.json").read_text()) for name in ("plain", "scaled")
+    ]
     plain, scaled = ([group["lr"] for group in case["groups"]] for case in cases)
     assert scaled == pytest.approx([rate / 2 for rate in plain]) and all(plain)
 

@@ -17,12 +17,21 @@ RUN = "out/rings"
 SHORT = ["--rounds", "2", "--block-seconds", "0.05", "--check-iterations", "3"]
 #: commands that succeed, and a text that they print
 WORDS = {
-    "train": (["train", CONFIG, "train.output_dir=out/graph", "graph.enabled=true"], "done after 12 iterations"),
-    "train two processes": (["train", CONFIG, "-n", "2", "train.output_dir=out/two"], "done after 12 iterations"),
+    "train": (
+        ["train", CONFIG, "train.output_dir=out/graph", "graph.enabled=true"],
+        "done after 12 iterations",
+    ),
+    "train two processes": (
+        ["train", CONFIG, "-n", "2", "train.output_dir=out/two"],
+        "done after 12 iterations",
+    ),
     "train --dry-run": (["train", CONFIG, "--dry-run"], ""),
     "train --find-lr": (["train", CONFIG, "--find-lr", "1e-5,1,12"], "lr"),
     "train --print-config": (["train", CONFIG, "--print-config"], "early_stop_patience: 20"),
-    "train --fast-dev-run": (["train", CONFIG, "--fast-dev-run", "train.output_dir=out/fast"], "done after 8"),
+    "train --fast-dev-run": (
+        ["train", CONFIG, "--fast-dev-run", "train.output_dir=out/fast"],
+        "done after 8",
+    ),
     "resume": (["resume", RUN, "train.train_iter=16"], "resumed out/rings"),
     "eval": (["eval", RUN], "recall"),
     "eval the best": (["eval", RUN, f"train.load_weight={RUN}/checkpoints/best"], "loaded weights"),
@@ -67,7 +76,9 @@ def test_a_command_works(name, folder):
     words, text = WORDS[name]
     done = run(folder, words)
     assert done.returncode == 0 and text in done.stdout, done
-    assert "Traceback" not in done.stderr and not any(line.startswith("error") for line in done.errors), done
+    assert "Traceback" not in done.stderr and not any(
+        line.startswith("error") for line in done.errors
+    ), done
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -20,7 +20,9 @@ SHORT = ["train.train_iter=2", "train.evaluation.eval_period=2", "train.evaluati
 
 def examples():
     texts = [usage(), *(module_of(name).__doc__ or "" for name in COMMANDS)]
-    return list(dict.fromkeys(first or second for text in texts for first, second in EXAMPLE.findall(text)))
+    return list(
+        dict.fromkeys(first or second for text in texts for first, second in EXAMPLE.findall(text))
+    )
 
 
 @pytest.fixture(scope="module")

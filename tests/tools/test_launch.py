@@ -1,4 +1,6 @@
-"""`libai.launch` and `tools/train.sh`: requests, the environment of the ranks, and their common end."""
+"""`libai.launch` and `tools/train.sh`: requests, the environment of the ranks, and their common
+end.
+"""
 
 import re
 import time
@@ -12,7 +14,8 @@ from libai.launch.job import TRAINING, prepare_ranks, run_job
 from libai.launch.supervisor import Supervisor
 from libai.utils.errors import UserError
 
-# ------------------------------------------------------------------------------------------- the command line
+# ------------------------------------------------------------------------------------------- the
+# command line
 
 
 def read_job(script, processes="2", **environment):
@@ -24,10 +27,22 @@ def read_job(script, processes="2", **environment):
     [
         ({"processes": "0"}, "PROCS is '0'; it must be the number of processes on this machine"),
         ({"NODE": "two"}, "NODE is 'two'; it must be the number of machines"),
-        ({"NODE": "2"}, "NODE=2 and NODE_RANK='': each machine needs its own number, 0 (the one at ADDR) to 1"),
-        ({"NODE": "2", "NODE_RANK": "0"}, "NODE=2 with ADDR=127.0.0.1: on every machine this address means"),
-        ({"NODE": "2", "NODE_RANK": "0", "ADDR": "no.invalid"}, "ADDR=no.invalid cannot be resolved"),
-        ({"NODE": "2", "NODE_RANK": "0", "ADDR": "192.0.2.1"}, "ADDR=192.0.2.1 is not an address of this machine"),
+        (
+            {"NODE": "2"},
+            "NODE=2 and NODE_RANK='': each machine needs its own number, 0 (the one at ADDR) to 1",
+        ),
+        (
+            {"NODE": "2", "NODE_RANK": "0"},
+            "NODE=2 with ADDR=127.0.0.1: on every machine this address means",
+        ),
+        (
+            {"NODE": "2", "NODE_RANK": "0", "ADDR": "no.invalid"},
+            "ADDR=no.invalid cannot be resolved",
+        ),
+        (
+            {"NODE": "2", "NODE_RANK": "0", "ADDR": "192.0.2.1"},
+            "ADDR=192.0.2.1 is not an address of this machine",
+        ),
         ({"ADDR": "192.0.2.1"}, "ADDR=192.0.2.1 is not an address of this machine"),
         ({"PORT": "abc"}, "PORT is 'abc'; it must be a whole number from 1 to 65535"),
     ],
@@ -53,16 +68,20 @@ def test_a_removed_working_directory_is_an_error(tmp_path, monkeypatch):
 def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        UserError, match=r"FILE is tools/benchmrk.py, and there is no such file. Did you mean tools/benchmark.py"
+        UserError,
+        match=r"FILE is tools/benchmrk.py, and there is no such file. Did you mean tools/benchmark.py",  # noqa: E501
     ):
         request.find_file("FILE", "tools/benchmrk.py")
-    with pytest.raises(UserError, match="CONFIG is nowhere/x.py, and there is no such file. Looked in"):
+    with pytest.raises(
+        UserError, match="CONFIG is nowhere/x.py, and there is no such file. Looked in"
+    ):
         request.find_file("CONFIG", "nowhere/x.py")
     with pytest.raises(UserError, match="Did you mean .*configs/common/graph.py"):
         request.find_file("CONFIG", "common/models/graph.py")
 
 
-# --------------------------------------------------------------------------------------- what the ranks get
+# --------------------------------------------------------------------------------------- what the
+# ranks get
 
 
 @pytest.mark.parametrize(
@@ -79,7 +98,9 @@ def test_flags_are_taken_from_the_command_line_then_the_environment(words, varia
 
 
 def test_a_wrong_number_of_restarts_is_an_error():
-    with pytest.raises(UserError, match="--max-restarts is '-1'; .* must be the number of restarts"):
+    with pytest.raises(
+        UserError, match="--max-restarts is '-1'; .* must be the number of restarts"
+    ):
         request.take_restarts(["--max-restarts=-1"], {})
 
 
@@ -90,9 +111,11 @@ def test_ranks_get_their_numbers_arguments_and_libai(script):
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "LIBAI_TRACEBACK")
         values = " ".join(os.environ[name] for name in names)
         os.write(1, f"{values} {sys.argv[3:]} {os.getcwd()}\\n".encode())  # one write: lines of ranks must not mix
-    """)
+    """)  # noqa: E501
     result = program.run(2, "x.y=[1, 2]", "--traceback", "--resume")
-    expected = [f"{r} {r} 2 127.0.0.1 1 1 ['x.y=[1, 2]', '--resume'] {program.folder}" for r in (0, 1)]
+    expected = [
+        f"{r} {r} 2 127.0.0.1 1 1 ['x.y=[1, 2]', '--resume'] {program.folder}" for r in (0, 1)
+    ]
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == expected
     assert result.stderr == "" and not (program.folder / "log").exists()
@@ -108,7 +131,8 @@ def test_files_of_the_user_do_not_replace_pythons_modules(script):
     assert (result.returncode, result.stderr) == (0, "")
 
 
-# --------------------------------------------------------------------------------------------- how jobs end
+# --------------------------------------------------------------------------------------------- how
+# jobs end
 
 
 @pytest.mark.e2e
@@ -128,7 +152,8 @@ def test_files_of_the_user_do_not_replace_pythons_modules(script):
         ),
         ("sys.exit(75 if rank == 1 else 0)", 75, ""),
         (
-            "from libai.utils.errors import UserError\nif rank: raise UserError('the data is bad')\ntime.sleep(60)",
+            "from libai.utils.errors import UserError\nif rank: raise UserError('the data is "
+            "bad')\ntime.sleep(60)",
             2,
             "error: rank 1: the data is bad\n",
         ),
@@ -151,7 +176,7 @@ def test_exit_functions_of_the_user_run_and_those_of_oneflow_do_not(script, code
         atexit.register(lambda: os.write(1, b"of the user\\n"))
         time.sleep(0 if rank else 2)  # the other one waits: OneFlow would abort one whose peer has gone
         sys.exit({code})
-    """)
+    """)  # noqa: E501
     result = program.run()
     assert (result.returncode, result.stderr) == (code, ""), result.stderr
     assert result.stdout == "of the user\n" * 2
@@ -161,9 +186,13 @@ def test_exit_functions_of_the_user_run_and_those_of_oneflow_do_not(script, code
 def test_oneflows_launcher_is_the_parent_of_the_ranks(script):
     program = script("time.sleep(600)")
     process = program.start(2)
-    (launcher,) = [pid for pid in descendants(process.pid) if "distributed/launch.py" in command_of(pid)]
+    (launcher,) = [
+        pid for pid in descendants(process.pid) if "distributed/launch.py" in command_of(pid)
+    ]
     ranks = descendants(launcher)
-    assert set(program.pids()) <= set(ranks) and all("libai/launch/rank.py" in command_of(pid) for pid in ranks)
+    assert set(program.pids()) <= set(ranks) and all(
+        "libai/launch/rank.py" in command_of(pid) for pid in ranks
+    )
     process.terminate()
     process.communicate(timeout=100)
     assert process.returncode == 143 and program.survivors() == []
@@ -182,7 +211,9 @@ def test_the_last_words_of_a_rank_that_dies_are_shown(script):
     assert result.returncode == 1 and "libibverbs" not in result.stderr
     words, line = result.stderr.splitlines()
     assert words == "F0101 check failed: something native"
-    assert line.startswith("launch: rank 1 failed first: killed by SIGABRT in native code, with Python at ")
+    assert line.startswith(
+        "launch: rank 1 failed first: killed by SIGABRT in native code, with Python at "
+    )
     assert line.endswith("; the other ranks were ended.")
 
 
@@ -200,8 +231,12 @@ def test_an_exception_on_one_rank_ends_the_job_and_is_named(script):
     result = program.run(3)
     assert result.returncode == 1
     first, *_, last = result.stderr.splitlines()
-    assert first.startswith("error: rank 1: failed") and last == "RuntimeError: boom", "one block, and nothing after it"
-    assert result.stderr.count("File ") == 1 and f'File "{program.path}"' in result.stderr, "frames of the user only"
+    assert first.startswith("error: rank 1: failed") and last == "RuntimeError: boom", (
+        "one block, and nothing after it"
+    )
+    assert result.stderr.count("File ") == 1 and f'File "{program.path}"' in result.stderr, (
+        "frames of the user only"
+    )
     assert program.survivors() == []
 
 

@@ -1,4 +1,6 @@
-"""The report on a failed job: the rank that failed first, its reason, and the last error of every rank."""
+"""The report on a failed job: the rank that failed first, its reason, and the last error of every
+rank.
+"""
 
 import json
 import signal
@@ -53,9 +55,14 @@ def test_what_follows_from_another_failure_never_comes_first_beside_it(tmp_path,
         (["error: no such key", "error: another mistake"], 2, "error: no such key\n"),
     ],
 )
-def test_the_first_error_is_printed_alone_with_its_rank_unless_all_have_it(tmp_path, capsys, said, code, printed):
+def test_the_first_error_is_printed_alone_with_its_rank_unless_all_have_it(
+    tmp_path, capsys, said, code, printed
+):
     times = [1.0, 2.0] if code == 2 else [2.0, 1.0]
-    ranks = [ended(number, tmp_path, code, times[number], {"said": text}) for number, text in enumerate(said)]
+    ranks = [
+        ended(number, tmp_path, code, times[number], {"said": text})
+        for number, text in enumerate(said)
+    ]
     for rank in ranks:
         rank.state.has_left, rank.state.code = 1, code
     Supervisor(lambda: None, ranks)._report(code)
@@ -72,11 +79,15 @@ def test_of_ranks_that_hang_the_one_outside_of_oneflow_is_named(tmp_path):
     ranks[1].state.iteration = 4
     assert supervisor.first_failure(1).number == 1
     (tmp_path / "stack_1").write_text((tmp_path / "stack_0").read_text())
-    assert supervisor.first_failure(1).number == 0, "of those inside, the one in an earlier iteration"
+    assert supervisor.first_failure(1).number == 0, (
+        "of those inside, the one in an earlier iteration"
+    )
 
 
 def test_a_hung_rank_that_oneflow_ended_meanwhile_is_told_as_hung(tmp_path):
-    """The rank that waits for it is ended by its limit first, and oneflow ends one that has lost another."""
+    """The rank that waits for it is ended by its limit first, and oneflow ends one that has lost
+    another.
+    """
     waiting, hung = ended(0, tmp_path, KILL, 1.0), ended(1, tmp_path, -signal.SIGABRT, 1.1)
     waiting.state.hung_seconds = 8.0
     for name, file in (("stack_0", "/x/oneflow/tensor.py"), ("crash_1", "/home/me/data.py")):
@@ -84,7 +95,9 @@ def test_a_hung_rank_that_oneflow_ended_meanwhile_is_told_as_hung(tmp_path):
     supervisor = Supervisor(lambda: None, [waiting, hung])
     assert supervisor.first_failure(1) is hung
     told = supervisor._describe(hung)
-    assert told.startswith('no progress for 8 s before the first iteration, at File "/home/me/data.py')
+    assert told.startswith(
+        'no progress for 8 s before the first iteration, at File "/home/me/data.py'
+    )
 
 
 def test_a_rank_that_hangs_after_its_failure_is_told_by_its_note(tmp_path):
@@ -107,7 +120,10 @@ def test_a_stack_is_awaited_to_its_end(tmp_path, monkeypatch):
 def test_the_last_error_of_every_rank_is_kept(tmp_path):
     output = tmp_path / "rank_2.stderr"
     output.write_text("F0101 native words\nlibibverbs not available\n")
-    ranks = [ended(0, tmp_path, 1, 1.0, {"said": "Traceback\n"}), ended(2, tmp_path, KILL, 2.0, output=output)]
+    ranks = [
+        ended(0, tmp_path, 1, 1.0, {"said": "Traceback\n"}),
+        ended(2, tmp_path, KILL, 2.0, output=output),
+    ]
     ranks.insert(1, ended(1, tmp_path, 0, 1.0))
     ranks[0].state.has_left = ranks[0].state.code = ranks[1].state.has_left = 1
     (tmp_path / OUTPUT_DIR).write_text(str(tmp_path))
@@ -115,15 +131,23 @@ def test_the_last_error_of_every_rank_is_kept(tmp_path):
     kept = {path.name: path.read_text() for path in (tmp_path / "errors").iterdir()}
     assert set(kept) == {"rank_0.txt", "rank_2.txt"}
     assert kept["rank_0.txt"].endswith(": rank 0: exit code 1\n\nTraceback\n")
-    assert kept["rank_2.txt"].endswith(": rank 2: killed by SIGKILL (out of memory?)\n\nF0101 native words\n")
+    assert kept["rank_2.txt"].endswith(
+        ": rank 2: killed by SIGKILL (out of memory?)\n\nF0101 native words\n"
+    )
 
 
 @pytest.mark.e2e
 def test_a_rank_that_native_code_ends_is_told_with_the_line(script):
-    program = script("import ctypes\ndef forward():\n    if rank == 1: ctypes.string_at(0)\nforward()\ntime.sleep(60)")
+    program = script(
+        "import ctypes\ndef forward():\n    if rank == 1: "
+        "ctypes.string_at(0)\nforward()\ntime.sleep(60)"
+    )
     result = program.run()
     assert result.returncode == 1
-    assert f"rank 1 failed first: killed by SIGSEGV in native code, with Python at {program.path}:" in result.stderr
+    assert (
+        f"rank 1 failed first: killed by SIGSEGV in native code, with Python at {program.path}:"
+        in result.stderr
+    )
     assert ": `if rank == 1: ctypes.string_at(0)`. Some operations" in result.stderr
 
 
@@ -133,8 +157,8 @@ def test_a_rank_that_leaves_without_a_note_has_failed_whatever_its_code(script, 
     result = script(f"if rank == 1: os._exit({code})\ntime.sleep(60)").run(2, "--json")
     assert result.returncode == 1
     assert json.loads(result.stdout)["error"] == (
-        f"launch: rank 1 failed first: it left with exit code {code} before its work was done (os._exit?); "
-        "the other ranks were ended."
+        f"launch: rank 1 failed first: it left with exit code {code} before its work was done "
+        "(os._exit?); the other ranks were ended."
     )
 
 

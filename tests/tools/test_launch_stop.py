@@ -1,5 +1,6 @@
-"""Stop signals to the launcher: every rank gets one request for any number of signals. Only a second Ctrl-C ends the
-job at once."""
+"""Stop signals to the launcher: every rank gets one request for any number of signals. Only a
+second Ctrl-C ends the job at once.
+"""
 
 import os
 import pty
@@ -35,7 +36,9 @@ SAVE_ON_SIGNAL = """
     ],
 )
 def test_signals_that_come_together_are_one_stop(script, signals):
-    """`timeout`, `scancel` and a terminal with a shell in between deliver one request several times."""
+    """`timeout`, `scancel` and a terminal with a shell in between deliver one request several
+    times.
+    """
     program = script(SAVE_ON_SIGNAL)
     process = program.start(2)
     assert wait_until(lambda: len(program.pids()) == 4)
@@ -82,7 +85,9 @@ def test_a_later_ctrl_c_kills_ranks_that_are_saving(script):
     process = program.start(2)
     assert wait_until(lambda: len(program.pids()) == 4)
     process.send_signal(signal.SIGINT)
-    assert wait_until(lambda: (program.folder / "saved_1").exists())  # half a second later, by rank 1's own clock
+    assert wait_until(
+        lambda: (program.folder / "saved_1").exists()
+    )  # half a second later, by rank 1's own clock
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=100)

@@ -1,4 +1,6 @@
-"""`tools/slurm_example.sh` with fake `srun` and `scontrol`: the commands that Slurm would start, and exit code 75."""
+"""`tools/slurm_example.sh` with fake `srun` and `scontrol`: the commands that Slurm would start,
+and exit code 75.
+"""
 
 import os
 import subprocess
@@ -7,13 +9,14 @@ import pytest
 from jobs import ROOT
 
 SCRIPT = ROOT / "tools" / "slurm_example.sh"
-#: runs its command once for each machine, as srun with one task on each does; ends with the highest code
+#: runs its command once for each machine, as srun with one task on each does; ends with the highest
+#: code
 SRUN = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do shift; done
 code=0
 for ((n = 0; n < SLURM_JOB_NUM_NODES; n++)); do SLURM_NODEID=$n "$@"; c=$?; [ $c -gt $code ] && code=$c; done
 exit $code
-"""
+"""  # noqa: E501
 SCONTROL = """#!/usr/bin/env bash
 case "$1" in show) printf 'node7\\nnode8\\n';; *) echo "$*" >> "$CALLS";; esac
 """
@@ -47,7 +50,12 @@ def slurm(tmp_path):
             **variables,
         }
         done = subprocess.run(
-            ["bash", str(SCRIPT), *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=30
+            ["bash", str(SCRIPT), *arguments],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=30,
         )
         return done, calls.read_text().splitlines() if calls.exists() else []
 

@@ -49,7 +49,9 @@ def test_objects_that_are_not_json_are_refused_already_with_one_process(alone):
 
 def test_a_rank_that_fails_since_rank_0_did_is_marked_for_the_launcher(monkeypatch):
     monkeypatch.setattr(distributed, "is_main_process", lambda: False)
-    monkeypatch.setattr(distributed, "broadcast_object", lambda mine: [None, "the disk is full", False])
+    monkeypatch.setattr(
+        distributed, "broadcast_object", lambda mine: [None, "the disk is full", False]
+    )
     with pytest.raises(RuntimeError, match="the disk is full") as caught:
         distributed.result_of_rank_0(lambda: None)
     assert caught.value.is_consequence
@@ -80,7 +82,8 @@ class TestDevice:
     def test_cuda_without_gpu_is_an_error(self, machine):
         machine()
         with pytest.raises(
-            UserError, match=r"train.device=cuda is not possible: oneflow sees no usable GPU.*cpu or auto"
+            UserError,
+            match=r"train.device=cuda is not possible: oneflow sees no usable GPU.*cpu or auto",
         ):
             distributed.default_device("cuda")
 
@@ -92,10 +95,14 @@ class TestDevice:
         assert "compute capability 9.0" in caplog.text
 
     @pytest.mark.parametrize("device", ["auto", "cuda"])
-    def test_more_ranks_than_gpus_is_an_error_for_every_device_setting(self, machine, monkeypatch, device):
+    def test_more_ranks_than_gpus_is_an_error_for_every_device_setting(
+        self, machine, monkeypatch, device
+    ):
         machine((8, 0))
         monkeypatch.setenv("LOCAL_RANK", "1")
-        with pytest.raises(UserError, match="local rank 1 needs its own GPU.*Start at most 1 processes"):
+        with pytest.raises(
+            UserError, match="local rank 1 needs its own GPU.*Start at most 1 processes"
+        ):
             distributed.default_device(device)
         assert distributed.default_device("cpu") == "cpu"
 
@@ -167,7 +174,9 @@ class TestTwoRanks:
         assert two_ranks[0]["seed"] == two_ranks[1]["seed"]
 
     def test_an_object_that_is_not_json_fails_on_every_rank_alike(self, two_ranks):
-        """Negative control of the protocol: if only one rank raised, the other would wait forever."""
+        """Negative control of the protocol: if only one rank raised, the other would wait
+        forever.
+        """
         assert "set" in two_ranks[0]["broadcast_error"]
         assert "rank 0 passed an object" in two_ranks[1]["broadcast_error"]
         assert "rank 1 passed an object" in two_ranks[0]["gather_error"]

@@ -15,8 +15,9 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def open_terminal(monkeypatch):
-    """`open_terminal()` makes both standard streams one terminal, in the test itself: pytest sets them
-    between a fixture and its test."""
+    """`open_terminal()` makes both standard streams one terminal, in the test itself: pytest sets
+    them between a fixture and its test.
+    """
 
     def make():
         stream = Terminal()
@@ -35,7 +36,9 @@ def test_levels_are_coloured_on_a_terminal_only(open_terminal, tmp_path):
     say("error: no such file")
     setup_logging(tmp_path).warning("careful: " + "word " * 20)
     shown = terminal.getvalue().removeprefix("\r\x1b[K")  # in place of a bar
-    assert shown.startswith("\x1b[31merror\x1b[0m: no such file\n\x1b[33mwarning\x1b[0m: careful: word")
+    assert shown.startswith(
+        "\x1b[31merror\x1b[0m: no such file\n\x1b[33mwarning\x1b[0m: careful: word"
+    )
     assert shown.count("\n") == 2
     assert "WARNING careful: word" in (tmp_path / "log.txt").read_text()
 
@@ -47,4 +50,8 @@ def test_a_quiet_screen_shows_warnings_and_results(open_terminal, tmp_path):
     logger.warning("careful")
     logging.getLogger("libai.engine").info("done", extra={"is_result": True})
     assert terminal.getvalue() == "\x1b[33mwarning\x1b[0m: careful\ndone\n"
-    assert [line.split()[-1] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["step", "careful", "done"]
+    assert [line.split()[-1] for line in (tmp_path / "log.txt").read_text().splitlines()] == [
+        "step",
+        "careful",
+        "done",
+    ]

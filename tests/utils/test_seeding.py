@@ -44,7 +44,9 @@ def test_the_open_file_limit_is_raised_and_never_lowered():
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
         wanted = 512
-        assert raise_open_file_limit(wanted) == wanted == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert (
+            raise_open_file_limit(wanted) == wanted == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        )
         assert raise_open_file_limit(100) == wanted
         if hard != resource.RLIM_INFINITY:
             assert raise_open_file_limit(hard + 1) == hard

@@ -17,7 +17,11 @@ def test_every_tensor_is_found_in_order():
 
 def test_only_tensors_are_changed_and_containers_are_new():
     changed = map_tensors(TREE, lambda tensor: tuple(tensor.shape))
-    assert changed == {"a": (1,), "rest": [(2,), {"none": None, "c": ((3,), "text")}], "number": 1.5}
+    assert changed == {
+        "a": (1,),
+        "rest": [(2,), {"none": None, "c": ((3,), "text")}],
+        "number": 1.5,
+    }
     assert TREE["a"] is A
 
 

@@ -38,7 +38,9 @@ def test_oneflow_still_forgets():
 
 
 def test_scalars_come_as_float64_whatever_their_types():
-    values = fetch_scalars([flow.tensor(1.5), flow.tensor([2, 3]), flow.tensor(4.0, requires_grad=True)])
+    values = fetch_scalars(
+        [flow.tensor(1.5), flow.tensor([2, 3]), flow.tensor(4.0, requires_grad=True)]
+    )
     assert [list(value) for value in values] == [[1.5], [2.0, 3.0], [4.0]]
     assert all(value.dtype == np.float64 for value in values)
     assert fetch_scalars([]) == []
@@ -83,7 +85,8 @@ def packing(packed):
 
 
 @pytest.mark.parametrize(
-    ("hooks", "frees"), [(saved_tensor_hooks, True), (flow.autograd.graph.saved_tensors_hooks, False)]
+    ("hooks", "frees"),
+    [(saved_tensor_hooks, True), (flow.autograd.graph.saved_tensors_hooks, False)],
 )
 def test_values_saved_by_hooks_are_freed_after_the_backward_pass(hooks, frees):
     """OneFlow's own hooks never free what they save."""
@@ -103,6 +106,8 @@ def test_values_saved_by_hooks_are_freed_after_the_backward_pass(hooks, frees):
 
 def test_an_eager_rehearsal_frees_the_values_that_it_saves():
     model = toy.Tagger()
-    trainer = toy.trainer_of("eager", model, toy.batches(3), flow.optim.SGD(model.parameters(), lr=0.1))
+    trainer = toy.trainer_of(
+        "eager", model, toy.batches(3), flow.optim.SGD(model.parameters(), lr=0.1)
+    )
     trainer.prepare()
     assert saved_values == {}

@@ -2,9 +2,10 @@
 
     python tests/zoo/make_twins.py            (an environment with torch and numpy; made with PyTorch 2.13.0 on CPU)
 
-The modules are read as text and `oneflow` becomes `torch`: one source, two frameworks, the same initial weights (by
-parameter name) and batches. Models that PyTorch does not run as they are written are left out and named.
-"""
+The modules are read as text and `oneflow` becomes `torch`: one source, two frameworks, the same
+initial weights (by parameter name) and batches. Models that PyTorch does not run as they are
+written are left out and named.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def main() -> None:
     for source in SOURCES:
         for name, (build, kind) in models_of(source).items():
             try:
-                curves[name] = {optimizer: train(build, kind, optimizer) for optimizer in OPTIMIZERS}
+                curves[name] = {
+                    optimizer: train(build, kind, optimizer) for optimizer in OPTIMIZERS
+                }
             except Exception as error:
                 print(f"left out: {name}: {error}", file=sys.stderr)
     made = {"made_with": f"PyTorch {torch.__version__.split('+')[0]}, one thread", "losses": curves}

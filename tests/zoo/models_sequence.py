@@ -64,7 +64,9 @@ class CrossAttention(nn.Module):
 
 
 class Translator(nn.Module):
-    """Encoder and decoder of token ids with cross attention, and a loss over the labels that are not ignored."""
+    """Encoder and decoder of token ids with cross attention, and a loss over the labels that are
+    not ignored.
+    """
 
     plan = {
         "split": {

@@ -86,7 +86,9 @@ class VariancePenalty(nn.Module):
 
 
 class MemoryQueue(nn.Module):
-    """Contrast with the keys of the last batches, in a queue that has no room for two batches at once."""
+    """Contrast with the keys of the last batches, in a queue that has no room for two batches at
+    once.
+    """
 
     def __init__(self):
         super().__init__()
@@ -94,8 +96,13 @@ class MemoryQueue(nn.Module):
         self.register_buffer("queue", 0.1 * flow.ones(32, 6))
 
     def forward(self, x, near):
-        query, key = F.normalize(self.encoder(x), dim=1), F.normalize(self.encoder(near), dim=1).detach()
-        logits = flow.cat([(query * key).sum(dim=1, keepdim=True), query @ self.queue.transpose(0, 1)], dim=1)
+        query, key = (
+            F.normalize(self.encoder(x), dim=1),
+            F.normalize(self.encoder(near), dim=1).detach(),
+        )
+        logits = flow.cat(
+            [(query * key).sum(dim=1, keepdim=True), query @ self.queue.transpose(0, 1)], dim=1
+        )
         loss = -F.log_softmax(logits / 0.5, dim=1)[:, 0].mean()
         if self.training:
             self.queue = flow.cat([key, self.queue[: 32 - key.shape[0]]], dim=0)
@@ -130,7 +137,9 @@ class DomainAdversarial(nn.Module):
 
 
 class GatedInPlace(nn.Module):
-    """Every second feature is halved through a view: only eager mode on local tensors keeps that."""
+    """Every second feature is halved through a view: only eager mode on local tensors keeps
+    that.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,6 @@
-"""Models over vectors and tables of the zoo: experts, several inputs, shared parts, unusual operations."""
+"""Models over vectors and tables of the zoo: experts, several inputs, shared parts, unusual
+operations.
+"""
 
 import oneflow as flow
 import oneflow.nn.functional as F
@@ -57,7 +59,9 @@ class ResidualOutside(nn.Module):
     def __init__(self):
         super().__init__()
         self.enter, self.head = nn.Linear(8, 12), nn.Linear(12, 4)
-        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 12)) for _ in range(2)])
+        self.layers = nn.ModuleList(
+            [nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 12)) for _ in range(2)]
+        )
 
     def forward(self, x, y):
         h = self.enter(x)

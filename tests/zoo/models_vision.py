@@ -26,8 +26,12 @@ class UpsamplingAutoencoder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.down = nn.Sequential(nn.Conv2d(1, 4, 2, stride=2), nn.Tanh(), nn.Conv2d(4, 6, 2, stride=2), nn.Tanh())
-        self.up = nn.Sequential(nn.ConvTranspose2d(6, 4, 2, stride=2), nn.Tanh(), nn.ConvTranspose2d(4, 1, 2, stride=2))
+        self.down = nn.Sequential(
+            nn.Conv2d(1, 4, 2, stride=2), nn.Tanh(), nn.Conv2d(4, 6, 2, stride=2), nn.Tanh()
+        )
+        self.up = nn.Sequential(
+            nn.ConvTranspose2d(6, 4, 2, stride=2), nn.Tanh(), nn.ConvTranspose2d(4, 1, 2, stride=2)
+        )
 
     def forward(self, images):
         return {"losses": {"mse": F.mse_loss(self.up(self.down(images)), images)}}

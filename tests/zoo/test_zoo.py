@@ -1,14 +1,29 @@
-"""Plain models, written without regard to modes or meshes, train the same in both modes and in PyTorch."""
+"""Plain models, written without regard to modes or meshes, train the same in both modes and in
+PyTorch.
+"""
 
 import json
 from pathlib import Path
 
 import pytest
 import zoo_data
-from zoo_runs import BOUND, FAST, Cell, difference, expected, expected_of, optimizer_name, plain_loop, trained, zoo
+from zoo_runs import (
+    BOUND,
+    FAST,
+    Cell,
+    difference,
+    expected,
+    expected_of,
+    optimizer_name,
+    plain_loop,
+    trained,
+    zoo,
+)
 
 # OneFlow 0.9.0 says so of its own flow.zeros in a graph
-pytestmark = pytest.mark.filterwarnings("ignore:.*is called in a nn.Graph, but not registered:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*is called in a nn.Graph, but not registered:UserWarning"
+)
 
 TWINS = json.loads((Path(__file__).parent / "twins.json").read_text(encoding="utf-8"))["losses"]
 QUICK = ("translator", "variance_penalty")
@@ -51,6 +66,7 @@ def test_models_that_couple_their_samples_are_other_models_on_parts_of_a_batch()
     coupled = {
         name
         for name, (model, _) in zoo().items()
-        if not list(model().buffers()) and difference(plain_loop(name, parts=2), expected(name)) > BOUND
+        if not list(model().buffers())
+        and difference(plain_loop(name, parts=2), expected(name)) > BOUND
     }
     assert coupled == {name for name, (model, _) in zoo().items() if hasattr(model, "couples")}

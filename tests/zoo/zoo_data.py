@@ -39,8 +39,16 @@ def _make(kind: str, rng: np.random.RandomState, iteration: int) -> Batch:
         picked = np.stack([rng.permutation(8)[:3] for _ in range(SAMPLES)]).astype(np.int64)
         return {"x": x, "columns": picked, "y": y}
     if kind == "clicks":
-        city, shop = rng.randint(0, 10, SAMPLES).astype(np.int64), rng.randint(0, 7, SAMPLES).astype(np.int64)
-        return {"x": x, "city": city, "shop": shop, "clicked": (rng.rand(SAMPLES) < 0.5).astype(np.float32)}
+        city, shop = (
+            rng.randint(0, 10, SAMPLES).astype(np.int64),
+            rng.randint(0, 7, SAMPLES).astype(np.int64),
+        )
+        return {
+            "x": x,
+            "city": city,
+            "shop": shop,
+            "clicked": (rng.rand(SAMPLES) < 0.5).astype(np.float32),
+        }
     if kind == "sequences":
         return {"steps": _floats(rng, 5, 6), "y": y}
     if kind == "sequences_of_two_lengths":
@@ -61,7 +69,9 @@ def batches(kind: str) -> list[Batch]:
 
 
 def initial_value(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a parameter's initial value from its name: matrices by fan-in, norms near one, others small."""
+    """Return a parameter's initial value from its name: matrices by fan-in, norms near one, others
+    small.
+    """
     rng = np.random.RandomState(zlib.crc32(name.encode()) % 2**31)
     noise = np.asarray(rng.randn(*shape), np.float32)
     if len(shape) > 1:

@@ -1,4 +1,7 @@
-"""Run any number of cells in jobs of one or two ranks. A job that dies or hangs affects only its own cell."""
+"""Run any number of cells in jobs of one or two ranks.
+
+A job that dies or hangs affects only its own cell.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ CELL_SECONDS, START_SECONDS = 90, 180
 
 
 def run_cells(cells: Sequence[Any], ranks: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Cell → `{"outcome": equal | refused | different | raised | crashed | hung, "apart": …, "text": …}`."""
+    """Cell → `{"outcome": equal | refused | different | raised | crashed | hung, "apart": …,
+    "text": …}`.
+    """
     found = {}
     waiting = [str(cell) for cell in cells]
     while waiting:
@@ -38,7 +43,12 @@ def _run_job(cells: list[str], ranks: int, folder: Path) -> dict[str, dict[str, 
     command = [*jobs.rank_command(HERE / "zoo_ranks.py", ranks), str(result), str(listed)]
     with open(folder / "said.txt", "w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
-            command, cwd=folder, env=jobs.clean_environment(), stdout=output, stderr=output, start_new_session=True
+            command,
+            cwd=folder,
+            env=jobs.clean_environment(),
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         how = "crashed" if _ends_by_itself(process, result) else "hung"
         output.seek(0)
@@ -52,7 +62,10 @@ def _run_job(cells: list[str], ranks: int, folder: Path) -> dict[str, dict[str, 
 
 
 def _ends_by_itself(process: subprocess.Popen, result: Path) -> bool:
-    """Wait for the job. Return False if it wrote no line for too long and was killed with all its ranks."""
+    """Wait for the job.
+
+    Return False if it wrote no line for too long and was killed with all its ranks.
+    """
     written, since = 0, time.monotonic()
     while process.poll() is None:
         size = result.stat().st_size if result.exists() else 0

@@ -1,8 +1,11 @@
-"""Train cells of the zoo one after another on the ranks of one job, and write a line before and after each.
+"""Train cells of the zoo one after another on the ranks of one job, and write a line before and
+after each.
 
-    python -m oneflow.distributed.launch --nproc_per_node 2 tests/zoo/zoo_ranks.py RESULT.jsonl CELLS.txt
+    python -m oneflow.distributed.launch --nproc_per_node 2 tests/zoo/zoo_ranks.py RESULT.jsonl
+    CELLS.txt
 
-The line before a cell tells test_zoo.py which one it was when a rank is aborted or never comes back.
+The line before a cell tells test_zoo.py which one it was when a rank is aborted or never comes
+back.
 """
 
 from __future__ import annotations
@@ -32,8 +35,9 @@ def main(target: str, cells: list[str]) -> None:
 
 
 def run(cell: Any) -> dict[str, Any]:
-    """Return the outcome of a cell on this rank: `equal` or `different` with the distance, `refused` or `raised` with
-    the reason."""
+    """Return the outcome of a cell on this rank: `equal` or `different` with the distance,
+    `refused` or `raised` with the reason.
+    """
     from zoo_runs import BOUND, Refused, difference, trained
 
     try:
@@ -46,12 +50,15 @@ def run(cell: Any) -> dict[str, Any]:
 
 
 def expected_on_rank_0(cell: Any) -> Any:
-    """What a cell must give, by the plain loop of one process: on rank 0, as OneFlow 0.9's own recurrent layers fail
-    on local tensors of others. Collective."""
+    """What a cell must give, by the plain loop of one process: on rank 0, as OneFlow 0.9's own
+    recurrent layers fail on local tensors of others. Collective.
+    """
     from zoo_runs import Curve, expected_of
 
     right = expected_of(cell) if get_rank() == 0 else Curve([], {})
-    sent = broadcast_object([right.losses, {name: value.tolist() for name, value in right.buffers.items()}])
+    sent = broadcast_object(
+        [right.losses, {name: value.tolist() for name, value in right.buffers.items()}]
+    )
     return Curve(sent[0], {name: np.asarray(value) for name, value in sent[1].items()})
 
 
@@ -61,7 +68,11 @@ def worst_of(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     kinds = {outcome["outcome"] for outcome in outcomes}
     worst = min(outcomes, key=lambda outcome: order.index(outcome["outcome"]))
     if kinds == {"refused", "equal"}:
-        return {**worst, "outcome": "raised", "text": f"refused on some ranks only: {worst['text']}"}
+        return {
+            **worst,
+            "outcome": "raised",
+            "text": f"refused on some ranks only: {worst['text']}",
+        }
     return {**worst, "apart": max((outcome.get("apart", 0.0) for outcome in outcomes), default=0.0)}
 
 

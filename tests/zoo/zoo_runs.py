@@ -1,5 +1,6 @@
-"""A run of a zoo model with libai's trainer, and with the plain loop of one process that defines the expected
-result."""
+"""A run of a zoo model with libai's trainer, and with the plain loop of one process that defines
+the expected result.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from libai.utils.errors import UserError
 
 SOURCES = ("models_sequence", "models_vision", "models_tables", "models_special")
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
-#: the contract between modes and meshes, relative, of each loss; buffers are relative to their largest value
+#: the contract between modes and meshes, relative, of each loss; buffers are relative to their
+#: largest value
 BOUND = 1e-5
 #: (data, tensor, pipeline) and the stage of ZeRO, by what they are called here
 MESHES = {
@@ -32,7 +34,8 @@ MESHES = {
     "zero2": ((2, 1, 1), 2),
 }
 
-#: one of each kind: tests/zoo trains them on one process, tests/dist all others, and all on several ranks
+#: one of each kind: tests/zoo trains them on one process, tests/dist all others, and all on several
+#: ranks
 FAST = (
     "lstm",
     "translator",
@@ -69,7 +72,11 @@ def has_plan(name: str, mesh: str) -> bool:
 @functools.cache
 def zoo() -> dict[str, tuple[type[nn.Module], str]]:
     """Return name → (class, kind of its batches) for all models."""
-    return {name: entry for source in SOURCES for name, entry in importlib.import_module(source).MODELS.items()}
+    return {
+        name: entry
+        for source in SOURCES
+        for name, entry in importlib.import_module(source).MODELS.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,9 @@ class Curve:
 
 
 def build(name: str) -> tuple[nn.Module, Any]:
-    """Model and optimizer from the same initial weights every time; half of the models have each optimizer."""
+    """Model and optimizer from the same initial weights every time; half of the models have each
+    optimizer.
+    """
     model = zoo()[name][0]()
     for key, parameter in model.named_parameters():
         parameter.data.copy_(flow.from_numpy(zoo_data.initial_value(key, tuple(parameter.shape))))
@@ -121,18 +130,26 @@ def optimizer_name(name: str) -> str:
 
 def split(batch: zoo_data.Batch, parts: int) -> list[zoo_data.Batch]:
     """Split a batch into equal parts along the samples."""
-    return [dict(zip(batch, pieces)) for pieces in zip(*(np.split(value, parts) for value in batch.values()))]
+    return [
+        dict(zip(batch, pieces))
+        for pieces in zip(*(np.split(value, parts) for value in batch.values()))
+    ]
 
 
-def plain_loop(name: str, parts: int = 1, ranks: int = 1, spoil: Callable[[nn.Module], None] | None = None) -> Curve:
-    """What the training is, by hand: full batches of one process, or `parts` micro-batches one after the other whose
-    gradients are weighted with their shares.
+def plain_loop(
+    name: str, parts: int = 1, ranks: int = 1, spoil: Callable[[nn.Module], None] | None = None
+) -> Curve:
+    """What the training is, by hand: full batches of one process, or `parts` micro-batches one
+    after the other whose gradients are weighted with their shares.
 
-    `ranks`: each micro-batch is cut once more, into parts that start from the same buffers; the mean of what they leave
-    in the buffers stays. `spoil` plants a fault in the model after every update.
+    `ranks`: each micro-batch is cut once more, into parts that start from the same buffers; the
+    mean of what they leave in the buffers stays. `spoil` plants a fault in the model after every
+    update.
     """
     model, optimizer = build(name)
-    device = next(model.parameters()).device  # cpu:1 on rank 1, where from_numpy gives cpu:0 and nn.LSTM minds
+    device = next(
+        model.parameters()
+    ).device  # cpu:1 on rank 1, where from_numpy gives cpu:0 and nn.LSTM minds
     losses = []
     for batch in zoo_data.batches(zoo()[name][1]):
         total = 0.0
@@ -146,7 +163,9 @@ def plain_loop(name: str, parts: int = 1, ranks: int = 1, spoil: Callable[[nn.Mo
                 share.backward()
                 total += share.item()
                 after.append(buffers_of(model))
-            _set_buffers(model, {key: np.mean([one[key] for one in after], axis=0) for key in before})
+            _set_buffers(
+                model, {key: np.mean([one[key] for one in after], axis=0) for key in before}
+            )
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if spoil is not None:
@@ -173,24 +192,35 @@ def expected(name: str, parts: int = 1, ranks: int = 1) -> Curve:
 
 
 def expected_of(cell: Cell) -> Curve:
-    """What a cell must give. A model that couples samples, or keeps state from one forward to the next, sees each
-    micro-batch of all ranks as one; batch normalization (docs/dev/decisions/0003) that of a rank; for any other it
-    makes no difference how the global batch is cut."""
+    """What a cell must give. A model that couples samples, or keeps state from one forward to the
+    next, sees each micro-batch of all ranks as one; batch normalization (docs/dev/decisions/0003)
+    that of a rank; for any other it makes no difference how the global batch is cut.
+    """
     model = zoo()[cell.model][0]
     if hasattr(model, "sees_ranks"):
         return expected(cell.model, cell.accumulation, MESHES[cell.mesh][0][0])
     keeps_state = bool(list(model().buffers()))
-    return expected(cell.model, cell.accumulation if keeps_state or hasattr(model, "couples") else 1)
+    return expected(
+        cell.model, cell.accumulation if keeps_state or hasattr(model, "couples") else 1
+    )
 
 
 def trained(cell: Cell) -> Curve:
-    """The same by our trainer on this job's ranks. Raises `UserError`, as `Refused`, for what is refused before the
-    first update. Collective."""
+    """The same by our trainer on this job's ranks. Raises `UserError`, as `Refused`, for what is
+    refused before the first update. Collective.
+    """
     shape, zero_stage = MESHES[cell.mesh]
     mesh = Mesh(*shape)
     model, optimizer = build(cell.model)
-    pieces = [split(batch, cell.accumulation * mesh.data) for batch in zoo_data.batches(zoo()[cell.model][1])]
-    loader = [piece[step * mesh.data + mesh.data_rank] for piece in pieces for step in range(cell.accumulation)]
+    pieces = [
+        split(batch, cell.accumulation * mesh.data)
+        for batch in zoo_data.batches(zoo()[cell.model][1])
+    ]
+    loader = [
+        piece[step * mesh.data + mesh.data_rank]
+        for piece in pieces
+        for step in range(cell.accumulation)
+    ]
     lines = []
     trainer = None
     try:
@@ -223,12 +253,16 @@ def buffers_of(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def difference(curve: Curve, right: Curve) -> float:
-    """Return the largest relative difference of a loss or a buffer; infinite if a value is missing or not finite."""
+    """Return the largest relative difference of a loss or a buffer; infinite if a value is missing
+    or not finite.
+    """
     if len(curve.losses) != len(right.losses) or curve.buffers.keys() != right.buffers.keys():
         return float("inf")
     apart = [abs(a / b - 1) for a, b in zip(curve.losses, right.losses)]
     for name, value in right.buffers.items():
         scale = max(float(np.abs(value).max(initial=0)), 1e-3)
-        apart.append(float(np.abs(curve.buffers[name].astype(np.float64) - value).max(initial=0)) / scale)
+        apart.append(
+            float(np.abs(curve.buffers[name].astype(np.float64) - value).max(initial=0)) / scale
+        )
     worst = max(apart)
     return worst if np.isfinite(worst) else float("inf")

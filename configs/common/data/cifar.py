@@ -1,4 +1,5 @@
-"""CIFAR-10 in the binary version, which you download yourself: `dataloader.train.dataset.path` is the folder.
+"""CIFAR-10 in the binary version, which you download yourself: `dataloader.train.dataset.path` is
+the folder.
 
 CIFAR-100: `dataloader.train.dataset.name=cifar100` and 100 classes for the model.
 """

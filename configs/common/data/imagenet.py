@@ -1,7 +1,7 @@
 """ImageNet, which you download yourself, or any images with one folder for each class.
 
-`dataloader.train.dataset.path` and `dataloader.test.val.dataset.path` are the folders that contain the class folders
-for training and for validation.
+`dataloader.train.dataset.path` and `dataloader.test.val.dataset.path` are the folders that contain
+the class folders for training and for validation.
 """
 
 from omegaconf import OmegaConf
@@ -12,12 +12,16 @@ from libai.data import ImageFolderDataset, build_eval_loader, build_train_loader
 dataloader = OmegaConf.create(
     {
         "train": LazyCall(build_train_loader)(
-            dataset=LazyCall(ImageFolderDataset)(path="imagenet/train", image_size=224, augment=True),
+            dataset=LazyCall(ImageFolderDataset)(
+                path="imagenet/train", image_size=224, augment=True
+            ),
             num_workers=4,
         ),
         "test": {
             "val": LazyCall(build_eval_loader)(
-                dataset=LazyCall(ImageFolderDataset)(path="imagenet/val", image_size="${....train.dataset.image_size}"),
+                dataset=LazyCall(ImageFolderDataset)(
+                    path="imagenet/val", image_size="${....train.dataset.image_size}"
+                ),
             ),
         },
     }

@@ -1,7 +1,9 @@
-"""Language-model data on every machine: the source text of the Python standard library, as bytes (vocab_size 257).
+"""Language-model data on every machine: the source text of the Python standard library, as bytes
+(vocab_size 257).
 
-For byte-pair tokens, set `dataloader.train.dataset.tokenizer=bpe dataloader.train.dataset.vocab_size=4096` and the same
-vocab_size for the model. Validation takes its options from training, so that both read the same prepared folder.
+For byte-pair tokens, set `dataloader.train.dataset.tokenizer=bpe
+dataloader.train.dataset.vocab_size=4096` and the same vocab_size for the model. Validation takes
+its options from training, so that both read the same prepared folder.
 """
 
 from omegaconf import OmegaConf
@@ -35,7 +37,8 @@ dataloader = OmegaConf.create(
                     validation_fraction=f"{_TRAIN}.validation_fraction}}",
                     cache_dir=f"{_TRAIN}.cache_dir}}",
                 ),
-                # The whole split has about 9,000 windows, which take minutes on a CPU; null evaluates all of them.
+                # The whole split has about 9,000 windows, which take minutes on a CPU; null
+                # evaluates all of them.
                 max_batches=32,
             ),
         },

@@ -1,4 +1,7 @@
-"""A small GPT over bytes. `vocab_size` must exceed every id of the tokenizer, which OneFlow 0.9 does not check."""
+"""A small GPT over bytes.
+
+`vocab_size` must exceed every id of the tokenizer, which OneFlow 0.9 does not check.
+"""
 
 from libai.config import LazyCall
 

@@ -1,4 +1,6 @@
-"""A small Llama over bytes: rotary positions, RMS norms, gated units, and one key head for two query heads."""
+"""A small Llama over bytes: rotary positions, RMS norms, gated units, and one key head for two
+query heads.
+"""
 
 from libai.config import LazyCall
 

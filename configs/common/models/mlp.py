@@ -2,4 +2,6 @@
 
 from libai.config import LazyCall
 
-model = LazyCall("libai.models.MLP")(input_size=64, hidden_sizes=[128, 128], num_classes=10, dropout=0.0)
+model = LazyCall("libai.models.MLP")(
+    input_size=64, hidden_sizes=[128, 128], num_classes=10, dropout=0.0
+)

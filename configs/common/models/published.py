@@ -1,4 +1,7 @@
-"""Models of published sizes, by name. Their tensors have the shapes of the weights that can be downloaded."""
+"""Models of published sizes, by name.
+
+Their tensors have the shapes of the weights that can be downloaded.
+"""
 
 from typing import Any
 
@@ -17,10 +20,18 @@ def _gpt2(hidden_size: int, num_layers: int, num_heads: int) -> Any:
 
 
 def _llama(vocab_size: int, max_seq_length: int, **sizes: Any) -> Any:
-    return LazyCall("libai.models.Llama")(vocab_size=vocab_size, max_seq_length=max_seq_length, **sizes)
+    return LazyCall("libai.models.Llama")(
+        vocab_size=vocab_size, max_seq_length=max_seq_length, **sizes
+    )
 
 
-def _bert(hidden_size: int, num_layers: int, num_heads: int, target: str = "libai.models.BERT", **more: Any) -> Any:
+def _bert(
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    target: str = "libai.models.BERT",
+    **more: Any,
+) -> Any:
     return LazyCall(target)(
         vocab_size=30522,
         max_seq_length=512,
@@ -40,7 +51,9 @@ def _roberta(vocab_size: int, *sizes: int) -> Any:
     return model
 
 
-def _t5(hidden_size: int, num_layers: int, num_heads: int, inner_size: int, head_size: int = 64) -> Any:
+def _t5(
+    hidden_size: int, num_layers: int, num_heads: int, inner_size: int, head_size: int = 64
+) -> Any:
     return LazyCall("libai.models.T5")(
         vocab_size=32128,
         max_seq_length=512,
@@ -71,7 +84,9 @@ def _vit(patch_size: int, hidden_size: int, num_layers: int, num_heads: int) -> 
 
 
 def _resnet(*blocks_per_stage: int) -> Any:
-    return LazyCall("libai.models.ResNet")(num_classes=1000, blocks_per_stage=list(blocks_per_stage))
+    return LazyCall("libai.models.ResNet")(
+        num_classes=1000, blocks_per_stage=list(blocks_per_stage)
+    )
 
 
 def _swin(target: str, hidden_size: int, blocks: int, num_heads: int, **sizes: Any) -> Any:
@@ -89,10 +104,14 @@ def _swin_v1(hidden_size: int, blocks: int, num_heads: int) -> Any:
 
 
 def _swin_v2(hidden_size: int, blocks: int, num_heads: int) -> Any:
-    return _swin("libai.models.SwinV2", hidden_size, blocks, num_heads, image_size=256, window_size=8)
+    return _swin(
+        "libai.models.SwinV2", hidden_size, blocks, num_heads, image_size=256, window_size=8
+    )
 
 
-def _resmlp(num_layers: int, layer_scale: float, patch_size: int = 16, hidden_size: int = 384) -> Any:
+def _resmlp(
+    num_layers: int, layer_scale: float, patch_size: int = 16, hidden_size: int = 384
+) -> Any:
     return LazyCall("libai.models.ResMLP")(
         patch_size=patch_size,
         num_classes=1000,
@@ -152,8 +171,12 @@ published = {
         rotary_base=100000.0,
         tie_head=True,
     ),
-    "tinyllama_1b": _llama(32000, 2048, hidden_size=2048, num_layers=22, num_heads=32, num_kv_heads=4, inner_size=5632),
-    "llama2_7b": _llama(32000, 4096, hidden_size=4096, num_layers=32, num_heads=32, inner_size=11008),
+    "tinyllama_1b": _llama(
+        32000, 2048, hidden_size=2048, num_layers=22, num_heads=32, num_kv_heads=4, inner_size=5632
+    ),
+    "llama2_7b": _llama(
+        32000, 4096, hidden_size=4096, num_layers=32, num_heads=32, inner_size=11008
+    ),
     "llama3_8b": _llama(
         128256,
         8192,

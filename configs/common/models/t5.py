@@ -1,4 +1,7 @@
-"""A small T5 over bytes: 257 tokens of the byte tokenizer and 31 sentinels. The lengths are those of `t5_stdlib.py`."""
+"""A small T5 over bytes: 257 tokens of the byte tokenizer and 31 sentinels.
+
+The lengths are those of `t5_stdlib.py`.
+"""
 
 from libai.config import LazyCall
 

@@ -1,6 +1,8 @@
-"""Train a case exported by `libai.cli.export_case` with another library: `PYTHON case.py FOLDER MODE`.
+"""Train a case exported by `libai.cli.export_case` with another library: `PYTHON case.py FOLDER
+MODE`.
 
-`torch_loop.py` and `jax_loop.py` in this folder define `build(folder, mode)` for the modes named after them.
+`torch_loop.py` and `jax_loop.py` in this folder define `build(folder, mode)` for the modes named
+after them.
 """
 
 from __future__ import annotations
@@ -42,12 +44,16 @@ class CaseVariant(Variant):
         micro_batches = []
         for _ in range(self.case["num_accumulation_steps"]):
             # copied because a data loader returns fresh memory too
-            micro_batches.append({name: array[self._next % len(array)].copy() for name, array in self._data.items()})
+            micro_batches.append(
+                {name: array[self._next % len(array)].copy() for name, array in self._data.items()}
+            )
             self._next += 1
         try:
             return self.update(micro_batches)
         except Exception as error:  # e.g. a missing compiler; the other variants are still measured
-            raise Unavailable(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
+            raise Unavailable(
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            ) from error
 
 
 def build(folder: Path, mode: str) -> Variant:

@@ -1,7 +1,7 @@
 """Train GPT-2 in JAX with an optax optimizer, as a benchmark variant.
 
-`transformers` no longer includes JAX models, so this file implements GPT-2, using the tensor names of the weights file.
-One update is one compiled function.
+`transformers` no longer includes JAX models, so this file implements GPT-2, using the tensor names
+of the weights file. One update is one compiled function.
 """
 
 from __future__ import annotations
@@ -26,14 +26,20 @@ class JaxVariant(CaseVariant):
         super().__init__(folder)
         case = self.case
         weights = load_file(self.model_folder / "model.safetensors")
-        if [case["architecture"], case["optimizer"], case["num_accumulation_steps"]] != ["GPT2LMHeadModel", "AdamW", 1]:
+        if [case["architecture"], case["optimizer"], case["num_accumulation_steps"]] != [
+            "GPT2LMHeadModel",
+            "AdamW",
+            1,
+        ]:
             raise Unavailable("the loop in JAX trains a GPT-2 with AdamW, without accumulation")
         config = json.loads((self.model_folder / "config.json").read_text(encoding="utf-8"))
         parts = [optax.clip_by_global_norm(case["max_grad_norm"])] if case["max_grad_norm"] else []
         groups = {0: optax.set_to_zero()}  # frozen
         for number, group in enumerate(case["groups"], 1):
             beta1, beta2 = group["betas"]
-            groups[number] = optax.adamw(group["lr"], beta1, beta2, group["eps"], weight_decay=group["weight_decay"])
+            groups[number] = optax.adamw(
+                group["lr"], beta1, beta2, group["eps"], weight_decay=group["weight_decay"]
+            )
         marks = load_file(self.groups_folder / "model.safetensors")
         labels = {name: int(marks[name].flat[0]) for name in weights}
         optimizer = optax.chain(*parts, optax.multi_transform(groups, labels))
@@ -64,14 +70,19 @@ def _loss(config, weights, input_ids, labels) -> Any:
         scaled = jax.nn.standardize(x, epsilon=config["layer_norm_epsilon"])
         return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
-    x = weights["transformer.wte.weight"][input_ids] + weights["transformer.wpe.weight"][: input_ids.shape[1]]
+    x = (
+        weights["transformer.wte.weight"][input_ids]
+        + weights["transformer.wpe.weight"][: input_ids.shape[1]]
+    )
     for number in range(config["n_layer"]):
         block = f"transformer.h.{number}"
         mixed = linear(f"{block}.attn.c_attn", norm(f"{block}.ln_1", x))
         q, k, v = jnp.moveaxis(mixed.reshape(*x.shape[:2], 3, config["n_head"], -1), 2, 0)
         mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape)
         x = x + linear(f"{block}.attn.c_proj", mixed)
-        hidden = jax.nn.gelu(linear(f"{block}.mlp.c_fc", norm(f"{block}.ln_2", x)), approximate=False)
+        hidden = jax.nn.gelu(
+            linear(f"{block}.mlp.c_fc", norm(f"{block}.ln_2", x)), approximate=False
+        )
         x = x + linear(f"{block}.mlp.c_proj", hidden)
     head = weights.get("lm_head.weight", weights["transformer.wte.weight"])
     logits = norm("transformer.ln_f", x) @ head.T

@@ -11,12 +11,16 @@ import transformers
 from case import Batch, CaseVariant
 from protocol import Unavailable
 
-#: Class name endings of `transformers` models that shift the labels by one in the loss. Our labels are already shifted.
+#: Class name endings of `transformers` models that shift the labels by one in the loss. Our labels
+#: are already shifted.
 SHIFTING = ("LMHeadModel", "ForCausalLM")
 
 
 class TorchVariant(CaseVariant):
-    """A variant in eager PyTorch. `torch-fused` fuses the optimizer step; `torch-compile` also compiles the model."""
+    """A variant in eager PyTorch.
+
+    `torch-fused` fuses the optimizer step; `torch-compile` also compiles the model.
+    """
 
     def __init__(self, folder: Path, mode: str):
         super().__init__(folder)
@@ -34,7 +38,11 @@ class TorchVariant(CaseVariant):
 
     def _load(self, folder: Path) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder)
-        rates = [name for name, value in vars(config).items() if "drop" in name and isinstance(value, float)]
+        rates = [
+            name
+            for name, value in vars(config).items()
+            if "drop" in name and isinstance(value, float)
+        ]
         config.update({**dict.fromkeys(rates, 0.0), "use_cache": False})
         build = getattr(transformers, config.architectures[0]).from_pretrained
         return build(folder, config=config, dtype=torch.float32).train()
@@ -42,14 +50,20 @@ class TorchVariant(CaseVariant):
     def _optimizer_groups(self) -> list[dict[str, Any]]:
         """Return the optimizer's parameter groups, and freeze every parameter that belongs to none.
 
-        `transformers` renames and merges tensors when it loads them. The group numbers are therefore stored as a second
-        set of weights, which goes through the same renaming and merging.
+        `transformers` renames and merges tensors when it loads them. The group numbers are
+        therefore stored as a second set of weights, which goes through the same renaming and
+        merging.
         """
         groups = [{**settings, "params": []} for settings in self.case["groups"]]
-        for parameter, mark in zip(self._model.parameters(), self._load(self.groups_folder).parameters()):
+        for parameter, mark in zip(
+            self._model.parameters(), self._load(self.groups_folder).parameters()
+        ):
             numbers = mark.unique()
             if len(numbers) > 1:
-                raise Unavailable("a tensor of `transformers` holds parameters of different groups of the optimizer")
+                raise Unavailable(
+                    "a tensor of `transformers` holds parameters of different groups of the "
+                    "optimizer"
+                )
             if int(numbers[0]) > 0:
                 groups[int(numbers[0]) - 1]["params"].append(parameter)
             else:

@@ -1,11 +1,12 @@
-"""Measure variants of configs in turn: both modes, plain OneFlow loops, PyTorch, JAX, and your own commands.
+"""Measure variants of configs in turn: both modes, plain OneFlow loops, PyTorch, JAX, and your own
+commands.
 
-Each variant runs in its own process. Nothing is reported unless all losses agree. The results are printed and written
-to report.md, report.svg and report.json.
+Each variant runs in its own process. Nothing is reported unless all losses agree. The results are
+printed and written to report.md, report.svg and report.json.
 
-Modes: eager and graph (the trainers), raw-eager and raw-graph (hand-written loops), stock-eager and stock-graph (the
-same loops without libai's kernels and settings), torch, torch-fused, torch-compile and jax. The suffix -1 means one
-thread, as in eager-1.
+Modes: eager and graph (the trainers), raw-eager and raw-graph (hand-written loops), stock-eager and
+stock-graph (the same loops without libai's kernels and settings), torch, torch-fused, torch-compile
+and jax. The suffix -1 means one thread, as in eager-1.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def _work(arguments: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(arguments)
     answers = take_stdout()
     if args.worker.startswith("stock-"):
-        os.environ.pop("OPENBLAS_CORETYPE", None)  # `import libai` has set it; oneflow is not imported yet
+        os.environ.pop(
+            "OPENBLAS_CORETYPE", None
+        )  # `import libai` has set it; oneflow is not imported yet
     from libai.benchmark.worker import serve_ranks
     from libai.utils.distributed import get_world_size
 
@@ -97,7 +100,18 @@ def _benchmark(arguments: Sequence[str]) -> int:
                 export_or_refuse(Path(folder, "case"), config, overrides)
             everyone, loads = measure(specs[config], Path(folder), settings, tell)
         cases.append(describe_case(title, everyone, loads, machine["cores"]))
-        print("\n".join([title, "", format_table(to_rows(cases[-1]), right=range(1, 8)), "", *cases[-1]["notes"], ""]))
+        print(
+            "\n".join(
+                [
+                    title,
+                    "",
+                    format_table(to_rows(cases[-1]), right=range(1, 8)),
+                    "",
+                    *cases[-1]["notes"],
+                    "",
+                ]
+            )
+        )
     command = " ".join(["libai benchmark", *map(without_folders, arguments)])
     report = {"command": command, "machine": machine, "settings": asdict(settings), "cases": cases}
     atomic_write_text(args.output / "report.json", json.dumps(report, indent=1) + "\n")
@@ -108,7 +122,8 @@ def _benchmark(arguments: Sequence[str]) -> int:
 
 
 def without_folders(word: str) -> str:
-    """Return a command-line argument with each absolute path shortened to its last part, for reports.
+    """Return a command-line argument with each absolute path shortened to its last part, for
+    reports.
 
     >>> without_folders("train.dataset=/home/me/data.bin")
     'train.dataset=.../data.bin'
@@ -122,28 +137,39 @@ def _variants(args: argparse.Namespace, config: str, overrides: Sequence[str]) -
     python = args.python and shutil.which(args.python)
     if args.python and not python:
         raise UserError(
-            f"--python {args.python}: there is no such program. Pass the interpreter of an environment with PyTorch "
-            "or JAX."
+            f"--python {args.python}: there is no such program. Pass the interpreter of an "
+            "environment with PyTorch or JAX."
         )
     if python and not args.modes:
         modes += [*OTHER_MODES, *(mode + ONE_THREAD for mode in OTHER_MODES)]
     processes = _listed(args.procs)
     if not all(text.isdecimal() and int(text) for text in processes):
-        raise UserError(f"--procs {args.procs}: it must be a list of whole numbers of at least 1, such as 1,2.")
+        raise UserError(
+            f"--procs {args.procs}: it must be a list of whole numbers of at least 1, such as 1,2."
+        )
     if not modes or not processes:
         raise UserError("--modes and --procs need at least one value each.")
     bases = {mode.removesuffix(ONE_THREAD) for mode in modes}
     if python and not bases.intersection(OTHER_MODES):
-        raise UserError(f"--python does nothing for --modes {args.modes}: add one of {', '.join(OTHER_MODES)}.")
+        raise UserError(
+            f"--python does nothing for --modes {args.modes}: add one of {', '.join(OTHER_MODES)}."
+        )
     if processes != ["1"] and not bases.intersection(OWN_MODES):
-        raise UserError(f"--procs does nothing for --modes {args.modes}: other libraries run as one process.")
+        raise UserError(
+            f"--procs does nothing for --modes {args.modes}: other libraries run as one process."
+        )
     commands = {}
     for text in args.variant:
         name, _, command = text.partition("=")
         if not (name and command.strip()):
-            raise UserError(f"--variant {text}: write NAME=COMMAND with a command that implements the line protocol.")
+            raise UserError(
+                f"--variant {text}: write NAME=COMMAND with a command that implements the line "
+                "protocol."
+            )
         commands[name] = shlex.split(command)
-    return make_variants(config, overrides, modes, [int(text) for text in processes], python, commands)
+    return make_variants(
+        config, overrides, modes, [int(text) for text in processes], python, commands
+    )
 
 
 def _listed(text: str) -> list[str]:
@@ -160,33 +186,61 @@ def _parser() -> Parser:
         metavar="CONFIG... key=value...",
         help="config files, then settings that apply to all of them",
     )
-    add("--modes", metavar="MODE,...", help=f"modes to measure (default {_DEFAULT_MODES}; --python adds {others})")
-    add("--procs", default="1", metavar="N,...", help="numbers of ranks that share the global batch (default 1)")
+    add(
+        "--modes",
+        metavar="MODE,...",
+        help=f"modes to measure (default {_DEFAULT_MODES}; --python adds {others})",
+    )
+    add(
+        "--procs",
+        default="1",
+        metavar="N,...",
+        help="numbers of ranks that share the global batch (default 1)",
+    )
     add("--python", metavar="PATH", help="interpreter of an environment with PyTorch or JAX")
     add(
         "--variant",
         action="append",
         default=[],
         metavar="NAME=COMMAND",
-        help="variant of your own: a command that implements the protocol in libai/benchmark/protocol.py",
+        help="variant of your own: a command that implements the protocol in "
+        "libai/benchmark/protocol.py",
     )
     for field in fields(Settings):
         about = field.metadata["help"] + " (default %(default)s)"
         kind = type(field.default)
-        add(f"--{field.name.replace('_', '-')}", type=kind, default=field.default, metavar="N", help=about)
-    add("--output", "-o", type=Path, default=Path("bench"), metavar="FOLDER", help="report folder (default bench)")
+        add(
+            f"--{field.name.replace('_', '-')}",
+            type=kind,
+            default=field.default,
+            metavar="N",
+            help=about,
+        )
+    add(
+        "--output",
+        "-o",
+        type=Path,
+        default=Path("bench"),
+        metavar="FOLDER",
+        help="report folder (default bench)",
+    )
     return parser
 
 
 def _describe_machine() -> dict[str, Any]:
-    """Return CPU, memory, versions, commit and date. Host names and paths are left out because reports are shared."""
+    """Return CPU, memory, versions, commit and date.
+
+    Host names and paths are left out because reports are shared.
+    """
     from libai.launch.facts import collect_env, git_state
 
     facts = collect_env()
     state = git_state(Path(ROOT))
     machine = {name: value for name, value in facts["machine"].items() if name != "host"}
     machine["devices"] = [device["name"] for device in facts["cuda"]["devices"]]
-    machine["versions"] = f"libai {facts['libai']}, oneflow {facts['oneflow']['version']}, Python {facts['python']}"
+    machine["versions"] = (
+        f"libai {facts['libai']}, oneflow {facts['oneflow']['version']}, Python {facts['python']}"
+    )
     if state is not None:
         machine["commit"] = state["commit"][:9] + " changed" * state["dirty"]
     for name in ("openblas", "cpu_kernels"):

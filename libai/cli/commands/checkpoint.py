@@ -1,11 +1,14 @@
-"""List, verify, compare and convert checkpoints. Does not need oneflow, and never executes what it reads.
+"""List, verify, compare and convert checkpoints.
+
+Does not need oneflow, and never executes what it reads.
 
     libai checkpoint ls out/gpt_stdlib
     libai checkpoint verify out/gpt_stdlib/checkpoints
     libai checkpoint diff out/gpt_stdlib/checkpoints/best out/gpt_stdlib
     libai checkpoint convert out/gpt_stdlib gpt.safetensors --dtype bfloat16
 
-Exit codes: 0 success; 1 a checkpoint is damaged (ls, verify) or two checkpoints differ (diff); 2 invalid arguments.
+Exit codes: 0 success; 1 a checkpoint is damaged (ls, verify) or two checkpoints differ (diff); 2
+invalid arguments.
 """
 
 from __future__ import annotations
@@ -65,15 +68,24 @@ def _verify(args: argparse.Namespace) -> int:
         for found in checkpoint.list_checkpoints(path) or [path]:
             results[str(found)] = checkpoint.verify(found)
     _print(
-        args, results, ["\n  ".join([f"{name}: {'damaged' if bad else 'ok'}", *bad]) for name, bad in results.items()]
+        args,
+        results,
+        [
+            "\n  ".join([f"{name}: {'damaged' if bad else 'ok'}", *bad])
+            for name, bad in results.items()
+        ],
     )
     return 1 if any(results.values()) else 0
 
 
 def _diff(args: argparse.Namespace) -> int:
-    """Compare two checkpoints bit by bit: the largest difference of each tensor, and the state key by key."""
+    """Compare two checkpoints bit by bit: the largest difference of each tensor, and the state key
+    by key.
+    """
     differences = checkpoint.diff(_open(args.a), _open(args.b))
-    _print(args, differences, [f"{where}: {what}" for where, what in differences.items()] or ["equal"])
+    _print(
+        args, differences, [f"{where}: {what}" for where, what in differences.items()] or ["equal"]
+    )
     return 1 if differences else 0
 
 
@@ -110,13 +122,22 @@ def build_parser() -> Parser:
     ls = command("ls", _list)
     ls.add_argument("root", help="folder of checkpoints or of a run")
     verify = command("verify", _verify)
-    verify.add_argument("paths", nargs="+", help="checkpoints, folders of checkpoints, or folders of runs")
-    one = "a checkpoint, or a folder of checkpoints or of a run (its newest checkpoint; FOLDER/best selects the best)"
+    verify.add_argument(
+        "paths", nargs="+", help="checkpoints, folders of checkpoints, or folders of runs"
+    )
+    one = (
+        "a checkpoint, or a folder of checkpoints or of a run (its newest checkpoint; FOLDER/best "
+        "selects the best)"
+    )
     compare = command("diff", _diff)
     compare.add_argument("a", help=one)
     compare.add_argument("b", help=one)
     conversion = command("convert", _convert)
     conversion.add_argument("source", help=one)
-    conversion.add_argument("target", metavar="FILE.safetensors", help="output file, which must not exist yet")
-    conversion.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="cast floating tensors")
+    conversion.add_argument(
+        "target", metavar="FILE.safetensors", help="output file, which must not exist yet"
+    )
+    conversion.add_argument(
+        "--dtype", choices=("float32", "float16", "bfloat16"), help="cast floating tensors"
+    )
     return parser

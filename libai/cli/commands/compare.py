@@ -1,6 +1,7 @@
 """Compare runs: how they ended, their metrics, and the settings and versions that differ.
 
-A single run is compared with the defaults. With --output, a self-contained HTML page with the curves is written too.
+A single run is compared with the defaults. With --output, a self-contained HTML page with the
+curves is written too.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def run(arguments: Sequence[str]) -> int:
     tables = [metrics_table(records), settings_table(records)]
     if page:
         page.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(page, page_of(tables, {name: record.curves for name, record in records.items()}))
+        atomic_write_text(
+            page, page_of(tables, {name: record.curves for name, record in records.items()})
+        )
     if args.json:
         print(json.dumps(as_json(records), indent=1))
     else:
@@ -83,13 +86,18 @@ def build_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the output folder of a run")
-    parser.add_argument("--output", "-o", type=Path, metavar="PAGE.html", help="also write a page with curves")
+    parser.add_argument(
+        "--output", "-o", type=Path, metavar="PAGE.html", help="also write a page with curves"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
 def read_record(run: Path) -> Record:
-    """Read the output folder of a run, which may still be training. Raises `UserError` if it holds no run."""
+    """Read the output folder of a run, which may still be training.
+
+    Raises `UserError` if it holds no run.
+    """
     file = config_of_run(run)
     try:
         settings = dict(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
@@ -99,11 +107,19 @@ def read_record(run: Path) -> Record:
     facts = {name: environment[name] for name in _FACTS if name in environment}
     summary = read_json(run / "summary.json")
     status = str(summary.get("status", "unfinished"))
-    return Record(flatten({**settings, **facts}), read_curves(run / "metrics.jsonl"), status, summary.get("best") or {})
+    return Record(
+        flatten({**settings, **facts}),
+        read_curves(run / "metrics.jsonl"),
+        status,
+        summary.get("best") or {},
+    )
 
 
 def read_curves(file: Path) -> Curves:
-    """Return all metrics in a metrics.jsonl file. The result is empty if nothing has been logged yet."""
+    """Return all metrics in a metrics.jsonl file.
+
+    The result is empty if nothing has been logged yet.
+    """
     curves: Curves = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
         try:
@@ -128,17 +144,26 @@ def differing(records: dict[str, Record]) -> dict[str, dict[str, Any]]:
         from libai.config.settings.schema import TYPED_SECTIONS
 
         (name, settings), *_ = columns.items()
-        chosen = {key: settings[key] for key in settings if key.partition(".")[0] in (*TYPED_SECTIONS, *_CHOSEN)}
+        chosen = {
+            key: settings[key]
+            for key in settings
+            if key.partition(".")[0] in (*TYPED_SECTIONS, *_CHOSEN)
+        }
         defaults = flatten({name: asdict(cls()) for name, cls in TYPED_SECTIONS.items()})
         # the default of a section, such as {}, is not compared if the run has filled the section
-        columns = {_DEFAULT: {key: defaults[key] for key in defaults if key in chosen}, name: chosen}
+        columns = {
+            _DEFAULT: {key: defaults[key] for key in defaults if key in chosen},
+            name: chosen,
+        }
     found = {}
     keys = dict.fromkeys(key for settings in columns.values() for key in settings)
     for key in keys:
         values = {name: settings[key] for name, settings in columns.items() if key in settings}
         compared = [values.get(name, _MISSING) for name in columns]
         if "." not in key or any(other.startswith(f"{key}.") for other in keys):
-            compared = [None if value is _MISSING else value for value in compared]  # a section is null by default
+            compared = [
+                None if value is _MISSING else value for value in compared
+            ]  # a section is null by default
         if key not in _NAMES and any(value != compared[0] for value in compared):
             found[key] = values
     return found
@@ -170,7 +195,10 @@ def _show_best(best: dict[str, Any]) -> str:
 
 
 def _show(value) -> str:
-    """Format a value as it is written in a config. Floats get at most six digits, and an empty string gets quotes."""
+    """Format a value as it is written in a config.
+
+    Floats get at most six digits, and an empty string gets quotes.
+    """
     if value is _MISSING:
         return "-"
     if isinstance(value, float):
@@ -183,6 +211,13 @@ def as_json(records: dict[str, Record]) -> dict[str, Any]:
     runs = {}
     for name, record in records.items():
         # JSON has no NaN
-        metrics = {tag: value if math.isfinite(value) else None for tag, value in record.metrics.items()}
-        runs[name] = {"status": record.status, "iterations": record.iterations, "best": record.best, "metrics": metrics}
+        metrics = {
+            tag: value if math.isfinite(value) else None for tag, value in record.metrics.items()
+        }
+        runs[name] = {
+            "status": record.status,
+            "iterations": record.iterations,
+            "best": record.best,
+            "metrics": metrics,
+        }
     return {"runs": runs, "differs": differing(records)}

@@ -26,7 +26,8 @@ from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.screen import say
 from libai.utils.sizes import format_bytes
 
-#: program that imports oneflow as a run does, in a separate process because the import may fail in native code
+#: program that imports oneflow as a run does, in a separate process because the import may fail in
+#: native code
 _LOOK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -41,7 +42,8 @@ _LOW_DISK = 2e9
 class Finding(NamedTuple):
     """Result of a check.
 
-    `todo` is the change to make, empty if there is no problem. `is_fatal` means that no run can start.
+    `todo` is the change to make, empty if there is no problem. `is_fatal` means that no run can
+    start.
     """
 
     name: str
@@ -59,7 +61,10 @@ def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_args(arguments)
     findings = examine()
     if args.json:
-        rows = [{"name": one.name, "status": one.status, "found": one.found, "todo": one.todo} for one in findings]
+        rows = [
+            {"name": one.name, "status": one.status, "found": one.found, "todo": one.todo}
+            for one in findings
+        ]
         print(json.dumps(rows, indent=1))
     else:
         for finding in findings:
@@ -84,8 +89,16 @@ def examine() -> list[Finding]:
     findings = [check_oneflow(facts, failure)]
     if facts is not None:
         found = facts["oneflow"]
-        slower = "" if found["cpu_kernels"].startswith("libai's") else "Training is slower with oneflow's own kernels."
-        openblas = "" if found["openblas"][:1].isdigit() else "Matmuls are slower: `pip install scipy-openblas32`."
+        slower = (
+            ""
+            if found["cpu_kernels"].startswith("libai's")
+            else "Training is slower with oneflow's own kernels."
+        )
+        openblas = (
+            ""
+            if found["openblas"][:1].isdigit()
+            else "Matmuls are slower: `pip install scipy-openblas32`."
+        )
         findings.append(Finding("kernels", found["cpu_kernels"], slower))
         findings.append(Finding("openblas", found["openblas"], openblas))
     return [*findings, check_disk(Path()), check_gpu(facts)]
@@ -99,7 +112,11 @@ def _look() -> tuple[dict[str, Any] | None, str]:
     command = [sys.executable, "-c", _LOOK, ROOT]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, env=environment_of_no_rank(), timeout=_LOOK_SECONDS
+            command,
+            capture_output=True,
+            text=True,
+            env=environment_of_no_rank(),
+            timeout=_LOOK_SECONDS,
         )
         return json.loads(done.stdout.splitlines()[-1]), ""
     except subprocess.TimeoutExpired:
@@ -113,14 +130,22 @@ def check_oneflow(facts: dict[str, Any] | None, failure: str) -> Finding:
     """Check that oneflow can be imported and that it is version 0.9.0."""
     python = platform.python_version()
     if facts is None:
-        todo = explain_versions() or "`bash tools/env.sh` creates an environment with CPython 3.10 and oneflow 0.9.0."
-        return Finding("oneflow", f"`import oneflow` fails on Python {python}: {failure}", todo, is_fatal=True)
+        todo = (
+            explain_versions()
+            or "`bash tools/env.sh` creates an environment with CPython 3.10 and oneflow 0.9.0."
+        )
+        return Finding(
+            "oneflow", f"`import oneflow` fails on Python {python}: {failure}", todo, is_fatal=True
+        )
     version = str(facts["oneflow"]["version"])
     packages = ", ".join(f"{name} {facts['packages'][name]}" for name in ("numpy", "protobuf"))
     todo = ""
     if version.partition("+")[0] != "0.9.0":
         missing = ", ".join(facts["oneflow"]["missing_parts"]) or "none"
-        todo = f"libai is only tested with oneflow==0.9.0. Private APIs that are missing or differ: {missing}."
+        todo = (
+            "libai is only tested with oneflow==0.9.0. Private APIs that are missing or differ: "
+            f"{missing}."
+        )
     return Finding("oneflow", f"{version} ({packages}, Python {python})", todo)
 
 
@@ -144,5 +169,7 @@ def check_gpu(facts: dict[str, Any] | None) -> Finding:
     if facts is not None and facts["cuda"]["available"]:
         devices = [(one["name"], tuple(one["capability"])) for one in facts["cuda"]["devices"]]
         found = distributed.explain_unsupported(devices)
-        return Finding("gpu", found or str(devices), "" if found is None else "Or train with train.device=cpu.")
+        return Finding(
+            "gpu", found or str(devices), "" if found is None else "Or train with train.device=cpu."
+        )
     return Finding("gpu", "none with a driver for CUDA 11.7; training runs on the CPU")

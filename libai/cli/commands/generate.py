@@ -4,7 +4,8 @@
     libai generate SmolLM2-135M "Once upon a time" --temperature 0.8 --top-k 9
     libai generate SmolLM2-135M --file prompts.txt --json > texts.jsonl
 
-The text for a single prompt is printed as it is generated. Several prompts run in batches of --batch-size.
+The text for a single prompt is printed as it is generated. Several prompts run in batches of
+--batch-size.
 """
 
 from __future__ import annotations
@@ -27,15 +28,26 @@ _MODULE = "libai.cli.commands.generate"
 #: maximum number of new tokens per prompt if --max-new-tokens is not given
 _MOST_TOKENS = 100
 _MOST_HELP = (
-    f"maximum number of new tokens per prompt (default: {_MOST_TOKENS}, or fewer if the model has too few positions)"
+    f"maximum number of new tokens per prompt (default: {_MOST_TOKENS}, or fewer if the model has "
+    "too few positions)"
 )
-_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")
+_OPTIONS = (
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "num_beams",
+    "length_penalty",
+    "seed",
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_intermixed_args(arguments)
     if args.batch_size < 1 or args.procs < 1:
-        raise UserError(f"--batch-size {args.batch_size} and --procs {args.procs}: both must be at least 1.")
+        raise UserError(
+            f"--batch-size {args.batch_size} and --procs {args.procs}: both must be at least 1."
+        )
     prompts = read_prompts(args)
     if args.given is None:  # not a rank
         say("libai: importing oneflow")
@@ -53,7 +65,9 @@ def run(arguments: Sequence[str]) -> int:
     for start in range(0, len(prompts), args.batch_size):
         batch = prompts[start : start + args.batch_size]
         if args.max_new_tokens is None:
-            room = pipeline.generator.room_for([pipeline.tokenizer.encode(prompt) for prompt in batch])
+            room = pipeline.generator.room_for(
+                [pipeline.tokenizer.encode(prompt) for prompt in batch]
+            )
             options = replace(options, max_new_tokens=min(room, _MOST_TOKENS))
         for text in _texts(pipeline, batch, options, args.json):
             if get_rank() == 0:
@@ -71,7 +85,11 @@ def _texts(pipeline, prompts: list[str], options, as_json: bool) -> Iterator[str
         yield "\n"
         return
     for prompt, text in zip(prompts, pipeline.generate(prompts, options)):
-        row = json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False) if as_json else prompt + text
+        row = (
+            json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False)
+            if as_json
+            else prompt + text
+        )
         yield f"{row}\n"
 
 
@@ -80,7 +98,12 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("source", metavar="SOURCE", help="a run's output folder or a Hugging Face folder")
     add("prompts", metavar="PROMPT", nargs="*", help="prompts (default: lines from stdin)")
-    add("--file", "-f", type=Path, help='file of prompts: one per line, or .jsonl with {"prompt": …}')
+    add(
+        "--file",
+        "-f",
+        type=Path,
+        help='file of prompts: one per line, or .jsonl with {"prompt": …}',
+    )
     add("--max-new-tokens", type=int, metavar="N", help=_MOST_HELP)
     add(
         "--temperature",
@@ -88,19 +111,44 @@ def build_parser() -> Parser:
         default=0.0,
         help="sampling temperature; 0 selects the most likely token (default 0)",
     )
-    add("--top-k", type=int, default=0, metavar="K", help="sample from the K most likely tokens (default: all)")
-    add("--top-p", type=float, default=1.0, metavar="P", help="sample from the most likely tokens up to probability P")
+    add(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="sample from the K most likely tokens (default: all)",
+    )
+    add(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the most likely tokens up to probability P",
+    )
     add("--num-beams", type=int, default=1, help="number of beams (default 1)")
-    add("--length-penalty", type=float, default=1.0, help="exponent of the length that divides a score (default 1)")
+    add(
+        "--length-penalty",
+        type=float,
+        default=1.0,
+        help="exponent of the length that divides a score (default 1)",
+    )
     add("--seed", type=int, default=0, help="random seed for sampling (default 0)")
-    add("--stop-token", type=int, help="ID of the token that ends a text, or -1 for none (default: the tokenizer's)")
+    add(
+        "--stop-token",
+        type=int,
+        help="ID of the token that ends a text, or -1 for none (default: the tokenizer's)",
+    )
     add("--batch-size", type=int, default=8, help="prompts per batch (default 8)")
     add(
         "--mode",
         choices=("eager", "graph"),
         help="execution mode (default: the mode of the run's config, or eager)",
     )
-    add("--checkpoint", default="last", help="checkpoint of a run: last, best or a name (default last)")
+    add(
+        "--checkpoint",
+        default="last",
+        help="checkpoint of a run: last, best or a name (default last)",
+    )
     add("--tokenizer", metavar="FILE", help="a tokenizer.json, if the source has none")
     add("--json", action="store_true", help="print one line of JSON per prompt")
     add("-n", "--procs", type=int, default=1, help="processes that share the model (default 1)")
@@ -110,9 +158,15 @@ def build_parser() -> Parser:
 
 
 def read_prompts(args: Any) -> list[str]:
-    """Return the prompts from the command line, a file or stdin. Raises `UserError` if there are none."""
+    """Return the prompts from the command line, a file or stdin.
+
+    Raises `UserError` if there are none.
+    """
     if args.prompts and args.file is not None:
-        raise UserError(f"prompts are given both on the command line and in --file {args.file}. Remove one of them.")
+        raise UserError(
+            f"prompts are given both on the command line and in --file {args.file}. Remove one of "
+            "them."
+        )
     lines = args.given or args.prompts
     try:
         if not lines:
@@ -123,10 +177,13 @@ def read_prompts(args: Any) -> list[str]:
         "".join(lines).encode()  # raises an error for bytes that are not UTF-8
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f'{args.file or "text"}: no prompts can be read ({error}). .jsonl needs {{"prompt": …}} on each line.'
+            f'{args.file or "text"}: no prompts can be read ({error}). .jsonl needs {{"prompt": '
+            "…} on each line."
         ) from None
     if not lines:
-        raise UserError("no prompt given. Write one after the source, use --file FILE, or pipe lines to stdin.")
+        raise UserError(
+            "no prompt given. Write one after the source, use --file FILE, or pipe lines to stdin."
+        )
     return lines
 
 
@@ -141,7 +198,9 @@ def _start_ranks(args, prompts: Sequence[str]) -> int:
     runtime.hide_rendezvous_environment()
     passed = (*_OPTIONS, "stop_token", "batch_size", "mode", "checkpoint", "tokenizer")
     values = {name: getattr(args, name) for name in passed}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+    words = [
+        f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None
+    ]
     words += [args.source, f"--given={json.dumps(prompts)}", *(["--json"] if args.json else [])]
     job = Job(_MODULE, args.source, args.procs, tuple(words), 1, 0, "127.0.0.1", find_free_port())
     os.environ.update(choose_environment(job, os.environ))

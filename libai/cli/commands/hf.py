@@ -15,10 +15,14 @@ def run(arguments: Sequence[str]) -> int:
 
     if options.action == "import":
         report = hf.import_folder(options.folder, options.out)
-        print(f"{report}\nwrote {options.out}; train.load_weight={options.out} starts a run from it.")
+        print(
+            f"{report}\nwrote {options.out}; train.load_weight={options.out} starts a run from it."
+        )
         return 0
     if options.action == "export":
-        files = hf.export_folder(options.weights, options.out, options.like, options.architecture, options.average)
+        files = hf.export_folder(
+            options.weights, options.out, options.like, options.architecture, options.average
+        )
         print(f"wrote {', '.join(files)} into {options.out}")
         return 0
     found = hf.verify(options.folder, options.python)
@@ -32,21 +36,39 @@ def run(arguments: Sequence[str]) -> int:
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
-    action = actions.add_parser("import", help="write a Hugging Face folder's weights under libai's names")
-    action.add_argument("folder", help="folder with config.json and model.safetensors, or with shards and their index")
+    action = actions.add_parser(
+        "import", help="write a Hugging Face folder's weights under libai's names"
+    )
+    action.add_argument(
+        "folder",
+        help="folder with config.json and model.safetensors, or with shards and their index",
+    )
     action.add_argument("out")
-    action = actions.add_parser("export", help="write weights as a Hugging Face folder, with LoRA merged")
+    action = actions.add_parser(
+        "export", help="write weights as a Hugging Face folder, with LoRA merged"
+    )
     action.add_argument("weights", help="a run's folder, a checkpoint, or an imported folder")
     action.add_argument("out")
-    action.add_argument("--like", help="a Hugging Face folder whose names, types, order and shards are kept")
+    action.add_argument(
+        "--like", help="a Hugging Face folder whose names, types, order and shards are kept"
+    )
     action.add_argument("--architecture", help="architecture of a run, such as LlamaForCausalLM")
     action.add_argument(
-        "--average", action="store_true", help="export the averages of train.ema instead of the latest weights"
+        "--average",
+        action="store_true",
+        help="export the averages of train.ema instead of the latest weights",
     )
     action = actions.add_parser("verify", help="compare the outputs of libai and transformers")
     action.add_argument("folder")
-    action.add_argument("--python", required=True, help="interpreter of an environment with PyTorch and transformers")
     action.add_argument(
-        "--tolerance", type=float, default=1e-5, help="largest absolute difference allowed (default 1e-5)"
+        "--python",
+        required=True,
+        help="interpreter of an environment with PyTorch and transformers",
+    )
+    action.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-5,
+        help="largest absolute difference allowed (default 1e-5)",
     )
     return parser

@@ -1,10 +1,11 @@
 """Prove that a config trains the same in eager and in graph mode.
 
-Runs the config's own model, data, optimizer and schedule in both modes from the same seed. Reports the losses and the
-first module that diverges. Uses one process and writes nothing to the output folder.
+Runs the config's own model, data, optimizer and schedule in both modes from the same seed. Reports
+the losses and the first module that diverges. Uses one process and writes nothing to the output
+folder.
 
-Exit codes: 0 the losses agree within the bound; 1 they do not; 2 a mistake in the config or the arguments.
-docs/modes.md explains the report.
+Exit codes: 0 the losses agree within the bound; 1 they do not; 2 a mistake in the config or the
+arguments. docs/modes.md explains the report.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError("no config given. `libai train --help` lists the shipped ones.")
     if get_world_size() > 1:
         raise UserError(
-            f"this command runs in one process, but this job has {get_world_size()}. Start it without a launcher."
+            f"this command runs in one process, but this job has {get_world_size()}. Start it "
+            "without a launcher."
         )
     # `check_parity` reports a failed build, so the config's fallback to eager mode does not apply
     config = load_config(args.config, [*args.overrides, "graph.on_build_error=raise"])
@@ -42,11 +44,21 @@ def run(arguments: Sequence[str]) -> int:
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a config file, or the name of a shipped one")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training")
-    parser.add_argument("--iters", type=int, default=10, metavar="N", help="updates of each run (default 10)")
     parser.add_argument(
-        "--bound", type=float, default=1e-5, metavar="X", help="largest relative difference of a loss (default 1e-5)"
+        "config", metavar="CONFIG", nargs="?", help="a config file, or the name of a shipped one"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="settings, as for training"
+    )
+    parser.add_argument(
+        "--iters", type=int, default=10, metavar="N", help="updates of each run (default 10)"
+    )
+    parser.add_argument(
+        "--bound",
+        type=float,
+        default=1e-5,
+        metavar="X",
+        help="largest relative difference of a loss (default 1e-5)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser

@@ -1,9 +1,11 @@
-"""Predict with the model of a run or of a Hugging Face folder, for samples in a file or in a run's test dataset.
+"""Predict with the model of a run or of a Hugging Face folder, for samples in a file or in a run's
+test dataset.
 
-A file is .npz (arrays with one row per sample), .jsonl (one object per line) or .csv (a header, then numbers, lists or
-text). Columns are passed by name as arguments of the model's forward. A column of text is turned into token ids by the
-model's tokenizer. Columns of numbers with other names are stacked to form the one missing argument, or the argument
-given by --columns NAME=FIRST..LAST. Every output of forward with one row per sample is written. With --classify, the
+A file is .npz (arrays with one row per sample), .jsonl (one object per line) or .csv (a header,
+then numbers, lists or text). Columns are passed by name as arguments of the model's forward. A
+column of text is turned into token ids by the model's tokenizer. Columns of numbers with other
+names are stacked to form the one missing argument, or the argument given by --columns
+NAME=FIRST..LAST. Every output of forward with one row per sample is written. With --classify, the
 most likely class and its probability are written instead.
 """
 
@@ -28,13 +30,19 @@ from libai.utils.screen import say
 Columns = dict[str, Any]
 _KINDS = (".npz", ".jsonl", ".csv")
 _MAX_NAMES = 6
-_CHOICE = "Choose the columns of an argument with --columns NAME=FIRST..LAST, or leave columns out with --drop NAME."
+_CHOICE = (
+    "Choose the columns of an argument with --columns NAME=FIRST..LAST, or leave columns out with "
+    "--drop NAME."
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     args = build_parser().parse_intermixed_args(arguments)
     if (args.input is None) == (args.data is None):
-        raise UserError("give either --input FILE or --data NAME, a dataset of dataloader.test in the run's config.")
+        raise UserError(
+            "give either --input FILE or --data NAME, a dataset of dataloader.test in the run's "
+            "config."
+        )
     for file in (args.input, args.output):
         if file is not None and file.suffix not in _KINDS:
             raise UserError(f"{file}: unknown kind of file. Use one of {', '.join(_KINDS)}.")
@@ -49,10 +57,15 @@ def run(arguments: Sequence[str]) -> int:
     else:
         kept = {name: values for name, values in columns.items() if name not in args.drop}
         if not kept:
-            raise UserError(f"--drop leaves no column of {args.input}. Keep the columns that the model takes.")
+            raise UserError(
+                f"--drop leaves no column of {args.input}. Keep the columns that the model takes."
+            )
         parameters = inspect.signature(pipeline.model.forward).parameters
         batches = cut(as_arguments(kept, args.columns, parameters), args.batch_size)
-    given = ({name: values for name, values in batch.items() if name not in args.drop} for batch in batches)
+    given = (
+        {name: values for name, values in batch.items() if name not in args.drop}
+        for batch in batches
+    )
     try:
         found = pipeline.predict((_with_tokens(pipeline, batch) for batch in given), args.only)
     except UserError as error:
@@ -61,7 +74,10 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"{error} {_CHOICE}") from None
     write_columns(_classes(pipeline, found) if args.classify else found, args.output)
     count = len(next(iter(found.values())))
-    print(f"{count} predictions of {pipeline.predictor.checkpoint} -> {args.output or 'stdout'}", file=sys.stderr)
+    print(
+        f"{count} predictions of {pipeline.predictor.checkpoint} -> {args.output or 'stdout'}",
+        file=sys.stderr,
+    )
     return 0
 
 
@@ -71,25 +87,58 @@ def build_parser() -> Parser:
     add("run", metavar="RUN", help="the output folder of a run, or a Hugging Face folder")
     add("settings", metavar="key=value", nargs="*", help="settings that change the run's config")
     add("--input", "-i", type=Path, help="samples: .npz, .jsonl or .csv")
-    add("--data", metavar="NAME", help="a dataset of dataloader.test in the config, instead of a file")
-    add("--output", "-o", type=Path, help="output file: .npz, .jsonl or .csv (default: .jsonl to stdout)")
-    help_columns = "columns for an argument of forward, such as x=first..last; other columns are left out"
+    add(
+        "--data",
+        metavar="NAME",
+        help="a dataset of dataloader.test in the config, instead of a file",
+    )
+    add(
+        "--output",
+        "-o",
+        type=Path,
+        help="output file: .npz, .jsonl or .csv (default: .jsonl to stdout)",
+    )
+    help_columns = (
+        "columns for an argument of forward, such as x=first..last; other columns are left out"
+    )
     add("--columns", metavar="NAME=COLUMNS", action="append", default=[], help=help_columns)
-    add("--drop", metavar="KEY", action="append", default=[], help="ignore this column, such as labels")
-    add("--checkpoint", default="last", help="last, best or a name such as iter_0000200 (default last)")
+    add(
+        "--drop",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="ignore this column, such as labels",
+    )
+    add(
+        "--checkpoint",
+        default="last",
+        help="last, best or a name such as iter_0000200 (default last)",
+    )
     add("--batch-size", type=int, default=64, help="samples per batch (default 64)")
     add("--only", metavar="KEY", help="write only this output of the model, such as embeddings")
-    add("--classify", action="store_true", help="write classes and probabilities instead of the outputs")
+    add(
+        "--classify",
+        action="store_true",
+        help="write classes and probabilities instead of the outputs",
+    )
     add("--tokenizer", metavar="FILE", help="a tokenizer.json for text, if the source has none")
-    add("--mode", choices=("eager", "graph"), help="execution mode (default: the mode of the config)")
+    add(
+        "--mode",
+        choices=("eager", "graph"),
+        help="execution mode (default: the mode of the config)",
+    )
     return parser
 
 
-# ------------------------------------------------------------------------------------------------------- samples
+# ----------------------------------------------------------------------------------------------
+# samples
 
 
 def read_columns(file: Path) -> Columns:
-    """Return the samples in `file`. Raises `UserError` if they cannot be read, with the number of a bad sample."""
+    """Return the samples in `file`.
+
+    Raises `UserError` if they cannot be read, with the number of a bad sample.
+    """
     try:
         if file.suffix == ".npz":
             # Opened here because np.load does not close a file that is not an archive.
@@ -102,24 +151,31 @@ def read_columns(file: Path) -> Columns:
     except UserError:
         raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+        raise UserError(
+            f"{file} cannot be read: {getattr(error, 'strerror', None) or error}."
+        ) from None
     lengths = {name: len(values) if values.ndim else 0 for name, values in columns.items()}
     if not columns or 0 in lengths.values():
         raise UserError(f"{file} contains no samples: it needs one row per sample.")
     if len(set(lengths.values())) > 1:
-        raise UserError(f"{file} has columns of different lengths: {lengths}. Each needs one row per sample.")
+        raise UserError(
+            f"{file} has columns of different lengths: {lengths}. Each needs one row per sample."
+        )
     return columns
 
 
 def _read_rows(file: Path) -> list[dict[str, Any]]:
     """Return the samples of a .csv or .jsonl file.
 
-    Raises `UserError` for a sample whose names differ from the header's or, in .jsonl, from the first sample's.
+    Raises `UserError` for a sample whose names differ from the header's or, in .jsonl, from the
+    first sample's.
     """
     with open(file, encoding="utf-8", newline="") as stream:
         if file.suffix == ".csv":
             reader = csv.DictReader(stream, restkey="")
-            rows = [{name: cell for name, cell in row.items() if cell is not None} for row in reader]
+            rows = [
+                {name: cell for name, cell in row.items() if cell is not None} for row in reader
+            ]
             names = list(reader.fieldnames or ())
         else:
             rows = []
@@ -131,12 +187,17 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or set(row) != set(names):
             expected = listed(names) if names else 'an object such as {"x": [1.0, 2.0]}'
-            raise UserError(f"{file}, sample {number}: expected {expected}, found {str(row)[:100]}.")
+            raise UserError(
+                f"{file}, sample {number}: expected {expected}, found {str(row)[:100]}."
+            )
     return rows
 
 
 def _array(file: Path, name: str, values: list[Any]) -> np.ndarray:
-    """Return one column as an array of numbers, booleans or text. A cell of .csv is text that may contain JSON."""
+    """Return one column as an array of numbers, booleans or text.
+
+    A cell of .csv is text that may contain JSON.
+    """
     if file.suffix == ".csv":
         parsed = list(map(_parsed, values))
         texts = [number for number, value in enumerate(parsed) if isinstance(value, str)]
@@ -144,7 +205,8 @@ def _array(file: Path, name: str, values: list[Any]) -> np.ndarray:
             values = parsed
         elif texts[0]:  # the first sample is a number
             raise UserError(
-                f"{file}, sample {texts[0] + 1}: {name} is {values[texts[0]]!r}, but a number in earlier samples."
+                f"{file}, sample {texts[0] + 1}: {name} is {values[texts[0]]!r}, but a number in "
+                "earlier samples."
             )
     if all(isinstance(value, str) for value in values):
         # half of a surrogate pair cannot be encoded, so no tokenizer accepts it
@@ -154,7 +216,10 @@ def _array(file: Path, name: str, values: list[Any]) -> np.ndarray:
     except ValueError:
         array = np.array([None])
     if array.dtype.kind not in "fiub":
-        raise UserError(f"{file}: {name} has rows of different shapes, or values that are neither numbers nor text.")
+        raise UserError(
+            f"{file}: {name} has rows of different shapes, or values that are neither numbers nor "
+            "text."
+        )
     return array.astype({"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int64))
 
 
@@ -168,27 +233,36 @@ def _parsed(cell: str) -> Any:
 def as_arguments(columns: Columns, choices: Sequence[str], parameters: Any) -> Columns:
     """Return the columns of a file as arguments of a forward with these `parameters`.
 
-    `choices` are `NAME=COLUMNS`; if there are any, other columns are left out. Without choices, columns of numbers form
-    the one missing argument. Raises `UserError` for columns that forward does not take.
+    `choices` are `NAME=COLUMNS`; if there are any, other columns are left out. Without choices,
+    columns of numbers form the one missing argument. Raises `UserError` for columns that forward
+    does not take.
     """
     if choices:
         return dict(_chosen(choice, columns) for choice in choices)
     others = [name for name in columns if name not in parameters]
-    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    required = [
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty
+    ]
     missing = [name for name in required if name not in columns]
-    numbers = [name for name in others if columns[name].ndim == 1 and columns[name].dtype.kind != "U"]
+    numbers = [
+        name for name in others if columns[name].ndim == 1 and columns[name].dtype.kind != "U"
+    ]
     texts = [name for name in others if columns[name].dtype.kind == "U"]
-    takes_text = texts and (missing == ["input_ids"] or (missing == ["images"] and len(numbers) == 1))
+    takes_text = texts and (
+        missing == ["input_ids"] or (missing == ["images"] and len(numbers) == 1)
+    )
     if len(missing) == 1 and numbers and not takes_text:
         left_out = f", without {listed(texts)} (text)" if texts else ""
         print(f"{missing[0]} is {listed(numbers)}{left_out}", file=sys.stderr)
         kept = {name: values for name, values in columns.items() if name in parameters}
         return {**kept, missing[0]: _side_by_side(missing[0], numbers, columns)}
     unknown = [name for name in others if name not in texts]
-    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    if unknown and not any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    ):
         raise UserError(
-            f"the file has the columns {listed(unknown)}, and the model's forward takes {listed(list(parameters))}. "
-            f"{_CHOICE}"
+            f"the file has the columns {listed(unknown)}, and the model's forward takes "
+            f"{listed(list(parameters))}. {_CHOICE}"
         )
     return columns
 
@@ -201,26 +275,38 @@ def _chosen(choice: str, columns: Columns) -> tuple[str, np.ndarray]:
     rest = known[known.index(first) :] if first in known else []
     if (last or first) not in rest:
         raise UserError(
-            f"--columns {choice}: expected NAME=COLUMN or NAME=FIRST..LAST, with columns in the order of the file: "
-            f"{listed(known)}."
+            f"--columns {choice}: expected NAME=COLUMN or NAME=FIRST..LAST, with columns in the "
+            f"order of the file: {listed(known)}."
         )
     chosen = rest[: rest.index(last or first) + 1]
     return name, _side_by_side(name, chosen, columns) if dots else columns[first]
 
 
 def _side_by_side(name: str, chosen: Sequence[str], columns: Columns) -> np.ndarray:
-    """Stack columns of numbers into a (samples, columns) array of float32, or int64 if `name` ends in `ids`."""
+    """Stack columns of numbers into a (samples, columns) array of float32, or int64 if `name` ends
+    in `ids`.
+    """
     for column in chosen:
         if columns[column].ndim != 1 or columns[column].dtype.kind == "U":
-            raise UserError(f"{column} cannot be part of {name}: each of its columns must have one number per sample.")
+            raise UserError(
+                f"{column} cannot be part of {name}: each of its columns must have one number per "
+                "sample."
+            )
     array = np.stack([columns[column] for column in chosen], axis=1)
     return array.astype(np.int64 if name.endswith("ids") else np.float32)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return `names` as text. A long list is shortened to the first few, the last one and the total number."""
+    """Return `names` as text.
+
+    A long list is shortened to the first few, the last one and the total number.
+    """
     more = len(names) - _MAX_NAMES
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[: _MAX_NAMES - 1])}, … and {names[-1]} ({len(names)})"
+    return (
+        ", ".join(names)
+        if more <= 0
+        else f"{', '.join(names[: _MAX_NAMES - 1])}, … and {names[-1]} ({len(names)})"
+    )
 
 
 def cut(columns: Columns, size: int) -> Iterator[Columns]:
@@ -233,20 +319,25 @@ def cut(columns: Columns, size: int) -> Iterator[Columns]:
 
 def _with_tokens(pipeline, batch: Columns) -> Columns:
     """Return the batch with its column of text replaced by the arguments that the model takes."""
-    texts = [name for name, values in batch.items() if isinstance(values, np.ndarray) and values.dtype.kind == "U"]
+    texts = [
+        name
+        for name, values in batch.items()
+        if isinstance(values, np.ndarray) and values.dtype.kind == "U"
+    ]
     if not texts:
         return batch
     if len(texts) > 1:
         raise UserError(
-            f"{listed(texts)} are text, but a model takes only one column of text. Ignore the others with --drop NAME."
+            f"{listed(texts)} are text, but a model takes only one column of text. Ignore the "
+            "others with --drop NAME."
         )
     first = batch[texts[0]][0]
     try:
         encoded = pipeline.encode_batch(batch.pop(texts[0]).tolist())
     except UserError as error:
         raise UserError(
-            f"{texts[0]} is text ({first!r}). {error} If a dataset of the run's config reads such files, use it: "
-            "--data NAME dataloader.test.NAME.dataset.path=FILE."
+            f"{texts[0]} is text ({first!r}). {error} If a dataset of the run's config reads such "
+            "files, use it: --data NAME dataloader.test.NAME.dataset.path=FILE."
         ) from None
     return {**batch, **encoded}
 
@@ -256,25 +347,28 @@ def _dataset(predictor, args) -> Iterable[Columns]:
 
     if predictor.config is None:
         raise UserError(
-            f"--data {args.data}: {args.run} is not the folder of a run, so it has no datasets. Give --input FILE."
+            f"--data {args.data}: {args.run} is not the folder of a run, so it has no datasets. "
+            "Give --input FILE."
         )
     loaders = build.build_test_loaders(predictor.config, predictor.mesh, args.batch_size)
     if args.data not in loaders:
         raise UserError(
-            f"--data {args.data}: the config has no such test dataset; it has {', '.join(loaders) or 'none'}."
+            f"--data {args.data}: the config has no such test dataset; it has "
+            f"{', '.join(loaders) or 'none'}."
         )
     return (item[0] if isinstance(item, tuple) else item for item in loaders[args.data])
 
 
-# ------------------------------------------------------------------------------------------------------- outputs
+# ----------------------------------------------------------------------------------------------
+# outputs
 
 
 def _classes(pipeline, outputs: Columns) -> Columns:
     """Return the most likely class of each sample and its probability."""
     if "logits" not in outputs:
         raise UserError(
-            f"--classify needs the output logits, but the outputs are {', '.join(outputs)}. Return it in eval mode, or "
-            "leave --classify out."
+            f"--classify needs the output logits, but the outputs are {', '.join(outputs)}. "
+            "Return it in eval mode, or leave --classify out."
         )
     names, probabilities = zip(*pipeline.classes_of(outputs["logits"]))
     return {"class": np.array(names), "probability": np.array(probabilities)}
@@ -293,7 +387,10 @@ def write_columns(columns: Columns, file: Path | None) -> None:
             if values.ndim == 1:
                 flat[name] = values
             else:
-                flat |= {f"{name}_{i}": numbers for i, numbers in enumerate(values.reshape(len(values), -1).T)}
+                flat |= {
+                    f"{name}_{i}": numbers
+                    for i, numbers in enumerate(values.reshape(len(values), -1).T)
+                }
         with open(file, "w", encoding="utf-8", newline="") as stream:
             writer = csv.writer(stream)
             writer.writerow(flat)

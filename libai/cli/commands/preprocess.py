@@ -1,4 +1,6 @@
-"""Turn text into token files for training. Each line of a .jsonl file or each plain text file is one document.
+"""Turn text into token files for training.
+
+Each line of a .jsonl file or each plain text file is one document.
 
     libai preprocess corpus.jsonl -o tokens --tokenizer bpe --vocab-size 8192
     libai preprocess *.txt --output bytes
@@ -31,11 +33,23 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("files", metavar="FILE", nargs="+", type=Path, help=".jsonl or plain-text files")
     add("--output", "-o", dest="folder", type=Path, required=True, help="a new folder")
-    add("--tokenizer", default="bytes", help="bytes (default), bpe (learned from the files), or a tokenizer.json")
+    add(
+        "--tokenizer",
+        default="bytes",
+        help="bytes (default), bpe (learned from the files), or a tokenizer.json",
+    )
     add("--vocab-size", type=int, metavar="N", help="vocabulary size for bpe")
-    add("--end-token", metavar="TOKEN", help="token that ends a document (default: e.g. <|endoftext|>)")
+    add(
+        "--end-token",
+        metavar="TOKEN",
+        help="token that ends a document (default: e.g. <|endoftext|>)",
+    )
     add("--key", default="text", help="key of the text in a line of .jsonl (default text)")
-    add("--blank-lines", action="store_true", help="treat each paragraph of plain text as a document")
+    add(
+        "--blank-lines",
+        action="store_true",
+        help="treat each paragraph of plain text as a document",
+    )
     add(
         "--validation-fraction",
         type=float,

@@ -1,6 +1,7 @@
 """Verify that a config resumes exactly.
 
-A run of 2 N iterations must match, byte for byte, a run of N iterations that continues for N more in a fresh process.
+A run of 2 N iterations must match, byte for byte, a run of N iterations that continues for N more
+in a fresh process.
 
 Exit codes: 0 exact; 1 broken, or a job failed; 2 a mistake in the arguments or the config.
 """
@@ -25,15 +26,27 @@ from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.screen import say
 
 #: phase -> (name of its folder, expected exit code)
-PHASES = {"straight": ("straight", 0), "first-half": ("resumed", EXIT_RESUMABLE), "second-half": ("resumed", 0)}
+PHASES = {
+    "straight": ("straight", 0),
+    "first-half": ("resumed", EXIT_RESUMABLE),
+    "second-half": ("resumed", 0),
+}
 
 
 def build_parser() -> Parser:
-    """Return the parser of the command line. The jobs that this command starts use it too, with `--phase`."""
+    """Return the parser of the command line.
+
+    The jobs that this command starts use it too, with `--phase`.
+    """
     parser = Parser(description=__doc__)
     parser.add_argument("words", nargs="*", metavar="CONFIG and overrides")
     parser.add_argument("--procs", type=int, default=1, help="processes of each job (default 1)")
-    parser.add_argument("--iters", type=int, default=8, help="N iterations before the stop and N after it (default 8)")
+    parser.add_argument(
+        "--iters",
+        type=int,
+        default=8,
+        help="N iterations before the stop and N after it (default 8)",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -67,15 +80,29 @@ def run_job(args: argparse.Namespace) -> int:
 
 
 def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
-    """Run one phase in fresh processes. Return 0 if it ended as expected, and otherwise the exit code to end with."""
-    command = [*LAUNCH, "libai.cli.commands.verify_resume", args.config_file, str(args.procs), *args.words]
+    """Run one phase in fresh processes.
+
+    Return 0 if it ended as expected, and otherwise the exit code to end with.
+    """
+    command = [
+        *LAUNCH,
+        "libai.cli.commands.verify_resume",
+        args.config_file,
+        str(args.procs),
+        *args.words,
+    ]
     command += ["--phase", phase, "--folder", str(folder), "--iters", str(args.iters)]
-    done = subprocess.run(command, env=environment_of_no_rank(), capture_output=True, text=True, errors="replace")
+    done = subprocess.run(
+        command, env=environment_of_no_rank(), capture_output=True, text=True, errors="replace"
+    )
     if done.returncode == PHASES[phase][1]:
         return 0
     if done.returncode == EXIT_USER_MISTAKE:
         raise UserError(done.stderr.split("error: ", 1)[-1].strip())
-    say(f"{done.stderr[-8000:]}the job `{phase}` ended with exit code {done.returncode}, not {PHASES[phase][1]}")
+    say(
+        f"{done.stderr[-8000:]}the job `{phase}` ended with exit code {done.returncode}, not "
+        f"{PHASES[phase][1]}"
+    )
     return 1
 
 
@@ -92,17 +119,21 @@ def certify(args: argparse.Namespace, folder: Path) -> int:
     found = compare(folder / "straight", folder / "resumed", args.iters)
     verdict = "exact" if found.is_exact else "broken"
     if args.json:
-        print(json.dumps({**vars(args), "folder": str(folder), "verdict": verdict, **vars(found)}, indent=1))
+        print(
+            json.dumps(
+                {**vars(args), "folder": str(folder), "verdict": verdict, **vars(found)}, indent=1
+            )
+        )
     else:
         print(
-            f"compared {found.numbers} numbers of metrics.jsonl, {found.tensors} tensors, and the state of schedule, "
-            "data, random generators and hooks"
+            f"compared {found.numbers} numbers of metrics.jsonl, {found.tensors} tensors, and the "
+            "state of schedule, data, random generators and hooks"
         )
         for place, text in [*found.differences.items()][:8]:  # --json prints all
             print(f"differs: {place}: {text}")
         print(
-            f"{verdict}: {2 * args.iters} iterations in one run against {args.iters}, a restart and {args.iters} more "
-            f"(--procs {args.procs})"
+            f"{verdict}: {2 * args.iters} iterations in one run against {args.iters}, a restart "
+            f"and {args.iters} more (--procs {args.procs})"
         )
     return int(not found.is_exact)
 

@@ -1,1 +1,3 @@
-"""All settings of libai: their names, types, limits and meaning, and the errors that report mistakes in them."""
+"""All settings of libai: their names, types, limits and meaning, and the errors that report
+mistakes in them.
+"""

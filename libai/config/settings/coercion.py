@@ -1,6 +1,7 @@
 """Convert values to the type and limits of a setting, and store arbitrary objects in a config.
 
-Types are ordinary annotations built from bool, int, float, str, None, `Literal`, list, tuple, dict, `|` and Any.
+Types are ordinary annotations built from bool, int, float, str, None, `Literal`, list, tuple, dict,
+`|` and Any.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ LARGEST = 10**9
 PLAIN = (bool, int, float, str, bytes, Path, type(None))
 """Types that OmegaConf holds and YAML can write."""
 
-_TRUTH_WORDS = {"on": True, "yes": True, "true": True, "1": True, "off": False, "no": False, "false": False, "0": False}
+_TRUTH_WORDS = {
+    "on": True,
+    "yes": True,
+    "true": True,
+    "1": True,
+    "off": False,
+    "no": False,
+    "false": False,
+    "0": False,
+}
 _WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -72,15 +82,22 @@ class Bounds:
     below: float | None = None
 
     def broken_by(self, value: Any) -> bool:
-        """Return True if `value` is a number outside the limits. NaN and infinities are outside any limits."""
+        """Return True if `value` is a number outside the limits.
+
+        NaN and infinities are outside any limits.
+        """
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         given = {name: limit for name, limit in vars(self).items() if limit is not None}
-        return not abs(value) < math.inf or any(_LIMITS[name][1](value, limit) for name, limit in given.items())
+        return not abs(value) < math.inf or any(
+            _LIMITS[name][1](value, limit) for name, limit in given.items()
+        )
 
     def __str__(self) -> str:
         return " and ".join(
-            f"{_LIMITS[name][0]} {limit:.12g}" for name, limit in vars(self).items() if limit is not None
+            f"{_LIMITS[name][0]} {limit:.12g}"
+            for name, limit in vars(self).items()
+            if limit is not None
         )
 
 
@@ -102,15 +119,17 @@ def coerce(value: Any, kind: Any) -> Any:
     members = members_of(kind)
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     is_whole = is_number and (isinstance(value, numbers.Integral) or float(value).is_integer())
-    # An exact type match takes precedence over a conversion: for int | bool, 1 does not become True. But if int is
-    # allowed, the float 1e3 becomes an integer.
+    # An exact type match takes precedence over a conversion: for int | bool, 1 does not become
+    # True. But if int is allowed, the float 1e3 becomes an integer.
     if type(value) in members and not (int in members and is_whole):
         return value
     for member in members:
         origin = get_origin(member) or member
         if origin is Any or isinstance(value, _HELD.get(origin, ())):
             return value
-        if origin is Literal and any(value == choice and type(value) is type(choice) for choice in get_args(member)):
+        if origin is Literal and any(
+            value == choice and type(value) is type(choice) for choice in get_args(member)
+        ):
             return value
         if origin is bool:
             word = str(value).lower() if isinstance(value, str) or value in (0, 1) else ""
@@ -118,12 +137,18 @@ def coerce(value: Any, kind: Any) -> Any:
                 return _TRUTH_WORDS[word]
         elif (origin is int and is_whole) or (origin is float and is_number):
             return origin(value)
-    nearest = f" (nearest: {round(value)})" if int in members and is_number and math.isfinite(value) else ""
+    nearest = (
+        f" (nearest: {round(value)})"
+        if int in members and is_number and math.isfinite(value)
+        else ""
+    )
     raise Mismatch(f"expected {expected(kind)}{nearest}")
 
 
 def expected(kind: Any, limits: str = "") -> str:
-    """Return a description of `kind` and the `limits` of its numbers for an error: `a whole number >= 1 or null`."""
+    """Return a description of `kind` and the `limits` of its numbers for an error: `a whole number
+    >= 1 or null`.
+    """
     names: list[str] = []
     for member in members_of(kind):
         origin = get_origin(member) or member
@@ -139,13 +164,17 @@ def expected(kind: Any, limits: str = "") -> str:
 
 
 def is_simple(annotation: Any) -> bool:
-    """Return True if `coerce` understands every part of `annotation`, so that it can check values."""
+    """Return True if `coerce` understands every part of `annotation`, so that it can check
+    values.
+    """
     origins = [get_origin(member) or member for member in members_of(annotation)]
     return all(origin is Literal or origin in _WORDS for origin in origins)
 
 
 def to_nodes(value: Any) -> Any:
-    """Wrap every object in `value` that OmegaConf would reject or take apart, such as a dataclass, in a node."""
+    """Wrap every object in `value` that OmegaConf would reject or take apart, such as a dataclass,
+    in a node.
+    """
     if isinstance(value, dict):
         return {key: to_nodes(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -154,7 +183,10 @@ def to_nodes(value: Any) -> Any:
 
 
 def copy_config(config: Any) -> Any:
-    """Copy a config, or a dict or list of configs. Objects in it, such as a built model, are shared and not copied."""
+    """Copy a config, or a dict or list of configs.
+
+    Objects in it, such as a built model, are shared and not copied.
+    """
     return copy.deepcopy(config, {id(held): held for held in _objects(config)})
 
 
@@ -162,7 +194,9 @@ def _objects(node) -> Iterator[Any]:
     if isinstance(node, AnyNode):
         node = node._value()
     if isinstance(node, (DictConfig, ListConfig)):
-        node = node.__dict__["_content"]  # the nodes, because values would be resolved; ??? and interpolations are text
+        node = node.__dict__[
+            "_content"
+        ]  # the nodes, because values would be resolved; ??? and interpolations are text
     if isinstance(node, (dict, list, tuple)):
         for item in node.values() if isinstance(node, dict) else node:
             yield from _objects(item)

@@ -1,4 +1,6 @@
-"""Define the error of this package, select names by patterns, and suggest corrections for misspelt names."""
+"""Define the error of this package, select names by patterns, and suggest corrections for misspelt
+names.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,21 @@ def _likeness(word: str, other: str) -> float:
 
 
 def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> list[str]:
-    """Return up to two choices that `word` may be a misspelling of, best first. Empty if nothing is close.
+    """Return up to two choices that `word` may be a misspelling of, best first.
 
-    For dotted keys, the last names must also be similar: sharing a section is not enough. A choice that ends in the
-    same name counts too: `train.lr` finds `optim.lr`.
+    Empty if nothing is close.
+
+    For dotted keys, the last names must also be similar: sharing a section is not enough. A choice
+    that ends in the same name counts too: `train.lr` finds `optim.lr`.
 
     >>> nearest("train.trian_iter", ["train.train_iter", "train.log_period"])
     ['train.train_iter']
     >>> nearest("train.lr", ["optim.lr", "train.seed"])
     ['optim.lr']
     """
-    choices = [choice for choice in dict.fromkeys(choices) if not f"{word}.".startswith(f"{choice}.")]
+    choices = [
+        choice for choice in dict.fromkeys(choices) if not f"{word}.".startswith(f"{choice}.")
+    ]
     parent, _, name = word.rpartition(".")
     scores = {
         choice: _likeness(word, choice)
@@ -60,15 +66,19 @@ def did_you_mean(word: str, choices: Iterable[str], at_least: float = 0.75) -> s
 
 
 def hint(key: str, choices: Iterable[str]) -> str:
-    """Return a sentence about the unknown setting `key`: its libai name if other trainers use it, or similar names."""
+    """Return a sentence about the unknown setting `key`: its libai name if other trainers use it,
+    or similar names.
+    """
     return meant(key) or did_you_mean(key, choices)
 
 
-def names_matching(patterns: Sequence[str], names: Sequence[str], setting: str, kind: str = "parameters") -> list[str]:
+def names_matching(
+    patterns: Sequence[str], names: Sequence[str], setting: str, kind: str = "parameters"
+) -> list[str]:
     """Return the `names` in which at least one pattern is found, in their original order.
 
-    `kind` describes the named objects in errors. Raises `UserError`, which mentions `setting`, for an invalid regular
-    expression and for a pattern without a match.
+    `kind` describes the named objects in errors. Raises `UserError`, which mentions `setting`, for
+    an invalid regular expression and for a pattern without a match.
     """
     chosen = set()
     for pattern in patterns:
@@ -82,8 +92,8 @@ def names_matching(patterns: Sequence[str], names: Sequence[str], setting: str, 
         if not found:
             near = difflib.get_close_matches(pattern, names, n=5, cutoff=0.3) or names[:5]
             raise UserError(
-                f"{setting} has {pattern!r}, which matches none of the {len(names)} {kind} of the model. "
-                f"Near: {', '.join(near) or 'none'}. Correct the pattern or remove it."
+                f"{setting} has {pattern!r}, which matches none of the {len(names)} {kind} of the "
+                f"model. Near: {', '.join(near) or 'none'}. Correct the pattern or remove it."
             )
         chosen.update(found)
     return [name for name in names if name in chosen]

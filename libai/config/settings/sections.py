@@ -23,9 +23,13 @@ class ClipGrad:
     """Gradient clipping, by the norm over all parameters or by the value of each element."""
 
     max_norm: float | None = key(
-        None, "Largest norm of all gradients together; larger ones are scaled down. null does not clip.", above=0
+        None,
+        "Largest norm of all gradients together; larger ones are scaled down. null does not clip.",
+        above=0,
     )
-    value: float | None = key(None, "Largest absolute value of an element; null does not clip.", above=0)
+    value: float | None = key(
+        None, "Largest absolute value of an element; null does not clip.", above=0
+    )
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Ema(Switched):
     enabled: bool = key(False, "Keep an average, which takes a second copy of the weights.")
     decay: float = key(
         0.9999,
-        "Fraction of the old average kept in an update; after n earlier updates at most (1 + n) / (10 + n).",
+        "Fraction of the old average kept in an update; after n earlier updates at most (1 + n) "
+        "/ (10 + n).",
         at_least=0,
         below=1,
     )
@@ -43,20 +48,30 @@ class Ema(Switched):
 
 @dataclass(frozen=True)
 class Lora(Switched):
-    """Low-rank adapters (LoRA). The adapters are trained, and the model's own parameters are frozen."""
+    """Low-rank adapters (LoRA).
+
+    The adapters are trained, and the model's own parameters are frozen.
+    """
 
     switch = "patterns"
 
     patterns: list[str] | None = key(
-        None, "Regular expressions. Linear layers with a matching name get an adapter; null adapts none."
+        None,
+        "Regular expressions. Linear layers with a matching name get an adapter; null adapts none.",
     )
     rank: int = key(8, "Rank of the adapters.", at_least=1)
     alpha: float | None = key(
-        None, "The output of an adapter is multiplied by `alpha / rank`; null multiplies by 1.", above=0
+        None,
+        "The output of an adapter is multiplied by `alpha / rank`; null multiplies by 1.",
+        above=0,
     )
-    dropout: float = key(0.0, "Dropout probability on the input of the adapters.", at_least=0, below=1)
+    dropout: float = key(
+        0.0, "Dropout probability on the input of the adapters.", at_least=0, below=1
+    )
     also_train: list[str] | None = key(
-        None, "Regular expressions. Parameters with a matching name, such as a new head, are trained in full."
+        None,
+        "Regular expressions. Parameters with a matching name, such as a new head, are trained "
+        "in full.",
     )
 
 
@@ -65,30 +80,35 @@ class Amp(Switched):
     """Automatic mixed precision."""
 
     enabled: bool | Literal["auto"] = key(
-        False, "Compute in `dtype` where that is safe; `auto` stays in float32 on devices without AMP."
+        False,
+        "Compute in `dtype` where that is safe; `auto` stays in float32 on devices without AMP.",
     )
     dtype: Literal["fp16", "bf16"] = key("fp16", "The lower precision.")
     init_scale: float = key(65536.0, "fp16: initial factor of the loss.", above=0)
     growth_factor: float = key(
         2.0,
-        "fp16: factor by which the scale grows after `growth_interval` good updates and shrinks if gradients are not "
-        "finite. Such an update is skipped.",
+        "fp16: factor by which the scale grows after `growth_interval` good updates and shrinks "
+        "if gradients are not finite. Such an update is skipped.",
         above=1,
     )
     growth_interval: int | None = key(
         2000,
-        "fp16: number of updates with finite gradients before the scale grows; null keeps `init_scale` and skips no "
-        "update.",
+        "fp16: number of updates with finite gradients before the scale grows; null keeps "
+        "`init_scale` and skips no update.",
         at_least=1,
     )
 
 
 @dataclass(frozen=True)
 class ActivationCheckpoint:
-    """Activation checkpointing: recompute activations in the backward pass instead of keeping them."""
+    """Activation checkpointing: recompute activations in the backward pass instead of keeping
+    them.
+    """
 
     enabled: bool = key(
-        False, "Recompute the blocks of the model's plan in the backward pass: a third more compute, less memory."
+        False,
+        "Recompute the blocks of the model's plan in the backward pass: a third more compute, "
+        "less memory.",
     )
 
 
@@ -97,24 +117,37 @@ class ZeroOptimization(Switched):
     """Sharding of optimizer state, gradients and weights over the data-parallel ranks."""
 
     enabled: bool = key(
-        False, "Enable sharding according to `stage`; `docs/parallelism.md` describes it for each mode."
+        False,
+        "Enable sharding according to `stage`; `docs/parallelism.md` describes it for each mode.",
     )
     stage: int = key(
-        1, "Parts that are sharded: 1 optimizer state, 2 also gradients, 3 also weights.", at_least=1, at_most=3
+        1,
+        "Parts that are sharded: 1 optimizer state, 2 also gradients, 3 also weights.",
+        at_least=1,
+        at_most=3,
     )
 
 
 @dataclass(frozen=True)
 class Checkpointer(Switched):
-    """Saving and keeping checkpoints. The best one is kept too if `train.evaluation.eval_metric` is set."""
+    """Saving and keeping checkpoints.
+
+    The best one is kept too if `train.evaluation.eval_metric` is set.
+    """
 
     enabled: bool = key(True, "Save checkpoints; false saves none.")
     period: int | Literal["epoch"] = key(
-        1000, "Iterations between checkpoints, or `epoch`. The end of a run is always saved.", at_least=1
+        1000,
+        "Iterations between checkpoints, or `epoch`. The end of a run is always saved.",
+        at_least=1,
     )
-    max_to_keep: int | None = key(3, "Number of the newest checkpoints to keep; null keeps all.", at_least=1)
+    max_to_keep: int | None = key(
+        3, "Number of the newest checkpoints to keep; null keeps all.", at_least=1
+    )
     weights_only: bool = key(False, "Save only the weights; such a run cannot be resumed.")
-    async_save: bool = key(True, "Write in the background, from a copy in the host memory of rank 0.")
+    async_save: bool = key(
+        True, "Write in the background, from a copy in the host memory of rank 0."
+    )
 
 
 @dataclass(frozen=True)
@@ -123,20 +156,32 @@ class Evaluation(Switched):
 
     works_alone = ("eval_iter", "evaluators")  # also used by an evaluation on request
 
-    enabled: bool = key(True, "Evaluate during training and at its end; false evaluates only on request.")
-    eval_period: int | Literal["epoch"] = key(500, "Iterations between evaluations, or `epoch`.", at_least=1)
-    eval_iter: int | None = key(None, "Maximum number of batches of each dataset; null uses all.", at_least=1)
-    evaluators: dict[str, Any] = lazy(dict, "Name -> LazyCall of an evaluator, or dataset -> a section of such names.")
+    enabled: bool = key(
+        True, "Evaluate during training and at its end; false evaluates only on request."
+    )
+    eval_period: int | Literal["epoch"] = key(
+        500, "Iterations between evaluations, or `epoch`.", at_least=1
+    )
+    eval_iter: int | None = key(
+        None, "Maximum number of batches of each dataset; null uses all.", at_least=1
+    )
+    evaluators: dict[str, Any] = lazy(
+        dict, "Name -> LazyCall of an evaluator, or dataset -> a section of such names."
+    )
     eval_metric: str | None = key(
         None,
-        'Metric that selects the best checkpoint, such as "val/loss". A sign sets the better direction: smaller in '
-        '"-val/cost", larger in "+val/f1".',
+        'Metric that selects the best checkpoint, such as "val/loss". A sign sets the better '
+        'direction: smaller in "-val/cost", larger in "+val/f1".',
     )
     eval_mode: Literal["min", "max"] | None = key(
-        None, "Better direction of a metric without a sign; null uses the direction that its evaluator lists."
+        None,
+        "Better direction of a metric without a sign; null uses the direction that its evaluator "
+        "lists.",
     )
     early_stop_patience: int | None = key(
-        None, "Stop after N evaluations without a better `eval_metric`; null never stops early.", at_least=1
+        None,
+        "Stop after N evaluations without a better `eval_metric`; null never stops early.",
+        at_least=1,
     )
 
 
@@ -146,40 +191,52 @@ class AutoScaleLr:
 
     base_batch_size: int | None = key(
         None,
-        "Global batch size for which `optim.lr` was tuned. The learning rate is multiplied by the run's global batch "
-        "size divided by this value; null does not scale.",
+        "Global batch size for which `optim.lr` was tuned. The learning rate is multiplied by "
+        "the run's global batch size divided by this value; null does not scale.",
         at_least=1,
     )
 
 
 @dataclass(frozen=True)
 class Dist:
-    """Arrangement of the processes as data x tensor x pipeline. The product of the sizes is the number of processes."""
+    """Arrangement of the processes as data x tensor x pipeline.
+
+    The product of the sizes is the number of processes.
+    """
 
     data_parallel_size: int | None = key(
-        None, "Number of replicas; null derives it from the number of processes and the other two sizes.", at_least=1
+        None,
+        "Number of replicas; null derives it from the number of processes and the other two sizes.",
+        at_least=1,
     )
     tensor_parallel_size: int = key(1, "Number of processes that share each layer.", at_least=1)
-    pipeline_parallel_size: int = key(1, "Number of stages into which the layers are divided.", at_least=1)
-    auto: bool = key(False, "Let OneFlow's auto-parallel choose the layout of every operation. Graph mode only.")
+    pipeline_parallel_size: int = key(
+        1, "Number of stages into which the layers are divided.", at_least=1
+    )
+    auto: bool = key(
+        False, "Let OneFlow's auto-parallel choose the layout of every operation. Graph mode only."
+    )
     plan: dict[str, Any] | None = key(
-        None, "Layout of the model (split, blocks, last, divisible); null uses the model's attribute `plan`."
+        None,
+        "Layout of the model (split, blocks, last, divisible); null uses the model's attribute "
+        "`plan`.",
     )
     gradient_reduction: Literal["auto", "flat", "ddp", "global"] = key(
         "auto",
-        "Averaging of gradients over eager ranks: `flat` once per iteration in a few messages, `ddp` with OneFlow's "
-        "DDP in each backward pass, `global` with global tensors as in graph mode. `auto` is flat on CPU, ddp on "
-        "CUDA, and global if `batch_scope` requires it.",
+        "Averaging of gradients over eager ranks: `flat` once per iteration in a few messages, "
+        "`ddp` with OneFlow's DDP in each backward pass, `global` with global tensors as in "
+        "graph mode. `auto` is flat on CPU, ddp on CUDA, and global if `batch_scope` requires it.",
     )
     batch_scope: Literal["global", "rank"] = key(
         "global",
-        "Samples that an operation across a batch sees: the batches of all data-parallel ranks, as in one process, "
-        "or the batch of one rank. Equal in both modes, or refused (docs/parallelism.md).",
+        "Samples that an operation across a batch sees: the batches of all data-parallel ranks, "
+        "as in one process, or the batch of one rank. Equal in both modes, or refused "
+        "(docs/parallelism.md).",
     )
     sync_batch_norm: bool = key(
         False,
-        "Use the statistics of all data-parallel ranks in batch normalization, as in one process, instead of each "
-        "rank's own (docs/parallelism.md). Slower.",
+        "Use the statistics of all data-parallel ranks in batch normalization, as in one "
+        "process, instead of each rank's own (docs/parallelism.md). Slower.",
     )
 
 
@@ -191,10 +248,14 @@ class LoadWeight(Switched):
     text_key = "path"
     switch = "path"
 
-    path: str = key("", "Checkpoint, safetensors file or folder of Hugging Face shards; empty loads nothing.")
-    strict: bool = key(True, "Refuse weights that do not match the model exactly; false loads the ones that match.")
+    path: str = key(
+        "", "Checkpoint, safetensors file or folder of Hugging Face shards; empty loads nothing."
+    )
+    strict: bool = key(
+        True, "Refuse weights that do not match the model exactly; false loads the ones that match."
+    )
     revise_keys: list[Any] | None = key(
         None,
-        "Pairs `[regular expression, replacement]`, applied in order to the names in the file; an empty name drops the "
-        "tensor.",
+        "Pairs `[regular expression, replacement]`, applied in order to the names in the file; "
+        "an empty name drops the tensor.",
     )

@@ -1,1 +1,3 @@
-"""Compiled training steps: graphs of a model, the tracing of its forward, and explanations of build errors."""
+"""Compiled training steps: graphs of a model, the tracing of its forward, and explanations of build
+errors.
+"""

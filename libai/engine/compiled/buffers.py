@@ -1,9 +1,11 @@
-"""Turn buffers that are changed by forward into outputs of a compiled step, and write their new values back.
+"""Turn buffers that are changed by forward into outputs of a compiled step, and write their new
+values back.
 
-A compiled job of OneFlow 0.9.0 writes only the variables that its optimizer updates, so a change that forward makes to
-a buffer would be lost. The traced tensor of the buffer has the new value. It becomes an output of the step and is
-copied into the buffer before anything reads it (docs/dev/decisions/0009-state-in-forward.md). The same holds for frozen
-parameters, such as the weights of a teacher that follows the student.
+A compiled job of OneFlow 0.9.0 writes only the variables that its optimizer updates, so a change
+that forward makes to a buffer would be lost. The traced tensor of the buffer has the new value. It
+becomes an output of the step and is copied into the buffer before anything reads it
+(docs/dev/decisions/0009-state-in-forward.md). The same holds for frozen parameters, such as the
+weights of a teacher that follows the student.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from libai.parallel import named_tensors
 
 
 def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
-    """Return the values of the buffers and frozen parameters `names` at the end of the traced forward.
+    """Return the values of the buffers and frozen parameters `names` at the end of the traced
+    forward.
 
     `proxy`: the graph's proxy of the model.
     """
@@ -34,7 +37,9 @@ def traced_buffers(proxy: Any, names: Sequence[str]) -> dict[str, flow.Tensor]:
         value = stand_ins[path]._get_from_states(attribute, kind).detach()
         if real.is_global:
             value = value.to_global(placement=real.placement, sbp=real.sbp)
-        values[name] = flow._C.identity(value)  # a graph output must not also be an input or another output
+        values[name] = flow._C.identity(
+            value
+        )  # a graph output must not also be an input or another output
     return values
 
 
@@ -51,12 +56,17 @@ Buffers = list[tuple[nn.Module, str, flow.Tensor]]
 
 def buffers_of(model: nn.Module) -> Buffers:
     """Return `(module, name, buffer)` for every buffer of `model`."""
-    named = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
+    named = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
     return [place for place in named if place[2] is not None]
 
 
 def keep_buffers(before: Buffers) -> None:
-    """Copy the value of a replaced buffer into the tensor in `before`, and register that tensor again.
+    """Copy the value of a replaced buffer into the tensor in `before`, and register that tensor
+    again.
 
     A graph uses only the tensors in `before`. A buffer that has a new shape is not restored.
     """
@@ -71,7 +81,9 @@ def keep_buffers(before: Buffers) -> None:
 
 @contextlib.contextmanager
 def same_buffers(model: nn.Module) -> Iterator[None]:
-    """Keep the buffer tensors of a compiled model during an eager forward in the block; see `keep_buffers`."""
+    """Keep the buffer tensors of a compiled model during an eager forward in the block; see
+    `keep_buffers`.
+    """
     before = buffers_of(model)
     try:
         yield

@@ -15,29 +15,33 @@ import oneflow as flow
 from libai.utils.errors import GraphBuildError, UserError, first_line
 
 _READS_A_VALUE = (
-    "it reads the value of a tensor (.numpy(), .item(), float(), int(), `if tensor`), and tensors have no values "
-    "while a graph is traced. Return the number in `metrics`, or use flow.where instead of `if`"
+    "it reads the value of a tensor (.numpy(), .item(), float(), int(), `if tensor`), and tensors "
+    "have no values while a graph is traced. Return the number in `metrics`, or use flow.where "
+    "instead of `if`"
 )
 _SHAPE_FROM_DATA = (
-    "the shape of its result depends on the data, and a graph has fixed shapes. Multiply by a mask or use flow.where"
+    "the shape of its result depends on the data, and a graph has fixed shapes. Multiply by a "
+    "mask or use flow.where"
 )
 _MEETS_TWO_STAGES = (
-    "the line combines tensors of two pipeline stages. Name every parameter and argument of forward that the line uses "
-    "in the plan's `last`, or leave `last` out: the part of forward after the blocks then runs on the first stage"
+    "the line combines tensors of two pipeline stages. Name every parameter and argument of "
+    "forward that the line uses in the plan's `last`, or leave `last` out: the part of forward "
+    "after the blocks then runs on the first stage"
 )
 _IS_LOCAL = (
-    "it uses a tensor that it creates itself or that is neither a parameter nor a buffer, and such a tensor is "
-    "not laid out over the ranks like the others. Register it as a buffer, or create it from another tensor "
-    "(`flow.zeros_like(x)`). Create parameters without sbp and placement"
+    "it uses a tensor that it creates itself or that is neither a parameter nor a buffer, and "
+    "such a tensor is not laid out over the ranks like the others. Register it as a buffer, or "
+    "create it from another tensor (`flow.zeros_like(x)`). Create parameters without sbp and "
+    "placement"
 )
 _USES_SBP = (
-    "the model uses sbp or placement, but its tensors are local. Remove both: a plan lays out the model "
-    "(docs/parallelism.md)"
+    "the model uses sbp or placement, but its tensors are local. Remove both: a plan lays out the "
+    "model (docs/parallelism.md)"
 )
 _NO_RULE = (
-    "OneFlow 0.9 does not support this operation for the layout of these tensors. For example, if samples are "
-    "spread over ranks, a sum over them cannot be changed in place. Compute a new tensor (`h = h + 1` instead of "
-    "`h += 1`)"
+    "OneFlow 0.9 does not support this operation for the layout of these tensors. For example, if "
+    "samples are spread over ranks, a sum over them cannot be changed in place. Compute a new "
+    "tensor (`h = h + 1` instead of `h += 1`)"
 )
 _PLACEMENTS = r"the same placement"
 #: pattern in OneFlow's message or in the user's line -> what the line did and what to write instead
@@ -50,24 +54,29 @@ _REMEDIES = (
     (r"no maching sbp|InferSbpSignature", _NO_RULE),
     (
         r"has no attribute '__func__'",
-        "a module has an attribute `forward` that is a function. Define forward in its class, because OneFlow compiles "
-        "the forward of the class",
+        "a module has an attribute `forward` that is a function. Define forward in its class, "
+        "because OneFlow compiles the forward of the class",
     ),
     (
         r"autograd\.grad\(",
-        "forward computes gradients, but OneFlow 0.9 compiles only gradients of the loss. Write the formula of these "
-        "gradients instead",
+        "forward computes gradients, but OneFlow 0.9 compiles only gradients of the loss. Write "
+        "the formula of these gradients instead",
     ),
     (
-        r"\(1,1,(\d+)(,\1)?\) vs \(1,1,\1(,\1)?\)",  # OneFlow compares the two shapes in either order
-        "a static loss scale (train.amp.growth_interval=null) is combined with gradient accumulation, which OneFlow "
-        "0.9 cannot compile. Leave growth_interval at its default, or set train.num_accumulation_steps=1",
+        # OneFlow compares the two shapes in either order
+        r"\(1,1,(\d+)(,\1)?\) vs \(1,1,\1(,\1)?\)",
+        "a static loss scale (train.amp.growth_interval=null) is combined with gradient "
+        "accumulation, which OneFlow 0.9 cannot compile. Leave growth_interval at its default, "
+        "or set train.num_accumulation_steps=1",
     ),
-    (r"IsIndexDataType", "indices are floating point. Convert them to int64: astype('int64') in the dataset"),
+    (
+        r"IsIndexDataType",
+        "indices are floating point. Convert them to int64: astype('int64') in the dataset",
+    ),
     (
         r"input/output item only support types",
-        "forward returns or takes something that is not a tensor. Return only tensors and None, and keep numbers and "
-        "strings as attributes of the module",
+        "forward returns or takes something that is not a tensor. Return only tensors and None, "
+        "and keep numbers and strings as attributes of the module",
     ),
 )
 _LIBAI = Path(__file__).parents[2]
@@ -85,18 +94,19 @@ def explain_build_error(error: Exception, model: Any) -> UserError:
     if isinstance(error, UserError):
         return error
     return GraphBuildError(
-        f"{type(model).__name__} could not be compiled into a graph: {first_line(error)} ({type(error).__name__})."
-        f"{_where(error)}{_remedy(error)} Run with graph.enabled=false to debug it eagerly, or "
-        "set graph.on_build_error=eager to train in eager mode."
+        f"{type(model).__name__} could not be compiled into a graph: {first_line(error)} "
+        f"({type(error).__name__}).{_where(error)}{_remedy(error)} Run with graph.enabled=false "
+        "to debug it eagerly, or set graph.on_build_error=eager to train in eager mode."
     )
 
 
 def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool) -> None:
-    """Raise a `UserError` that explains why an eager forward of `model` failed, or return if `error` needs none.
+    """Raise a `UserError` that explains why an eager forward of `model` failed, or return if
+    `error` needs none.
 
-    `batch`: a dict of tensors. `is_first`: whether this was the first forward. If OneFlow raises an error in the first
-    forward, model and data do not fit each other. Errors of the user's own code and later errors keep their traceback,
-    except if a line combines tensors of two pipeline stages.
+    `batch`: a dict of tensors. `is_first`: whether this was the first forward. If OneFlow raises an
+    error in the first forward, model and data do not fit each other. Errors of the user's own code
+    and later errors keep their traceback, except if a line combines tensors of two pipeline stages.
     """
     is_explained = is_first and _is_from_oneflow(error) or re.search(_PLACEMENTS, str(error))
     if isinstance(error, UserError) or not is_explained:
@@ -106,24 +116,37 @@ def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool
     if remedy or not isinstance(error, RuntimeError):  # OneFlow's Python refused the call itself
         said = first_line(error).partition(". ")[0]  # without OneFlow's own advice
         raise UserError(f"{name}.forward failed: {said}.{_where(error)}{remedy}") from error
-    inputs = {key: f"{tuple(value.shape)} {value.dtype}".replace("oneflow.", "") for key, value in batch.items()}
+    inputs = {
+        key: f"{tuple(value.shape)} {value.dtype}".replace("oneflow.", "")
+        for key, value in batch.items()
+    }
     doubles = [key for key, value in batch.items() if value.dtype is flow.float64]
     change = "Change the sizes or arguments of the model, or the dataset, so that they match"
     if doubles:
         change = f"Convert {doubles} to float32, for example with astype('float32')"
     raise UserError(
-        f"{name}.forward does not fit the batch {inputs}: {first_line(error)}.{_where(error)} {change}."
+        f"{name}.forward does not fit the batch {inputs}: {first_line(error)}.{_where(error)} "
+        f"{change}."
     ) from error
 
 
 def _remedy(error: Exception) -> str:
     """Return a sentence on what the line did and what to write instead; empty if unknown."""
     # some messages of OneFlow do not name the operation, but the user's line does
-    return next((f" There {text}." for pattern, text in _REMEDIES if re.search(pattern, f"{error}{_where(error)}")), "")
+    return next(
+        (
+            f" There {text}."
+            for pattern, text in _REMEDIES
+            if re.search(pattern, f"{error}{_where(error)}")
+        ),
+        "",
+    )
 
 
 def _is_from_oneflow(error: Exception) -> bool:
-    """Return whether OneFlow raised `error`, in C++ or in Python, rather than the user's own code."""
+    """Return whether OneFlow raised `error`, in C++ or in Python, rather than the user's own
+    code.
+    """
     if re.search(r"\x1b\[|oneflow\.ErrorProto", str(error)):
         return True
     frames = traceback.extract_tb(error.__traceback__)
@@ -131,7 +154,9 @@ def _is_from_oneflow(error: Exception) -> bool:
 
 
 def _where(error: Exception) -> str:
-    """Return the innermost line that the user can change, outside oneflow and the engine, or an empty string."""
+    """Return the innermost line that the user can change, outside oneflow and the engine, or an
+    empty string.
+    """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         is_own = any(folder in Path(frame.filename).parents for folder in _OWN_FOLDERS)
         if not is_own and not frame.filename.startswith("<"):

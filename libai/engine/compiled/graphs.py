@@ -1,9 +1,10 @@
 """The compiled training step, for any module that follows the model contract.
 
-`TrainGraph` differs from a textbook `nn.Graph` in one way. Values that change with every iteration (each group's
-learning rate, Adam's bias corrections) are not baked into the compiled job or recomputed there in float32. They are
-passed to every call as small inputs. So every scheduler works, a changed learning rate takes effect, and a step equals
-the eager one to the last bit. docs/dev/decisions/0001-graph-reads-rates-from-inputs.md has the reasons.
+`TrainGraph` differs from a textbook `nn.Graph` in one way. Values that change with every iteration
+(each group's learning rate, Adam's bias corrections) are not baked into the compiled job or
+recomputed there in float32. They are passed to every call as small inputs. So every scheduler
+works, a changed learning rate takes effect, and a step equals the eager one to the last bit.
+docs/dev/decisions/0001-graph-reads-rates-from-inputs.md has the reasons.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.passes import JobFacts, repair_job, simplify_job
 from libai.patches.job.variables import first_of_equal, is_update
 
-#: name of the user's module inside the graph, and thus the name prefix of its variables in a compiled job
+#: name of the user's module inside the graph, and thus the name prefix of its variables in a
+#: compiled job
 MODULE_NAME = "model"
-#: name prefix of the op that reads the gradient norm in a job with clipping, for any order of the norm
+#: name prefix of the op that reads the gradient norm in a job with clipping, for any order of the
+#: norm
 _CLIP_NORM_READER = "System-ClipGradient-GlobalNorm-AddEps"
-#: options that decide which inputs an update op has; one compiled update supports only one value of each
+#: options that decide which inputs an update op has; one compiled update supports only one value of
+#: each
 _STRUCTURAL = ("amsgrad", "centered")
 #: names of the job inputs that hold the scalars of a step: `<scalar>_<group>_<stage>`
 _STEP_INPUT = re.compile(r"_((?:lr|bias1|bias2)_\d+_\d+)$")
@@ -46,20 +50,26 @@ class TrainGraph(CompiledGraph):
     """One optimizer update as a compiled graph: forward, backward, clip over all groups, update.
 
     Args:
-        model: the user's module, with its parameters already laid out (local, or global in a multi-process job).
+        model: the user's module, with its parameters already laid out (local, or global in a
+            multi-process job).
         optimizer: the optimizer of the parameters of `model`.
         layout: the layout of `model`.
-        options: the trainer's options. The inputs hold `num_accumulation_steps` micro-batches, concatenated on axis 0.
-            Gradients are clipped after accumulation.
-        recomputed_blocks: names of the modules to checkpoint; the backward pass recomputes their activations.
-        random_scope: context manager factory entered around the forward with the graph's `key` input.
-        auto_parallel: let OneFlow choose the layout of every operation's output with its own cost model.
-        buffers: names of the buffers and frozen parameters that forward changes. Not supported with accumulation, in
-            which a micro-batch would not read the values that the previous micro-batch has written.
+        options: the trainer's options. The inputs hold `num_accumulation_steps` micro-batches,
+            concatenated on axis 0. Gradients are clipped after accumulation.
+        recomputed_blocks: names of the modules to checkpoint; the backward pass recomputes their
+            activations.
+        random_scope: context manager factory entered around the forward with the graph's `key`
+            input.
+        auto_parallel: let OneFlow choose the layout of every operation's output with its own cost
+            model.
+        buffers: names of the buffers and frozen parameters that forward changes. Not supported with
+            accumulation, in which a micro-batch would not read the values that the previous
+            micro-batch has written.
 
-    A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`. With accumulation the
-    scalars have one element per micro-batch. `buffers` maps each name to its new value, and the caller writes it into
-    the model. If the model cannot be compiled, OneFlow's error is raised unchanged.
+    A call takes keyword tensors and returns `(losses, metrics, grad_norm | None, buffers)`. With
+    accumulation the scalars have one element per micro-batch. `buffers` maps each name to its new
+    value, and the caller writes it into the model. If the model cannot be compiled, OneFlow's error
+    is raised unchanged.
     """
 
     #: compile time in seconds; set by the code that compiles the graph
@@ -93,7 +103,10 @@ class TrainGraph(CompiledGraph):
                     group._options[key] = value.item()
             group._enable_clip_grad = self._clips
             if options.max_grad_norm is not None:
-                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = float(options.max_grad_norm), 2.0
+                group["clip_grad_max_norm"], group["clip_grad_norm_type"] = (
+                    float(options.max_grad_norm),
+                    2.0,
+                )
         self.add_optimizer(optimizer)
         _set_stages(self.model, layout)
         for name, module in self.model.named_modules(prefix=""):
@@ -102,14 +115,21 @@ class TrainGraph(CompiledGraph):
         if self._accumulation > 1:
             self.config.set_gradient_accumulation_steps(self._accumulation)
         if options.amp is not None:
-            self.config.enable_amp(True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[options.amp])
+            self.config.enable_amp(
+                True, dtype={"fp16": flow.float16, "bf16": flow.bfloat16}[options.amp]
+            )
         if auto_parallel:
             self.config.enable_auto_parallel(True)
-        is_replicated = layout.mesh.device == "cpu" and not (layout.cuts_parameters or auto_parallel)
-        # in these cases reading the variables directly is not safe (docs/dev/decisions/0005-graph-variables.md)
+        is_replicated = layout.mesh.device == "cpu" and not (
+            layout.cuts_parameters or auto_parallel
+        )
+        # in these cases reading the variables directly is not safe
+        # (docs/dev/decisions/0005-graph-variables.md)
         needs_copies = self._accumulation > 1 or layout.cuts_parameters
         self._facts = JobFacts(
-            copied_variables=[f"{MODULE_NAME}.{name}" for name, _ in named_tensors(model)] if needs_copies else (),
+            copied_variables=[f"{MODULE_NAME}.{name}" for name, _ in named_tensors(model)]
+            if needs_copies
+            else (),
             joins_gradients=layout.mesh.data > 1 and is_replicated,
             fuses_operations=is_replicated and are_kernels_on(),
             may_skip=options.amp == "fp16" and options.loss_scaling.is_dynamic,
@@ -117,17 +137,22 @@ class TrainGraph(CompiledGraph):
         if options.amp == "fp16":
             self.set_grad_scaler(options.loss_scaling.for_graph())
 
-    def build(self, batch: dict[str, Any], step: dict[str, Any], share: Any = None, key: Any = None) -> Any:
+    def build(
+        self, batch: dict[str, Any], step: dict[str, Any], share: Any = None, key: Any = None
+    ) -> Any:
         """Trace one micro-batch.
 
-        `batch`: forward's arguments. `step`: scalars of the step, which only the completed job reads. `share`: the
-        micro-batch's weight in the mean over counted items, or the weights of its losses. `key`: the random key of the
-        micro-batch.
+        `batch`: forward's arguments. `step`: scalars of the step, which only the completed job
+        reads. `share`: the micro-batch's weight in the mean over counted items, or the weights of
+        its losses. `key`: the random key of the micro-batch.
         """
         with tracing(self.model, self.reads), self._random_scope(key), self._layout.source_ops():
             losses, metrics = read_losses(self.model(**batch), self.model.to(nn.Module))
             # a sum that includes an integer loss would end the process
-            losses = {name: loss if loss.is_floating_point() else loss.float() for name, loss in losses.items()}
+            losses = {
+                name: loss if loss.is_floating_point() else loss.float()
+                for name, loss in losses.items()
+            }
             if share is not None:
                 total = weighted_total(losses, map_shares(share, flow.Tensor.sum))
             elif self._accumulation > 1:
@@ -144,7 +169,8 @@ class TrainGraph(CompiledGraph):
     # ------------------------------------------------------------------ OneFlow 0.9.0 internals
 
     def _generate_config_proto(self) -> None:
-        """Write one optimizer configuration for each kind of update, shared by all groups of that kind.
+        """Write one optimizer configuration for each kind of update, shared by all groups of that
+        kind.
 
         The settings of the individual groups are written into the finished job (`edit_job`).
         """
@@ -152,7 +178,9 @@ class TrainGraph(CompiledGraph):
         confs = self.config.proto.train_conf.optimizer_conf
         _make_mixable(confs)
         self._group_confs = [deepcopy(conf) for conf in confs]
-        self._group_of = {name: i for i, conf in enumerate(confs) for name in conf.variable_op_names}
+        self._group_of = {
+            name: i for i, conf in enumerate(confs) for name in conf.variable_op_names
+        }
         kinds: dict[str, Any] = {}
         for conf in self._group_confs:
             if not conf.variable_op_names:  # the whole group is frozen
@@ -160,12 +188,16 @@ class TrainGraph(CompiledGraph):
             first = kinds.setdefault(_structure(conf), deepcopy(conf))
             if first.variable_op_names != conf.variable_op_names:
                 first.variable_op_names.extend(conf.variable_op_names)
-        dtypes = {parameter.dtype for parameter in self.model.to(nn.Module).parameters() if parameter.requires_grad}
+        dtypes = {
+            parameter.dtype
+            for parameter in self.model.to(nn.Module).parameters()
+            if parameter.requires_grad
+        }
         if self._clips and (len(dtypes) > 1 or (len(kinds) > 1 and self._layout.cuts_parameters)):
             raise Uncompilable(
-                "train.clip_grad.max_norm needs one norm, and OneFlow 0.9 would compile a separate norm for each dtype "
-                f"({', '.join(map(str, dtypes))}) or, if ranks hold parts of the parameters, kind of update "
-                f"({', '.join(kinds)})",
+                "train.clip_grad.max_norm needs one norm, and OneFlow 0.9 would compile a "
+                f"separate norm for each dtype ({', '.join(map(str, dtypes))}) or, if ranks hold "
+                f"parts of the parameters, kind of update ({', '.join(kinds)})",
                 "use one dtype and optimizers of one kind, or do not clip",
             )
         del confs[:]
@@ -196,13 +228,18 @@ class TrainGraph(CompiledGraph):
         simplify_job(job, self._facts)
 
     def _step_values(self, job: JobEdit) -> dict[str, str]:
-        """Return the step's inputs in the completed job: name of the input → operation output of shape `(1,)`."""
+        """Return the step's inputs in the completed job: name of the input → operation output of
+        shape `(1,)`.
+        """
         found = {}
         for op in list(job.ops.values()):
-            # nn.Graph names an input `_<graph>_input.<path>_<name>`, and our own names contain no dots
+            # nn.Graph names an input `_<graph>_input.<path>_<name>`, and our own names contain no
+            # dots
             name = _STEP_INPUT.search(op.name) if op.HasField("input_conf") else None
             if name is not None:
-                found[name[1]] = first_of_equal(job, op) if self._accumulation > 1 else f"{op.name}/out"
+                found[name[1]] = (
+                    first_of_equal(job, op) if self._accumulation > 1 else f"{op.name}/out"
+                )
         return found
 
     def _connect_update(self, job: JobEdit, op: Any, step_values: Mapping[str, str]) -> None:
@@ -213,13 +250,15 @@ class TrainGraph(CompiledGraph):
         place = f"{group}_{self._layout.stage_of(variable.removeprefix(f'{MODULE_NAME}.'))}"
         inputs = {"learning_rate": f"lr_{place}"}
         if not self._facts.may_skip:
-            # with dynamic loss scaling the graph may skip updates, so only the graph can count the updates it makes
+            # with dynamic loss scaling the graph may skip updates, so only the graph can count the
+            # updates it makes
             inputs.update(bias_correction1=f"bias1_{place}", bias_correction2=f"bias2_{place}")
         for argument, name in inputs.items():
             if argument in update.input:
                 job.set_source(op, argument, 0, step_values[name])
         update.attr["learning_rate_scale"].at_float = 1.0
-        # AdamW and LAMB apply weight decay in the update op; for other optimizers OneFlow adds an op for each variable
+        # AdamW and LAMB apply weight decay in the update op; for other optimizers OneFlow adds an
+        # op for each variable
         update.attr["weight_decay"].at_float = conf.weight_decay_conf.weight_decay_rate
         for field, value in _kind_conf(conf).ListFields():
             if field.name in update.attr and field.name not in _STRUCTURAL:
@@ -227,7 +266,9 @@ class TrainGraph(CompiledGraph):
                 setattr(attribute, attribute.WhichOneof("value"), value)
 
     def _return_norm(self, job: JobEdit, norm_source: str, out2name: Any) -> None:
-        """Return the norm computed by clipping as the last output of the graph, in place of its placeholder."""
+        """Return the norm computed by clipping as the last output of the graph, in place of its
+        placeholder.
+        """
         output_name = out2name[self._eager_outputs[0][2]]
         unused = job.redirect_output(job.ops[output_name], norm_source)
         del job.ops[output_name].output_conf.blob_conf.shape.dim[:]
@@ -246,12 +287,16 @@ def _set_stages(proxy: Any, layout: Layout) -> None:
 
 
 def _kind_conf(conf: Any) -> Any:
-    """Return the sub-message with the hyperparameters of one kind of optimizer (`adam_conf`, `momentum_conf`, ...)."""
+    """Return the sub-message with the hyperparameters of one kind of optimizer (`adam_conf`,
+    `momentum_conf`, ...).
+    """
     return getattr(conf, conf.WhichOneof("normal_mdupdt"))
 
 
 def _structure(conf: Any) -> str:
-    """Return the kind of update and the options that must be equal in all groups of one compiled update."""
+    """Return the kind of update and the options that must be equal in all groups of one compiled
+    update.
+    """
     kind = _kind_conf(conf)
     flags = [f"{name}={getattr(kind, name)}" for name in _STRUCTURAL if hasattr(kind, name)]
     return " ".join([conf.WhichOneof("normal_mdupdt"), *flags])
@@ -269,4 +314,6 @@ def _make_mixable(confs: Any) -> None:
             conf.momentum_conf.beta = 0.0  # the velocity is then the gradient itself
         kind = _kind_conf(conf)
         if corrects_bias and hasattr(kind, "do_bias_correction"):
-            kind.do_bias_correction = True  # uses the group's own buffers, which hold 1 if nothing is corrected
+            kind.do_bias_correction = (
+                True  # uses the group's own buffers, which hold 1 if nothing is corrected
+            )

@@ -1,14 +1,17 @@
-"""Guards of a compiled graph: detect that a compiled-in constant has changed, and decide what to do.
+"""Guards of a compiled graph: detect that a compiled-in constant has changed, and decide what to
+do.
 
-A graph depends on more than shapes. It is compiled for the Python values that forward reads: attributes of modules
-(`self.training` is one), globals, closures, and the contents of lists, dicts and objects. It is also compiled for the
-settings of parameter groups except the learning rate, for the set of parameters, and for which of them need a gradient.
+A graph depends on more than shapes. It is compiled for the Python values that forward reads:
+attributes of modules (`self.training` is one), globals, closures, and the contents of lists, dicts
+and objects. It is also compiled for the settings of parameter groups except the learning rate, for
+the set of parameters, and for which of them need a gradient.
 
-Writes to attributes of modules and to settings of groups are counted (`libai.patches.writes`). The values are compared
-with the compiled ones only after such a write. Values without a setter are compared before every step, which takes a
-few microseconds.
+Writes to attributes of modules and to settings of groups are counted (`libai.patches.writes`). The
+values are compared with the compiled ones only after such a write. Values without a setter are
+compared before every step, which takes a few microseconds.
 
-Attributes that forward reads come from the trace. The globals and closures are those that the user's code names.
+Attributes that forward reads come from the trace. The globals and closures are those that the
+user's code names.
 """
 
 from __future__ import annotations
@@ -38,12 +41,10 @@ Decision = Literal["compiled", "recompile", "eager"]
 class Guards:
     """Compares the values that were compiled into a graph with the current ones.
 
-    Args:
-        model: the module of the graph.
-        reads: the attributes that its forward read.
-        optimizer: the optimizer of the graph. Its settings and `requires_grad` of parameters are guarded.
-        inputs: settings of parameter groups that are not compiled in.
-        before: the guards of the previous graph. Their record of changes is kept.
+    Args: model: the module of the graph. reads: the attributes that its forward read. optimizer:
+        the optimizer of the graph. Its settings and `requires_grad` of parameters are guarded.
+        inputs: settings of parameter groups that are not compiled in. before: the guards of the
+        previous graph. Their record of changes is kept.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class Guards:
             self._compare(iteration)
         if not self._differs:
             return "compiled"
-        is_steady = all(iteration - self._changed_at[name] >= STEADY_ITERS for name in self._differs)
+        is_steady = all(
+            iteration - self._changed_at[name] >= STEADY_ITERS for name in self._differs
+        )
         return "recompile" if self._is_first or is_steady else "eager"
 
     def differences(self) -> str:
@@ -118,13 +121,16 @@ class Guards:
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None and local_part(parameter.grad).numpy().any():
                 raise UserError(
-                    f"{name} has a gradient before iteration {iteration + 1}. A hook has computed this gradient, but a "
-                    "compiled step would ignore it. Clear the gradient in the hook (optimizer.zero_grad()), add the "
-                    "hook's loss in forward, or train with graph.enabled=false."
+                    f"{name} has a gradient before iteration {iteration + 1}. A hook has computed "
+                    "this gradient, but a compiled step would ignore it. Clear the gradient in "
+                    "the hook (optimizer.zero_grad()), add the hook's loss in forward, or train "
+                    "with graph.enabled=false."
                 )
 
     def _now(self) -> dict[str, Any]:
-        """Return the fingerprints of all guarded values, and collect the values to compare before every step."""
+        """Return the fingerprints of all guarded values, and collect the values to compare before
+        every step.
+        """
         self._watched: Watched = []
         self._unseen: list[tuple[Callable[[], Any], Any]] = []
         self._held = []  # keeps the objects alive: the id of a freed one could be reused
@@ -159,7 +165,9 @@ class Guards:
                 if key not in self._inputs:
                     values[f'param_groups[{index}]["{key}"]'] = fingerprint(value)
             parameters = group._parameters
-            values[f"the parameters of param_groups[{index}]"] = [id(parameter) for parameter in parameters]
+            values[f"the parameters of param_groups[{index}]"] = [
+                id(parameter) for parameter in parameters
+            ]
             self._watched.append((parameters.copy, parameters.copy()))
             if "lr" not in self._inputs:  # writes to it are not counted
                 self._watched.append((group._options.copy, group._options.copy()))
@@ -170,7 +178,8 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_own_update(optimizer: flow.optim.Optimizer) -> None:
-    """Raise `UserError` if the class or the instance of an optimizer replaces `step` or `zero_grad`.
+    """Raise `UserError` if the class or the instance of an optimizer replaces `step` or
+    `zero_grad`.
 
     A compiled step makes OneFlow's own update and calls neither of these methods.
     """
@@ -182,7 +191,7 @@ def refuse_own_update(optimizer: flow.optim.Optimizer) -> None:
             if of_class.startswith(("oneflow.", "libai.")) and of_instance.startswith("oneflow."):
                 continue
             raise UserError(
-                f"{type(part).__name__}.{name} is not OneFlow's own, and graph mode cannot honour it: a compiled "
-                f"step makes the update itself and never calls {name}(). Do its work in a hook's after_step, or "
-                "train with graph.enabled=false."
+                f"{type(part).__name__}.{name} is not OneFlow's own, and graph mode cannot honour "
+                f"it: a compiled step makes the update itself and never calls {name}(). Do its "
+                "work in a hook's after_step, or train with graph.enabled=false."
             )

@@ -1,13 +1,16 @@
-"""Trace the forward of a user's module, and correct what OneFlow 0.9.0's tracing leaves out or gets wrong.
+"""Trace the forward of a user's module, and correct what OneFlow 0.9.0's tracing leaves out or gets
+wrong.
 
-While a graph is traced, OneFlow calls the `forward` of each module with a proxy as `self`, and tensors record
-operations instead of running them. During that time, and in this process only, `tracing(model)` adds the following:
+While a graph is traced, OneFlow calls the `forward` of each module with a proxy as `self`, and
+tensors record operations instead of running them. During that time, and in this process only,
+`tracing(model)` adds the following:
 
-* forward hooks and pre-hooks run with the proxy as their module, and a user-defined `__call__` of a module runs too;
+* forward hooks and pre-hooks run with the proxy as their module, and a user-defined `__call__` of a
+  module runs too;
 * a module that the user's code finds in a list, a dict or a closure is traced like its proxy;
 * a parameter that is first read under `no_grad` keeps its gradient;
-* `isinstance(self.layer, nn.Linear)` and `super()` work, and `parameters()`, `ParameterList` and `ParameterDict` return
-  tensors;
+* `isinstance(self.layer, nn.Linear)` and `super()` work, and `parameters()`, `ParameterList` and
+  `ParameterDict` return tensors;
 * `copy_`, `zero_`, and changes made through `.data` and `.detach()` change the traced tensor;
 * an operation may read the same tensor twice.
 """
@@ -23,7 +26,13 @@ from typing import Any
 
 import oneflow as flow
 from oneflow import nn
-from oneflow.nn.graph.proxy import LazyBuilder, ProxyModule, ProxyParameterDict, ProxyParameterList, ProxyTensor
+from oneflow.nn.graph.proxy import (
+    LazyBuilder,
+    ProxyModule,
+    ProxyParameterDict,
+    ProxyParameterList,
+    ProxyTensor,
+)
 
 from libai.forward.python_state import cell_value
 from libai.patches.compiled_graph import READING_TWICE
@@ -42,7 +51,8 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        # flow.ones and similar functions are modules inside OneFlow 0.9, and a graph warns about each of them
+        # flow.ones and similar functions are modules inside OneFlow 0.9, and a graph warns about
+        # each of them
         warnings.filterwarnings("ignore", ".*is called in a nn.Graph, but not registered")
         proxies = {one.to(nn.Module): one for _, one in proxy.named_modules()}
         run_with_hooks = functools.partial(_run_with_hooks, proxies)
@@ -56,20 +66,29 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------------------------------------------------- hooks
+# ----------------------------------------------------------------------------------------------
+# hooks
 
 
 Proxies = dict[nn.Module, Any]
 
 
 def _run_with_hooks(
-    proxies: Proxies, self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    proxies: Proxies,
+    self,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
-    """Run the forward of a proxy with its module's hooks, as `nn.Module.__call__` does outside graphs.
+    """Run the forward of a proxy with its module's hooks, as `nn.Module.__call__` does outside
+    graphs.
 
-    OneFlow never runs the `__call__` of a user's class in a graph. It is run here, and may call `super().__call__`.
+    OneFlow never runs the `__call__` of a user's class in a graph. It is run here, and may call
+    `super().__call__`.
     """
-    if self in proxies:  # the module itself, which the user's code has found in a list, a dict or a closure
+    if (
+        self in proxies
+    ):  # the module itself, which the user's code has found in a list, a dict or a closure
         return forward(proxies[self], *args, **kwargs)
     module = self.to(nn.Module)
     call = type(module).__call__
@@ -88,16 +107,20 @@ def _run_with_hooks(
 
 
 def _traced_hook(proxies: Proxies, hook) -> Any:
-    """Return `hook` with the modules and tensors that it is given replaced by their traced counterparts.
+    """Return `hook` with the modules and tensors that it is given replaced by their traced
+    counterparts.
 
-    A hook is given its `self`, its closure, its defaults, and the arguments of a partial. The original tensors have no
-    gradient in a trace. The rehearsal refuses a hook that finds them in another place.
+    A hook is given its `self`, its closure, its defaults, and the arguments of a partial. The
+    original tensors have no gradient in a trace. The rehearsal refuses a hook that finds them in
+    another place.
     """
     traced = functools.partial(_traced_value, proxies)
     if isinstance(hook, types.MethodType):
         return types.MethodType(hook.__func__, traced(hook.__self__))
     if isinstance(hook, functools.partial):
-        return functools.partial(_traced_hook(proxies, hook.func), *map(traced, hook.args), **hook.keywords)
+        return functools.partial(
+            _traced_hook(proxies, hook.func), *map(traced, hook.args), **hook.keywords
+        )
     if not isinstance(hook, types.FunctionType):
         return hook
     closure = []
@@ -105,7 +128,9 @@ def _traced_hook(proxies: Proxies, hook) -> Any:
         value = cell_value(cell)
         closure.append(cell if traced(value) is value else types.CellType(traced(value)))
     defaults = tuple(map(traced, hook.__defaults__ or ()))
-    made = types.FunctionType(hook.__code__, hook.__globals__, hook.__name__, defaults, tuple(closure))
+    made = types.FunctionType(
+        hook.__code__, hook.__globals__, hook.__name__, defaults, tuple(closure)
+    )
     made.__kwdefaults__ = hook.__kwdefaults__
     return made
 
@@ -122,11 +147,15 @@ def _traced_value(proxies: Proxies, value) -> Any:
     return value
 
 
-# ------------------------------------------------------------------------------------------------- proxies
+# ----------------------------------------------------------------------------------------------
+# proxies
 
 
 def _get_attribute(self, name: str) -> Any:
-    """Return an attribute of the proxy. `__class__`, which `isinstance` and `super()` read, is the original class."""
+    """Return an attribute of the proxy.
+
+    `__class__`, which `isinstance` and `super()` read, is the original class.
+    """
     if name == "__class__":
         origin = object.__getattribute__(self, "__dict__").get("_oneflow_internal_origin__")
         return type(self) if origin is None else type(origin)
@@ -151,7 +180,10 @@ def _get_missing(self, reads: Reads, name: str) -> Any:
 
 
 def _set_attribute(self, name: str, value) -> None:
-    """Set an attribute. A tensor assigned to a buffer becomes the buffer's value for the rest of the trace."""
+    """Set an attribute.
+
+    A tensor assigned to a buffer becomes the buffer's value for the rest of the trace.
+    """
     if not isinstance(value, flow.Tensor) or name not in self.__dict__.get("_buffers", ()):
         _set_plainly(self, name, value)
         return
@@ -176,7 +208,9 @@ def _build_with_gradient(self, proxies: Proxies) -> None:
     if is_new and hooks and self.lazy_origin.requires_grad:
         # traced in the backward pass, in which they read what forward has written
         self.lazy_origin.register_hook(
-            lambda gradient: ParameterHooks(_traced_hook(proxies, hook) for hook in hooks).run_as_leaf(gradient)
+            lambda gradient: ParameterHooks(
+                _traced_hook(proxies, hook) for hook in hooks
+            ).run_as_leaf(gradient)
         )
 
 
@@ -207,17 +241,27 @@ def _values(self) -> list[flow.Tensor]:
     return [_lazy(self, "_parameters", name) for name in self.__dict__["_parameters"]]
 
 
-# ------------------------------------------------------------------------------------------------- tensors
+# ----------------------------------------------------------------------------------------------
+# tensors
 
-_copy, _zero, _data, _detach = (vars(flow.Tensor)[name] for name in ("copy_", "zero_", "data", "detach"))
+_copy, _zero, _data, _detach = (
+    vars(flow.Tensor)[name] for name in ("copy_", "zero_", "data", "detach")
+)
 
 
 def _copy_lazily(self: flow.Tensor, other) -> flow.Tensor:
-    """Change the traced value. OneFlow would write the variable only after the step, which would use the old value."""
+    """Change the traced value.
+
+    OneFlow would write the variable only after the step, which would use the old value.
+    """
     if not self.is_lazy or not isinstance(other, flow.Tensor):
         return _copy(self, other)
     value = other.detach().to(self.dtype)
-    self.data = value.expand(*self.shape) if tuple(value.shape) != tuple(self.shape) else flow._C.identity(value)
+    self.data = (
+        value.expand(*self.shape)
+        if tuple(value.shape) != tuple(self.shape)
+        else flow._C.identity(value)
+    )
     return self
 
 
@@ -240,7 +284,11 @@ _REPLACEMENTS = (
     (ProxyModule, "named_buffers", _named_tensors("_buffers")),
     (ProxyParameterList, "__iter__", lambda self: iter(_values(self))),
     (ProxyParameterDict, "values", _values),
-    (ProxyParameterDict, "items", lambda self: list(zip(self.__dict__["_parameters"], _values(self)))),
+    (
+        ProxyParameterDict,
+        "items",
+        lambda self: list(zip(self.__dict__["_parameters"], _values(self))),
+    ),
     (flow.Tensor, "copy_", _copy_lazily),
     (flow.Tensor, "zero_", lambda self: self.fill_(0) if self.is_lazy else _zero(self)),
     (

@@ -1,4 +1,6 @@
-"""Show the numbers of a run on screen and in `log.txt`: one line per log point, and a progress bar on a terminal."""
+"""Show the numbers of a run on screen and in `log.txt`: one line per log point, and a progress bar
+on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from libai.utils.rank_notes import own_progress
 from libai.utils.screen import is_terminal
 
 #: phase of `libai.utils.rank_notes` → its label in the progress bar
-_AT = {"compile": "compiling", "evaluate": "evaluating", "save": "saving", "load": "loading", "build": "building"}
+_AT = {
+    "compile": "compiling",
+    "evaluate": "evaluating",
+    "save": "saving",
+    "load": "loading",
+    "build": "building",
+}
 #: frames of the progress bar per second; each takes about a millisecond of interpreter time
 _FRAMES_PER_SECOND = 3
 #: number of log points whose median step time gives the remaining time
@@ -33,15 +41,16 @@ _PLACED = ("train/loss", "train/lr", "train/grad_norm", "train/epoch")
 
 
 class ConsoleWriter(Writer):
-    """Writes one line per log point through the logger (screen and `log.txt`) and shows a progress bar on a terminal.
+    """Writes one line per log point through the logger (screen and `log.txt`) and shows a progress
+    bar on a terminal.
 
-    The screen shows only the fields that fit into its width, and at most one line per `min_seconds`, but always the
-    line of the last iteration. `log.txt` gets every line in full. The bar below the lines also moves between log
-    points, and it shows when the run compiles, evaluates or saves.
+    The screen shows only the fields that fit into its width, and at most one line per
+    `min_seconds`, but always the line of the last iteration. `log.txt` gets every line in full. The
+    bar below the lines also moves between log points, and it shows when the run compiles, evaluates
+    or saves.
 
-    Args:
-        max_iter: number of the last iteration, to show a bar before the first record; None: show it from then on.
-        min_seconds: minimum number of seconds between two lines on the screen.
+    Args: max_iter: number of the last iteration, to show a bar before the first record; None: show
+        it from then on. min_seconds: minimum number of seconds between two lines on the screen.
     """
 
     def __init__(self, max_iter: int | None = None, min_seconds: float = 1.0):
@@ -61,7 +70,11 @@ class ConsoleWriter(Writer):
             fields = train_fields(record, median(self._step_ms))
             numbers = "  ".join(fields[kind] for kind in ("loss", "rate", "eta") if kind in fields)
             self._show_bar(record.max_iter, logged=record.iter, numbers=numbers)
-            logger.info("%s", "  ".join(fields.values()), extra={"screen": self._screen_line(record, fields)})
+            logger.info(
+                "%s",
+                "  ".join(fields.values()),
+                extra={"screen": self._screen_line(record, fields)},
+            )
         for line in format_eval_lines(record):
             logger.info("%s", line)
 
@@ -83,7 +96,8 @@ class ConsoleWriter(Writer):
         if self._bar is None:
             self._bar = _build_bar(max_iter)
         self._bar.update(0, total=max_iter, **fields)
-        self._bar.start()  # works only once; comes after the update, so that the first frame has its numbers
+        # works only once; comes after the update, so that the first frame has its numbers
+        self._bar.start()
 
 
 def _build_bar(max_iter: int) -> Any:
@@ -92,7 +106,9 @@ def _build_bar(max_iter: int) -> Any:
 
     class Bar(Progress):
         def get_renderable(self) -> Any:
-            """Return an object that rich renders again for each log line, so the bar is never older than the line."""
+            """Return an object that rich renders again for each log line, so the bar is never older
+            than the line.
+            """
             return self
 
         def __rich__(self) -> Any:
@@ -120,8 +136,12 @@ def _build_bar(max_iter: int) -> Any:
     return bar
 
 
-#: fields of a line: kind, tag, format; {0} is the number, {1} its short form, {2} the tag without its prefix
-_RATES = (("rate", "perf/tokens_per_s", "{1} tok/s"), ("rate", "perf/samples_per_s", "{1} samples/s"))
+#: fields of a line: kind, tag, format; {0} is the number, {1} its short form, {2} the tag without
+#: its prefix
+_RATES = (
+    ("rate", "perf/tokens_per_s", "{1} tok/s"),
+    ("rate", "perf/samples_per_s", "{1} samples/s"),
+)
 _LAST_FIELDS = (
     ("step", "perf/step_ms", "{1} ms/step"),
     ("lr", "train/lr", "lr {0:.2e}"),
@@ -133,10 +153,12 @@ _LAST_FIELDS = (
 
 
 def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]:
-    """Return the fields of a record by kind, most important first. Fields without a value in the record are left out.
+    """Return the fields of a record by kind, most important first.
 
-    For example `iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22  122 ms/step  lr 6.00e-04  grad 0.9  epoch 0.4`.
-    `step_ms`: expected time of each remaining iteration in ms.
+    Fields without a value in the record are left out.
+
+    For example `iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22  122 ms/step  lr 6.00e-04  grad
+    0.9  epoch 0.4`. `step_ms`: expected time of each remaining iteration in ms.
     """
     numbers = dict(record.scalars)
     if numbers.get("perf/step_ms", 0) > 0 and "perf/data_ms" in numbers:
@@ -148,7 +170,9 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
         is_own = tag.startswith("train/") and tag not in _PLACED
         if is_own and value != loss:  # a single loss equals the total
             rows.append((tag, tag, "{2} {0:.4g}"))
-    if numbers.get(_DATA_SHARE, 0) >= 0.3:  # waiting for data: more important than the fields after it
+    if (
+        numbers.get(_DATA_SHARE, 0) >= 0.3
+    ):  # waiting for data: more important than the fields after it
         rows.append(("data", _DATA_SHARE, "data {0:.1%}"))
     if math.isfinite(step_ms):
         remaining = timedelta(seconds=round((record.max_iter - record.iter) * step_ms / 1e3))
@@ -156,12 +180,16 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
     fields = {"iter": f"iter {position(record.iter, record.max_iter)}"}
     for kind, tag, text in (*rows, *_LAST_FIELDS):
         if tag in numbers:
-            fields.setdefault(kind, text.format(numbers[tag], _short(numbers[tag]), tag.removeprefix("train/")))
+            fields.setdefault(
+                kind, text.format(numbers[tag], _short(numbers[tag]), tag.removeprefix("train/"))
+            )
     return fields
 
 
 def fit_rows(fields: Iterable[str]) -> list[str]:
-    """Join `fields` into rows that are at most as wide as the screen, unless a single field is wider."""
+    """Join `fields` into rows that are at most as wide as the screen, unless a single field is
+    wider.
+    """
     first, *others = fields
     rows = [first]
     for field in others:
@@ -172,7 +200,9 @@ def fit_rows(fields: Iterable[str]) -> list[str]:
 
 
 def position(iteration: int, max_iter: int) -> str:
-    """Return text such as `  20/400` for the beginning of log lines about iterations, evaluations and checkpoints."""
+    """Return text such as `  20/400` for the beginning of log lines about iterations, evaluations
+    and checkpoints.
+    """
     if iteration > max_iter:
         return str(iteration)  # saved outside of a run
     return f"{iteration:>{len(str(max_iter))}}/{max_iter}"

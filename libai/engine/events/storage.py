@@ -1,7 +1,8 @@
-"""Storage for the scalars of an iteration, including those still on the device, until a writer reads them.
+"""Storage for the scalars of an iteration, including those still on the device, until a writer
+reads them.
 
-Putting a scalar never waits for the device. Reading waits once for all pending scalars. Nothing here writes files: see
-`libai.engine.events.writers`.
+Putting a scalar never waits for the device. Reading waits once for all pending scalars. Nothing
+here writes files: see `libai.engine.events.writers`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ _current: ContextVar[EventStorage | None] = ContextVar("libai_event_storage", de
 def get_event_storage() -> EventStorage:
     """Return the `EventStorage` of the innermost `with` block in this thread.
 
-    Models, data and hooks without a trainer record scalars with `get_event_storage().put_scalar("aux", value)`.
-    Raises `RuntimeError` outside of such a block.
+    Models, data and hooks without a trainer record scalars with
+    `get_event_storage().put_scalar("aux", value)`. Raises `RuntimeError` outside of such a block.
     """
     storage = _current.get()
     if storage is None:
         raise RuntimeError(
-            "get_event_storage() was called outside of training: no EventStorage is open in this thread. "
-            "trainer.train() opens one; elsewhere write `with EventStorage() as storage:` around the call."
+            "get_event_storage() was called outside of training: no EventStorage is open in this "
+            "thread. trainer.train() opens one; elsewhere write `with EventStorage() as storage:` "
+            "around the call."
         )
     return storage
 
@@ -62,50 +64,68 @@ class EventStorage:
     def put_scalar(self, name: str, value: Any, cur_iter: int | None = None) -> None:
         """Record `value`, a number or a tensor with one element, under `name`.
 
-        `cur_iter`: 0-based iteration of the value; default: the current one. A tensor is detached and fetched only when
-        the scalar is read, so do not change it in place later.
+        `cur_iter`: 0-based iteration of the value; default: the current one. A tensor is detached
+        and fetched only when the scalar is read, so do not change it in place later.
         """
         if isinstance(value, flow.Tensor):
             _check_tensor(name, value)
-            value = detached(value)  # a stored loss must not keep the activations of its graph alive
+            value = detached(
+                value
+            )  # a stored loss must not keep the activations of its graph alive
         elif isinstance(value, (int, float, np.number, np.bool_)):
             value = float(value)
         else:
             raise TypeError(
-                f"put_scalar({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}: "
-                f"{value!r}."
+                f"put_scalar({name!r}, ...) takes a number or a one-element tensor, not "
+                f"{type(value).__name__}: {value!r}."
             )
-        self._latest.pop(name, None)  # keep the order of the calls, also after a resume: checkpoints sort names
+        self._latest.pop(
+            name, None
+        )  # keep the order of the calls, also after a resume: checkpoints sort names
         self._latest[name] = (value, self.iter if cur_iter is None else cur_iter)
 
         for hook in self._waiting.get(name, ()):
             hook.step_period = 1
 
     def wake_at(self, name: str, hook: Any) -> None:
-        """Set `step_period` of `hook` to 1 whenever a value of the scalar `name` is put, so its `after_step` runs."""
+        """Set `step_period` of `hook` to 1 whenever a value of the scalar `name` is put, so its
+        `after_step` runs.
+        """
         self._waiting.setdefault(name, []).append(hook)
 
     def put_scalars(self, *, cur_iter: Any = None, **scalars) -> None:
-        """Call `put_scalar` for each keyword argument. Pass tags as `put_scalars(**{"eval/val/loss": 2.3})`."""
+        """Call `put_scalar` for each keyword argument.
+
+        Pass tags as `put_scalars(**{"eval/val/loss": 2.3})`.
+        """
         for name, value in scalars.items():
             self.put_scalar(name, value, cur_iter)
 
     # ------------------------------------------------------------------ reading
 
     def latest(self) -> dict[str, tuple[float, int]]:
-        """Return the newest value and the iteration of every scalar. Waits once for the device if tensors are pending.
+        """Return the newest value and the iteration of every scalar.
 
-        Collective if one of them is a global tensor. To read one scalar, use `get`, which fetches only that scalar.
+        Waits once for the device if tensors are pending.
+
+        Collective if one of them is a global tensor. To read one scalar, use `get`, which fetches
+        only that scalar.
         """
         self._fetch([name for name, (value, _) in self._latest.items() if type(value) is not float])
         return dict(self._latest)
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of the scalars put so far that begin with `prefix`. Does not wait for the device."""
+        """Return the names of the scalars put so far that begin with `prefix`.
+
+        Does not wait for the device.
+        """
         return [name for name in self._latest if name.startswith(prefix)]
 
     def get(self, name: str) -> tuple[float, int] | None:
-        """Return the newest value of `name` and its iteration, or None. Waits only if this scalar is on the device."""
+        """Return the newest value of `name` and its iteration, or None.
+
+        Waits only if this scalar is on the device.
+        """
         found = self._latest.get(name)
         if found is not None and type(found[0]) is not float:
             self._fetch([name])
@@ -120,22 +140,33 @@ class EventStorage:
     # ------------------------------------------------------------------ resume
 
     def state_dict(self) -> dict[str, Any]:
-        """Return JSON-serializable state: iteration and newest finite values. Waits for the device as `latest` does."""
-        latest = {name: list(found) for name, found in self.latest().items() if math.isfinite(found[0])}
+        """Return JSON-serializable state: iteration and newest finite values.
+
+        Waits for the device as `latest` does.
+        """
+        latest = {
+            name: list(found) for name, found in self.latest().items() if math.isfinite(found[0])
+        }
         return {"iter": self.iter, "latest": latest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict()`."""
         self.iter = int(state["iter"])
-        self._latest = {name: (float(value), int(at)) for name, (value, at) in state["latest"].items()}
+        self._latest = {
+            name: (float(value), int(at)) for name, (value, at) in state["latest"].items()
+        }
 
 
 def _check_tensor(name: str, tensor: flow.Tensor) -> None:
     shape = tuple(tensor.shape)
     if math.prod(shape) != 1:
-        raise ValueError(f"the scalar {name!r} is a tensor of shape {shape}. Put one element, such as its mean().")
+        raise ValueError(
+            f"the scalar {name!r} is a tensor of shape {shape}. Put one element, such as its "
+            "mean()."
+        )
     if tensor.is_lazy:
         raise UserError(
-            f"the scalar {name!r} was put from inside a compiled graph, where tensors have no values. Return it "
+            f"the scalar {name!r} was put from inside a compiled graph, where tensors have no "
+            "values. Return it "
             'from forward instead: {"losses": {...}, "metrics": {' + repr(name) + ": value}}."
         )

@@ -1,8 +1,9 @@
-"""Writers for the numbers of a run: the protocol, `metrics.jsonl`, TensorBoard, W&B, and a thread for slow writers.
+"""Writers for the numbers of a run: the protocol, `metrics.jsonl`, TensorBoard, W&B, and a thread
+for slow writers.
 
-Writers exist on rank 0 only. They receive finished `LogRecord`s. They do not use the trainer, read from a device or
-call collectives, so any of them may run in a thread (`AsyncWriter`). The writer for the screen is in
-libai/engine/events/console.py.
+Writers exist on rank 0 only. They receive finished `LogRecord`s. They do not use the trainer, read
+from a device or call collectives, so any of them may run in a thread (`AsyncWriter`). The writer
+for the screen is in libai/engine/events/console.py.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class LogRecord:
     Attributes:
         iter: number of updates made so far (1 = after the first update), as shown to the user.
         max_iter: number of the run's last iteration.
-        scalars: values by tag, as in TensorBoard: `train/loss`, `perf/step_ms`, `eval/<dataset>/<metric>`. A record of
-            an evaluation without a log point of training has no `train/loss`.
+        scalars: values by tag, as in TensorBoard: `train/loss`, `perf/step_ms`,
+            `eval/<dataset>/<metric>`. A record of an evaluation without a log point of training has
+            no `train/loss`.
         best: tag of the deciding metric if its value is the best so far, else None.
     """
 
@@ -66,11 +68,14 @@ class RunInfo:
 class Writer:
     """Receives records between `begin` and `close`. This cycle may repeat several times.
 
-    A subclass overrides the methods for the content it can show. The constructor must not create or change files.
+    A subclass overrides the methods for the content it can show. The constructor must not create or
+    change files.
     """
 
     def begin(self, start_iter: int = 0) -> None:
-        """Prepare for records of iterations after `start_iter`: 0 for a new run, else the iteration resumed from."""
+        """Prepare for records of iterations after `start_iter`: 0 for a new run, else the iteration
+        resumed from.
+        """
 
     def write(self, record: LogRecord) -> None:
         """Show or store the numbers of one log point."""
@@ -82,7 +87,8 @@ class Writer:
 class AsyncWriter(Writer):
     """Runs another writer in a thread, so a slow disk or tracker does not delay training.
 
-    Records are written in order, and `close` waits for the last one. An error in the thread is raised by the next call.
+    Records are written in order, and `close` waits for the last one. An error in the thread is
+    raised by the next call.
     """
 
     def __init__(self, writer: Writer):
@@ -91,7 +97,10 @@ class AsyncWriter(Writer):
         self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, start_iter: int = 0) -> None:
-        """See `Writer.begin`. The inner writer begins in the calling thread, so its errors are raised immediately."""
+        """See `Writer.begin`.
+
+        The inner writer begins in the calling thread, so its errors are raised immediately.
+        """
         self._writer.begin(start_iter)
         self._thread = ThreadPoolExecutor(max_workers=1)
 
@@ -118,13 +127,14 @@ class AsyncWriter(Writer):
 
 
 class JSONLinesWriter(Writer):
-    """Writes `metrics.jsonl`: one JSON object per logged iteration with `"iter"`, then tags in full float precision.
+    """Writes `metrics.jsonl`: one JSON object per logged iteration with `"iter"`, then tags in full
+    float precision.
 
-    JSON has no NaN or infinity: such a value is written as null. Records of one iteration share a line. The line is in
-    the file when `write` returns.
+    JSON has no NaN or infinity: such a value is written as null. Records of one iteration share a
+    line. The line is in the file when `write` returns.
 
-    A resumed run atomically removes the lines after `start_iter`, so no iteration appears twice. A new run moves an
-    existing file to `metrics.1.jsonl` (2, 3, ...).
+    A resumed run atomically removes the lines after `start_iter`, so no iteration appears twice. A
+    new run moves an existing file to `metrics.1.jsonl` (2, 3, ...).
 
     Args:
         path: path of the file; its folder must exist.
@@ -156,7 +166,9 @@ class JSONLinesWriter(Writer):
         is_new = self._last.get("iter") != record.iter
         if is_new:
             self._last = {"iter": record.iter}
-        self._last.update({tag: value if math.isfinite(value) else None for tag, value in record.scalars.items()})
+        self._last.update(
+            {tag: value if math.isfinite(value) else None for tag, value in record.scalars.items()}
+        )
         try:
             with naming(self._path), open(self._path, "r+b") as file:
                 self._offset = file.seek(0, os.SEEK_END) if is_new else file.seek(self._offset)
@@ -164,13 +176,17 @@ class JSONLinesWriter(Writer):
                 file.truncate()  # a rewritten line may be shorter than before
         except FileNotFoundError:
             raise OutputLostError(
-                f"{self._path} was removed or renamed during the run, so further metrics would be lost. The run ends "
-                "here. Leave the folder of a run in place until the run has ended."
+                f"{self._path} was removed or renamed during the run, so further metrics would be "
+                "lost. The run ends here. Leave the folder of a run in place until the run has "
+                "ended."
             ) from None
 
 
 def _is_kept(line: bytes, last_iter: int) -> bool:
-    """Return True for a complete line of an iteration up to `last_iter`. A power cut may damage the last line."""
+    """Return True for a complete line of an iteration up to `last_iter`.
+
+    A power cut may damage the last line.
+    """
     try:
         return line.endswith(b"\n") and json.loads(line)["iter"] <= last_iter
     except (ValueError, TypeError, KeyError):
@@ -184,10 +200,10 @@ FLUSH_SECONDS = 10.0
 class TensorBoardWriter(Writer):
     """Writes TensorBoard event files to `directory`, with the tags of the records.
 
-    If a run is resumed or repeated in the same folder, TensorBoard hides older values from the new start onwards. The
-    writer uses tensorboardX's file format but not its `SummaryWriter`. On a full disk the background thread of
-    `SummaryWriter` dies silently, and training then waits forever on its queue. Writing one event per record is also
-    eight times cheaper.
+    If a run is resumed or repeated in the same folder, TensorBoard hides older values from the new
+    start onwards. The writer uses tensorboardX's file format but not its `SummaryWriter`. On a full
+    disk the background thread of `SummaryWriter` dies silently, and training then waits forever on
+    its queue. Writing one event per record is also eight times cheaper.
 
     Args:
         directory: folder of the event files; it is created if necessary.
@@ -202,12 +218,17 @@ class TensorBoardWriter(Writer):
         from tensorboardX.event_file_writer import EventsWriter
 
         self._directory.mkdir(parents=True, exist_ok=True)
-        # file names contain the time in whole seconds, and two sessions within a second must not share a file
-        self._events = EventsWriter(str(self._directory / "events"), f".{os.getpid()}.{secrets.token_hex(2)}")
+        # file names contain the time in whole seconds, and two sessions within a second must not
+        # share a file
+        self._events = EventsWriter(
+            str(self._directory / "events"), f".{os.getpid()}.{secrets.token_hex(2)}"
+        )
         self._add(start_iter + 1 if start_iter else 0, session_log={"status": "START"})
 
     def write(self, record: LogRecord) -> None:
-        values = [{"tag": tag, "simple_value": float(value)} for tag, value in record.scalars.items()]
+        values = [
+            {"tag": tag, "simple_value": float(value)} for tag, value in record.scalars.items()
+        ]
         self._add(record.iter, summary={"value": values})
         if time.monotonic() - self._last_flush >= FLUSH_SECONDS:
             with naming(self._directory):
@@ -228,10 +249,12 @@ class TensorBoardWriter(Writer):
 
 
 class WandbWriter(Writer):
-    """Writes to a tracker with the interface of Weights & Biases: `init`, `run.log` and `run.finish`.
+    """Writes to a tracker with the interface of Weights & Biases: `init`, `run.log` and
+    `run.finish`.
 
-    The package is imported when training begins. An error of the tracker ends the run, as with any other writer. A
-    resumed run continues the tracker's run and sends the values of repeated iterations a second time.
+    The package is imported when training begins. An error of the tracker ends the run, as with any
+    other writer. A resumed run continues the tracker's run and sends the values of repeated
+    iterations a second time.
 
     Args:
         run_info: facts about the run.
@@ -249,18 +272,24 @@ class WandbWriter(Writer):
     ):
         if importlib.util.find_spec(package) is None:
             raise UserError(
-                f"train.writers asks for {package}, which is not installed. Run `pip install {package}`, or leave it "
-                "out of train.writers."
+                f"train.writers asks for {package}, which is not installed. Run `pip install "
+                f"{package}`, or leave it out of train.writers."
             )
         self._package = package
-        self._options: dict[str, Any] = {"project": project, "config": dict(run_info.config), "resume": "allow"}
+        self._options: dict[str, Any] = {
+            "project": project,
+            "config": dict(run_info.config),
+            "resume": "allow",
+        }
         if package == "wandb":
             self._options |= {
                 "name": run_info.name,
                 "id": run_info.run_id,
                 "dir": str(run_info.output_dir),
                 "allow_val_change": True,
-                "settings": {"console": "off"},  # do not capture the terminal, which has log lines and a progress bar
+                "settings": {
+                    "console": "off"
+                },  # do not capture the terminal, which has log lines and a progress bar
             }
         else:  # trackio has no IDs and finds a run by its name
             self._options["name"] = f"{run_info.name} {run_info.run_id}"

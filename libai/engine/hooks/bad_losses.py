@@ -1,8 +1,11 @@
-"""Skip or roll back updates whose loss or weights are not finite, and name the first bad module. Works in both modes.
+"""Skip or roll back updates whose loss or weights are not finite, and name the first bad module.
 
-Nothing is checked between log points. Instead, a copy of the state and all batches since then are kept. If a log point
-finds a bad loss, the state is restored and the updates are repeated, bit for bit, with a check after each one. The
-batch of an update that is not finite is then run eagerly to find the first module with a non-finite output or gradient.
+Works in both modes.
+
+Nothing is checked between log points. Instead, a copy of the state and all batches since then are
+kept. If a log point finds a bad loss, the state is restored and the updates are repeated, bit for
+bit, with a check after each one. The batch of an update that is not finite is then run eagerly to
+find the first module with a non-finite output or gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
 from libai.utils.tensors import part_here, tensors_in
 
-#: at a log point the state is copied again after this number of iterations, or if the kept batches exceed this size
+#: at a log point the state is copied again after this number of iterations, or if the kept batches
+#: exceed this size
 MIN_ITERS_BETWEEN_COPIES = 50
 MAX_BATCH_BYTES = 64 * 2**20
 #: more bad iterations than this, without a good log point in between, raise `NonFiniteLoss`
@@ -39,12 +43,13 @@ _DONE = {"skip": "its update was skipped", "rollback": "the run went back to the
 class BadLossHook(HookBase, LossPolicy):
     """Handles a bad loss: undoes and repeats the latest updates of its trainer.
 
-    Memory: one copy of weights and optimizer state on the device, and all batches since the copy was made.
+    Memory: one copy of weights and optimizer state on the device, and all batches since the copy
+    was made.
 
     Args:
-        policy: "skip" leaves a bad update out. "rollback" returns to the last good copy and drops the updates since
-            then, while the data continues. Both raise `NonFiniteLoss` after more than `MAX_BAD_IN_A_ROW` bad
-            iterations.
+        policy: "skip" leaves a bad update out. "rollback" returns to the last good copy and drops
+            the updates since then, while the data continues. Both raise `NonFiniteLoss` after more
+            than `MAX_BAD_IN_A_ROW` bad iterations.
         schedule: the trainer's schedule; its state is part of the copy.
     """
 
@@ -56,8 +61,8 @@ class BadLossHook(HookBase, LossPolicy):
     def __init__(self, policy: str, schedule: Any = None):
         if not (schedule is None or has_state(schedule)):
             raise UserError(
-                f"non_finite={policy!r} undoes updates with a copy of the state in memory. Add state_dict() and "
-                "load_state_dict() to the schedule, or use non_finite='raise'."
+                f"non_finite={policy!r} undoes updates with a copy of the state in memory. Add "
+                "state_dict() and load_state_dict() to the schedule, or use non_finite='raise'."
             )
         self.policy = policy
         self.bad_iterations: list[int] = []
@@ -84,19 +89,26 @@ class BadLossHook(HookBase, LossPolicy):
             self._bytes += num_bytes(batch)
 
     def after_save(self) -> None:
-        """Delete the copy: a rollback must not go back further than in a run that is resumed from this checkpoint."""
+        """Delete the copy: a rollback must not go back further than in a run that is resumed from
+        this checkpoint.
+        """
         self.forget()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Delete the copy: repeated updates would omit the evaluation, on which a plateau schedule depends."""
+        """Delete the copy: repeated updates would omit the evaluation, on which a plateau schedule
+        depends.
+        """
         try:
             yield
         finally:
             self.forget()
 
     def all_good(self) -> None:
-        """See `LossPolicy.all_good`. Deletes an old copy of the state; the next update makes a new one."""
+        """See `LossPolicy.all_good`.
+
+        Deletes an old copy of the state; the next update makes a new one.
+        """
         self._bad_in_a_row = 0
         is_old = len(self._batches) >= MIN_ITERS_BETWEEN_COPIES or self._bytes > MAX_BATCH_BYTES
         # a bad gradient in the latest update would show only in the next loss
@@ -109,8 +121,13 @@ class BadLossHook(HookBase, LossPolicy):
         self._batches = []
         self._bytes = 0
 
-    def on_bad_loss(self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]) -> dict[str, float]:
-        """See `LossPolicy.on_bad_loss`. Restores the state and repeats the later updates without the bad ones."""
+    def on_bad_loss(
+        self, iteration: int, losses: Mapping[str, float], latest: dict[str, float]
+    ) -> dict[str, float]:
+        """See `LossPolicy.on_bad_loss`.
+
+        Restores the state and repeats the later updates without the bad ones.
+        """
         trainer = self.trainer
         present = trainer.iter
         if self._snapshot is None:  # nothing to undo: a hook has changed the weights since a save
@@ -137,7 +154,9 @@ class BadLossHook(HookBase, LossPolicy):
                 break
             trainer.finish_update()  # the schedule continues
         if not is_found:
-            reason = "it is finite when the updates are repeated, so the forward is not deterministic"
+            reason = (
+                "it is finite when the updates are repeated, so the forward is not deterministic"
+            )
             self._note(iteration + 1, losses, reason)
         trainer.iter = present
         self.forget()
@@ -148,15 +167,18 @@ class BadLossHook(HookBase, LossPolicy):
         self._bad_in_a_row += 1
         if self._bad_in_a_row > MAX_BAD_IN_A_ROW:
             raise NonFiniteLoss(iteration, losses, diagnosis, num_undone=self._bad_in_a_row)
-        logger.warning("iteration %d is not finite: %s; %s", iteration, diagnosis, _DONE[self.policy])
+        logger.warning(
+            "iteration %d is not finite: %s; %s", iteration, diagnosis, _DONE[self.policy]
+        )
 
 
 def find_first_non_finite(trainer, micro_batches: list[Any]) -> str:
-    """Run one iteration's batches eagerly without an update; return a description of the first non-finite value.
+    """Run one iteration's batches eagerly without an update; return a description of the first
+    non-finite value.
 
-    Checks the weights, the inputs, the output of each module in order of execution and the gradients, in this order.
-    The last output is the model's, with the losses. The model stays unchanged. Collective: each rank checks the parts
-    of tensors that it holds.
+    Checks the weights, the inputs, the output of each module in order of execution and the
+    gradients, in this order. The last output is the model's, with the losses. The model stays
+    unchanged. Collective: each rank checks the parts of tensors that it holds.
     """
     model = trainer.model
     places = itertools.count()
@@ -173,7 +195,10 @@ def find_first_non_finite(trainer, micro_batches: list[Any]) -> str:
     def call_and_look(module, *args, **kwargs) -> Any:
         output = call(module, *args, **kwargs)
         if module in names:
-            look(f"first the output of {names[module]} ({type(module).__name__}) is not finite", output)
+            look(
+                f"first the output of {names[module]} ({type(module).__name__}) is not finite",
+                output,
+            )
         return output
 
     for name, parameter in model.named_parameters():

@@ -9,20 +9,26 @@ from libai.engine.hook_base import HOOK_POINTS, STEP_POINTS, HookBase
 
 
 class CallbackHook(HookBase):
-    """Calls the given functions with the trainer: `CallbackHook(after_step=lambda trainer: print(trainer.iter))`.
+    """Calls the given functions with the trainer: `CallbackHook(after_step=lambda trainer:
+    print(trainer.iter))`.
 
     Args:
         every: call the functions of step points only every `every` iterations.
         priority: see `HookBase`.
-        functions: point of `HookBase` → function to call with the trainer. `before_save` is called with
-            `(trainer, extra)`. None is the same as leaving the point out. A hook with `after_backward` does not work in
-            graph mode.
+        functions: point of `HookBase` → function to call with the trainer. `before_save` is called
+            with `(trainer, extra)`. None is the same as leaving the point out. A hook with
+            `after_backward` does not work in graph mode.
     """
 
-    def __init__(self, *, every: int = 1, priority: int = 50, **functions: Callable[..., None] | None):
+    def __init__(
+        self, *, every: int = 1, priority: int = 50, **functions: Callable[..., None] | None
+    ):
         unknown = sorted(functions.keys() - set(HOOK_POINTS))
         if unknown:
-            raise TypeError(f"CallbackHook has no point {', '.join(unknown)}; choose from {', '.join(HOOK_POINTS)}")
+            raise TypeError(
+                f"CallbackHook has no point {', '.join(unknown)}; choose from "
+                f"{', '.join(HOOK_POINTS)}"
+            )
         self.priority = priority
         self._every = every
         self._functions = functions

@@ -12,15 +12,17 @@ from libai.utils.logging import engine_logger as logger
 
 
 class CheckpointHook(HookBase):
-    """Saves checkpoints with a `TrainerCheckpointer`. Losses are checked first, so corrupted weights are not saved.
+    """Saves checkpoints with a `TrainerCheckpointer`.
 
-    The hook also saves if the run is interrupted from outside. In a job of one process it saves if the run fails
-    between two iterations, in a hook, an evaluation or the loader. It does not save after a failure inside an update,
-    because the state is then inconsistent. In a job of several processes it does not save after a failure, because one
-    rank cannot save without the others.
+    Losses are checked first, so corrupted weights are not saved.
 
-    It is the last hook of an iteration: the saved state includes the effects of all other hooks, such as written
-    metrics.
+    The hook also saves if the run is interrupted from outside. In a job of one process it saves if
+    the run fails between two iterations, in a hook, an evaluation or the loader. It does not save
+    after a failure inside an update, because the state is then inconsistent. In a job of several
+    processes it does not save after a failure, because one rank cannot save without the others.
+
+    It is the last hook of an iteration: the saved state includes the effects of all other hooks,
+    such as written metrics.
 
     Args:
         checkpointer: saves the checkpoints; the hook closes it at the end.
@@ -39,7 +41,10 @@ class CheckpointHook(HookBase):
         self._checkpointer.check_can_save()
 
     def after_step(self) -> None:
-        """Saves if a save is due, and after the last iteration. Raises the error of an earlier save that failed."""
+        """Saves if a save is due, and after the last iteration.
+
+        Raises the error of an earlier save that failed.
+        """
         background = self._checkpointer.background
         if background is None or not background.check():
             self.step_period = step_period_of(self._period)
@@ -63,7 +68,9 @@ class CheckpointHook(HookBase):
                 path = self._checkpointer.save()
                 self._checkpointer.wait()
                 logger.info(
-                    "the state before the failure is intact and was saved as %s; continue with --resume", path.name
+                    "the state before the failure is intact and was saved as %s; continue with "
+                    "--resume",
+                    path.name,
                 )
         finally:
             self._checkpointer.wait()

@@ -15,9 +15,9 @@ from libai.optim import WeightAverage
 class EMAHook(HookBase):
     """Keeps an exponential moving average of the weights and evaluates the model with it.
 
-    A trainer with `ema_decay` registers this hook. `decay`: see `libai.optim.WeightAverage`. `average`: the averaged
-    weights. The context manager `average.swapped_in()` puts them into the model for a block. Checkpoints store them as
-    the tensor group "ema".
+    A trainer with `ema_decay` registers this hook. `decay`: see `libai.optim.WeightAverage`.
+    `average`: the averaged weights. The context manager `average.swapped_in()` puts them into the
+    model for a block. Checkpoints store them as the tensor group "ema".
     """
 
     #: runs before hooks that check losses, because these may undo updates, evaluate or save
@@ -48,7 +48,10 @@ class EMAHook(HookBase):
         return self.average.tensors
 
     def load_tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Loads `tensors` for the current parameters of the model. Without tensors the average starts again."""
+        """Loads `tensors` for the current parameters of the model.
+
+        Without tensors the average starts again.
+        """
         if tensors:
             self.average.load(self.trainer.model, tensors)
         else:

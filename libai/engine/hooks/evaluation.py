@@ -2,8 +2,8 @@
 
 These hooks keep the best checkpoint, stop the run early, or lower the learning rate.
 
-A metric that no evaluation measures would silently disable these hooks, and a metric without a known better direction
-could silently reverse them. Both raise an error.
+A metric that no evaluation measures would silently disable these hooks, and a metric without a
+known better direction could silently reverse them. Both raise an error.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from libai.utils.errors import UserError
 def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the deciding metric without its sign, and its better direction, "min" or "max".
 
-    The direction is given by the sign of `eval_metric`, or else by `eval_mode`, or else by an evaluator that lists the
-    metric. Raises `UserError` if the direction is unknown.
+    The direction is given by the sign of `eval_metric`, or else by `eval_mode`, or else by an
+    evaluator that lists the metric. Raises `UserError` if the direction is unknown.
     """
     signed = evaluation.eval_metric
     if not signed or not evaluation.enabled:
@@ -37,9 +37,10 @@ def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tupl
     mode = of_sign or evaluation.eval_mode or known.get(metric)
     if mode is None:
         raise UserError(
-            f"train.evaluation.eval_metric={metric} has no better direction, and none of the evaluators "
-            f"({', '.join(evaluators)}) lists this <dataset>/<metric> in its directions.{did_you_mean(metric, known)} "
-            f"Write +{metric} if larger is better (LiBai's default), -{metric} if smaller is better, or set "
+            f"train.evaluation.eval_metric={metric} has no better direction, and none of the "
+            f"evaluators ({', '.join(evaluators)}) lists this <dataset>/<metric> in its "
+            f"directions.{did_you_mean(metric, known)} Write +{metric} if larger is better "
+            f"(LiBai's default), -{metric} if smaller is better, or set "
             "train.evaluation.eval_mode to max or min."
         )
     return metric, mode
@@ -58,11 +59,12 @@ def refuse_unknown(metric: str, measured: Iterable[str]) -> None:
 
 
 class EvalHook(HookBase):
-    """Runs `function() -> {tag: value}` every `period` iterations or every epoch, and after the last iteration.
+    """Runs `function() -> {tag: value}` every `period` iterations or every epoch, and after the
+    last iteration.
 
-    It runs at most once per iteration. `period=0`: only at the end. The values are put into the event storage, from
-    which writers and the best-checkpoint hook read them. All ranks must have this hook, because evaluation is
-    collective.
+    It runs at most once per iteration. `period=0`: only at the end. The values are put into the
+    event storage, from which writers and the best-checkpoint hook read them. All ranks must have
+    this hook, because evaluation is collective.
     """
 
     priority = 40
@@ -98,7 +100,8 @@ class EvalHook(HookBase):
 
 
 class MetricHook(HookBase):
-    """Base class of hooks that act on each new value of `metric` (`eval/<dataset>/<name>`), identically on all ranks.
+    """Base class of hooks that act on each new value of `metric` (`eval/<dataset>/<name>`),
+    identically on all ranks.
 
     `saved`: names of the attributes to save in a checkpoint.
     """
@@ -140,15 +143,16 @@ class MetricHook(HookBase):
 
 
 class BestCheckpointHook(MetricHook):
-    """Saves a checkpoint after each evaluation with a new best value of `metric` (`eval/<dataset>/<name>`).
+    """Saves a checkpoint after each evaluation with a new best value of `metric`
+    (`eval/<dataset>/<name>`).
 
-    The metric is always given, never guessed, so a test set cannot select the model by accident. A value that is not
-    finite is never the best. All ranks see the same values, so they stop in the same iteration.
+    The metric is always given, never guessed, so a test set cannot select the model by accident. A
+    value that is not finite is never the best. All ranks see the same values, so they stop in the
+    same iteration.
 
-    Args:
-        checkpointer: saves the checkpoint; None: only record the best value.
-        mode: the better direction of the metric, "min" or "max".
-        patience: end training cleanly after this number of evaluations without a better value; None: never.
+    Args: checkpointer: saves the checkpoint; None: only record the best value. mode: the better
+        direction of the metric, "min" or "max". patience: end training cleanly after this number of
+        evaluations without a better value; None: never.
 
     Attributes:
         metric: tag of the metric.
@@ -161,7 +165,13 @@ class BestCheckpointHook(MetricHook):
     priority = 94
     saved = ("best", "best_iter", "best_metrics", "bad_evaluations", "last_iter")
 
-    def __init__(self, checkpointer: TrainerCheckpointer | None, metric: str, mode: str, patience: int | None = None):
+    def __init__(
+        self,
+        checkpointer: TrainerCheckpointer | None,
+        metric: str,
+        mode: str,
+        patience: int | None = None,
+    ):
         super().__init__(metric)
         self._checkpointer = checkpointer
         self._sign = {"min": 1.0, "max": -1.0}[mode]
@@ -180,7 +190,10 @@ class BestCheckpointHook(MetricHook):
             self.bad_evaluations += 1
             if self._patience is not None and self.bad_evaluations >= self._patience:
                 best = "no finite value" if self.best is None else f"{self.best:.6g}"
-                raise StopTraining(f"{self.metric} has not improved on {best} for {self.bad_evaluations} evaluations")
+                raise StopTraining(
+                    f"{self.metric} has not improved on {best} for {self.bad_evaluations} "
+                    "evaluations"
+                )
             return
         self.best = value
         self.best_iter = self.trainer.iter + 1
@@ -202,8 +215,8 @@ class BestCheckpointHook(MetricHook):
 class LRHook(MetricHook):
     """Steps a schedule that needs a metric (`ReduceLROnPlateau`), once per evaluation.
 
-    `metric`: tag of the metric, `eval/<dataset>/<name>`. Raises `UserError` if it is empty, because the schedule would
-    then never be stepped. The hook does not step other schedules.
+    `metric`: tag of the metric, `eval/<dataset>/<name>`. Raises `UserError` if it is empty, because
+    the schedule would then never be stepped. The hook does not step other schedules.
     """
 
     priority = 45
@@ -211,9 +224,12 @@ class LRHook(MetricHook):
     def __init__(self, metric: str = ""):
         if not metric:
             raise UserError(
-                "lr_scheduler: a schedule such as ReduceLROnPlateau lowers the learning rate according to a metric, "
-                'but this run measures none. Set train.evaluation.eval_metric="<dataset>/<name>" (such as "val/loss") '
-                "with train.evaluation.eval_period and dataloader.test, or choose a schedule over iterations."
+                "lr_scheduler: a schedule such as ReduceLROnPlateau lowers the learning rate "
+                "according to a metric, "
+                'but this run measures none. Set train.evaluation.eval_metric="<dataset>/<name>" '
+                '(such as "val/loss") '
+                "with train.evaluation.eval_period and dataloader.test, or choose a schedule over "
+                "iterations."
             )
         super().__init__(metric)
 

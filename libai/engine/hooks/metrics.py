@@ -1,4 +1,6 @@
-"""Hooks that measure iteration times, and that pass the numbers of a run from the event storage to the writers."""
+"""Hooks that measure iteration times, and that pass the numbers of a run from the event storage to
+the writers.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,18 @@ from libai.utils.distributed import all_reduce, is_main_process
 class IterationTimer(HookBase):
     """Measures training time in windows and adds them to a `Throughput`.
 
-    The host runs ahead of the device, and any code that reads a tensor waits for the device: a log point, a hook or the
-    loader. Therefore parts of an iteration cannot be timed separately. A window is all the time from one log point to
-    the next on the trainer's clock: data, updates, hooks and waiting. Evaluation, saving and a change of mode stop that
-    clock. The first iteration after each start (compilation, first allocations) is counted separately in
-    `first_seconds`. All windows and `first_seconds` together are the training time.
+    The host runs ahead of the device, and any code that reads a tensor waits for the device: a log
+    point, a hook or the loader. Therefore parts of an iteration cannot be timed separately. A
+    window is all the time from one log point to the next on the trainer's clock: data, updates,
+    hooks and waiting. Evaluation, saving and a change of mode stop that clock. The first iteration
+    after each start (compilation, first allocations) is counted separately in `first_seconds`. All
+    windows and `first_seconds` together are the training time.
 
     Args:
         samples_per_iter: samples per iteration over all ranks.
 
-    Attributes: `throughput`, `first_seconds`, and `start_iter`, the updates made before the latest `train`.
+    Attributes: `throughput`, `first_seconds`, and `start_iter`, the updates made before the latest
+    `train`.
     """
 
     priority = 99  # the window of the first iteration includes the other hooks
@@ -57,7 +61,8 @@ class IterationTimer(HookBase):
     def after_step(self) -> None:
         """Ends the window of a first iteration."""
         if self._is_first:
-            self.trainer.fetch_metrics()  # the only extra synchronization: the next window starts with an idle device
+            # the only extra synchronization: the next window starts with an idle device
+            self.trainer.fetch_metrics()
             self._end_first()
 
     def after_train(self) -> None:
@@ -68,10 +73,15 @@ class IterationTimer(HookBase):
         if self._is_first:
             self._end_first()
         self.close_window()
-        self.throughput.prolong(self._end_window())  # add the time of hooks that ran after the last log point
+        self.throughput.prolong(
+            self._end_window()
+        )  # add the time of hooks that ran after the last log point
 
     def close_window(self) -> None:
-        """Add the time since the last call to the `Throughput`. Call it after the metrics have been fetched."""
+        """Add the time since the last call to the `Throughput`.
+
+        Call it after the metrics have been fetched.
+        """
         iters = self.trainer.completed_iters - self._from_iter
         if self._is_first or iters <= 0:
             return
@@ -107,11 +117,12 @@ class IterationTimer(HookBase):
 
 
 class WriterHook(HookBase):
-    """Fetches the metrics at log points (the only regular synchronization of the loop) and writes them.
+    """Fetches the metrics at log points (the only regular synchronization of the loop) and writes
+    them.
 
-    The hook must be registered on all ranks, because metrics are reduced over ranks, but only rank 0 has writers. The
-    logged data time is the slowest rank's. The hook runs after all hooks that produce numbers. Before an evaluation it
-    writes the numbers of the iteration.
+    The hook must be registered on all ranks, because metrics are reduced over ranks, but only rank
+    0 has writers. The logged data time is the slowest rank's. The hook runs after all hooks that
+    produce numbers. Before an evaluation it writes the numbers of the iteration.
 
     Args:
         writers: used on rank 0 only. They are opened when training starts and closed when it ends.
@@ -145,13 +156,17 @@ class WriterHook(HookBase):
         self.step_period = step_period_of(period)
 
     def before_train(self) -> None:
-        """Opens the writers and writes the results of an evaluation made before the first iteration."""
+        """Opens the writers and writes the results of an evaluation made before the first
+        iteration.
+        """
         start = self.trainer.start_iter
         self._logged_at = 0
         for writer in self._writers:
             writer.begin(start)
         # a resumed storage contains values that the earlier session has already written
-        self._written.update({tag: at for tag, (_, at) in self.trainer.storage.latest().items() if at < start})
+        self._written.update(
+            {tag: at for tag, (_, at) in self.trainer.storage.latest().items() if at < start}
+        )
         self._write(start)
 
     def before_eval(self) -> None:
@@ -169,7 +184,9 @@ class WriterHook(HookBase):
             self._write(self.trainer.completed_iters)
 
     def _log_if_due(self) -> None:
-        """Write the numbers of the latest iteration, once, if a log point is due or the run ends with it."""
+        """Write the numbers of the latest iteration, once, if a log point is due or the run ends
+        with it.
+        """
         completed = self.trainer.completed_iters
         if self._logged_at != completed and is_due(self.period, self.trainer):
             self._logged_at = completed
@@ -177,7 +194,9 @@ class WriterHook(HookBase):
             self._write(completed)
 
     def after_train(self) -> None:
-        """Writes the evaluation of a run that was stopped early, and closes all writers even if one fails."""
+        """Writes the evaluation of a run that was stopped early, and closes all writers even if one
+        fails.
+        """
         with ExitStack() as stack:
             for writer in self._writers:
                 stack.callback(writer.close)
@@ -209,7 +228,9 @@ class WriterHook(HookBase):
         if not scalars:
             return
         best = self._best
-        is_best = best is not None and best.metric in scalars and best.is_better(scalars[best.metric])
+        is_best = (
+            best is not None and best.metric in scalars and best.is_better(scalars[best.metric])
+        )
         record = LogRecord(
             iter=completed,
             max_iter=self.trainer.max_iter,

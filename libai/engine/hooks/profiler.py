@@ -12,10 +12,12 @@ from libai.utils.logging import engine_logger as logger
 
 
 class ProfilerHook(HookBase):
-    """Profiles iterations `start + 1` to `stop` (counted from 1) and writes the results to `output_dir`.
+    """Profiles iterations `start + 1` to `stop` (counted from 1) and writes the results to
+    `output_dir`.
 
-    It profiles the host with cProfile, because OneFlow 0.9's own profiler ends the process on a machine without a GPU.
-    The results are `profile_rank<r>.prof`, for viewers such as snakeviz, and a table in a `.txt` file.
+    It profiles the host with cProfile, because OneFlow 0.9's own profiler ends the process on a
+    machine without a GPU. The results are `profile_rank<r>.prof`, for viewers such as snakeviz, and
+    a table in a `.txt` file.
     """
 
     priority = 90
@@ -43,4 +45,6 @@ class ProfilerHook(HookBase):
         with open(path.with_suffix(".txt"), "w") as table:
             pstats.Stats(self._profile, stream=table).sort_stats("cumulative").print_stats(40)
         self._profile = None
-        logger.info("profile of iterations %d-%d written to %s.txt", self._start + 1, self._stop, path)
+        logger.info(
+            "profile of iterations %d-%d written to %s.txt", self._start + 1, self._stop, path
+        )

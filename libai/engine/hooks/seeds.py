@@ -1,4 +1,6 @@
-"""Save and restore the global random generators, so a resume continues their sequence of random numbers."""
+"""Save and restore the global random generators, so a resume continues their sequence of random
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,12 @@ from libai.utils.distributed import any_rank, gather_objects, get_rank
 class RandomStateHook(HookBase):
     """Saves and restores the generators of Python, numpy and oneflow on every rank.
 
-    libai's own dropout uses none of them, but the user's models, datasets and hooks may. The state of oneflow 0.9.0's
-    generator cannot be restored (docs/dev/oneflow.md#rng-state); it only shows whether a random number was sampled.
-    After the first sample, the generator is seeded from (seed, iteration, rank) in every iteration. This costs 30 µs
-    per iteration, but only in runs that sample from the generator. Graph mode does not sample from it, because a
-    compiled random operation ignores every seed.
+    libai's own dropout uses none of them, but the user's models, datasets and hooks may. The state
+    of oneflow 0.9.0's generator cannot be restored (docs/dev/oneflow.md#rng-state); it only shows
+    whether a random number was sampled. After the first sample, the generator is seeded from (seed,
+    iteration, rank) in every iteration. This costs 30 µs per iteration, but only in runs that
+    sample from the generator. Graph mode does not sample from it, because a compiled random
+    operation ignores every seed.
     """
 
     priority = 5
@@ -77,7 +80,10 @@ class RandomStateHook(HookBase):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `HookBase.load_state_dict`. A rank that the saved run did not have keeps its own state."""
+        """See `HookBase.load_state_dict`.
+
+        A rank that the saved run did not have keeps its own state.
+        """
         self.step_period, self._seeded_at = int(state["seeds_every_iteration"]), state["seeded_at"]
         if get_rank() < len(state["ranks"]):
             self._restored = state["ranks"][get_rank()]
@@ -87,7 +93,10 @@ def _python_and_numpy() -> dict[str, Any]:
     """Return the states of both generators as JSON-serializable values."""
     version, words, gauss = random.getstate()
     name, keys, *rest = np.random.get_state(legacy=True)
-    return {"python": [version, list(words), gauss], "numpy": [name, np.asarray(keys).tolist(), *rest]}
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+    }
 
 
 def _restore_python_and_numpy(state: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""Check that eager and graph mode train a user's model identically, or name the module in which they diverge.
+"""Check that eager and graph mode train a user's model identically, or name the module in which
+they diverge.
 
-The check is a long rehearsal (see `libai.engine.rehearsal`). It makes the same updates eagerly and compiled, and
-returns a report.
+The check is a long rehearsal (see `libai.engine.rehearsal`). It makes the same updates eagerly and
+compiled, and returns a report.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from libai.utils.seeding import seed_everything
 
 @dataclass(frozen=True)
 class ParityReport:
-    """The result of `check_parity`. `str()` returns a readable table, `to_json()` the same data as JSON.
+    """The result of `check_parity`.
 
-    Attributes:
-        ok: whether both modes train identically.
-        reason: the verdict in one sentence.
+    `str()` returns a readable table, `to_json()` the same data as JSON.
+
+    Attributes: ok: whether both modes train identically. reason: the verdict in one sentence.
         bound: largest relative loss difference at which the modes still count as identical.
-        num_iters: number of updates.
-        first_broken: first iteration (counted from 1) in which the modes differ by more than the bound, or None.
-        module: qualified name of the module that diverges first (the model's class name for its own forward), or None.
-        stage: where it diverges: "build", "forward", "backward" or "update".
-        losses: mode -> total loss of every iteration.
+        num_iters: number of updates. first_broken: first iteration (counted from 1) in which the
+        modes differ by more than the bound, or None. module: qualified name of the module that
+        diverges first (the model's class name for its own forward), or None. stage: where it
+        diverges: "build", "forward", "backward" or "update". losses: mode -> total loss of every
+        iteration.
     """
 
     ok: bool
@@ -61,7 +62,10 @@ class ParityReport:
         return "same" if self.ok else "broken"
 
     def to_json(self) -> str:
-        """Return all attributes and the verdict as one JSON object. Losses that are not finite become strings."""
+        """Return all attributes and the verdict as one JSON object.
+
+        Losses that are not finite become strings.
+        """
         losses = {}
         for mode, values in self.losses.items():
             losses[mode] = [value if math.isfinite(value) else str(value) for value in values]
@@ -76,8 +80,12 @@ class ParityReport:
             lines.append(f"diverges in   {self.module} ({self.stage})")
         if self.losses["graph"]:
             lines.append(f"{'iteration':>9}  {'eager':>14}  {'graph':>14}  relative")
-        for iteration, (eager, graph) in enumerate(zip(self.losses["eager"], self.losses["graph"]), 1):
-            lines.append(f"{iteration:>9}  {eager:>14.8g}  {graph:>14.8g}  {_apart(eager, graph):.1e}")
+        for iteration, (eager, graph) in enumerate(
+            zip(self.losses["eager"], self.losses["graph"]), 1
+        ):
+            lines.append(
+                f"{iteration:>9}  {eager:>14.8g}  {graph:>14.8g}  {_apart(eager, graph):.1e}"
+            )
         return "\n".join(lines)
 
 
@@ -93,40 +101,45 @@ def check_parity(
     device: str = "auto",
     **settings,
 ) -> ParityReport:
-    """Make the same updates eagerly and compiled, from the same weights and the same data, and compare them.
+    """Make the same updates eagerly and compiled, from the same weights and the same data, and
+    compare them.
 
     Args:
         build_model: function that returns the model.
-        batches: micro-batches, as a data loader yields them. The batches of the first `num_iters` iterations are used.
-            If there are fewer, they are repeated in order.
+        batches: micro-batches, as a data loader yields them. The batches of the first `num_iters`
+            iterations are used. If there are fewer, they are repeated in order.
         build_optimizer: function that returns the optimizer of a model.
-        num_iters: number of updates. At least 2, because a value frozen into a graph has no effect on the first.
+        num_iters: number of updates. At least 2, because a value frozen into a graph has no effect
+            on the first.
         bound: largest relative loss difference at which the modes still count as identical.
         build_lr_scheduler: function that returns the schedule of an optimizer, or None.
         settings: individual fields of `TrainOptions`, such as `num_accumulation_steps`.
 
-    Returns a `ParityReport`. In a test, write `assert report.ok, report`. A forward that cannot be compiled gives the
-    verdict "broken" instead of an error. Raises `UserError` in a job of several processes. Errors of an eager forward
-    are raised unchanged.
+    Returns a `ParityReport`. In a test, write `assert report.ok, report`. A forward that cannot be
+    compiled gives the verdict "broken" instead of an error. Raises `UserError` in a job of several
+    processes. Errors of an eager forward are raised unchanged.
     """
     if get_world_size() > 1:
         raise UserError(
-            f"the parity check runs in one process, but this job has {get_world_size()}. Start it without the "
-            "launcher; on several ranks, train.rehearse=N compares the modes."
+            f"the parity check runs in one process, but this job has {get_world_size()}. Start it "
+            "without the launcher; on several ranks, train.rehearse=N compares the modes."
         )
     if num_iters < 2:
         raise UserError(f"num_iters={num_iters} must be at least 2 (--iters of `libai parity`).")
     if not 0.0 < bound < 1.0:
         raise UserError(
-            f"check_parity: bound={bound} is a relative difference and must be between 0 and 1, such as 1e-5."
+            f"check_parity: bound={bound} is a relative difference and must be between 0 and 1, "
+            "such as 1e-5."
         )
-    micro_batches = list(itertools.islice(batches, num_iters * settings.get("num_accumulation_steps", 1)))
+    micro_batches = list(
+        itertools.islice(batches, num_iters * settings.get("num_accumulation_steps", 1))
+    )
     seed_everything(seed)
     model = build_model()
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"build_model returned a {type(model).__name__}, not a oneflow.nn.Module. It must take no argument and "
-            "return a new model, such as `lambda: MyModel(width=64)`."
+            f"build_model returned a {type(model).__name__}, not a oneflow.nn.Module. It must "
+            "take no argument and return a new model, such as `lambda: MyModel(width=64)`."
         )
     optimizer = build_optimizer(model)
     device = default_device(device)
@@ -153,14 +166,19 @@ def check_parity(
     itself = first_difference(eager, reference_of(trainer, iterations))
     if itself is not None:
         return broken(
-            f"two eager runs from the same state differ: {itself}. Training is not reproducible: forward uses random "
-            "numbers that no seed controls, reads a clock, or depends on the previous run"
+            f"two eager runs from the same state differ: {itself}. Training is not reproducible: "
+            "forward uses random numbers that no seed controls, reads a clock, or depends on the "
+            "previous run"
         )
     graph, difference = compared_updates(trainer, iterations, eager)
     losses = {"eager": _totals(eager), "graph": _totals(graph)}
     if difference is None:
         worst = max(map(_apart, losses["eager"], losses["graph"]))
-        reason = f"the losses differ by up to {worst:.1e} relative" if worst else "all losses are bitwise equal"
+        reason = (
+            f"the losses differ by up to {worst:.1e} relative"
+            if worst
+            else "all losses are bitwise equal"
+        )
         return ParityReport(True, reason, bound, num_iters, losses=losses)
     broken = partial(broken, first_broken=difference.update, losses=losses)
     culprit = find_culprit(trainer, iterations, difference.update, eager, is_compiled=True)
@@ -171,13 +189,16 @@ def check_parity(
 
 
 def check_config(run: RunConfig, num_iters: int, bound: float) -> ParityReport:
-    """Run `check_parity` on a config's model, data, optimizer and schedule, built as in a run. Return its report."""
+    """Run `check_parity` on a config's model, data, optimizer and schedule, built as in a run.
+
+    Return its report.
+    """
     device = default_device(run.train.device)
     check_supported(run, "graph", device)
     if amp_dtype(run, "graph", device) is not None:
         raise UserError(
-            f"train.amp.dtype={run.train.amp.dtype}: the modes round differently with it. Compare them in float32 "
-            "(train.amp.enabled=false)."
+            f"train.amp.dtype={run.train.amp.dtype}: the modes round differently with it. Compare "
+            "them in float32 (train.amp.enabled=false)."
         )
     parts = Parts(run, Mesh(device=device))
     return check_parity(
@@ -201,5 +222,7 @@ def _totals(updates: Updates) -> list[float]:
 
 
 def _apart(one: float, other: float) -> float:
-    """Return the relative difference of two losses: 0 if they are equal, NaN if they differ and one is not finite."""
+    """Return the relative difference of two losses: 0 if they are equal, NaN if they differ and one
+    is not finite.
+    """
     return abs(one - other) / max(abs(one), abs(other)) if one != other else 0.0

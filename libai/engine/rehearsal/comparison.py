@@ -1,4 +1,6 @@
-"""Store the results of updates, and find the first difference between two runs of the same updates."""
+"""Store the results of updates, and find the first difference between two runs of the same
+updates.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,27 @@ from libai.optim.state import state_keys, walk_parameters
 from libai.parallel import full_tensor
 
 Arrays = dict[str, Any]
-#: largest relative difference allowed between two losses; it is wider on GPUs, which may choose different kernels
+#: largest relative difference allowed between two losses; it is wider on GPUs, which may choose
+#: different kernels
 LOSS_BOUND = {"cpu": 1e-5, "cuda": 1e-2}
 #: the difference of two smaller losses is taken relative to this value
 _SMALL_LOSS = 1e-3
-#: the other bounds are at most this many times wider than on CPU; wider ones would hide a wrong gradient
+#: the other bounds are at most this many times wider than on CPU; wider ones would hide a wrong
+#: gradient
 _WIDEST = 10
-#: attribute of a state → (label, bound, smallest scale). The bound is the largest difference relative to the scale.
-#: The scale is the distance that the tensor has moved (for a buffer, its norm), but at least the smallest scale.
+#: attribute of a state → (label, bound, smallest scale). The bound is the largest difference
+#: relative to the scale. The scale is the distance that the tensor has moved (for a buffer, its
+#: norm), but at least the smallest scale.
 _KINDS = {
     "gradients": ("gradient of", 1e-3, 0.0),
     "weights": ("step of", 1e-3, 0.0),
     "buffers": ("buffer", 1e-4, 1e-3),
 }
-#: the bound for weights if the optimizer has state: Adam turns the last bits of a small gradient into a whole step
+#: the bound for weights if the optimizer has state: Adam turns the last bits of a small gradient
+#: into a whole step
 _WEIGHT_BOUND = 1e-2
-#: values below this fraction of the norm of all changes, or of the largest gradient, are only rounding noise
+#: values below this fraction of the norm of all changes, or of the largest gradient, are only
+#: rounding noise
 _NOISE = 1e-3
 #: relative rounding error of float32
 ROUNDING = 1.2e-7
@@ -39,7 +46,10 @@ _TIMES_NOISE = 10
 
 
 def array_of(tensor: Any) -> np.ndarray:
-    """Return a copy of a whole tensor on the host, in NumPy's own memory. Collective for a global tensor."""
+    """Return a copy of a whole tensor on the host, in NumPy's own memory.
+
+    Collective for a global tensor.
+    """
     return np.array(full_tensor(tensor).numpy() if isinstance(tensor, flow.Tensor) else tensor)
 
 
@@ -47,8 +57,9 @@ def array_of(tensor: Any) -> np.ndarray:
 class State:
     """A trainer's state by name: copies on the host, or the trainer's own tensors.
 
-    `weights`: all parameters. `gradients`: the first optimizer state of each parameter, which shows its gradients
-    (empty for an optimizer without state). `buffers`: all buffers except those of rank-local batch norms.
+    `weights`: all parameters. `gradients`: the first optimizer state of each parameter, which shows
+    its gradients (empty for an optimizer without state). `buffers`: all buffers except those of
+    rank-local batch norms.
     """
 
     weights: Arrays
@@ -57,7 +68,10 @@ class State:
 
     @classmethod
     def of(cls, trainer, read: Callable[[Any], Any] = array_of) -> State:
-        """Return the state of `trainer`, with each tensor replaced by the result of `read`. Collective."""
+        """Return the state of `trainer`, with each tensor replaced by the result of `read`.
+
+        Collective.
+        """
         named = dict(trainer.model.named_parameters())
         tensors, _ = trainer.optimizer_state.export()
         gradients = {}
@@ -77,12 +91,13 @@ class Updates:
     Attributes:
         losses, metrics: one dict by tag for every update.
         states: number of updates → the state after them, for 0, 1 and all updates.
-        differences: number of updates → difference in the state after them. Used instead of `states` if the comparison
-            is made during the updates, to save memory.
-        noise: number of updates → `(kind, name)` of a tensor → distance by which rounding moves it, if measured.
-        bound: the largest relative difference of a loss in a comparison with these updates. The bounds for weights,
-            gradients and buffers are wider than on CPU by the same factor, but at most ten times as wide. With 0 every
-            bit counts.
+        differences: number of updates → difference in the state after them. Used instead of
+            `states` if the comparison is made during the updates, to save memory.
+        noise: number of updates → `(kind, name)` of a tensor → distance by which rounding moves it,
+            if measured.
+        bound: the largest relative difference of a loss in a comparison with these updates. The
+            bounds for weights, gradients and buffers are wider than on CPU by the same factor, but
+            at most ten times as wide. With 0 every bit counts.
     """
 
     losses: list[dict[str, float]] = field(default_factory=list)
@@ -97,15 +112,14 @@ class Updates:
 class Reference(Updates):
     """Updates made eagerly, and the properties of the model that they show.
 
-    Attributes:
-        facts: side effects of the model's forward.
-        changing: plain attributes, with their classes, that still change after the second update and are read later.
-        remembered: plain attributes, with their classes, that have changed after all updates and are read later.
-        functions: the user's functions that the backward pass calls.
-        overwrites: whether the backward pass finds values that have changed since operations read them.
-        draws: whether forward samples from OneFlow's generator.
-        failure: the error of a forward in a later update.
-        is_of_one_process: whether every rank made the updates as one process would, with the samples of all ranks.
+    Attributes: facts: side effects of the model's forward. changing: plain attributes, with their
+        classes, that still change after the second update and are read later. remembered: plain
+        attributes, with their classes, that have changed after all updates and are read later.
+        functions: the user's functions that the backward pass calls. overwrites: whether the
+        backward pass finds values that have changed since operations read them. draws: whether
+        forward samples from OneFlow's generator. failure: the error of a forward in a later update.
+        is_of_one_process: whether every rank made the updates as one process would, with the
+        samples of all ranks.
     """
 
     facts: Facts = Facts()
@@ -119,7 +133,10 @@ class Reference(Updates):
 
 
 class Difference(NamedTuple):
-    """The first difference between two runs. `update`: its number, from 1; `text`: what differs, and by how much."""
+    """The first difference between two runs.
+
+    `update`: its number, from 1; `text`: what differs, and by how much.
+    """
 
     update: int
     text: str
@@ -134,7 +151,9 @@ def is_same(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def first_difference(expected: Updates, found: Updates) -> Difference | None:
-    """Return the first difference between the updates `expected` and `found`, or None if they are the same."""
+    """Return the first difference between the updates `expected` and `found`, or None if they are
+    the same.
+    """
     for number, (one, other) in enumerate(zip(expected.losses, found.losses), 1):
         text = _differing_loss(one, other, expected.bound)
         if text is None and number in expected.states and number in found.states:
@@ -146,7 +165,9 @@ def first_difference(expected: Updates, found: Updates) -> Difference | None:
     return None
 
 
-def _differing_loss(expected: Mapping[str, float], found: Mapping[str, float], bound: float) -> str | None:
+def _differing_loss(
+    expected: Mapping[str, float], found: Mapping[str, float], bound: float
+) -> str | None:
     for tag in dict.fromkeys([*expected, *found]):
         name = tag.partition("/")[2]
         if tag not in expected or tag not in found:
@@ -160,23 +181,33 @@ def _differing_loss(expected: Mapping[str, float], found: Mapping[str, float], b
 
 
 def differing_state(updates: Updates, number: int, found: State) -> str | None:
-    """Return a description of the first tensor that differs from the state after `number` updates, or None."""
-    factor = min(updates.bound / LOSS_BOUND["cpu"], _WIDEST)  # how much wider the bounds are than on CPU
+    """Return a description of the first tensor that differs from the state after `number` updates,
+    or None.
+    """
+    factor = min(
+        updates.bound / LOSS_BOUND["cpu"], _WIDEST
+    )  # how much wider the bounds are than on CPU
     noise = updates.noise.get(number, {})
-    distances = list(_distances(updates, number, found, factor))  # not lazy: all ranks must read all tensors
+    distances = list(
+        _distances(updates, number, found, factor)
+    )  # not lazy: all ranks must read all tensors
     for kind, name, apart, allowed, scale in distances:
         label = f"the {_KINDS[kind][0]} {name}"
         if apart is None:
             return f"{label} has a different shape"
         # if expected values are not finite, the loss check reports it
-        if math.isfinite(allowed) and not apart <= allowed + _TIMES_NOISE * noise.get((kind, name), 0):
+        if math.isfinite(allowed) and not apart <= allowed + _TIMES_NOISE * noise.get(
+            (kind, name), 0
+        ):
             by = f"about {100 * apart / scale:.3g} %" if scale else f"{apart:.3g}"
             return f"{label} differs by {by}"
     return None
 
 
 def add_noise(reference: Updates, base: Updates, moved: Updates) -> None:
-    """Store in `reference.noise` the distances between the states of two runs that differ only by rounding."""
+    """Store in `reference.noise` the distances between the states of two runs that differ only by
+    rounding.
+    """
     for number in moved.states:
         noise = reference.noise.setdefault(number, {})
         for kind, name, apart, *_ in _distances(base, number, moved.states[number], 1):
@@ -186,16 +217,21 @@ def add_noise(reference: Updates, base: Updates, moved: Updates) -> None:
 def _distances(
     updates: Updates, number: int, found: State, factor: float
 ) -> Iterator[tuple[str, str, float | None, float, float]]:
-    """Yield `(kind, name, distance, allowed distance, scale)` of each tensor in the state after `number` updates.
+    """Yield `(kind, name, distance, allowed distance, scale)` of each tensor in the state after
+    `number` updates.
 
     The distance is None if the shapes differ. `factor`: how much wider the bounds are than on CPU.
     """
     before, expected = updates.states[0], updates.states[number]
-    largest = max((float(np.abs(one).max(initial=0)) for one in expected.gradients.values()), default=0.0)
+    largest = max(
+        (float(np.abs(one).max(initial=0)) for one in expected.gradients.values()), default=0.0
+    )
     for kind, (_, bound, smallest) in _KINDS.items():
         start = getattr(before, kind) if kind != "buffers" else {}
         others = getattr(found, kind)
-        moved = {name: _norm(now, start.get(name, 0)) for name, now in getattr(expected, kind).items()}
+        moved = {
+            name: _norm(now, start.get(name, 0)) for name, now in getattr(expected, kind).items()
+        }
         noise = _NOISE * math.hypot(*moved.values())
         for name, now in getattr(expected, kind).items():
             other = array_of(others[name]) if name in others else None
@@ -210,7 +246,13 @@ def _distances(
                 scale = _norm(now, start[name][shows])
                 allowed = factor * _WEIGHT_BOUND
             scale = max(scale, noise, smallest)
-            yield kind, name, _norm(other, now), allowed * scale + (ROUNDING * _norm(now) if factor else 0), scale
+            yield (
+                kind,
+                name,
+                _norm(other, now),
+                allowed * scale + (ROUNDING * _norm(now) if factor else 0),
+                scale,
+            )
 
 
 def _norm(values: np.ndarray, origin: np.ndarray | float = 0) -> float:

@@ -45,16 +45,17 @@ _IN_SNAPSHOT = frozenset({"param_groups", "_state"})
 
 
 class PythonKept:
-    """Keeps what Python code can change: attributes, class attributes, closures, globals, contents of containers.
+    """Keeps what Python code can change: attributes, class attributes, closures, globals, contents
+    of containers.
 
     Args:
-        roots: modules, optimizers and schedules. `restore` restores their attributes, and in place the contents of
-            everything that the attributes hold. The values of buffers are left out.
+        roots: modules, optimizers and schedules. `restore` restores their attributes, and in place
+            the contents of everything that the attributes hold. The values of buffers are left out.
 
     Attributes:
         iterators: names of iterators that cannot be copied and therefore cannot be put back.
-        called: the user's functions that ran between `watch` and `stop`. Gradient hooks, for example, are found this
-            way, because OneFlow has no list of them.
+        called: the user's functions that ran between `watch` and `stop`. Gradient hooks, for
+            example, are found this way, because OneFlow has no list of them.
     """
 
     def __init__(self, roots: Iterable[Any]):
@@ -62,13 +63,17 @@ class PythonKept:
         self.called: list[Any] = []
         self._put_back: list[Callable[[], None]] = []
         self._functions: set[Any] = set()
-        self._seen: dict[int, Any] = {}  # keeps the objects alive: the id of a freed one could be reused
+        self._seen: dict[
+            int, Any
+        ] = {}  # keeps the objects alive: the id of a freed one could be reused
         for root in roots:
             self._keep_root(root)
 
     @classmethod
     def of_trainer(cls, trainer) -> PythonKept:
-        """Keep what a trainer's modules, optimizers and schedule hold, and what their code and hooks can reach."""
+        """Keep what a trainer's modules, optimizers and schedule hold, and what their code and
+        hooks can reach.
+        """
         optimizers = [trainer.optimizer, *getattr(trainer.optimizer, "optimizers", {}).values()]
         owners = [one for one in (*optimizers, trainer.lr_scheduler) if hasattr(one, "__dict__")]
         return cls([*trainer.model.modules(), *owners])
@@ -79,7 +84,8 @@ class PythonKept:
             put_back()
 
     def watch(self) -> None:
-        """Until `stop`, also keep what each of the user's functions can reach, before its first call.
+        """Until `stop`, also keep what each of the user's functions can reach, before its first
+        call.
 
         Does nothing while another profiler is active.
         """
@@ -96,17 +102,25 @@ class PythonKept:
         if event == "call" and id(code) not in self._seen:
             self._seen[id(code)] = code
             if is_users(frame.f_globals.get("__name__", "")):
-                found = [one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType)]
+                found = [
+                    one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType)
+                ]
                 self.called += found
                 for one in found:
                     self.keep_function(one)
 
     def _keep_root(self, root) -> None:
-        """Keep the attributes of `root`, and everything that the methods of its user-defined classes can reach."""
+        """Keep the attributes of `root`, and everything that the methods of its user-defined
+        classes can reach.
+        """
         label, skip = type(root).__name__, _IN_SNAPSHOT
         if isinstance(root, nn.Module):
             skip = OF_MODULE
-            for held in (root._modules, root._parameters, root._buffers):  # not the values of tensors
+            for held in (
+                root._modules,
+                root._parameters,
+                root._buffers,
+            ):  # not the values of tensors
                 self._put_back.append(functools.partial(_refill, held, dict(held)))
             self._keep(hooks_of(root), label)
         self._keep_entries(vars(root), label, skip)
@@ -117,11 +131,19 @@ class PythonKept:
             for name, value in list(vars(cls).items()):
                 if isinstance(value, types.FunctionType):
                     self.keep_function(value)
-                elif not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
-                    self._keep_variable(value, functools.partial(setattr, cls, name), f"{cls.__name__}.{name}")
+                elif (
+                    not name.startswith("__")
+                    and not callable(value)
+                    and not hasattr(value, "__get__")
+                ):
+                    self._keep_variable(
+                        value, functools.partial(setattr, cls, name), f"{cls.__name__}.{name}"
+                    )
 
     def keep_function(self, function: Any) -> None:
-        """Keep the globals, closure and defaults of a user's function, and do the same for functions in them."""
+        """Keep the globals, closure and defaults of a user's function, and do the same for
+        functions in them.
+        """
         known = set(self._functions)
         for name, read, assign in variables_of([function], self._functions):
             if not isinstance(read(), types.FunctionType | type):
@@ -129,8 +151,13 @@ class PythonKept:
         for one in self._functions - known:
             self._keep([one.__defaults__, one.__kwdefaults__], one.__qualname__)
 
-    def _keep_entries(self, owner: dict[str, Any], label: str, skip: frozenset[str] = frozenset()) -> None:
-        """Keep the entries of `owner` except `skip`. Restoring also deletes entries added since then."""
+    def _keep_entries(
+        self, owner: dict[str, Any], label: str, skip: frozenset[str] = frozenset()
+    ) -> None:
+        """Keep the entries of `owner` except `skip`.
+
+        Restoring also deletes entries added since then.
+        """
         known = skip.union(owner)
 
         def drop_new() -> None:
@@ -139,7 +166,9 @@ class PythonKept:
 
         self._put_back.append(drop_new)
         for name in sorted(known - skip):
-            self._keep_variable(owner[name], functools.partial(owner.__setitem__, name), f"{label}.{name}")
+            self._keep_variable(
+                owner[name], functools.partial(owner.__setitem__, name), f"{label}.{name}"
+            )
 
     def _keep_variable(self, value, assign: Callable[[Any], None], name: str) -> None:
         if cannot_go_back(value):
@@ -150,7 +179,11 @@ class PythonKept:
 
     def _keep(self, value, name: str, depth: int = 0) -> None:
         """Keep the contents of `value`."""
-        if depth > _MAX_DEPTH or id(value) in self._seen or isinstance(value, (*SIMPLE, *NOT_COMPARED)):
+        if (
+            depth > _MAX_DEPTH
+            or id(value) in self._seen
+            or isinstance(value, (*SIMPLE, *NOT_COMPARED))
+        ):
             return
         if isinstance(value, types.FunctionType):
             self.keep_function(value)
@@ -204,9 +237,9 @@ def _refill(container, contents) -> None:
 def rolled_back(trainer, weights: Any = ()) -> Iterator[PythonKept]:
     """Put the state of `trainer` back at the end of the block.
 
-    This includes its iteration, the generators of Python and NumPy, and the Python values that the code of its model,
-    optimizer and schedule keeps. Inside the block the schedule is a copy, which may be replaced. `weights`: as for
-    `Snapshot`. Collective.
+    This includes its iteration, the generators of Python and NumPy, and the Python values that the
+    code of its model, optimizer and schedule keeps. Inside the block the schedule is a copy, which
+    may be replaced. `weights`: as for `Snapshot`. Collective.
     """
     iteration = trainer.iter
     schedule = trainer.lr_scheduler
@@ -214,13 +247,17 @@ def rolled_back(trainer, weights: Any = ()) -> Iterator[PythonKept]:
     python = PythonKept.of_trainer(trainer)
     trainer.lr_scheduler = None  # copied below, because it may have no state to save
     before = Snapshot(trainer, weights)
-    with suppress(Exception):  # deepcopy of a user's schedule may raise anything; learning rates then stay constant
+    with suppress(
+        Exception
+    ):  # deepcopy of a user's schedule may raise anything; learning rates then stay constant
         trainer.lr_scheduler = copy.deepcopy(schedule, {id(trainer.optimizer): trainer.optimizer})
     with generators_kept():
         try:
             yield python
         finally:
-            if not isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit):  # a rank may leave by itself
+            if not isinstance(
+                sys.exc_info()[1], KeyboardInterrupt | SystemExit
+            ):  # a rank may leave by itself
                 barrier()
             python.restore()
             for parameter, requires_grad, gradient in parameters:
@@ -238,9 +275,10 @@ def updates_undone(
 ) -> Iterator[PythonKept]:
     """Undo the updates made in the block, bit for bit. Hooks do not see these updates.
 
-    Puts back what `rolled_back` puts back and what `functions` can reach, and sets OneFlow's generator back to where it
-    was seeded. `seed` seeds that generator for the block. OneFlow's own dropout is off in the block, because its masks
-    ignore seeds and cannot be repeated. `weights`: as for `Snapshot`. Collective.
+    Puts back what `rolled_back` puts back and what `functions` can reach, and sets OneFlow's
+    generator back to where it was seeded. `seed` seeds that generator for the block. OneFlow's own
+    dropout is off in the block, because its masks ignore seeds and cannot be repeated. `weights`:
+    as for `Snapshot`. Collective.
     """
     calls = trainer.loop.calls_at
     trainer.loop.calls_at = {point: [] for point in calls}
@@ -266,7 +304,8 @@ def updates_undone(
 def forward_rolled_back(model: nn.Module, with_buffers: bool = True) -> Iterator[None]:
     """Put back what forwards of `model` change in the block.
 
-    These are attributes, shared variables, the generators of Python and NumPy, and the values of buffers.
+    These are attributes, shared variables, the generators of Python and NumPy, and the values of
+    buffers.
     """
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if with_buffers else []
     kept = PythonKept(model.modules())

@@ -23,7 +23,8 @@ from libai.utils.distributed import gather_objects
 #: largest difference allowed between two recorded values, relative to the largest number in them
 _VALUE_BOUND = 1e-5
 _GRADIENT_BOUND = 1e-4
-#: a gradient is compared relative to its own largest number, or to this fraction of the largest gradient if larger
+#: a gradient is compared relative to its own largest number, or to this fraction of the largest
+#: gradient if larger
 _SMALLEST = 1e-3
 
 
@@ -31,8 +32,8 @@ _SMALLEST = 1e-3
 class Culprit:
     """The module that causes a difference.
 
-    `module`: qualified name of the module with a different result, "" for the model itself. `stage`: "forward" or
-    "backward". `text`: what differs there.
+    `module`: qualified name of the module with a different result, "" for the model itself.
+    `stage`: "forward" or "backward". `text`: what differs there.
     """
 
     module: str
@@ -43,11 +44,12 @@ class Culprit:
 def find_culprit(
     trainer, iterations: Iterations, number: int, reference: Reference, is_compiled: bool
 ) -> Culprit | None:
-    """Return the module in which update `number` (counted from 1) begins to differ, or None if none is found.
+    """Return the module in which update `number` (counted from 1) begins to differ, or None if none
+    is found.
 
-    The updates are made again from the same state, and everything is put back. `is_compiled`: whether the compiled
-    update is the one that differs. It is then compiled again so that it also returns the recorded values, and the graph
-    is dropped afterwards. Collective.
+    The updates are made again from the same state, and everything is put back. `is_compiled`:
+    whether the compiled update is the one that differs. It is then compiled again so that it also
+    returns the recorded values, and the graph is dropped afterwards. Collective.
     """
     recorder = Recorder(trainer.model)
     updates = iterations[:number]
@@ -65,8 +67,13 @@ def find_culprit(
             trainer.optimizer_state.leave_graph()
 
 
-def begins_in(trainer, iterations: Iterations, number: int, reference: Reference, is_compiled: bool = False) -> str:
-    """Return a space and a sentence that names the module found by `find_culprit`, or "". Collective."""
+def begins_in(
+    trainer, iterations: Iterations, number: int, reference: Reference, is_compiled: bool = False
+) -> str:
+    """Return a space and a sentence that names the module found by `find_culprit`, or "".
+
+    Collective.
+    """
     culprit = find_culprit(trainer, iterations, number, reference, is_compiled)
     if culprit is None:
         return ""
@@ -83,14 +90,19 @@ def _watch(
     is_own: bool = False,
     is_compiled: bool = False,
 ) -> Record:
-    """Record the last of `updates`. `is_own`: make it as the trainer does, not as a plain loop would."""
+    """Record the last of `updates`.
+
+    `is_own`: make it as the trainer does, not as a plain loop would.
+    """
     start = trainer.iter
     with ExitStack() as stack:
         if not is_own and reference.is_of_one_process:
             updates, _ = stack.enter_context(by_one_process(trainer, updates))
         stack.enter_context(rehearsing(trainer, reference))
         # keep the Python values that were compiled in
-        before = forward_rolled_back(trainer.model, with_buffers=False) if is_compiled else nullcontext()
+        before = (
+            forward_rolled_back(trainer.model, with_buffers=False) if is_compiled else nullcontext()
+        )
         with before, same_buffers(trainer.model):
             for number, micro_batches in enumerate(updates[:-1]):
                 trainer.iter = start + number
@@ -98,11 +110,15 @@ def _watch(
         trainer.iter = start + len(updates) - 1
         batches = copied(trainer, updates[-1])
         if is_compiled:
-            return recorder.graph_record(trainer.update(batches).metrics, trainer.options.num_accumulation_steps)
+            return recorder.graph_record(
+                trainer.update(batches).metrics, trainer.options.num_accumulation_steps
+            )
         recorder.start()
         update_op_by_op(trainer, batches, None if is_own else keeping_copies(trainer))
         record = recorder.eager_record()
-        return record if trainer.mesh.data == 1 or trainer.layout.is_global else _of_all_ranks(record)
+        return (
+            record if trainer.mesh.data == 1 or trainer.layout.is_global else _of_all_ranks(record)
+        )
 
 
 def _of_all_ranks(record: Record) -> Record:
@@ -124,20 +140,31 @@ def _in_forward(expected: Record, found: Record) -> Culprit | None:
     for name, other in zip_longest(expected.tensors, found.tensors):
         tensor = expected.tensors.get(name) or found.tensors[other]
         if name != other:  # Python took a different path
-            text = f"it continues with {other or 'nothing'} and should continue with {name or 'nothing'}"
+            text = (
+                f"it continues with {other or 'nothing'} and should continue with "
+                f"{name or 'nothing'}"
+            )
             return Culprit(tensor.coder, "forward", text)
         if tensor.is_attached != found.tensors[name].is_attached:
-            return Culprit(tensor.coder, "backward", f"{name} has a gradient in only one of the two runs")
+            return Culprit(
+                tensor.coder, "backward", f"{name} has a gradient in only one of the two runs"
+            )
         apart = _distance(expected.means.get(VALUE + name), found.means.get(VALUE + name))
         if apart > _VALUE_BOUND:
-            return Culprit(tensor.coder, "forward", f"{name} differs by {apart:.1e} of its largest number")
+            return Culprit(
+                tensor.coder, "forward", f"{name} differs by {apart:.1e} of its largest number"
+            )
     return None
 
 
 def _in_backward(expected: Record, found: Record) -> Culprit | None:
-    """Return the code that follows the last value of forward whose gradient differs, or None if no gradient differs."""
+    """Return the code that follows the last value of forward whose gradient differs, or None if no
+    gradient differs.
+    """
     gradients = {name: mean for name, mean in expected.means.items() if name.startswith(GRADIENT)}
-    smallest = _SMALLEST * max((float(np.abs(mean).max()) for mean in gradients.values()), default=0.0)
+    smallest = _SMALLEST * max(
+        (float(np.abs(mean).max()) for mean in gradients.values()), default=0.0
+    )
     after = current = ("", "")  # the following event and its coder
     for name, tensor in reversed(expected.tensors.items()):
         if tensor.event != current[0]:
@@ -154,5 +181,7 @@ def _distance(one: np.ndarray | None, other: np.ndarray | None, smallest: float 
         return 0.0
     if one.shape != other.shape:
         return float("inf")
-    largest = max(np.abs(np.nan_to_num(one)).max(), np.abs(np.nan_to_num(other)).max(), smallest, 1e-300)
+    largest = max(
+        np.abs(np.nan_to_num(one)).max(), np.abs(np.nan_to_num(other)).max(), smallest, 1e-300
+    )
     return float(np.abs(np.nan_to_num(one - other)).max() / largest)

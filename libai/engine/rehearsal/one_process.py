@@ -1,4 +1,5 @@
-"""Make the updates of a multi-rank job as one process would, with the samples of all data-parallel ranks.
+"""Make the updates of a multi-rank job as one process would, with the samples of all data-parallel
+ranks.
 
 Every rank makes the same updates with local tensors, so only the batches are communicated.
 """
@@ -24,16 +25,18 @@ from libai.utils.logging import engine_logger as logger
 from libai.utils.sizes import available_bytes
 
 Batches = list[list[dict[str, Any]]]
-#: copies of the weights in memory: weights, gradients, two Adam states, and saved copies of weights and Adam states
+#: copies of the weights in memory: weights, gradients, two Adam states, and saved copies of weights
+#: and Adam states
 _COPIES = 7
 
 
 def _whole_batches(trainer, iterations: Sequence[Sequence[Any]]) -> Batches | None:
     """Return the micro-batches of `iterations` with the samples of all data ranks. Collective.
 
-    With `batch_scope=rank` the batches of the ranks stay separate and follow each other. Returns None on one process
-    and in these cases: the batches of the ranks have different shapes, the model is compiled into a graph with global
-    tensors, or the whole model does not fit into the memory of a rank.
+    With `batch_scope=rank` the batches of the ranks stay separate and follow each other. Returns
+    None on one process and in these cases: the batches of the ranks have different shapes, the
+    model is compiled into a graph with global tensors, or the whole model does not fit into the
+    memory of a rank.
     """
     mesh = trainer.mesh
     if mesh.is_single or (trainer.layout.is_global and trainer.graph is not None):
@@ -41,14 +44,21 @@ def _whole_batches(trainer, iterations: Sequence[Sequence[Any]]) -> Batches | No
     named = []
     for micro_batches in iterations:
         for batch in micro_batches:
-            named.append({name: array_of(value) for name, value in trainer.gradients.name_inputs(batch).items()})
-    shapes = gather_objects([{name: array.shape for name, array in batch.items()} for batch in named])
+            named.append(
+                {
+                    name: array_of(value)
+                    for name, value in trainer.gradients.name_inputs(batch).items()
+                }
+            )
+    shapes = gather_objects(
+        [{name: array.shape for name, array in batch.items()} for batch in named]
+    )
     if any(of_rank != shapes[0] for of_rank in shapes):
         return None
     if not all(gather_objects(_fits_on_a_rank(trainer))):
         logger.warning(
-            "the first updates are not compared with one process: the whole model, with its gradients and "
-            "optimizer state, does not fit into the memory of each rank."
+            "the first updates are not compared with one process: the whole model, with its "
+            "gradients and optimizer state, does not fit into the memory of each rank."
         )
         return None
     # rank numbers run over tensor peers first, then over data peers, then over pipeline peers
@@ -58,9 +68,17 @@ def _whole_batches(trainer, iterations: Sequence[Sequence[Any]]) -> Batches | No
     for batch in named:
         of_ranks = {name: gather_arrays(array)[data_ranks] for name, array in batch.items()}
         if stays_apart:
-            whole += [{name: arrays[rank] for name, arrays in of_ranks.items()} for rank in range(mesh.data)]
+            whole += [
+                {name: arrays[rank] for name, arrays in of_ranks.items()}
+                for rank in range(mesh.data)
+            ]
         else:
-            whole.append({name: np.concatenate(one) if one[0].ndim else one[0] for name, one in of_ranks.items()})
+            whole.append(
+                {
+                    name: np.concatenate(one) if one[0].ndim else one[0]
+                    for name, one in of_ranks.items()
+                }
+            )
     steps = len(whole) // len(iterations)
     return [whole[start : start + steps] for start in range(0, len(whole), steps)]
 
@@ -68,26 +86,31 @@ def _whole_batches(trainer, iterations: Sequence[Sequence[Any]]) -> Batches | No
 def _fits_on_a_rank(trainer) -> bool:
     """Return whether a rank has enough memory for the whole model.
 
-    This is checked only if ranks hold parts of it, on CPU, on a machine that reports its free memory. Otherwise the
-    result is True.
+    This is checked only if ranks hold parts of it, on CPU, on a machine that reports its free
+    memory. Otherwise the result is True.
     """
     mesh = trainer.mesh
     available = available_bytes()
     if not trainer.layout.cuts_parameters or mesh.device != "cpu" or available is None:
         return True
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
+    weights = sum(
+        parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters()
+    )
     local_ranks = max(1, mesh.size // flow.env.get_node_size())
     return _COPIES * weights * local_ranks <= available
 
 
 @contextmanager
-def by_one_process(trainer, iterations: Sequence[Sequence[Any]]) -> Iterator[tuple[Sequence[Sequence[Any]], bool]]:
-    """Yield the micro-batches of all ranks and True, and make updates in the block as one process would.
+def by_one_process(
+    trainer, iterations: Sequence[Sequence[Any]]
+) -> Iterator[tuple[Sequence[Sequence[Any]], bool]]:
+    """Yield the micro-batches of all ranks and True, and make updates in the block as one process
+    would.
 
-    If that is not possible, yield the micro-batches of this rank and False. Tensors are local, gradients are not
-    averaged, and losses are not gathered. Afterwards the model and the optimizer have their previous tensors again.
-    Rank-local batch norms take their statistics from the samples of one rank after another (docs/dev/decisions/0003).
-    Collective.
+    If that is not possible, yield the micro-batches of this rank and False. Tensors are local,
+    gradients are not averaged, and losses are not gathered. Afterwards the model and the optimizer
+    have their previous tensors again. Rank-local batch norms take their statistics from the samples
+    of one rank after another (docs/dev/decisions/0003). Collective.
     """
     whole = _whole_batches(trainer, iterations)
     if whole is None:
@@ -100,7 +123,9 @@ def by_one_process(trainer, iterations: Sequence[Sequence[Any]]) -> Iterator[tup
         if trainer.layout.is_global:
             stack.enter_context(_with_local_tensors(trainer))
         if trainer.options.batch_scope == "rank":
-            vars(gradients)["random_scope"] = functools.partial(_scope_of_a_rank, trainer, mesh.data)
+            vars(gradients)["random_scope"] = functools.partial(
+                _scope_of_a_rank, trainer, mesh.data
+            )
         else:
             norms = [module for module in trainer.model.modules() if is_batch_norm_of_rank(module)]
         for module in norms:
@@ -138,13 +163,17 @@ def _with_local_tensors(trainer) -> Iterator[None]:
 
 
 def _scope_of_a_rank(trainer, ranks: int, number: int) -> Any:
-    """Return the random scope of forward `number` of an iteration in which the forwards of the ranks alternate."""
+    """Return the random scope of forward `number` of an iteration in which the forwards of the
+    ranks alternate.
+    """
     if not trainer.gradients.draws_randomness:
         return nullcontext()
     return random_context(fold(trainer.options.seed, trainer.iter, number // ranks), number % ranks)
 
 
-def _rank_by_rank(ranks: int, module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs) -> Any:
+def _rank_by_rank(
+    ranks: int, module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs
+) -> Any:
     if not module.training:
         return forward(module, *args, **kwargs)
     return flow.cat([forward(module, part) for part in args[0].chunk(ranks, 0)], 0)

@@ -1,4 +1,6 @@
-"""Make one update eagerly in any mode: for batches with a shape that was not compiled, and for comparisons."""
+"""Make one update eagerly in any mode: for batches with a shape that was not compiled, and for
+comparisons.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ def update_op_by_op(
 ) -> StepResult:
     """Make the same update as `trainer.update`, but eagerly and without hooks. Collective.
 
-    `forward`: called instead of `trainer.gradients.forward`. `after_backward`: called before gradients are averaged
-    over ranks.
+    `forward`: called instead of `trainer.gradients.forward`. `after_backward`: called before
+    gradients are averaged over ranks.
     """
     gradients, optimizer, options = trainer.gradients, trainer.optimizer, trainer.options
     named = [gradients.name_inputs(batch) for batch in micro_batches]
@@ -30,7 +32,9 @@ def update_op_by_op(
         result = gradients.accumulate_gradients(forward or gradients.forward, batches)
     if after_backward is not None:
         after_backward()
-    is_wrapped = gradients.forward is not trainer.model  # DDP's hooks run even if one process makes the update
+    is_wrapped = (
+        gradients.forward is not trainer.model
+    )  # DDP's hooks run even if one process makes the update
     if trainer.mesh.data > 1 or is_wrapped:
         trainer.reduce_gradients()
     if options.max_grad_value is not None:

@@ -1,7 +1,9 @@
-"""Record the inputs and outputs of every module of a model, in eager mode and inside a compiled graph.
+"""Record the inputs and outputs of every module of a model, in eager mode and inside a compiled
+graph.
 
-`nn.Graph` ignores module hooks and calls the `forward` of a module's class. So each module gets a generated subclass
-that calls the recorder. A step compiled as a `recording_graph` returns the recorded values.
+`nn.Graph` ignores module hooks and calls the `forward` of a module's class. So each module gets a
+generated subclass that calls the recorder. A step compiled as a `recording_graph` returns the
+recorded values.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ VALUE, GRADIENT = "recorded value:", "recorded gradient:"
 class Tensor(NamedTuple):
     """A recorded tensor.
 
-    `event`: the call or return that it belongs to. `coder`: the module with the code that made it. `is_attached`:
-    whether a gradient can reach it.
+    `event`: the call or return that it belongs to. `coder`: the module with the code that made it.
+    `is_attached`: whether a gradient can reach it.
     """
 
     event: str
@@ -41,8 +43,9 @@ class Tensor(NamedTuple):
 class Record:
     """The inputs and outputs of modules in one update.
 
-    `tensors`: tensors of the first forward, by name and in the order of execution. `means`: by `VALUE` or `GRADIENT` +
-    name, the mean of a tensor over all micro-batches and all axes, except the last axis if it has several axes.
+    `tensors`: tensors of the first forward, by name and in the order of execution. `means`: by
+    `VALUE` or `GRADIENT` + name, the mean of a tensor over all micro-batches and all axes, except
+    the last axis if it has several axes.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -50,7 +53,8 @@ class Record:
 
 
 class Recorder:
-    """Records the inputs and outputs of the modules of `model`, whose classes it replaces until `remove`.
+    """Records the inputs and outputs of the modules of `model`, whose classes it replaces until
+    `remove`.
 
     Traced forwards are always recorded, eager forwards only after `start`.
     """
@@ -59,7 +63,9 @@ class Recorder:
         self._wrapped = []
         for name, module in list(model.named_modules()):
             # containers have no forward, and the graph recognizes them by their classes
-            if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
+            if not isinstance(
+                module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+            ):
                 wrap_forward(module, partial(self._run, name))
                 self._wrapped.append(module)
         self.start(is_on=False)
@@ -71,7 +77,10 @@ class Recorder:
         self._wrapped.clear()
 
     def start(self, is_on: bool = True) -> None:
-        """Discard what was recorded. `is_on`: also record eager forwards from now on, not only traced ones."""
+        """Discard what was recorded.
+
+        `is_on`: also record eager forwards from now on, not only traced ones.
+        """
         self._is_on = is_on
         self._tensors: dict[str, Tensor] = {}
         self._calls: dict[str, int] = {}
@@ -82,11 +91,15 @@ class Recorder:
     def eager_record(self) -> Record:
         """Return what was recorded since `start`, and stop recording."""
         self._is_on = False
-        found = {name: [one[name] for one in self.forwards if name in one] for name in self.forwards[0]}
+        found = {
+            name: [one[name] for one in self.forwards if name in one] for name in self.forwards[0]
+        }
         return Record(self._tensors, {name: _mean_of(tensors) for name, tensors in found.items()})
 
     def graph_record(self, metrics: dict[str, list[flow.Tensor]], num_micro_batches: int) -> Record:
-        """Return the values recorded by a compiled step, and remove them from its `metrics` (see `StepResult`)."""
+        """Return the values recorded by a compiled step, and remove them from its `metrics` (see
+        `StepResult`).
+        """
         record = Record(self._tensors)
         for name in [name for name in metrics if name.startswith((VALUE, GRADIENT))]:
             tensors = metrics.pop(name)
@@ -95,8 +108,13 @@ class Recorder:
                 record.means[name] /= num_micro_batches  # OneFlow averages after the backward pass
         return record
 
-    def _run(self, name: str, module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run the forward of one module. `module` is the module itself, or the graph's proxy of it."""
+    def _run(
+        self, name: str, module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the forward of one module.
+
+        `module` is the module itself, or the graph's proxy of it.
+        """
         if not (is_tracing() or self._is_on):
             return forward(module, *args, **kwargs)
         if not name:
@@ -135,14 +153,26 @@ class Recorder:
 
 
 def _mean_of(tensors: Sequence[flow.Tensor]) -> np.ndarray:
-    """Return the mean that a `Record` contains. `tensors`: one per micro-batch; their last axes may differ."""
+    """Return the mean that a `Record` contains.
+
+    `tensors`: one per micro-batch; their last axes may differ.
+    """
     arrays = [full_tensor(tensor).numpy().astype(np.float64) for tensor in tensors]
-    means = [array.reshape(-1, array.shape[-1]).mean(0) if array.ndim > 1 else array.mean() for array in arrays]
-    return np.mean(means, 0) if len({mean.shape for mean in means}) == 1 else np.mean([mean.mean() for mean in means])
+    means = [
+        array.reshape(-1, array.shape[-1]).mean(0) if array.ndim > 1 else array.mean()
+        for array in arrays
+    ]
+    return (
+        np.mean(means, 0)
+        if len({mean.shape for mean in means}) == 1
+        else np.mean([mean.mean() for mean in means])
+    )
 
 
 def recording_graph(recorder: Recorder) -> type[TrainGraph]:
-    """Return a class of compiled steps that return the values recorded by `recorder` as additional metrics."""
+    """Return a class of compiled steps that return the values recorded by `recorder` as additional
+    metrics.
+    """
 
     class RecordingGraph(TrainGraph):
         def build(self, *args, **kwargs) -> Any:

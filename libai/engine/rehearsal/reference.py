@@ -1,7 +1,8 @@
-"""The reference of a rehearsal: make the next updates of a trainer eagerly on its own model, and undo them.
+"""The reference of a rehearsal: make the next updates of a trainer eagerly on its own model, and
+undo them.
 
-If a value that the backward pass reads is changed in place, operations keep copies. The gradient then uses the value
-that was read in forward (PyTorch's version counters would raise an error).
+If a value that the backward pass reads is changed in place, operations keep copies. The gradient
+then uses the value that was read in forward (PyTorch's version counters would raise an error).
 """
 
 from __future__ import annotations
@@ -44,15 +45,21 @@ Iterations = Sequence[Sequence[Any]]
 #: seed of OneFlow's generator for models that sample from it; the value is arbitrary
 _SEED = 20_211
 _NOTHING_KNOWN = Facts()
-#: numbers of rounding errors by which the values that a backward pass reads are changed to measure noise
+#: numbers of rounding errors by which the values that a backward pass reads are changed to measure
+#: noise
 _ROUNDINGS = (4, -4, 16)
 
 
-def reference_of(trainer: Any, iterations: Iterations, keep: Callable[..., Any] | None = None) -> Reference:
-    """Make the updates of `iterations`, with the micro-batches of this rank, and undo them. Collective.
+def reference_of(
+    trainer: Any, iterations: Iterations, keep: Callable[..., Any] | None = None
+) -> Reference:
+    """Make the updates of `iterations`, with the micro-batches of this rank, and undo them.
 
-    Stops early if forward raises in an iteration after the first. An error in the first iteration is raised.
-    `keep`: function that is called with a tensor and returns the tensor that the backward pass reads instead.
+    Collective.
+
+    Stops early if forward raises in an iteration after the first. An error in the first iteration
+    is raised. `keep`: function that is called with a tensor and returns the tensor that the
+    backward pass reads instead.
     """
     reference = _make(trainer, iterations, keep)
     # OneFlow's generator can only be seeded, not restored
@@ -67,7 +74,10 @@ def reference_of(trainer: Any, iterations: Iterations, keep: Callable[..., Any] 
 
 
 def rounded_references(trainer: Any, iterations: Iterations) -> Iterator[Reference]:
-    """Yield references whose backward passes read slightly different values, as after rounding. Collective."""
+    """Yield references whose backward passes read slightly different values, as after rounding.
+
+    Collective.
+    """
     for times in _ROUNDINGS:
         yield reference_of(trainer, iterations, partial(_scaled, factor=1 + times * ROUNDING))
 
@@ -78,7 +88,9 @@ def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[Any
     OneFlow's generator is seeded if `reference` sampled from it.
     """
     is_local = trainer.mesh.is_single and trainer.mesh.device == "cpu"
-    weights = reference.states[0].weights if is_local else ()  # these are current, so no copy is needed
+    weights = (
+        reference.states[0].weights if is_local else ()
+    )  # these are current, so no copy is needed
     return updates_undone(trainer, reference.functions, _SEED if reference.draws else None, weights)
 
 
@@ -108,7 +120,9 @@ def _make(
                 if number == 1:
                     with counted_flops() as flops:
                         result = _first_update(trainer, micro_batches, reference, kept, keep)
-                    trainer.loop.flops_per_sample = sum(flops) / _num_samples(trainer, micro_batches)
+                    trainer.loop.flops_per_sample = sum(flops) / _num_samples(
+                        trainer, micro_batches
+                    )
                 else:
                     result = _later_update(trainer, micro_batches, reference, keep)
                 if result is None:
@@ -120,10 +134,13 @@ def _make(
                     python = attributes_of(trainer.model)
                 if number == 1 or number == len(iterations):
                     state = State.of(trainer)
-                    # saves memory: gradients show the same differences as weights, and the last weights are kept
+                    # saves memory: gradients show the same differences as weights, and the last
+                    # weights are kept
                     is_enough = number < len(iterations) and bool(state.gradients)
                     reference.states[number] = replace(state, weights={}) if is_enough else state
-            remembered, changing = (changed_since(before, trainer.model) for before in (at_first, python))
+            remembered, changing = (
+                changed_since(before, trainer.model) for before in (at_first, python)
+            )
             _, changes = _of_all_ranks({"remembered": remembered, "changing": changing})
             reference.functions = kept.called
             reference.remembered = changes["remembered"]
@@ -139,20 +156,28 @@ def _make(
         last = states[-1][name]
         if last.shape != first.shape:
             raise UserError(
-                f"forward gives the buffer {with_class(trainer.model, name)} the shape {last.shape}, but it was "
-                f"registered with {first.shape}, so no checkpoint could restore it. Register it with the shape that "
-                "it keeps."
+                f"forward gives the buffer {with_class(trainer.model, name)} the shape "
+                f"{last.shape}, but it was registered with {first.shape}, so no checkpoint could "
+                "restore it. Register it with the shape that it keeps."
             )
-        if name in reference.facts.buffers or not all(is_same(first, state[name]) for state in states):
+        if name in reference.facts.buffers or not all(
+            is_same(first, state[name]) for state in states
+        ):
             buffers.append(name)
-    frozen = [name for name in reference.facts.parameters if name in frozen_parameters(trainer.model)]
-    reference.facts = replace(reference.facts, buffers=tuple(sorted(buffers)), written=(*buffers, *frozen))
+    frozen = [
+        name for name in reference.facts.parameters if name in frozen_parameters(trainer.model)
+    ]
+    reference.facts = replace(
+        reference.facts, buffers=tuple(sorted(buffers)), written=(*buffers, *frozen)
+    )
     return reference
 
 
 def _num_samples(trainer: Any, micro_batches: Sequence[Any]) -> int:
     """Return the number of samples of `micro_batches` that an operation on this rank has seen."""
-    own = sum(len(next(iter(trainer.gradients.name_inputs(batch).values()))) for batch in micro_batches)
+    own = sum(
+        len(next(iter(trainer.gradients.name_inputs(batch).values()))) for batch in micro_batches
+    )
     return own * trainer.mesh.data if trainer.layout.is_global else own
 
 
@@ -168,16 +193,22 @@ def _first_update(
 
     def forward(**batch: Any) -> Any:
         kept.stop()
-        for name, buffer in own_buffers(model).items():  # at the end of the update it may have its first value again
+        for name, buffer in own_buffers(
+            model
+        ).items():  # at the end of the update it may have its first value again
             if name in buffers and not is_same(buffers[name], array_of(buffer)):
                 mine["buffers"].append(name)
-        pack, unpack = (keep, _same) if keep else (lambda tensor: (tensor, _checksum(tensor)), compare)
+        pack, unpack = (
+            (keep, _same) if keep else (lambda tensor: (tensor, _checksum(tensor)), compare)
+        )
         with saved_tensor_hooks(pack, unpack):
             outputs = trainer.gradients.forward(**batch)
         if reference.is_of_one_process:
             losses, metrics = read_losses(outputs, model)
             operations = Counter(function.name() for function in functions_behind(losses.values()))
-            mine["program"] = [f"the loss {name}" for name in losses] + [f"the metric {name}" for name in metrics]
+            mine["program"] = [f"the loss {name}" for name in losses] + [
+                f"the metric {name}" for name in metrics
+            ]
             mine["program"] += [f"{count} {name}" for name, count in operations.items()]
         kept.watch()
         return outputs
@@ -196,8 +227,8 @@ def _first_update(
                 mine["program"].append(f"the gradient of {name}")
             if name not in weights:
                 raise UserError(
-                    f"forward has created the parameter {with_class(model, name)}, which the optimizer does not have. "
-                    "Create it in __init__."
+                    f"forward has created the parameter {with_class(model, name)}, which the "
+                    "optimizer does not have. Create it in __init__."
                 )
             if not is_same(weights[name], array_of(parameter)):
                 mine["changed"].append(name)
@@ -227,7 +258,9 @@ def _first_update(
     return result
 
 
-def _later_update(trainer: Any, micro_batches: Sequence[Any], reference: Reference, keep: Any) -> StepResult | None:
+def _later_update(
+    trainer: Any, micro_batches: Sequence[Any], reference: Reference, keep: Any
+) -> StepResult | None:
     """Make an update after the first. Return None if forward raises on any rank. Collective."""
     result = failure = None
     try:
@@ -243,46 +276,61 @@ def _later_update(trainer: Any, micro_batches: Sequence[Any], reference: Referen
     return None if failures else result
 
 
-def _of_all_ranks(mine: dict[str, list[str]]) -> tuple[list[dict[str, list[str]]], dict[str, list[str]]]:
+def _of_all_ranks(
+    mine: dict[str, list[str]],
+) -> tuple[list[dict[str, list[str]]], dict[str, list[str]]]:
     """Return the names of each rank, and the union over all ranks. Collective."""
     of_ranks = gather_objects(mine)
     united = {kind: sorted({name for one in of_ranks for name in one[kind]}) for kind in mine}
     return of_ranks, united
 
 
-def _refuse_other_programs(trainer: Any, of_ranks: list[dict[str, list[str]]], failure: Exception | None) -> None:
-    """Raise `UserError` on every rank if forward behaves differently on some rank for the same samples."""
+def _refuse_other_programs(
+    trainer: Any, of_ranks: list[dict[str, list[str]]], failure: Exception | None
+) -> None:
+    """Raise `UserError` on every rank if forward behaves differently on some rank for the same
+    samples.
+    """
     if all(one["errors"] for one in of_ranks):
         return
     kind = "errors" if any(one["errors"] for one in of_ranks) else "program"
     programs = [set(one[kind]) for one in of_ranks]
     for rank, theirs in enumerate(programs):
-        odd, owner = (theirs - programs[0], rank) if theirs - programs[0] else (programs[0] - theirs, 0)
+        odd, owner = (
+            (theirs - programs[0], rank) if theirs - programs[0] else (programs[0] - theirs, 0)
+        )
         if odd:
             names = ", ".join(sorted(odd, reverse=True)[:4])  # puts operations last
             raise _differs_by_rank(trainer, f"it has {names} on rank {owner} only") from failure
 
 
 def _refuse_other_losses(trainer: Any, reference: Reference) -> None:
-    """Raise `UserError` on every rank if ranks computed different losses for the same samples. Collective."""
+    """Raise `UserError` on every rank if ranks computed different losses for the same samples.
+
+    Collective.
+    """
     of_rank_0 = Updates(losses=broadcast_object(reference.losses))
     difference = first_difference(of_rank_0, reference)
     for rank, text in enumerate(gather_objects(difference and str(difference))):
         if text is not None:
-            raise _differs_by_rank(trainer, f"on rank {rank}, {text} as on rank 0, for the same samples")
+            raise _differs_by_rank(
+                trainer, f"on rank {rank}, {text} as on rank 0, for the same samples"
+            )
 
 
 def _differs_by_rank(trainer: Any, difference: str) -> UserError:
     return UserError(
-        f"{type(trainer.model).__name__}.forward differs between ranks: {difference}. Graph mode and global tensors "
-        "run one program on all ranks, and averaged gradients require one model. Compute the same on all ranks, "
-        "multiplied by 0 if it does not apply. If ranks are meant to differ, use graph.enabled=false with "
-        "gradient_reduction=flat and rehearse=0."
+        f"{type(trainer.model).__name__}.forward differs between ranks: {difference}. Graph mode "
+        "and global tensors run one program on all ranks, and averaged gradients require one "
+        "model. Compute the same on all ranks, multiplied by 0 if it does not apply. If ranks are "
+        "meant to differ, use graph.enabled=false with gradient_reduction=flat and rehearse=0."
     )
 
 
 def keeping_copies(trainer: Any, keep: Callable[..., Any] = copy_of_values) -> Callable[..., Any]:
-    """Return the forward of the trainer's model, with copies of the tensors that its backward pass reads."""
+    """Return the forward of the trainer's model, with copies of the tensors that its backward pass
+    reads.
+    """
 
     def forward(**batch: Any) -> Any:
         with saved_tensor_hooks(keep, _same):
@@ -292,7 +340,10 @@ def keeping_copies(trainer: Any, keep: Callable[..., Any] = copy_of_values) -> C
 
 
 def copied(trainer: Any, micro_batches: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return copies of micro-batches. A forward may change its inputs in place, and the run still needs them."""
+    """Return copies of micro-batches.
+
+    A forward may change its inputs in place, and the run still needs them.
+    """
     return [copy.deepcopy(trainer.gradients.name_inputs(batch)) for batch in micro_batches]
 
 

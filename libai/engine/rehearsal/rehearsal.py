@@ -1,7 +1,9 @@
-"""Make the next updates of a trainer in two ways before training, and refuse the trainer if the results differ.
+"""Make the next updates of a trainer in two ways before training, and refuse the trainer if the
+results differ.
 
-The reference (`libai.engine.rehearsal.reference`) makes the updates eagerly, with the values that a plain loop would
-read. The trainer makes the same updates as in training: fused, averaged over ranks, or compiled. All are undone.
+The reference (`libai.engine.rehearsal.reference`) makes the updates eagerly, with the values that a
+plain loop would read. The trainer makes the same updates as in training: fused, averaged over
+ranks, or compiled. All are undone.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class NotTheSame(UserError):
 def make_reference(trainer) -> tuple[Iterations, Reference | None]:
     """Return the batches of the next iterations, and the reference made with them. Collective.
 
-    The reference is None if nothing needs it, or if the updates could not be undone. The latter is logged.
+    The reference is None if nothing needs it, or if the updates could not be undone. The latter is
+    logged.
     """
     options = trainer.options
     is_graph = trainer.mode == "graph"
@@ -64,14 +67,19 @@ def make_reference(trainer) -> tuple[Iterations, Reference | None]:
     reason = obstacle = _obstacle(trainer)
     if obstacle is not None and options.deterministic:
         raise UserError(
-            f"train.deterministic=true repeats the first updates, which is impossible here: {obstacle}. Remove the "
-            "setting."
+            "train.deterministic=true repeats the first updates, which is impossible here: "
+            f"{obstacle}. Remove the setting."
         )
     if obstacle is not None and is_graph and is_own:
-        raise NotTheSame(f"graph mode cannot be compared with eager mode: {obstacle}. Run with graph.enabled=false.")
+        raise NotTheSame(
+            f"graph mode cannot be compared with eager mode: {obstacle}. Run with "
+            "graph.enabled=false."
+        )
     if obstacle is None and wanted:
         reason = _why_incomparable(trainer)
-        if reason is not None:  # ranks still compare an eager update on the mesh with the same update of one process
+        if (
+            reason is not None
+        ):  # ranks still compare an eager update on the mesh with the same update of one process
             wanted = min(wanted, 0 if trainer.mesh.is_single else 1)
     if reason is not None and is_own:
         logger.warning("the first updates are not rehearsed: %s.", reason)
@@ -85,8 +93,9 @@ def make_reference(trainer) -> tuple[Iterations, Reference | None]:
         refuse_untraceable(trainer, reference)
     elif reference.remembered:
         logger.warning(
-            "%s.forward changes %s, which no checkpoint contains: a resumed run starts with its initial value. Keep "
-            "numbers in buffers (`register_buffer`) if the losses depend on them.",
+            "%s.forward changes %s, which no checkpoint contains: a resumed run starts with its "
+            "initial value. Keep numbers in buffers (`register_buffer`) if the losses depend on "
+            "them.",
             type(trainer.model).__name__,
             ", ".join(reference.remembered),
         )
@@ -96,16 +105,20 @@ def make_reference(trainer) -> tuple[Iterations, Reference | None]:
 def compare_on_mesh(trainer, iterations: Iterations, reference: Reference) -> None:
     """Make the first update of `reference` eagerly on the ranks of `trainer`, undo it, and compare.
 
-    This runs before the update is compiled, because some kernels of OneFlow 0.9 would end the process in the compiled
-    update. It also runs with AMP, for which nothing else is compared. Raises `NotTheSame`. Collective.
+    This runs before the update is compiled, because some kernels of OneFlow 0.9 would end the
+    process in the compiled update. It also runs with AMP, for which nothing else is compared.
+    Raises `NotTheSame`. Collective.
     """
-    is_eager = trainer.gradients.updates_eagerly and _why_incomparable(trainer) is None  # `require_same` compares it
+    is_eager = (
+        trainer.gradients.updates_eagerly and _why_incomparable(trainer) is None
+    )  # `require_same` compares it
     if iterations and reference.is_of_one_process and not is_eager:
         _require_equal(trainer, iterations[:1], reference, partial(update_op_by_op, trainer))
 
 
 def require_same(trainer, iterations: Iterations, reference: Reference) -> None:
-    """Make the updates of `reference` as `trainer` makes them, undo them, and raise `NotTheSame` if they differ.
+    """Make the updates of `reference` as `trainer` makes them, undo them, and raise `NotTheSame` if
+    they differ.
 
     Does nothing if they are meant to differ, or if graph mode has not compiled yet. Collective.
     """
@@ -119,8 +132,9 @@ def _require_equal(
 ) -> None:
     """Raise `NotTheSame` if the updates of `compared_updates` differ from `reference`.
 
-    Replicas of a model that mixes the samples of a batch become global tensors. If a model's results are not
-    repeatable, eager mode logs a warning and graph mode raises an error. Collective.
+    Replicas of a model that mixes the samples of a batch become global tensors. If a model's
+    results are not repeatable, eager mode logs a warning and graph mode raises an error.
+    Collective.
     """
     found, difference = compared_updates(trainer, iterations, reference, make)
     if difference is None:
@@ -138,18 +152,19 @@ def _require_equal(
     name = type(trainer.model).__name__
     text = refusal(trainer, difference, reference)
     if reference.is_of_one_process and is_compiled:
-        trainer.optimizer_state.leave_graph()  # without a graph, one process can make the same updates
+        # without a graph, one process can make the same updates
+        trainer.optimizer_state.leave_graph()
     itself = _agreed_difference(reference, reference_of(trainer, iterations))
     if itself is not None:
         unstable = (
-            f"{name} is not repeatable: from the same weights, batches and random states, {itself}. Something in "
-            "forward uses random numbers that no seed controls, reads a clock, or remembers earlier calls in a place "
-            "that cannot be restored"
+            f"{name} is not repeatable: from the same weights, batches and random states, "
+            f"{itself}. Something in forward uses random numbers that no seed controls, reads a "
+            "clock, or remembers earlier calls in a place that cannot be restored"
         )
         if not trainer.gradients.updates_eagerly:
             raise NotTheSame(
-                f"{unstable}; a compiled step would repeat the value read during compilation. Pass such a number in "
-                "the batch, or run with graph.enabled=false."
+                f"{unstable}; a compiled step would repeat the value read during compilation. "
+                "Pass such a number in the batch, or run with graph.enabled=false."
             )
         logger.warning("%s. A resumed run will not repeat this one.", unstable)
         return
@@ -159,8 +174,8 @@ def _require_equal(
     if is_compiled or trainer.layout.is_global or not may_change or not reference.is_of_one_process:
         raise NotTheSame(text + begins)
     logger.info(
-        "%s mixes the samples of a batch: %s.%s Eager mode therefore uses global tensors, which include the "
-        "samples of all %d data ranks (train.dist.batch_scope=global)",
+        "%s mixes the samples of a batch: %s.%s Eager mode therefore uses global tensors, which "
+        "include the samples of all %d data ranks (train.dist.batch_scope=global)",
         name,
         difference,
         begins,
@@ -169,24 +184,34 @@ def _require_equal(
     trainer.use_global_tensors()
     try:
         _, still = compared_updates(trainer, iterations, reference, make)
-    except Exception as error:  # any error that OneFlow raises for an operation on global tensors, on all ranks
+    except (
+        Exception
+    ) as error:  # any error that OneFlow raises for an operation on global tensors, on all ranks
         reason = str(error).strip().rpartition("\n")[2]  # OneFlow puts it last
-        raise NotTheSame(f"{text}{begins} Its forward fails with global tensors: {reason[:200]}") from error
+        raise NotTheSame(
+            f"{text}{begins} Its forward fails with global tensors: {reason[:200]}"
+        ) from error
     if still is not None:
-        raise NotTheSame(refusal(trainer, still, reference) + begins_in(trainer, iterations, still.update, reference))
+        raise NotTheSame(
+            refusal(trainer, still, reference)
+            + begins_in(trainer, iterations, still.update, reference)
+        )
 
 
 def compared_updates(
     trainer, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
 ) -> tuple[Updates, Difference | None]:
-    """Make updates as `trainer` makes them, undo them, and compare them with `reference`. Collective.
+    """Make updates as `trainer` makes them, undo them, and compare them with `reference`.
 
-    Returns the updates, and the first difference that rounding does not explain, or None. `make`: called instead of
-    `trainer.update`.
+    Collective.
 
-    A gradient that is zero except for rounding has no correct value, and Adam turns it into whole steps. An example is
-    the gradient of one number that is added to all logits. So if there is a difference, and the reference is
-    repeatable, `reference.noise` is measured and the updates are made again.
+    Returns the updates, and the first difference that rounding does not explain, or None. `make`:
+    called instead of `trainer.update`.
+
+    A gradient that is zero except for rounding has no correct value, and Adam turns it into whole
+    steps. An example is the gradient of one number that is added to all logits. So if there is a
+    difference, and the reference is repeatable, `reference.noise` is measured and the updates are
+    made again.
     """
     found, start = Updates(), trainer.iter
     with rehearsing(trainer, reference):
@@ -201,7 +226,10 @@ def compared_updates(
                     reference, number, State.of(trainer, read=lambda tensor: tensor)
                 )
     difference = _agreed_difference(reference, found)
-    if difference is None or difference.update not in reference.states.keys() - reference.noise.keys():
+    if (
+        difference is None
+        or difference.update not in reference.states.keys() - reference.noise.keys()
+    ):
         return found, difference
     base = reference_of(trainer, iterations)
     if _agreed_difference(base, reference_of(trainer, iterations)) is not None:
@@ -218,21 +246,34 @@ def facts_of(trainer, micro_batches: Sequence[Any]) -> Facts:
 
 
 def is_own_update(trainer) -> bool:
-    """Return whether the trainer makes updates as this project defines them, and not in a user-defined way."""
-    is_plain = (trainer.update.__module__ or "").startswith("libai.")  # also true for a proxy that a hook makes
+    """Return whether the trainer makes updates as this project defines them, and not in a
+    user-defined way.
+    """
+    is_plain = (trainer.update.__module__ or "").startswith(
+        "libai."
+    )  # also true for a proxy that a hook makes
     return is_plain and not trainer.gradients.has_own_graph
 
 
 def _obstacle(trainer) -> str | None:
-    """Return why some rank cannot make and undo updates of `trainer`, or None if all ranks can. Collective."""
+    """Return why some rank cannot make and undo updates of `trainer`, or None if all ranks can.
+
+    Collective.
+    """
     if not is_own_update(trainer):
         return f"{type(trainer).__name__} has its own kind of update"
-    names = [name for of_rank in gather_objects(PythonKept.of_trainer(trainer).iterators) for name in of_rank]
+    names = [
+        name
+        for of_rank in gather_objects(PythonKept.of_trainer(trainer).iterators)
+        for name in of_rank
+    ]
     return f"its model reads an iterator ({names[0]}), which cannot be restored" if names else None
 
 
 def _why_incomparable(trainer) -> str | None:
-    """Return why updates of `trainer` may differ from the reference, or None if they must not differ."""
+    """Return why updates of `trainer` may differ from the reference, or None if they must not
+    differ.
+    """
     if trainer.options.amp is not None:
         return f"amp={trainer.options.amp} rounds them differently"
     if trainer.mode == "graph" and find_unseeded_dropouts(trainer.model):
@@ -241,48 +282,62 @@ def _why_incomparable(trainer) -> str | None:
 
 
 def _needs_facts(trainer) -> bool:
-    """Return whether a trainer that rehearses nothing still needs the side effects of its forward."""
+    """Return whether a trainer that rehearses nothing still needs the side effects of its
+    forward.
+    """
     model, options = trainer.model, trainer.options
     is_asked = options.deterministic or options.detect_anomalous_params
-    return is_asked or bool(own_buffers(model)) or bool(frozen_parameters(model)) or has_adapters(model)
+    return (
+        is_asked
+        or bool(own_buffers(model))
+        or bool(frozen_parameters(model))
+        or has_adapters(model)
+    )
 
 
 def refuse_untraceable(trainer, reference: Reference) -> None:
     """Raise `NotTheSame` for a forward that a compiled step would not repeat.
 
-    A compiled step runs the Python code of forward once. So an attribute must not keep changing, and forward must not
-    raise in a later update.
+    A compiled step runs the Python code of forward once. So an attribute must not keep changing,
+    and forward must not raise in a later update.
     """
     name = f"{type(trainer.model).__name__}.forward"
     if reference.failure is not None:
         raise NotTheSame(
-            f"{name} raises in update {len(reference.losses) + 1} of an eager run: {reference.failure}. A graph runs "
-            "the Python code of forward only once, when it is traced, and would continue to train. Correct forward, "
-            "or run with "
+            f"{name} raises in update {len(reference.losses) + 1} of an eager run: "
+            f"{reference.failure}. A graph runs the Python code of forward only once, when it is "
+            "traced, and would continue to train. Correct forward, or run with "
             "graph.enabled=false."
         )
     if reference.changing:
         raise NotTheSame(
-            f"{name} changes {', '.join(reference.changing)}, even after two updates. A graph runs the Python code of "
-            "forward only once, when it is traced, so lines that read them would always see the first values. Keep a "
-            'number in a buffer (`self.register_buffer("count", flow.zeros(()))`), or run with graph.enabled=false.'
+            f"{name} changes {', '.join(reference.changing)}, even after two updates. A graph "
+            "runs the Python code of forward only once, when it is traced, so lines that read "
+            "them would always see the first values. Keep a "
+            'number in a buffer (`self.register_buffer("count", flow.zeros(()))`), or run with '
+            "graph.enabled=false."
         )
 
 
 def _require_deterministic(trainer, iterations: Iterations, reference: Reference) -> None:
-    """Raise `UserError` if a single bit differs when the updates of `reference` are repeated. Collective."""
+    """Raise `UserError` if a single bit differs when the updates of `reference` are repeated.
+
+    Collective.
+    """
     difference = _agreed_difference(replace(reference, bound=0), reference_of(trainer, iterations))
     if difference is not None:
         raise UserError(
-            "train.deterministic=true cannot be kept: when an update is repeated from the same state and seed, "
-            f"{difference}. Take random numbers from the generators of Python, NumPy or OneFlow, dropout from "
-            "libai.layers.Dropout, or "
-            "remove train.deterministic."
+            "train.deterministic=true cannot be kept: when an update is repeated from the same "
+            f"state and seed, {difference}. Take random numbers from the generators of Python, "
+            "NumPy or OneFlow, dropout from libai.layers.Dropout, or remove train.deterministic."
         )
 
 
 def _agreed_difference(reference: Reference, found: Updates) -> Difference | None:
-    """Return on every rank the difference found by the first rank that has a difference, or None. Collective."""
+    """Return on every rank the difference found by the first rank that has a difference, or None.
+
+    Collective.
+    """
     differences = gather_objects(first_difference(reference, found))
     return next((Difference(*one) for one in differences if one is not None), None)
 
@@ -296,9 +351,10 @@ def _warn_of_odd_metrics(trainer, reference: Reference, found: Updates) -> None:
             odd.append(f"metric {name!r}")
     if odd:
         logger.warning(
-            "%s of %s: not a mean over samples (or counted items). Eager data-parallel ranks log the mean of their "
-            "values; graph mode and one process log the value over the samples of all ranks. Training is the same. "
-            "Set train.dist.gradient_reduction=global to log the value over all samples.",
+            "%s of %s: not a mean over samples (or counted items). Eager data-parallel ranks log "
+            "the mean of their values; graph mode and one process log the value over the samples "
+            "of all ranks. Training is the same. Set train.dist.gradient_reduction=global to log "
+            "the value over all samples.",
             ", ".join(odd),
             type(trainer.model).__name__,
         )
@@ -313,38 +369,39 @@ def refusal(trainer, difference: Difference, reference: Reference) -> str:
     changes = f" Its forward changes {changed}." if changed else ""
     if trainer.mode == "graph" and trainer.graph is not None:
         return (
-            f"graph mode would train a different model than eager mode: {difference}, compared with the "
-            f"same update of {name} made eagerly.{changes} A compiled step runs the Python code of forward only once "
-            "and loses changes made through views. Keep numbers that change in buffers (`register_buffer`), use "
-            "libai.layers.Dropout, compute new tensors instead of `h.view(-1).add_(1)`, and let forward hooks read "
-            "parameters from the module that they receive; or train with graph.enabled=false."
+            f"graph mode would train a different model than eager mode: {difference}, compared "
+            f"with the same update of {name} made eagerly.{changes} A compiled step runs the "
+            "Python code of forward only once and loses changes made through views. Keep numbers "
+            "that change in buffers (`register_buffer`), use libai.layers.Dropout, compute new "
+            "tensors instead of `h.view(-1).add_(1)`, and let forward hooks read parameters from "
+            "the module that they receive; or train with graph.enabled=false."
         )
     if not reference.is_of_one_process:
         return (
-            f"{name}.forward changes a value in place that the backward pass reads: {difference}, compared with the "
-            f"same update that reads copies.{changes} OneFlow 0.9 does not detect this and computes a wrong gradient "
-            "in eager mode. Compute a new tensor instead (`h = h + 1` for `h += 1`, no inplace=True there), or "
-            "change a `.clone()`."
+            f"{name}.forward changes a value in place that the backward pass reads: {difference}, "
+            f"compared with the same update that reads copies.{changes} OneFlow 0.9 does not "
+            "detect this and computes a wrong gradient in eager mode. Compute a new tensor "
+            "instead (`h = h + 1` for `h += 1`, no inplace=True there), or change a `.clone()`."
         )
     if options.batch_scope == "rank":
         change = (
-            "global tensors see the samples of all ranks: set train.dist.batch_scope=global, or train eagerly, "
-            "data-parallel only, with train.dist.gradient_reduction=auto"
+            "global tensors see the samples of all ranks: set train.dist.batch_scope=global, or "
+            "train eagerly, data-parallel only, with train.dist.gradient_reduction=auto"
         )
     elif trainer.layout.is_global:
         change = (
-            "one of its OneFlow 0.9 operations sees only the samples of its own rank, or it changes a tensor through "
-            "a view: compute a new tensor, or use one rank"
+            "one of its OneFlow 0.9 operations sees only the samples of its own rank, or it "
+            "changes a tensor through a view: compute a new tensor, or use one rank"
         )
     else:
         change = (
-            "if it mixes the samples of a batch, set train.dist.gradient_reduction=auto or global, or "
-            "train.dist.batch_scope=rank if each rank is meant to see its own"
+            "if it mixes the samples of a batch, set train.dist.gradient_reduction=auto or "
+            "global, or train.dist.batch_scope=rank if each rank is meant to see its own"
         )
     return (
-        f"{trainer.mesh.size} ranks would train a different model than one process: {difference}, compared with the "
-        f"same update of {name} made by one process with the samples of all ranks.{changes} This is {trainer.mode} "
-        "mode with "
+        f"{trainer.mesh.size} ranks would train a different model than one process: {difference}, "
+        f"compared with the same update of {name} made by one process with the samples of all "
+        f"ranks.{changes} This is {trainer.mode} mode with "
         f"train.dist.batch_scope={options.batch_scope} and train.dist.gradient_reduction="
         f"{options.gradient_reduction}; {change}."
     )
@@ -353,10 +410,10 @@ def refusal(trainer, difference: Difference, reference: Reference) -> str:
 class RehearsalHook(HookBase):
     """Rehearses the update of every `every`th iteration.
 
-    The update is first made eagerly, then as the trainer makes it, and both are undone. Raises `NotTheSame` if a loss,
-    a weight, an optimizer state or a buffer differs. Training itself stays the same to the last bit. Costs two updates,
-    and copies of weights and optimizer state. Raises `UserError` if updates are meant to differ, as with AMP.
-    Collective.
+    The update is first made eagerly, then as the trainer makes it, and both are undone. Raises
+    `NotTheSame` if a loss, a weight, an optimizer state or a buffer differs. Training itself stays
+    the same to the last bit. Costs two updates, and copies of weights and optimizer state. Raises
+    `UserError` if updates are meant to differ, as with AMP. Collective.
     """
 
     priority = 6  # after RandomStateHook, which seeds the generators of eager operations
@@ -368,7 +425,10 @@ class RehearsalHook(HookBase):
         """Refuse a trainer if its updates cannot be compared."""
         reason = _obstacle(self.trainer) or _why_incomparable(self.trainer)
         if reason is not None:
-            raise UserError(f"train.rehearse_every={self._every} cannot compare updates: {reason}. Remove the setting.")
+            raise UserError(
+                f"train.rehearse_every={self._every} cannot compare updates: {reason}. Remove the "
+                "setting."
+            )
 
     def before_step(self) -> None:
         """Rehearse the update of this iteration if it is due."""

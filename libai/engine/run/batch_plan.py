@@ -15,10 +15,11 @@ from libai.utils.errors import UserError
 class BatchPlan:
     """Batch sizes and length of a run.
 
-    micro_batch_size: samples of one rank in one forward pass. num_accumulation_steps: micro-batches per iteration.
-    data_parallel_size: number of ranks that read different data. global_batch_size: the product of these three, samples
-    per iteration. train_iter: iterations of the run. warmup_iter: iterations in which the learning rate rises.
-    samples_per_epoch: samples in the training set, or None if unknown.
+    micro_batch_size: samples of one rank in one forward pass. num_accumulation_steps: micro-batches
+    per iteration. data_parallel_size: number of ranks that read different data. global_batch_size:
+    the product of these three, samples per iteration. train_iter: iterations of the run.
+    warmup_iter: iterations in which the learning rate rises. samples_per_epoch: samples in the
+    training set, or None if unknown.
     """
 
     micro_batch_size: int
@@ -33,16 +34,17 @@ class BatchPlan:
     def of(cls, train: Any, sizes: BatchSizes, data_parallel_size: int, loader: Any) -> BatchPlan:
         """Return the batch plan of a run with the config section `train`.
 
-        `train_epoch > 0` sets the length, rounded up. Raises `UserError` if it is set and the loader has no
-        `samples_per_epoch`.
+        `train_epoch > 0` sets the length, rounded up. Raises `UserError` if it is set and the
+        loader has no `samples_per_epoch`.
         """
         samples = getattr(loader, "samples_per_epoch", None)
         train_iter = train.train_iter
         if train.train_epoch > 0:
             if not samples:
                 raise UserError(
-                    f"train.train_epoch={train.train_epoch} requires the number of samples per epoch, but the "
-                    "training loader has no samples_per_epoch. Set train.train_iter instead."
+                    f"train.train_epoch={train.train_epoch} requires the number of samples per "
+                    "epoch, but the training loader has no samples_per_epoch. Set "
+                    "train.train_iter instead."
                 )
             train_iter = math.ceil(train.train_epoch * samples / sizes.global_)
         return cls(
@@ -57,26 +59,33 @@ class BatchPlan:
 
     @property
     def iters_per_epoch(self) -> float | None:
-        """Iterations in one pass over the training set, not rounded; None if its size is unknown."""
+        """Iterations in one pass over the training set, not rounded; None if its size is
+        unknown.
+        """
         return self.samples_per_epoch / self.global_batch_size if self.samples_per_epoch else None
 
     @property
     def epoch(self) -> EveryEpoch | None:
         """The iterations in which a pass ends; None if the size of the training set is unknown."""
-        return EveryEpoch(self.samples_per_epoch, self.global_batch_size) if self.samples_per_epoch else None
+        return (
+            EveryEpoch(self.samples_per_epoch, self.global_batch_size)
+            if self.samples_per_epoch
+            else None
+        )
 
     def period(self, value: int | Literal["epoch"], setting: str) -> Period:
         """Return `value`, a number of iterations or "epoch", as a period.
 
-        `setting`: its name in the config, for the error. Raises `UserError` for "epoch" if the size of the training set
-        is unknown.
+        `setting`: its name in the config, for the error. Raises `UserError` for "epoch" if the size
+        of the training set is unknown.
         """
         if isinstance(value, int):
             return value
         if self.epoch is None:
             raise UserError(
-                f"{setting}=epoch requires the number of samples per epoch, but the training loader has no "
-                "samples_per_epoch. Set a number of iterations, or add the attribute to the loader."
+                f"{setting}=epoch requires the number of samples per epoch, but the training "
+                "loader has no samples_per_epoch. Set a number of iterations, or add the "
+                "attribute to the loader."
             )
         return self.epoch
 

@@ -1,6 +1,7 @@
 """Build the objects of a run from the checked config.
 
-Every builder takes the `RunConfig` and the objects that were built before it. No builder changes the config.
+Every builder takes the `RunConfig` and the objects that were built before it. No builder changes
+the config.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from libai.utils.seeding import resolve_seed, seed_everything
 def build_part(part: str, section: Any, place: str, **facts) -> Any:
     """Build a lazy section of the config and check it with `check_part`.
 
-    The run-time `facts` that its target accepts and the config leaves unset are added to its arguments.
+    The run-time `facts` that its target accepts and the config leaves unset are added to its
+    arguments.
     """
     built = instantiate(section, **fill_unset(section, **facts))
     check_part(part, built, place)
@@ -43,14 +45,17 @@ def build_part(part: str, section: Any, place: str, **facts) -> Any:
 def build_mesh(run, device: str) -> Mesh:
     """Return the mesh of this job's ranks according to `train.dist`."""
     dist = run.train.dist
-    return Mesh.of_this_job(device, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size)
+    return Mesh.of_this_job(
+        device, dist.data_parallel_size, dist.tensor_parallel_size, dist.pipeline_parallel_size
+    )
 
 
 def build_model(run) -> flow.nn.Module:
-    """Return the user's module in training mode, after calling its `init_weights()` if it has that method.
+    """Return the user's module in training mode, after calling its `init_weights()` if it has that
+    method.
 
-    Submodules that the user's code has put into eval mode stay in it, unless the whole model is in eval mode. Raises
-    `UserError` if the target does not return a module.
+    Submodules that the user's code has put into eval mode stay in it, unless the whole model is in
+    eval mode. Raises `UserError` if the target does not return a module.
     """
     with checked_sizes():
         model = build_part("model", run.model, "the config's `model`")
@@ -68,7 +73,8 @@ def adapt_model(run, model: flow.nn.Module) -> None:
     """
     if run.train.dist.sync_batch_norm and not synchronize_batch_norms(model):
         logger.warning(
-            "train.dist.sync_batch_norm=true has no effect: %s has no batch normalization", type(model).__name__
+            "train.dist.sync_batch_norm=true has no effect: %s has no batch normalization",
+            type(model).__name__,
         )
     lora = run.train.lora
     if lora.patterns:
@@ -79,34 +85,45 @@ def adapt_model(run, model: flow.nn.Module) -> None:
         named[name].requires_grad_(False)
     if frozen and not any(parameter.requires_grad for parameter in named.values()):
         raise UserError(
-            f"train.freeze freezes all {len(named)} parameters of {type(model).__name__}, so nothing is left to "
-            "train. Remove a pattern."
+            f"train.freeze freezes all {len(named)} parameters of {type(model).__name__}, so "
+            "nothing is left to train. Remove a pattern."
         )
 
 
 def build_optimizer(run, model: flow.nn.Module) -> flow.optim.Optimizer:
-    """Return the optimizer of `model`. `optim.params` is a lazy call that takes `model`, or is left out.
+    """Return the optimizer of `model`.
 
-    Several named optimizers become one. Each gets the parameters that its `params` selects and no earlier one has.
+    `optim.params` is a lazy call that takes `model`, or is left out.
+
+    Several named optimizers become one. Each gets the parameters that its `params` selects and no
+    earlier one has.
     """
     if not isinstance(run.optim, DictConfig) or TARGET in run.optim:
         return _build_optimizer(run.optim, "optim", model, None)
     optimizers = {}
-    names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names = {
+        id(parameter): name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
     taken: list[str] = []
     for name, section in run.optim.items():
         built = optimizers[str(name)] = _build_optimizer(section, f"optim.{name!s}", model, taken)
-        taken += [names[id(p)] for group in built.param_groups for p in group.parameters if id(p) in names]
+        taken += [
+            names[id(p)] for group in built.param_groups for p in group.parameters if id(p) in names
+        ]
     if left := [name for name in names.values() if name not in taken]:
         raise UserError(
             f"optim leaves {len(left)} parameters without an optimizer: "
-            f"{', '.join(left[:3])}{', …' if left[3:] else ''}. Widen a pattern, add a last optimizer without a "
-            "pattern for the rest, or freeze them."
+            f"{', '.join(left[:3])}{', …' if left[3:] else ''}. Widen a pattern, add a last "
+            "optimizer without a pattern for the rest, or freeze them."
         )
     return Optimizers(optimizers)
 
 
-def _build_optimizer(section, place: str, model: flow.nn.Module, taken: Sequence[str] | None) -> flow.optim.Optimizer:
+def _build_optimizer(
+    section, place: str, model: flow.nn.Module, taken: Sequence[str] | None
+) -> flow.optim.Optimizer:
     """Return one optimizer of the config.
 
     `taken`: names of the parameters of earlier optimizers; None if this is the only one.
@@ -121,12 +138,22 @@ def _build_optimizer(section, place: str, model: flow.nn.Module, taken: Sequence
         own, decay = (part.get("weight_decay") for part in (section.params, section))
         if None not in (own, decay) and own != decay:
             logger.warning(
-                "%s.weight_decay=%g has no effect where %s.params.weight_decay=%g replaces it", place, decay, place, own
+                "%s.weight_decay=%g has no effect where %s.params.weight_decay=%g replaces it",
+                place,
+                decay,
+                place,
+                own,
             )
         facts = fill_unset(section.params, model=model, without=list(taken or ()))
-        optimizer = instantiate(section, **{f"params.{name}": value for name, value in facts.items()})
+        optimizer = instantiate(
+            section, **{f"params.{name}": value for name, value in facts.items()}
+        )
     else:
-        everything = model.parameters() if taken is None else get_param_groups(model, no_decay=(), without=taken)
+        everything = (
+            model.parameters()
+            if taken is None
+            else get_param_groups(model, no_decay=(), without=taken)
+        )
         optimizer = instantiate(section, params=everything)
     check_part("optimizer", optimizer, f"the config's `{place}`")
     return optimizer
@@ -152,34 +179,43 @@ def _build_schedules(section, optimizer: flow.optim.Optimizer, plan: BatchPlan) 
         if name not in parts:
             raise UserError(
                 f"lr_scheduler.{name} is for an optimizer of that name, but optim has "
-                f"{', '.join(parts) or 'only one'}.{did_you_mean(name, parts)} Name one of them, or write "
-                "LazyCall(Schedule)(...) for all."
+                f"{', '.join(parts) or 'only one'}.{did_you_mean(name, parts)} Name one of them, "
+                "or write LazyCall(Schedule)(...) for all."
             )
     return by_optimizer(
         optimizer,
         {
-            name: _build_schedule(section[name], f"lr_scheduler.{name}", part, plan, plan.warmup_iter)
+            name: _build_schedule(
+                section[name], f"lr_scheduler.{name}", part, plan, plan.warmup_iter
+            )
             for name, part in zip(parts, optimizer.parts())
             if section.get(name) is not None
         },
     )
 
 
-def _build_schedule(section, name: str, optimizer: flow.optim.Optimizer, plan: BatchPlan, warmup_iter: int) -> Any:
+def _build_schedule(
+    section, name: str, optimizer: flow.optim.Optimizer, plan: BatchPlan, warmup_iter: int
+) -> Any:
     """Return the schedule of a section.
 
-    The schedule gets `optimizer` and the lengths of run, warm-up and epoch if it accepts them. A list of schedules
-    becomes one schedule, whose last part gets the iterations that the other parts leave.
+    The schedule gets `optimizer` and the lengths of run, warm-up and epoch if it accepts them. A
+    list of schedules becomes one schedule, whose last part gets the iterations that the other parts
+    leave.
     """
     if section is None:
         return None
     parts, start = [], 0
     sections = list(section) if isinstance(section, ListConfig) else [section]
     for index, part in enumerate(sections):
-        if index < len(sections) - 1 and part.get("max_iter") is None and part.get("max_epoch") is None:
+        if (
+            index < len(sections) - 1
+            and part.get("max_iter") is None
+            and part.get("max_epoch") is None
+        ):
             raise UserError(
-                f"{name}[{index}] has no length, so the schedule after it has no start. Set its max_iter "
-                "(iterations) or max_epoch (epochs)."
+                f"{name}[{index}] has no length, so the schedule after it has no start. Set its "
+                "max_iter (iterations) or max_epoch (epochs)."
             )
         schedule = build_part(
             "schedule",
@@ -192,7 +228,11 @@ def _build_schedule(section, name: str, optimizer: flow.optim.Optimizer, plan: B
         )
         parts.append(schedule)
         start += getattr(schedule, "length", None) or 0
-    return in_sequence(optimizer, parts, plan.train_iter) if isinstance(section, ListConfig) else parts[0]
+    return (
+        in_sequence(optimizer, parts, plan.train_iter)
+        if isinstance(section, ListConfig)
+        else parts[0]
+    )
 
 
 def build_train_loader(run, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:
@@ -230,7 +270,9 @@ def build_test_loaders(run, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]
     """
     sections = run.dataloader.get("test") or {}
     if not isinstance(sections, Mapping):
-        sections = {"test" if i == 0 else f"test{i + 1}": section for i, section in enumerate(sections)}
+        sections = {
+            "test" if i == 0 else f"test{i + 1}": section for i, section in enumerate(sections)
+        }
     return {
         name: build_part(
             "loader",
@@ -287,7 +329,9 @@ def mode_options(run, mode: str, device: str) -> dict[str, Any]:
 
 
 class Parts:
-    """The parts of a run that need no trainer, each built by an overridable method. `Run` adds the rest.
+    """The parts of a run that need no trainer, each built by an overridable method.
+
+    `Run` adds the rest.
 
     Commands that measure or compare a model use these parts without a `Run`.
 
@@ -314,13 +358,17 @@ class Parts:
 
     def new_model(self) -> flow.nn.Module:
         """Return a new model. Every call returns the weights that a run starts with."""
-        flow.manual_seed(self.seed)  # initial weights must not depend on random numbers that the loader drew
+        flow.manual_seed(
+            self.seed
+        )  # initial weights must not depend on random numbers that the loader drew
         model = self.build_model(self.config)
         adapt_model(self.config, model)  # again, because `build_model` may be the user's
         return model
 
     def new_optimizer(self, model: flow.nn.Module) -> flow.optim.Optimizer:
-        """Return the optimizer of `model`, with learning rates scaled according to `train.auto_scale_lr`."""
+        """Return the optimizer of `model`, with learning rates scaled according to
+        `train.auto_scale_lr`.
+        """
         optimizer = self.build_optimizer(self.config, model)
         tuned_for = self.config.train.auto_scale_lr.base_batch_size
         if tuned_for is not None:

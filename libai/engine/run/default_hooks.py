@@ -37,9 +37,13 @@ def default_writers(run) -> list[Writer]:
     train = run.config.train
     settings = {
         name: value if isinstance(value, (bool, int, float, type(None))) else str(value)
-        for name, value in flatten(OmegaConf.to_container(run.config.to_config(), resolve=True)).items()
+        for name, value in flatten(
+            OmegaConf.to_container(run.config.to_config(), resolve=True)
+        ).items()
     }
-    info = RunInfo(run.output_dir, run.folder.run_id, run.output_dir.name, settings, run.plan.train_iter)
+    info = RunInfo(
+        run.output_dir, run.folder.run_id, run.output_dir.name, settings, run.plan.train_iter
+    )
     writers = []
     for index, section in enumerate(train.writers):
         if isinstance(section, str):
@@ -50,7 +54,10 @@ def default_writers(run) -> list[Writer]:
 
 
 def default_hooks(run) -> list[HookBase | None]:
-    """Return the hooks of a standard run and of `train.extra_hooks`. Sets `run.timer`, which is one of them."""
+    """Return the hooks of a standard run and of `train.extra_hooks`.
+
+    Sets `run.timer`, which is one of them.
+    """
     train, plan = run.config.train, run.plan
     run.timer = hooks.IterationTimer(plan.global_batch_size)
     # take the output folder before any other hook acts, and release it after all of them
@@ -70,12 +77,17 @@ def default_hooks(run) -> list[HookBase | None]:
     for index, section in enumerate(train.extra_hooks or []):
         found.append(build_part("hook", section, f"train.extra_hooks[{index}]"))
     log_period = plan.period(train.log_period, "train.log_period")
-    found.append(hooks.WriterHook(run.build_writers(), log_period, run.timer, plan.iters_per_epoch, best))
+    found.append(
+        hooks.WriterHook(run.build_writers(), log_period, run.timer, plan.iters_per_epoch, best)
+    )
     return found
 
 
 def _add_evaluation(run, found: list[HookBase | None]) -> hooks.BestCheckpointHook | None:
-    """Add the hooks that evaluate and act on the deciding metric. Return the hook that stores the best value."""
+    """Add the hooks that evaluate and act on the deciding metric.
+
+    Return the hook that stores the best value.
+    """
     evaluation, best = run.config.train.evaluation, None
     if evaluation.enabled and run.test_loaders:
         period = run.plan.period(evaluation.eval_period, "train.evaluation.eval_period")
@@ -83,7 +95,9 @@ def _add_evaluation(run, found: list[HookBase | None]) -> hooks.BestCheckpointHo
         if run.metric is not None:
             saver = run.checkpointer if run.config.train.checkpointer.enabled else None
             metric = f"eval/{run.metric}"
-            best = hooks.BestCheckpointHook(saver, metric, run.better, evaluation.early_stop_patience)
+            best = hooks.BestCheckpointHook(
+                saver, metric, run.better, evaluation.early_stop_patience
+            )
             found.append(best)
     if needs_metric(run.trainer.lr_scheduler):
         found.append(hooks.LRHook("" if best is None else best.metric))

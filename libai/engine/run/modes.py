@@ -1,4 +1,5 @@
-"""Choose the mode of a run: its first mode, the choice for `graph.enabled=auto`, and switches to the other mode.
+"""Choose the mode of a run: its first mode, the choice for `graph.enabled=auto`, and switches to
+the other mode.
 
 No other file of the engine reads the mode from the config. All other code asks a trainer.
 """
@@ -23,7 +24,10 @@ UNDECIDED = "graph.enabled=auto"
 
 
 def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
-    """Return the mode to build in, and the reason. `auto` begins in eager mode if it supports the config."""
+    """Return the mode to build in, and the reason.
+
+    `auto` begins in eager mode if it supports the config.
+    """
     if config.mode != "auto":
         check_supported(config, config.mode, device)
         return config.mode, f"graph.enabled={str(config.mode == 'graph').lower()}"
@@ -36,10 +40,12 @@ def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
 
 
 def resolve(run) -> None:
-    """Choose the mode and compile before the loop starts. The training state is not changed. Collective.
+    """Choose the mode and compile before the loop starts.
 
-    Falls back to eager mode if the config allows it. `graph.enabled=auto` selects the only mode that config, optimizer
-    and hooks support, or the faster mode if they support both.
+    The training state is not changed. Collective.
+
+    Falls back to eager mode if the config allows it. `graph.enabled=auto` selects the only mode
+    that config, optimizer and hooks support, or the faster mode if they support both.
     """
     trainer = run.trainer
     if run.mode_reason == UNDECIDED:
@@ -55,7 +61,8 @@ def resolve(run) -> None:
         return
     mode = trainer.mode
     try:
-        trainer.prepare()  # before the run takes its folder, which stays unchanged if the model cannot train
+        # before the run takes its folder, which stays unchanged if the model cannot train
+        trainer.prepare()
         if run.config.train.rehearse == 0 and mode == "eager":
             try_forward(trainer)
     except (GraphBuildError, NotTheSame) as error:
@@ -84,7 +91,8 @@ def _keep_the_faster(run) -> None:
     ratio, low, high = compare_speed(graph, eager, graph.feed.peek())
     seed_everything(run.seed, run.seed_offset)
     run.mode_reason = (
-        f"graph.enabled=auto: graph takes {ratio:.2f}x eager's time (95 % interval {low:.2f} to {high:.2f})"
+        f"graph.enabled=auto: graph takes {ratio:.2f}x eager's time (95 % interval {low:.2f} to "
+        f"{high:.2f})"
     )
     if high >= 1:  # graph mode is not clearly faster, and eager mode is simpler
         _set_mode(run, "eager")
@@ -109,8 +117,8 @@ def trainer_class(run, mode: str) -> Any:
     """Return the class in `run.trainers` for `mode`. Raises `UserError` if there is none."""
     if mode not in run.trainers:
         raise UserError(
-            f"{type(run).__name__}.trainers has no trainer for {mode} mode. Add a class to it, or set "
-            f"graph.enabled={str(mode != 'graph').lower()}."
+            f"{type(run).__name__}.trainers has no trainer for {mode} mode. Add a class to it, or "
+            f"set graph.enabled={str(mode != 'graph').lower()}."
         )
     return run.trainers[mode]
 
@@ -124,7 +132,11 @@ def switch(run, mode: str, reason: str) -> None:
     _set_mode(run, mode)
     run.mode_reason = reason
     logger.info(
-        "switched from %s to %s mode after iteration %d (%s)", before, mode, run.trainer.completed_iters, reason
+        "switched from %s to %s mode after iteration %d (%s)",
+        before,
+        mode,
+        run.trainer.completed_iters,
+        reason,
     )
 
 

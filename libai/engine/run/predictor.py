@@ -34,11 +34,17 @@ class Predictor:
         mesh: the ranks that share the model; default: this job's.
         config: the config of its run, if there is one.
 
-    Attributes: `model`, `config`, `mesh`, `checkpoint` (the `source`) and `mode`. Building a predictor is collective.
+    Attributes: `model`, `config`, `mesh`, `checkpoint` (the `source`) and `mode`. Building a
+    predictor is collective.
     """
 
     def __init__(
-        self, model: Any, source: str | Path, mode: str = "eager", mesh: Mesh | None = None, config: Any = None
+        self,
+        model: Any,
+        source: str | Path,
+        mode: str = "eager",
+        mesh: Mesh | None = None,
+        config: Any = None,
     ):
         self.model = model
         self.checkpoint = Path(source)
@@ -47,20 +53,28 @@ class Predictor:
         self.config = config
         plan = None if config is None else config.train.dist.plan
         unused = flow.optim.SGD(model.parameters(), lr=0.0)
-        self._trainer = trainer_of(mode)(model, [], unused, mesh=self.mesh, plan=plan, device=self.mesh.device)
+        self._trainer = trainer_of(mode)(
+            model, [], unused, mesh=self.mesh, plan=plan, device=self.mesh.device
+        )
 
     @classmethod
     def of_run(
-        cls, folder: str | Path, which: str = "last", mode: str | None = None, overrides: Sequence[str] = ()
+        cls,
+        folder: str | Path,
+        which: str = "last",
+        mode: str | None = None,
+        overrides: Sequence[str] = (),
     ) -> Predictor:
         """Return the model of a run with the weights of one of its checkpoints. Collective.
 
-        `folder`: the output folder of the run. `which`: "last" (the newest checkpoint that verifies), "best", or the
-        name of a checkpoint, such as "iter_0000200". `mode`: the default is the mode of the config, or for "auto" the
-        eager mode if it supports the config. `overrides`: `key=value` settings for the config of the run.
+        `folder`: the output folder of the run. `which`: "last" (the newest checkpoint that
+        verifies), "best", or the name of a checkpoint, such as "iter_0000200". `mode`: the default
+        is the mode of the config, or for "auto" the eager mode if it supports the config.
+        `overrides`: `key=value` settings for the config of the run.
 
-        One process holds the full model, however it was trained. Several processes form the mesh of the config. If the
-        run averaged its weights (`train.ema`), the model has the averages, as in the evaluations of the run.
+        One process holds the full model, however it was trained. Several processes form the mesh of
+        the config. If the run averaged its weights (`train.ema`), the model has the averages, as in
+        the evaluations of the run.
         """
         folder = Path(folder)
         file = config_of_run(folder)

@@ -1,4 +1,6 @@
-"""Report on a run: the banner, the table of parameters, `summary.json` and the result of `Run.train`."""
+"""Report on a run: the banner, the table of parameters, `summary.json` and the result of
+`Run.train`.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,12 @@ from libai.utils.screen import format_table
 class TrainResult:
     """The result of `Run.train`; the same on every rank.
 
-    status: "finished", "stopped" (by a hook, such as early stopping) or "failed" (`train.on_exception`). seconds:
-    training time in this process. iterations: updates since the beginning of the run. last_path: the newest checkpoint.
-    metric: `train.evaluation.eval_metric`. best: its best value. best_iter, best_epoch: updates and passes over the
-    data at that evaluation. best_path: the checkpoint with that value. best_metrics: all metrics of that evaluation. A
-    field without a value is None.
+    status: "finished", "stopped" (by a hook, such as early stopping) or "failed"
+    (`train.on_exception`). seconds: training time in this process. iterations: updates since the
+    beginning of the run. last_path: the newest checkpoint. metric: `train.evaluation.eval_metric`.
+    best: its best value. best_iter, best_epoch: updates and passes over the data at that
+    evaluation. best_path: the checkpoint with that value. best_metrics: all metrics of that
+    evaluation. A field without a value is None.
     """
 
     status: str
@@ -53,7 +56,12 @@ class TrainResult:
 def result_of(run) -> TrainResult:
     """Return the current result of `run`."""
     trainer = run.trainer
-    always = (trainer.status, run.timer.total_seconds, trainer.completed_iters, run.checkpointer.last_saved)
+    always = (
+        trainer.status,
+        run.timer.total_seconds,
+        trainer.completed_iters,
+        run.checkpointer.last_saved,
+    )
     hook = next((hook for hook in trainer.hooks if isinstance(hook, BestCheckpointHook)), None)
     if hook is None:
         return TrainResult(*always)
@@ -61,8 +69,14 @@ def result_of(run) -> TrainResult:
     if at is None:
         return TrainResult(*always, run.metric)
     per_epoch = run.plan.iters_per_epoch
-    path = run.checkpointer.root / checkpoint.checkpoint_name(at) if run.config.train.checkpointer.enabled else None
-    return TrainResult(*always, run.metric, hook.best, at, path, per_epoch and at / per_epoch, hook.best_metrics)
+    path = (
+        run.checkpointer.root / checkpoint.checkpoint_name(at)
+        if run.config.train.checkpointer.enabled
+        else None
+    )
+    return TrainResult(
+        *always, run.metric, hook.best, at, path, per_epoch and at / per_epoch, hook.best_metrics
+    )
 
 
 def starting_files(run, run_id: str) -> dict[str, str]:
@@ -73,7 +87,8 @@ def starting_files(run, run_id: str) -> dict[str, str]:
     return {
         "config.yaml": to_yaml(run.to_config()),
         "overrides.txt": "".join(f"{override}\n" for override in run.overrides),
-        "env.json": json.dumps({"run_id": run_id, **collect_env()}, indent=1, sort_keys=True) + "\n",
+        "env.json": json.dumps({"run_id": run_id, **collect_env()}, indent=1, sort_keys=True)
+        + "\n",
     }
 
 
@@ -94,7 +109,11 @@ def start_banner(run) -> None:
     data = f"{samples:,} samples" if samples else type(run.train_loader).__name__
     evaluates = train.evaluation.enabled and run.test_loaders
     evaluation = f"evaluate {', '.join(run.test_loaders)} every {train.evaluation.eval_period}"
-    saves = f"save every {train.checkpointer.period}" if train.checkpointer.enabled else "no checkpoints"
+    saves = (
+        f"save every {train.checkpointer.period}"
+        if train.checkpointer.enabled
+        else "no checkpoints"
+    )
     parts = optimizer.optimizers.values() if isinstance(optimizer, Optimizers) else [optimizer]
     kinds = " + ".join(type(part).__name__ for part in parts)
     clip = train.clip_grad.max_norm
@@ -103,11 +122,17 @@ def start_banner(run) -> None:
     if run.lr_scheduler is not None:
         named = target_of(run.config.lr_scheduler)  # None for a list of schedules
         schedule = getattr(named, "__name__", type(run.lr_scheduler).__name__)
-    epochs = f" (until epoch {round(plan.train_iter / plan.iters_per_epoch, 2):,g})" if plan.iters_per_epoch else ""
+    epochs = (
+        f" (until epoch {round(plan.train_iter / plan.iters_per_epoch, 2):,g})"
+        if plan.iters_per_epoch
+        else ""
+    )
     warmup = getattr(run.lr_scheduler, "warmup_iter", 0)
     rises = f", {warmup} of warm-up" if warmup else ""
     lines = {
-        f"libai {__version__}": f"{run.output_dir.name}, {begins} in {run.trainer.mode} mode -> {run.output_dir}",
+        f"libai {__version__}": (
+            f"{run.output_dir.name}, {begins} in {run.trainer.mode} mode -> {run.output_dir}"
+        ),
         "model": f"{type(run.model).__name__}, {total:,} parameters{share}{layout}",
         "data": f"{data}; {evaluation if evaluates else 'no evaluation'}, {saves}",
         "batch": plan.describe(),
@@ -124,13 +149,18 @@ def start_banner(run) -> None:
 def parameter_table(model: nn.Module) -> list[str]:
     """Return the lines of a table of the parameters, with the number of elements in each row.
 
-    Parameters with the same shape whose names differ only in numbers share one row (`blocks.*.fc.weight`). A tensor
-    that is used twice counts once.
+    Parameters with the same shape whose names differ only in numbers share one row
+    (`blocks.*.fc.weight`). A tensor that is used twice counts once.
     """
     alike = defaultdict(list)
     for name, parameter in model.named_parameters():
         shape = "x".join(map(str, parameter.shape)) or "scalar"
-        key = (re.sub(r"\d+", "*", name), shape, parameter.numel(), "yes" if parameter.requires_grad else "frozen")
+        key = (
+            re.sub(r"\d+", "*", name),
+            shape,
+            parameter.numel(),
+            "yes" if parameter.requires_grad else "frozen",
+        )
         alike[key].append(name)
     rows = [["parameter", "tensors", "shape", "elements", "trained"]]
     for (pattern, shape, size, is_trained), names in alike.items():
@@ -142,7 +172,8 @@ def parameter_table(model: nn.Module) -> list[str]:
 def write_summary(run) -> None:
     """Write `summary.json` and log the closing line. Rank 0 only.
 
-    The file has status, length, time, throughput and the last metrics. Values that are not finite become null.
+    The file has status, length, time, throughput and the last metrics. Values that are not finite
+    become null.
     """
     trainer, timer = run.trainer, run.timer
     result = result_of(run)
@@ -178,15 +209,25 @@ def write_summary(run) -> None:
     verb = {"finished": "done", "stopped": "stopped"}.get(trainer.status)
     if not made or verb is None:
         return
-    of_all = f" ({trainer.completed_iters} of {run.plan.train_iter})" if made != run.plan.train_iter else ""
-    parts = [f"{verb} after {made} iterations{of_all} in {timedelta(seconds=round(timer.total_seconds))}"]
+    of_all = (
+        f" ({trainer.completed_iters} of {run.plan.train_iter})"
+        if made != run.plan.train_iter
+        else ""
+    )
+    parts = [
+        f"{verb} after {made} iterations{of_all} in {timedelta(seconds=round(timer.total_seconds))}"
+    ]
     for tag, value in metrics.items():
         if tag.startswith("eval/") or tag == "train/loss":
             parts.append(f"{tag.partition('/')[2]} {value:.4f}")
-    rate, unit = ("tokens_per_s", "tok/s") if "tokens_per_s" in rates else ("samples_per_s", "samples/s")
+    rate, unit = (
+        ("tokens_per_s", "tok/s") if "tokens_per_s" in rates else ("samples_per_s", "samples/s")
+    )
     if rate in rates:
         parts.append(f"median {rates[f'{rate}_median']:,.0f} {unit}")
     if summary["build_seconds"]:
         parts.append(f"compile {summary['build_seconds']:.1f} s")
     parts.append(f"-> {run.output_dir}")
-    logger.info("%s", "  ".join(parts), extra={"is_result": True, "screen": "\n".join(fit_rows(parts))})
+    logger.info(
+        "%s", "  ".join(parts), extra={"is_result": True, "screen": "\n".join(fit_rows(parts))}
+    )

@@ -1,7 +1,9 @@
-"""The standard run: build components, hooks and a trainer from a checked config, then train, evaluate or resume.
+"""The standard run: build components, hooks and a trainer from a checked config, then train,
+evaluate or resume.
 
-`Run` builds the parts, each in an overridable method, and drives the eager or graph trainer that the config selects.
-`EagerTrainer.update` or `GraphTrainer.update` is the training step, and `TrainerBase.train` is the loop around it.
+`Run` builds the parts, each in an overridable method, and drives the eager or graph trainer that
+the config selects. `EagerTrainer.update` or `GraphTrainer.update` is the training step, and
+`TrainerBase.train` is the loop around it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,14 @@ from libai.engine.run.report import TrainResult, result_of, start_banner, write_
 from libai.engine.run.run_folder import RunFolder, facts_of, prepare_output_dir, require_checkpoint
 from libai.engine.run.trials import dry_run
 from libai.engine.trainer import TRAINERS, ModelTrainer, trainer_of
-from libai.launch.stop import STOP, TIME_LIMIT, StoppedFromOutside, StopRequest, describe_stop, exit_code_of
+from libai.launch.stop import (
+    STOP,
+    TIME_LIMIT,
+    StoppedFromOutside,
+    StopRequest,
+    describe_stop,
+    exit_code_of,
+)
 from libai.layers.lora import ADAPTER
 from libai.optim import LossScaling
 from libai.utils.distributed import (
@@ -50,22 +59,26 @@ from libai.utils.seeding import raise_open_file_limit, resolve_seed, seed_everyt
 def default_setup(
     cfg: Any, overrides: Sequence[str] | None = None, *, trains: bool = True, quiet: bool = False
 ) -> RunConfig:
-    """Check the config and prepare the process: output folder, logs, limits. Every rank must call it.
+    """Check the config and prepare the process: output folder, logs, limits.
 
-    `overrides`: the command-line arguments for `overrides.txt`. `trains=False` (`--dry-run`, `--eval-only`) leaves the
-    output folder untouched. Otherwise the folder is created, or refused if another job trains there. Its contents stay
-    until training begins. `quiet`: see `setup_logging`. Returns the frozen `RunConfig`. Raises `UserError` before
-    anything is written.
+    Every rank must call it.
+
+    `overrides`: the command-line arguments for `overrides.txt`. `trains=False` (`--dry-run`,
+    `--eval-only`) leaves the output folder untouched. Otherwise the folder is created, or refused
+    if another job trains there. Its contents stay until training begins. `quiet`: see
+    `setup_logging`. Returns the frozen `RunConfig`. Raises `UserError` before anything is written.
     """
     config = cfg if isinstance(cfg, RunConfig) else validate(cfg, world_size=get_world_size())
-    # take the value of rank 0: processes started by another launcher may each have their own `${now:...}`
+    # take the value of rank 0: processes started by another launcher may each have their own
+    # `${now:...}`
     train = replace(config.train, output_dir=broadcast_object(config.train.output_dir))
     config = replace(config, train=train, overrides=tuple(overrides or ()))
     output_dir = Path(train.output_dir)
     if trains and is_main_process():
         prepare_output_dir(output_dir)
     barrier()
-    raise_open_file_limit()  # loaders, sockets of many ranks and shards together exceed the usual limit of 1024
+    # loaders, sockets of many ranks and shards together exceed the usual limit of 1024
+    raise_open_file_limit()
     setup_logging(output_dir if trains else None, holds_files=True, quiet=quiet)
     return config
 
@@ -75,14 +88,18 @@ class Run(build.Parts):
 
     Args:
         cfg: a `RunConfig`, or a lazy config, which is validated here.
-        resume: continue the run in `train.output_dir` from its newest verified checkpoint, or continue from the
-            checkpoint at a given path. It is an error if there is none. Default: `train.resume`.
-        reset: parts that a resume does not take from the checkpoint: "optimizer", "schedule", "data".
+        resume: continue the run in `train.output_dir` from its newest verified checkpoint, or
+            continue from the checkpoint at a given path. It is an error if there is none. Default:
+            `train.resume`.
+        reset: parts that a resume does not take from the checkpoint: "optimizer", "schedule",
+            "data".
 
-    Attributes: `config`, `folder`, `mesh`, `plan`, `model`, `optimizer`, `lr_scheduler`, `train_loader`,
-    `test_loaders`, `evaluators`, `checkpointer` and `trainer`, the `EagerTrainer` or `GraphTrainer` that runs the loop.
+    Attributes: `config`, `folder`, `mesh`, `plan`, `model`, `optimizer`, `lr_scheduler`,
+    `train_loader`, `test_loaders`, `evaluators`, `checkpointer` and `trainer`, the `EagerTrainer`
+    or `GraphTrainer` that runs the loop.
 
-    To change one part, subclass and override its `build_*` method, or `trainers`, the trainer class of each mode.
+    To change one part, subclass and override its `build_*` method, or `trainers`, the trainer class
+    of each mode.
     """
 
     trainers: Mapping[str, Any] = TRAINERS
@@ -103,7 +120,9 @@ class Run(build.Parts):
             seed = facts_of(resumed).get("seed")
         seed = seed_everything(resolve_seed(seed))
         self.evaluators = self.build_evaluators(config)
-        self.metric, self.better = chosen_metric(train.evaluation, self.evaluators)  # raises before data is read
+        self.metric, self.better = chosen_metric(
+            train.evaluation, self.evaluators
+        )  # raises before data is read
 
         super().__init__(config, build.build_mesh(config, device), seed)
         self.seed_offset = self.mesh.data_rank if train.diff_rank_seed else 0
@@ -125,13 +144,17 @@ class Run(build.Parts):
             self.resume(resumed, reset)
         elif load_weight.path:
             self.load_weights(load_weight.path, load_weight.revise_keys, load_weight.strict)
-        for line in combinations.warnings(config, get_world_size(), self.plan.train_iter, self.start_iter):
+        for line in combinations.warnings(
+            config, get_world_size(), self.plan.train_iter, self.start_iter
+        ):
             logger.warning("%s", line)
 
     if not TYPE_CHECKING:  # a type checker would accept every name
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}")
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}.{member_meant(name)}"
+            )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.output_dir}: {self.trainer!r}>"
@@ -144,7 +167,9 @@ class Run(build.Parts):
     build_hooks = default_hooks
 
     def new_trainer(self, mode: str, model: Any, data_loader: Any, optimizer: Any) -> ModelTrainer:
-        """Return a trainer of this run in `mode`, "eager" or "graph", with its own schedule for `optimizer`."""
+        """Return a trainer of this run in `mode`, "eager" or "graph", with its own schedule for
+        `optimizer`.
+        """
         train = self.config.train
         options = TrainOptions(
             num_accumulation_steps=self.plan.num_accumulation_steps,
@@ -156,7 +181,9 @@ class Run(build.Parts):
             max_grad_norm=train.clip_grad.max_norm,
             max_grad_value=train.clip_grad.value,
             seed=self.seed,
-            loss_scaling=LossScaling(train.amp.init_scale, train.amp.growth_factor, train.amp.growth_interval),
+            loss_scaling=LossScaling(
+                train.amp.init_scale, train.amp.growth_factor, train.amp.growth_interval
+            ),
             detect_anomalous_params=train.detect_anomalous_params,
             non_finite=train.non_finite,
             ema_decay=train.ema.decay if train.ema.enabled else None,
@@ -194,7 +221,10 @@ class Run(build.Parts):
         )
 
     def end(self) -> None:
-        """Write the summary and release the output folder, if this run holds it. Every rank must call it."""
+        """Write the summary and release the output folder, if this run holds it.
+
+        Every rank must call it.
+        """
         if not self.folder.is_held:
             return
         failure = self.trainer.loop.failure
@@ -211,14 +241,21 @@ class Run(build.Parts):
 
     @phase("train")
     def train(self, until: int | None = None) -> TrainResult:
-        """Train from the current iteration to `plan.train_iter`, or to iteration `until`. May be called again.
+        """Train from the current iteration to `plan.train_iter`, or to iteration `until`.
 
-        Returns the result, immediately if nothing is left to do. A signal or `train.max_seconds` stops training between
-        two iterations, or two batches of an evaluation. Then the state is saved and `StoppedFromOutside` is raised.
+        May be called again.
+
+        Returns the result, immediately if nothing is left to do. A signal or `train.max_seconds`
+        stops training between two iterations, or two batches of an evaluation. Then the state is
+        saved and `StoppedFromOutside` is raised.
         """
         if self.config.train.load_best_at_end and self.trainer.status == "stopped":
-            self.resume(self.checkpointer.last_saved)  # the model has the best weights, not the last ones
-        seed_everything(self.seed, self.seed_offset)  # training must not depend on numbers drawn while building
+            self.resume(
+                self.checkpointer.last_saved
+            )  # the model has the best weights, not the last ones
+        seed_everything(
+            self.seed, self.seed_offset
+        )  # training must not depend on numbers drawn while building
         with self.stop.handling_signals():  # until the end: job schedulers repeat their signals
             try:
                 self._train(until)
@@ -226,7 +263,10 @@ class Run(build.Parts):
                     raise self._stopped()
                 self._load_best()
             except Exception as error:
-                returns = self.config.train.on_exception == "return" and self.trainer.loop.failure is error
+                returns = (
+                    self.config.train.on_exception == "return"
+                    and self.trainer.loop.failure is error
+                )
                 if isinstance(error, UserError) or not returns:
                     raise
                 logger.exception("training failed, and train.on_exception=return")
@@ -244,10 +284,15 @@ class Run(build.Parts):
                 self.check_evaluation()
             else:
                 logger.info(
-                    "nothing left to do: all %d iterations are done. To continue, set a larger train.train_iter", last
+                    "nothing left to do: all %d iterations are done. To continue, set a larger "
+                    "train.train_iter",
+                    last,
                 )
             agreement.agree()
-        if agreement.answer(STOP) not in (0, TIME_LIMIT):  # the run has not taken its folder, which is unchanged
+        if agreement.answer(STOP) not in (
+            0,
+            TIME_LIMIT,
+        ):  # the run has not taken its folder, which is unchanged
             trainer.status = "interrupted"
             return
         if self.config.train.checkpointer.enabled:
@@ -259,16 +304,25 @@ class Run(build.Parts):
             trainer.train(trainer.iter, trainer.max_iter)
 
     def _load_best(self) -> None:
-        """Load the weights of the best checkpoint once the run is over (`train.load_best_at_end`). Collective."""
-        is_over = self.trainer.status == "stopped" or self.trainer.completed_iters >= self.plan.train_iter
+        """Load the weights of the best checkpoint once the run is over (`train.load_best_at_end`).
+
+        Collective.
+        """
+        is_over = (
+            self.trainer.status == "stopped" or self.trainer.completed_iters >= self.plan.train_iter
+        )
         if not is_over or not self.config.train.load_best_at_end:
             return
         best = result_of(self).best_path
         if best is not None:
             self.load_weights(str(best))
-            self.checkpointer.load_tensors_of_hooks(checkpoint.load(best))  # also the weight average of that checkpoint
+            self.checkpointer.load_tensors_of_hooks(
+                checkpoint.load(best)
+            )  # also the weight average of that checkpoint
         else:
-            logger.warning("no evaluation returned a finite %s: the model keeps its last weights", self.metric)
+            logger.warning(
+                "no evaluation returned a finite %s: the model keeps its last weights", self.metric
+            )
 
     def _stopped(self) -> StoppedFromOutside:
         asked_by, saved = self.trainer.loop.agreement.take(STOP), self.checkpointer.resumable
@@ -288,9 +342,11 @@ class Run(build.Parts):
         modes.resolve(self)
 
     def switch_mode(self, mode: str) -> None:
-        """Continue in `mode` ("eager" or "graph") with the same state; the training curve continues.
+        """Continue in `mode` ("eager" or "graph") with the same state; the training curve
+        continues.
 
-        Between two calls of `train` the switch is immediate; in a hook, it follows the current iteration. Collective.
+        Between two calls of `train` the switch is immediate; in a hook, it follows the current
+        iteration. Collective.
         """
         trainer_of(mode)  # raises an error for an unknown mode
         if self.trainer.status == "running":
@@ -303,7 +359,8 @@ class Run(build.Parts):
     def evaluate(self, max_batches: int | None = None) -> dict[str, float]:
         """Return `{"eval/<dataset>/<metric>": value}` over all test loaders. Collective.
 
-        `max_batches`: evaluate only the first batches of each loader; default: `train.evaluation.eval_iter`.
+        `max_batches`: evaluate only the first batches of each loader; default:
+        `train.evaluation.eval_iter`.
         """
         limit = max_batches or self.config.train.evaluation.eval_iter
         metrics: dict[str, float] = {}
@@ -312,30 +369,41 @@ class Run(build.Parts):
         return metrics
 
     def check_evaluation(self) -> None:
-        """Evaluate the first batches of every test loader and discard the result (`train.num_sanity_eval_batches`).
+        """Evaluate the first batches of every test loader and discard the result
+        (`train.num_sanity_eval_batches`).
 
-        A mistake in the evaluation then shows before the first hours of training, so a run that evaluates tries at
-        least one batch. Also refuses a deciding metric that the evaluation does not compute. Collective.
+        A mistake in the evaluation then shows before the first hours of training, so a run that
+        evaluates tries at least one batch. Also refuses a deciding metric that the evaluation does
+        not compute. Collective.
         """
         num_batches = self.config.train.num_sanity_eval_batches
         if num_batches and not self.test_loaders:
             raise UserError(
-                f"train.num_sanity_eval_batches={num_batches} has no data: dataloader.test has no dataset. Add one, "
-                "or set it to 0."
+                f"train.num_sanity_eval_batches={num_batches} has no data: dataloader.test has no "
+                "dataset. Add one, or set it to 0."
             )
         if not (self.test_loaders and (num_batches or self.config.train.evaluation.enabled)):
             return
         metrics = self.evaluate(max(num_batches, 1))
-        if self.metric is not None and not self.config.train.extra_hooks:  # a hook may add its own metric later
+        if (
+            self.metric is not None and not self.config.train.extra_hooks
+        ):  # a hook may add its own metric later
             refuse_unknown(f"eval/{self.metric}", metrics)
         if num_batches:
-            logger.info("evaluation works: tested on %d batch(es) of %s", num_batches, ", ".join(self.test_loaders))
+            logger.info(
+                "evaluation works: tested on %d batch(es) of %s",
+                num_batches,
+                ", ".join(self.test_loaders),
+            )
 
     def report_evaluation(self) -> dict[str, float]:
         """Evaluate once, log the result and return it (`--eval-only`). Collective."""
         start = time.perf_counter()
         if not self.start_iter and not self.config.train.load_weight.path:
-            logger.warning("these are the initial weights; to evaluate others, use --resume or train.load_weight=FILE")
+            logger.warning(
+                "these are the initial weights; to evaluate others, use --resume or "
+                "train.load_weight=FILE"
+            )
         metrics = self.evaluate()
         scalars = {**metrics, EVAL_SECONDS: time.perf_counter() - start}
         record = LogRecord(self.start_iter, self.plan.train_iter, scalars)
@@ -350,8 +418,12 @@ class Run(build.Parts):
         return self.trainer.predict(batch)
 
     def resume(self, path: Path | None = None, reset: Sequence[str] = ()) -> None:
-        """Continue from a checkpoint, by default this run's newest verified one, without the parts in `reset`."""
-        self.checkpointer.load(path or require_checkpoint(self.checkpointer.root, self.folder.owns), reset)
+        """Continue from a checkpoint, by default this run's newest verified one, without the parts
+        in `reset`.
+        """
+        self.checkpointer.load(
+            path or require_checkpoint(self.checkpointer.root, self.folder.owns), reset
+        )
         self.start_iter = self.trainer.completed_iters
 
     def load_weights(self, source: str | Mapping[str, Any], *args, **kwargs) -> None:
@@ -359,6 +431,8 @@ class Run(build.Parts):
 
         Adapters that are not in `source` keep their initial weights.
         """
-        report = checkpoint.load_weights(source, self.model, *args, **{"optional": ADAPTER, **kwargs})
+        report = checkpoint.load_weights(
+            source, self.model, *args, **{"optional": ADAPTER, **kwargs}
+        )
         origin = source if isinstance(source, str) else "the given tensors"
         logger.info("loaded weights from %s: %s", origin, report)

@@ -1,8 +1,10 @@
-"""The output folder of a run: the run in it, who may write to it, and the files that are written at the start.
+"""The output folder of a run: the run in it, who may write to it, and the files that are written at
+the start.
 
-A folder holds one run at a time. A run has an id, which is in `run.json` and in each of its checkpoints. A new run
-moves the previous one to `previous/<id>`; `--resume` continues the run that is there. Nothing is written before
-`begin`. Only files with names that a libai run writes are moved. All other files belong to the user and stay in place.
+A folder holds one run at a time. A run has an id, which is in `run.json` and in each of its
+checkpoints. A new run moves the previous one to `previous/<id>`; `--resume` continues the run that
+is there. Nothing is written before `begin`. Only files with names that a libai run writes are
+moved. All other files belong to the user and stay in place.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from libai.engine.checkpointer import RESETTABLE, find_checkpoint
 from libai.utils.atomic import atomic_write_text, read_json
 from libai.utils.distributed import barrier, result_of_rank_0
 from libai.utils.errors import OutputLostError, UserError
-from libai.utils.folder_lock import LOCK_FILE, FolderInUseError, FolderLock, describe_holder, find_holder
+from libai.utils.folder_lock import (
+    LOCK_FILE,
+    FolderInUseError,
+    FolderLock,
+    describe_holder,
+    find_holder,
+)
 from libai.utils.logging import engine_logger as logger
 from libai.utils.logging import open_log_files
 
@@ -36,9 +44,9 @@ RUN_FILE, ENV_FILE = "run.json", "env.json"
 #: returns file name → text, for the files that a run writes at its start
 MakeFiles: TypeAlias = "Callable[[], Mapping[str, str]]"
 PREVIOUS = "previous"
-#: files that a run writes, in the order in which they are moved. Links come first, while their targets exist.
-#: Files with the run's id come last: an interrupted move can then continue. `rank_*.stderr` stays, because the
-#: launcher has it open and appends to it.
+#: files that a run writes, in the order in which they are moved. Links come first, while their
+#: targets exist. Files with the run's id come last: an interrupted move can then continue.
+#: `rank_*.stderr` stays, because the launcher has it open and appends to it.
 _WRITTEN = (
     "last",
     "best",
@@ -70,34 +78,41 @@ def prepare_output_dir(path: Path) -> None:
     place = path
     try:
         path.mkdir(parents=True, exist_ok=True)
-        for place in (path, *path.glob("checkpoints")):  # an existing folder may be another user's, or a file
+        for place in (
+            path,
+            *path.glob("checkpoints"),
+        ):  # an existing folder may be another user's, or a file
             tempfile.TemporaryFile(dir=place).close()
-        for place in (file for name in _KEPT_OPEN for file in path.glob(name)):  # another user's, for example
+        for place in (
+            file for name in _KEPT_OPEN for file in path.glob(name)
+        ):  # another user's, for example
             place.open("ab").close()
     except OSError as error:
         file = f": {place.name}" if place != path else ""
         raise UserError(
-            f"train.output_dir={path} cannot be written ({error.strerror or error}{file}), but a run stores its "
-            "config, logs and checkpoints there. Set train.output_dir to a writable folder."
+            f"train.output_dir={path} cannot be written ({error.strerror or error}{file}), but a "
+            "run stores its config, logs and checkpoints there. Set train.output_dir to a "
+            "writable folder."
         ) from None
     if (holder := find_holder(path)) is not None:
         raise FolderInUseError(describe_holder(path, holder))
 
 
 class RunFolder:
-    """The output folder of one run. The constructor only reads, `begin` writes. Both are collective.
+    """The output folder of one run.
+
+    The constructor only reads, `begin` writes. Both are collective.
 
     Args:
         path: `train.output_dir`.
-        resume: continue the run in the folder. It is an error if there is none, except with "auto", which then begins a
-            new run. A path names a checkpoint of this run or of another run. In the latter case a new run begins with
-            its state.
+        resume: continue the run in the folder. It is an error if there is none, except with "auto",
+            which then begins a new run. A path names a checkpoint of this run or of another run. In
+            the latter case a new run begins with its state.
         reset: parts that are not taken from the checkpoint; they are only checked here.
 
-    Attributes:
-        run_id: the id of this run. A run that is continued keeps its id.
-        checkpoint: the checkpoint to resume, by default the newest verified one of the run, or None.
-        is_held: whether this run may write into the folder.
+    Attributes: run_id: the id of this run. A run that is continued keeps its id. checkpoint: the
+        checkpoint to resume, by default the newest verified one of the run, or None. is_held:
+        whether this run may write into the folder.
     """
 
     def __init__(self, path: Path, resume: bool | str, reset: Collection[str] = ()):
@@ -105,8 +120,8 @@ class RunFolder:
         self.root = path / "checkpoints"
         if reset and not (resume and set(reset) <= set(RESETTABLE)):
             raise UserError(
-                f"--reset {','.join(reset)}: a resume can leave out {', '.join(RESETTABLE)}, and --reset needs "
-                "--resume."
+                f"--reset {','.join(reset)}: a resume can leave out {', '.join(RESETTABLE)}, and "
+                "--reset needs --resume."
             )
         present = result_of_rank_0(partial(find_run, path))
         self.checkpoint: Path | None = None
@@ -114,14 +129,18 @@ class RunFolder:
             find = require_checkpoint if resume is True else find_checkpoint
             self.checkpoint = find(self.root, partial(is_of_run, run_id=present))
             if self.checkpoint is None:
-                logger.info("train.resume=auto: nothing to continue in %s, so a new run begins", path)
+                logger.info(
+                    "train.resume=auto: nothing to continue in %s, so a new run begins", path
+                )
         elif resume:
             self.checkpoint = Path(result_of_rank_0(lambda: str(checkpoint_of(Path(resume)))))
         self.run_id: str = result_of_rank_0(lambda: self._id_of(present))
         self._is_continued = self.run_id == present
         #: the names of the run's checkpoints now, before the folder is locked
         self._names = self._own_names()
-        foreign = [path.name for path in list_checkpoints(self.root) if path.name not in self._names]
+        foreign = [
+            path.name for path in list_checkpoints(self.root) if path.name not in self._names
+        ]
         if foreign and self._is_continued:
             logger.warning("ignored %s: not part of run %s", ", ".join(foreign), self.run_id)
         self.is_held = False  # set on every rank, although only rank 0 has the lock
@@ -129,9 +148,16 @@ class RunFolder:
         self._lock: FolderLock | None = None
 
     def _id_of(self, present: str | None) -> str:
-        """Return `present` if the checkpoint to resume is of that run and in this folder, or else a new id."""
+        """Return `present` if the checkpoint to resume is of that run and in this folder, or else a
+        new id.
+        """
         path = self.checkpoint
-        if path is not None and path.parent.resolve() == self.root.resolve() and present and is_of_run(path, present):
+        if (
+            path is not None
+            and path.parent.resolve() == self.root.resolve()
+            and present
+            and is_of_run(path, present)
+        ):
             return present
         return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
@@ -139,15 +165,19 @@ class RunFolder:
         return [path.name for path in list_checkpoints(self.root) if self.owns(path)]
 
     def owns(self, path: Path) -> bool:
-        """Return True if a checkpoint in the folder belongs to this run, or is too damaged to name its run."""
+        """Return True if a checkpoint in the folder belongs to this run, or is too damaged to name
+        its run.
+        """
         return is_of_run(path, self.run_id)
 
     # ------------------------------------------------------------------ writing
 
     def begin(self, contents: MakeFiles) -> None:
-        """Take the folder for this run: lock it, move an earlier run aside, write `contents` (file name → text).
+        """Take the folder for this run: lock it, move an earlier run aside, write `contents` (file
+        name → text).
 
-        May be called again, also after `release`. Raises `UserError` if another job has the folder. Collective.
+        May be called again, also after `release`. Raises `UserError` if another job has the folder.
+        Collective.
         """
         if self.is_held:
             return
@@ -181,18 +211,29 @@ class RunFolder:
         # the folder was read without the lock: another job may have run in it since
         if self._is_continued and self._names != self._own_names():
             raise UserError(
-                f"run {self.run_id} in {self.path} was continued by another job while this one was starting. Start "
-                "again with --resume to continue from the end of that job."
+                f"run {self.run_id} in {self.path} was continued by another job while this one "
+                "was starting. Start again with --resume to continue from the end of that job."
             )
         files = contents()  # a config that cannot be written is found before anything is moved
-        checkpoint.remove_leftovers(self.root)  # this run has the lock, so the process that left them has ended
+        checkpoint.remove_leftovers(
+            self.root
+        )  # this run has the lock, so the process that left them has ended
         earlier = find_run(self.path)
         if self._is_continued and self.checkpoint is not None:
             iteration = checkpoint.load(self.checkpoint).iteration
-            newer = [self.root / name for name in self._names if (checkpoint.iteration_of(name) or 0) > iteration]
+            newer = [
+                self.root / name
+                for name in self._names
+                if (checkpoint.iteration_of(name) or 0) > iteration
+            ]
             if newer:
                 target = _move_aside(self.path, newer, f"{self.run_id}-after-{iteration}")
-                logger.info("%d checkpoint(s) newer than iteration %d: moved to %s", len(newer), iteration, target)
+                logger.info(
+                    "%d checkpoint(s) newer than iteration %d: moved to %s",
+                    len(newer),
+                    iteration,
+                    target,
+                )
         elif earlier is not None:
             written = [path for pattern in _WRITTEN for path in sorted(self.path.glob(pattern))]
             target = _move_aside(self.path, written, earlier)
@@ -205,9 +246,10 @@ class RunFolder:
         """Raise `OutputLostError` if the folder no longer holds this run. Call on rank 0."""
         if self._has_begun and read_json(self.path / RUN_FILE).get("run_id") != self.run_id:
             raise OutputLostError(
-                f"train.output_dir={self.path} was removed or renamed during run {self.run_id}, or now contains "
-                "another run, so checkpoints and metrics cannot be written. The run ends here and writes nothing "
-                "more. If the folder was renamed, set train.output_dir to its new name and continue with --resume."
+                f"train.output_dir={self.path} was removed or renamed during run {self.run_id}, "
+                "or now contains another run, so checkpoints and metrics cannot be written. The "
+                "run ends here and writes nothing more. If the folder was renamed, set "
+                "train.output_dir to its new name and continue with --resume."
             )
 
 
@@ -222,13 +264,17 @@ def find_run(folder: Path) -> str | None:
     checkpoints = reversed(list_checkpoints(folder / "checkpoints"))
     for found in (read_json(folder / RUN_FILE), *map(facts_of, checkpoints)):
         run_id = found.get("run_id")
-        if isinstance(run_id, str) and re.fullmatch(r"[\w-]{1,100}", run_id):  # it becomes the name of a folder
+        if isinstance(run_id, str) and re.fullmatch(
+            r"[\w-]{1,100}", run_id
+        ):  # it becomes the name of a folder
             return run_id
     return None
 
 
 def facts_of(path: Path) -> Mapping[str, Any]:
-    """Return the facts about the run in a checkpoint, such as `run_id` and `seed`; empty if it is damaged."""
+    """Return the facts about the run in a checkpoint, such as `run_id` and `seed`; empty if it is
+    damaged.
+    """
     facts = read_json(path / STATE).get("facts")
     return facts if isinstance(facts, dict) else {}
 
@@ -241,27 +287,34 @@ def is_of_run(path: Path, run_id: str | None) -> bool:
 def checkpoint_of(given: Path) -> Path:
     """Return the checkpoint that the user means by `given`. Call on rank 0.
 
-    `given` is a checkpoint, a folder of checkpoints (`last` and `best` are names in it), or the output folder of a run.
-    Raises `UserError` if none is found.
+    `given` is a checkpoint, a folder of checkpoints (`last` and `best` are names in it), or the
+    output folder of a run. Raises `UserError` if none is found.
     """
     path = checkpoint.resolve(given)
     if not (path / STATE).is_file():
         raise UserError(
-            f"--resume {given} is not a checkpoint of a run: {path} has no {STATE}. To load only its weights: "
-            f"train.load_weight={given}."
+            f"--resume {given} is not a checkpoint of a run: {path} has no {STATE}. To load only "
+            f"its weights: train.load_weight={given}."
         )
     return path
 
 
 def require_checkpoint(root: Path, among: Callable[[Path], bool] | None = None) -> Path:
-    """Return the newest checkpoint in `root` that verifies. Raises `UserError` if there is none. Collective."""
+    """Return the newest checkpoint in `root` that verifies.
+
+    Raises `UserError` if there is none. Collective.
+    """
     path = find_checkpoint(root, among)
     if path is not None:
         return path
-    state = f"it holds {sorted(path.name for path in root.iterdir())}" if root.is_dir() else "there is no such folder"
+    state = (
+        f"it holds {sorted(path.name for path in root.iterdir())}"
+        if root.is_dir()
+        else "there is no such folder"
+    )
     raise UserError(
-        f"--resume found no usable checkpoint in {root}: {state}. Remove --resume to start from the beginning, or "
-        "set train.output_dir to the folder of the run to continue."
+        f"--resume found no usable checkpoint in {root}: {state}. Remove --resume to start from "
+        "the beginning, or set train.output_dir to the folder of the run to continue."
     )
 
 

@@ -1,4 +1,6 @@
-"""Make updates and undo them: `--dry-run`, the learning rate finder, and the timing of both modes."""
+"""Make updates and undo them: `--dry-run`, the learning rate finder, and the timing of both
+modes.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,13 @@ MOST_BLOCKS = 12
 
 
 def dry_run(run) -> None:
-    """Make a few updates, check that a checkpoint can hold the state, and evaluate one batch of each dataset.
+    """Make a few updates, check that a checkpoint can hold the state, and evaluate one batch of
+    each dataset.
 
-    Logs a table of the parameters, the peak memory of a process, and the seconds per iteration and for the whole run.
-    Afterwards weights, optimizer, schedule and data position are as before, and the output folder is untouched. The
-    only hook points called are `evaluating` and, in eager mode, `after_backward`. Collective.
+    Logs a table of the parameters, the peak memory of a process, and the seconds per iteration and
+    for the whole run. Afterwards weights, optimizer, schedule and data position are as before, and
+    the output folder is untouched. The only hook points called are `evaluating` and, in eager mode,
+    `after_backward`. Collective.
     """
     began = time.perf_counter()
     run.resolve_mode()
@@ -69,10 +73,12 @@ def dry_run(run) -> None:
     iterations = max(run.plan.train_iter - run.start_iter, 0)
     total = timedelta(seconds=round(seconds * iterations))
     for text in (
-        f"memory  {' and on the device '.join(memory)} at the peak of a process in {trainer.mode} mode",
-        f"time    {seconds:.3g} s per iteration, {total} for {iterations:,} iterations, excluding data, "
-        "evaluation and checkpoints",
-        f"dry run passed in {time.perf_counter() - began:.1f} s: {', '.join(done)}. Everything has been undone",
+        f"memory  {' and on the device '.join(memory)} at the peak of a process in "
+        f"{trainer.mode} mode",
+        f"time    {seconds:.3g} s per iteration, {total} for {iterations:,} iterations, "
+        "excluding data, evaluation and checkpoints",
+        f"dry run passed in {time.perf_counter() - began:.1f} s: {', '.join(done)}. Everything "
+        "has been undone",
     ):
         logger.info("%s", text, extra={"is_result": True})
 
@@ -80,7 +86,8 @@ def dry_run(run) -> None:
 def try_forward(trainer: ModelTrainer) -> None:
     """Make the forward and backward passes of the next update, and undo them. Collective.
 
-    Without a rehearsal, the errors of a model would otherwise show after the run has taken its folder.
+    Without a rehearsal, the errors of a model would otherwise show after the run has taken its
+    folder.
     """
     if not is_own_update(trainer):
         return
@@ -96,8 +103,9 @@ def try_forward(trainer: ModelTrainer) -> None:
 class LRCurve:
     """The losses of updates with different learning rates.
 
-    `lrs`: learning rates of the group with the largest one; the other groups keep their ratio to it. `losses`: the
-    smoothed losses at these rates. Source: Smith 2017 (arXiv:1506.01186), section 3.3.
+    `lrs`: learning rates of the group with the largest one; the other groups keep their ratio to
+    it. `losses`: the smoothed losses at these rates. Source: Smith 2017 (arXiv:1506.01186), section
+    3.3.
     """
 
     lrs: list[float]
@@ -112,26 +120,33 @@ class LRCurve:
         return self.lrs[int(np.argmin(self.losses))] / 10
 
 
-def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, num_iters: int = 100) -> LRCurve:
-    """Try learning rates from `lowest` to `highest`, evenly spaced in their logarithm, with one update each.
+def find_lr(
+    trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, num_iters: int = 100
+) -> LRCurve:
+    """Try learning rates from `lowest` to `highest`, evenly spaced in their logarithm, with one
+    update each.
 
-    Stops when the loss has diverged. Afterwards weights, buffers, optimizer, schedule and data position are as before.
-    Only OneFlow's generator (used by its own dropout) is not restored. The schedule is not stepped, and the only
-    hook point called is `after_backward` (eager mode). Collective, in both modes. Raises `UserError` for updates
-    that cannot be undone, and if the loss diverges immediately.
+    Stops when the loss has diverged. Afterwards weights, buffers, optimizer, schedule and data
+    position are as before. Only OneFlow's generator (used by its own dropout) is not restored. The
+    schedule is not stepped, and the only hook point called is `after_backward` (eager mode).
+    Collective, in both modes. Raises `UserError` for updates that cannot be undone, and if the loss
+    diverges immediately.
     """
     if not 0 < lowest < highest or not math.isfinite(highest) or num_iters < FEWEST_POINTS:
         raise UserError(
-            f"find_lr cannot make {num_iters} updates with learning rates from {lowest:g} to {highest:g}: it needs "
-            f"0 < lowest < highest and at least {FEWEST_POINTS} updates."
+            f"find_lr cannot make {num_iters} updates with learning rates from {lowest:g} to "
+            f"{highest:g}: it needs 0 < lowest < highest and at least {FEWEST_POINTS} updates."
         )
     if trainer.options.amp == "fp16":
         raise UserError(
-            "find_lr must restore the state, which is impossible with amp=fp16: a loss that overflows changes the "
-            "loss scale inside the compiled step. Find the learning rate without train.amp, or with bf16."
+            "find_lr must restore the state, which is impossible with amp=fp16: a loss that "
+            "overflows changes the loss scale inside the compiled step. Find the learning rate "
+            "without train.amp, or with bf16."
         )
     if trainer.status == "running":
-        raise UserError("find_lr was called from a hook, during an iteration. Call it before or after train.")
+        raise UserError(
+            "find_lr was called from a hook, during an iteration. Call it before or after train."
+        )
     trainer.prepare()
     groups = trainer.optimizer.param_groups
     rates = initial_lrs(trainer.optimizer)
@@ -151,14 +166,16 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
             if not math.isfinite(numbers["train/loss"]):
                 break
             mean = SMOOTHING * mean + (1 - SMOOTHING) * numbers["train/loss"]
-            losses.append(mean / (1 - SMOOTHING ** (len(losses) + 1)))  # corrects for the start at 0
+            losses.append(
+                mean / (1 - SMOOTHING ** (len(losses) + 1))
+            )  # corrects for the start at 0
             lrs.append(lr)
             if losses[-1] > DIVERGED * min(losses):
                 break
     if len(losses) < FEWEST_POINTS:
         raise UserError(
-            f"the loss diverged after {len(losses)} updates, at a learning rate of {lr:.1e}, which is too few for "
-            f"a curve. Begin below {lowest:g}."
+            f"the loss diverged after {len(losses)} updates, at a learning rate of {lr:.1e}, "
+            f"which is too few for a curve. Begin below {lowest:g}."
         )
     return LRCurve(lrs, losses)
 
@@ -166,15 +183,17 @@ def find_lr(trainer: ModelTrainer, lowest: float = 1e-7, highest: float = 10.0, 
 def find_lr_of_run(run, words: str) -> LRCurve:
     """Run `find_lr` for a run. Rank 0 writes the curve and prints the suggestion. Collective.
 
-    `words`: the lowest and the highest learning rate and the number of updates, separated by commas. The curve is
-    written to `NAME_find_lr.json` next to the output folder NAME, which may hold a finished run.
+    `words`: the lowest and the highest learning rate and the number of updates, separated by
+    commas. The curve is written to `NAME_find_lr.json` next to the output folder NAME, which may
+    hold a finished run.
     """
     try:
         lowest, highest, num_iters = words.split(",")
         asked = float(lowest), float(highest), int(num_iters)
     except ValueError:
         raise UserError(
-            f"--find-lr {words}: expected LOWEST,HIGHEST,UPDATES, for example --find-lr 1e-7,10,100."
+            f"--find-lr {words}: expected LOWEST,HIGHEST,UPDATES, for example --find-lr "
+            "1e-7,10,100."
         ) from None
     run.resolve_mode()
     curve = find_lr(run.trainer, *asked)
@@ -188,18 +207,23 @@ def find_lr_of_run(run, words: str) -> LRCurve:
             f"{len(curve.lrs)} updates\ncurve: {path}. All updates were undone."
         )
         if curve.suggestion < asked[0]:
-            print("The suggestion is below all rates that were tried: begin lower, or make more updates.")
+            print(
+                "The suggestion is below all rates that were tried: begin lower, or make more "
+                "updates."
+            )
     return curve
 
 
 @phase("compare")
-def compare_speed(graph: ModelTrainer, eager: ModelTrainer, micro_batches: list[Any]) -> tuple[float, float, float]:
+def compare_speed(
+    graph: ModelTrainer, eager: ModelTrainer, micro_batches: list[Any]
+) -> tuple[float, float, float]:
     """Return the time of an update of `graph` divided by the time of an update of `eager`.
 
-    The second and third numbers are the ends of the 95 % interval. Blocks of updates alternate, so both trainers see
-    the machine in the same state. They continue until the interval excludes 1 or `MOST_BLOCKS` pairs are done. Both
-    trainers are left as they were, and so are the generators of Python and NumPy. Collective; all ranks get the same
-    numbers. Call `prepare()` on both first.
+    The second and third numbers are the ends of the 95 % interval. Blocks of updates alternate, so
+    both trainers see the machine in the same state. They continue until the interval excludes 1 or
+    `MOST_BLOCKS` pairs are done. Both trainers are left as they were, and so are the generators of
+    Python and NumPy. Collective; all ranks get the same numbers. Call `prepare()` on both first.
     """
     trainers = (graph, eager)
     ratios: list[float] = []
@@ -208,7 +232,10 @@ def compare_speed(graph: ModelTrainer, eager: ModelTrainer, micro_batches: list[
         for trainer in trainers:
             _seconds_per_update(trainer, micro_batches, 1)
         while len(ratios) < FEWEST_BLOCKS or (low <= 1 <= high and len(ratios) < MOST_BLOCKS):
-            seconds = [_seconds_per_update(trainer, micro_batches, UPDATES_PER_BLOCK) for trainer in trainers]
+            seconds = [
+                _seconds_per_update(trainer, micro_batches, UPDATES_PER_BLOCK)
+                for trainer in trainers
+            ]
             ratios.append(math.log(seconds[0] / seconds[1]))
             mean = float(np.mean(ratios))
             half = 2 * float(np.std(ratios)) / math.sqrt(max(len(ratios) - 1, 1))
@@ -217,7 +244,12 @@ def compare_speed(graph: ModelTrainer, eager: ModelTrainer, micro_batches: list[
 
 
 def _seconds_per_update(trainer: ModelTrainer, micro_batches: list[Any], num_updates: int) -> float:
-    """Time a block of updates, and return the seconds per update of the slowest rank. Collective."""
+    """Time a block of updates, and return the seconds per update of the slowest rank.
+
+    Collective.
+    """
     start = time.perf_counter()
-    trainer.collect([trainer.update(micro_batches) for _ in range(num_updates)])  # waits for the device
+    trainer.collect(
+        [trainer.update(micro_batches) for _ in range(num_updates)]
+    )  # waits for the device
     return all_reduce(np.array([time.perf_counter() - start]), "max").item() / num_updates

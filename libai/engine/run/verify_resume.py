@@ -1,8 +1,9 @@
 """Check for any config that a resumed run equals an uninterrupted one, byte for byte.
 
-Three jobs run in fresh processes. `straight` makes 2 N iterations. `first` is interrupted after N iterations, as by a
-signal. `second` resumes the run and makes the other N. Then the files of the uninterrupted and the resumed run are
-compared. `libai verify-resume` starts the jobs. This file has the code that runs in them, and the comparison.
+Three jobs run in fresh processes. `straight` makes 2 N iterations. `first` is interrupted after N
+iterations, as by a signal. `second` resumes the run and makes the other N. Then the files of the
+uninterrupted and the resumed run are compared. `libai verify-resume` starts the jobs. This file has
+the code that runs in them, and the comparison.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
 
 
 def train(config: Any, *, stop_after: int | None = None, resume: bool = False) -> None:
-    """Train a job's part of the run: until it is interrupted after `stop_after` iterations, or resumed to the end."""
+    """Train a job's part of the run: until it is interrupted after `stop_after` iterations, or
+    resumed to the end.
+    """
     run = Run(config, resume=resume)
     trainer = run.trainer
 
@@ -50,7 +53,9 @@ def train(config: Any, *, stop_after: int | None = None, resume: bool = False) -
         if trainer.iter + 1 == stop_after:
             trainer.loop.agreement.decide(STOP, signal.SIGTERM)
 
-    trainer.register_hooks([CallbackHook(after_step=interrupt, priority=99)])  # after the regular save
+    trainer.register_hooks(
+        [CallbackHook(after_step=interrupt, priority=99)]
+    )  # after the regular save
     run.train()
 
 
@@ -58,8 +63,8 @@ def train(config: Any, *, stop_after: int | None = None, resume: bool = False) -
 class Comparison:
     """The result of a comparison.
 
-    `numbers`: count of the compared values in `metrics.jsonl`. `tensors`: count of the compared tensors.
-    `differences`: place → difference.
+    `numbers`: count of the compared values in `metrics.jsonl`. `tensors`: count of the compared
+    tensors. `differences`: place → difference.
     """
 
     numbers: int
@@ -75,13 +80,16 @@ class Comparison:
 def compare(straight: Path, resumed: Path, num_iters: int) -> Comparison:
     """Compare the folders that the uninterrupted and the resumed run have written.
 
-    The comparison covers metrics, weights, optimizer state, schedule, data position, random states and hooks.
+    The comparison covers metrics, weights, optimizer state, schedule, data position, random states
+    and hooks.
     """
     name = checkpoint.checkpoint_name(2 * num_iters)
     a, b = (checkpoint.load(folder / "checkpoints" / name) for folder in (straight, resumed))
     metrics = _read_metrics(straight)
     others = _read_metrics(resumed)
-    differences = {place: text for place, text in checkpoint.diff(a, b).items() if not _IGNORED.search(place)}
+    differences = {
+        place: text for place, text in checkpoint.diff(a, b).items() if not _IGNORED.search(place)
+    }
     for place in sorted({*metrics, *others}):
         if metrics.get(place) != others.get(place):
             differences[place] = f"{metrics.get(place)} and {others.get(place)}"

@@ -19,11 +19,17 @@ def family_of(config: Config) -> tuple[str, Family]:
     named = config.get("architectures") or ["none"]
     if named[0] not in FAMILIES:
         kind = config.get("model_type")
-        related = [name for name, family in FAMILIES.items() if kind is not None and family.model_type == kind]
+        related = [
+            name
+            for name, family in FAMILIES.items()
+            if kind is not None and family.model_type == kind
+        ]
         known = (
             f"for model_type {kind!r} it supports {', '.join(related)}"
             if related
             else f"it supports {', '.join(FAMILIES)}"
         )
-        raise UserError(f"config.json is for {named[0]!r}, which libai.hf does not support; {known}.")
+        raise UserError(
+            f"config.json is for {named[0]!r}, which libai.hf does not support; {known}."
+        )
     return named[0], FAMILIES[named[0]]

@@ -21,15 +21,19 @@ class Family:
         model_type: `model_type` in config.json.
         target: libai's class.
         rules: mapping between tensors; a function of config.json if the mapping depends on it.
-        arguments: libai argument -> (key of config.json, default of `transformers` without that key).
-        required: key of config.json -> values that libai's class supports; the first is the default.
+        arguments: libai argument -> (key of config.json, default of `transformers` without that
+            key).
+        required: key of config.json -> values that libai's class supports; the first is the
+            default.
         implied: libai arguments that follow from the architecture.
         prefix: prefix of tensor names in models with a head. Files of bare models omit it.
-        copies: tensor name in a file -> name of the tensor that it duplicates (a tied head), if the file contains it.
+        copies: tensor name in a file -> name of the tensor that it duplicates (a tied head), if the
+            file contains it.
         not_weights: name patterns of constants that some files contain.
-        zeros: tensor name in a file -> keys of config.json that give its shape. `transformers` always has these
-            tensors, so zeros are written for a libai model without them.
-        inputs, outputs: name of an input or output of `transformers` -> libai's name, if they differ.
+        zeros: tensor name in a file -> keys of config.json that give its shape. `transformers`
+            always has these tensors, so zeros are written for a libai model without them.
+        inputs, outputs: name of an input or output of `transformers` -> libai's name, if they
+            differ.
         read_more, write_more: functions for settings that cannot be mapped one to one.
     """
 
@@ -68,7 +72,11 @@ class Family:
     def write_config(self, architecture: str, arguments: Config) -> dict[str, Any]:
         """Return a config.json for a model with `arguments`."""
         fixed = {key: values[0] for key, values in self.required.items()}
-        plain = {key: arguments[ours] for ours, (key, _) in self.arguments.items() if arguments.get(ours) is not None}
+        plain = {
+            key: arguments[ours]
+            for ours, (key, _) in self.arguments.items()
+            if arguments.get(ours) is not None
+        }
         head = {"architectures": [architecture], "model_type": self.model_type, "dtype": "float32"}
         written = {**head, **fixed, **plain, **self.write_more(arguments)}
         self._check(written)
@@ -77,13 +85,14 @@ class Family:
     def _check(self, config: Config) -> None:
         if config.get("quantization_config"):
             raise UserError(
-                "config.json has quantization_config: quantized weights are not supported. Save them in float32."
+                "config.json has quantization_config: quantized weights are not supported. Save "
+                "them in float32."
             )
         for key, values in self.required.items():
             if config.get(key, values[0]) not in values:
                 raise UserError(
-                    f"config.json has {key}={config[key]!r}, which {self.target} does not support. It supports "
-                    f"{', '.join(map(repr, values))}."
+                    f"config.json has {key}={config[key]!r}, which {self.target} does not "
+                    f"support. It supports {', '.join(map(repr, values))}."
                 )
 
 
@@ -100,7 +109,10 @@ ACTIVATIONS_OF_HF = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "s
 
 def activation_of(activation: str) -> str:
     if activation not in _ACTIVATIONS:
-        raise UserError(f"the activation {activation!r} of config.json is unknown. Known: {', '.join(_ACTIVATIONS)}.")
+        raise UserError(
+            f"the activation {activation!r} of config.json is unknown. Known: "
+            f"{', '.join(_ACTIVATIONS)}."
+        )
     return _ACTIVATIONS[activation]
 
 
@@ -131,7 +143,9 @@ ENCODER_ARGUMENTS = {
 def read_encoder(config: Config) -> dict[str, Any]:
     """Return the arguments that are computed from settings in the same way for BERT and ViT."""
     return {
-        "mlp_ratio": ratio_of(config.get("intermediate_size", 3072), config.get("hidden_size", 768)),
+        "mlp_ratio": ratio_of(
+            config.get("intermediate_size", 3072), config.get("hidden_size", 768)
+        ),
         "activation": activation_of(config.get("hidden_act", "gelu")),
     }
 
@@ -147,7 +161,8 @@ _SINGLE_LABEL = "single_label_classification"
 
 
 def num_classes_of(config: Config) -> int:
-    """Return the number of labels in config.json as `transformers` counts them, with a default of two.
+    """Return the number of labels in config.json as `transformers` counts them, with a default of
+    two.
 
     Raises `UserError` for a classifier that `transformers` trains with a different loss.
     """
@@ -155,8 +170,9 @@ def num_classes_of(config: Config) -> int:
     problem = config.get("problem_type") or ("regression" if count == 1 else _SINGLE_LABEL)
     if problem != _SINGLE_LABEL:
         raise UserError(
-            f"config.json has problem_type={config.get('problem_type')!r} and {count} label(s), for which transformers "
-            f"computes a {problem} loss; libai's models choose one class per sample. To import the weights "
+            f"config.json has problem_type={config.get('problem_type')!r} and {count} label(s), "
+            f"for which transformers computes a {problem} loss; libai's models choose one class "
+            "per sample. To import the weights "
             f'anyway (the logits are equal), set problem_type="{_SINGLE_LABEL}".'
         )
     return count
@@ -164,4 +180,7 @@ def num_classes_of(config: Config) -> int:
 
 def labels_of(ours: Config) -> dict[str, Any]:
     names = [f"LABEL_{i}" for i in range(ours["num_classes"])]
-    return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    return {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: i for i, name in enumerate(names)},
+    }

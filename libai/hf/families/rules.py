@@ -1,6 +1,8 @@
-"""Rules that map tensors of a libai model to tensors of a Hugging Face file, with their names and array layouts.
+"""Rules that map tensors of a libai model to tensors of a Hugging Face file, with their names and
+array layouts.
 
-A rule is data and works in both directions, so imported tensors can be exported with the same bytes.
+A rule is data and works in both directions, so imported tensors can be exported with the same
+bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ Arrays = Sequence[np.ndarray]
 
 @dataclass(frozen=True)
 class Form:
-    """Conversion between one array of a file and one or more libai arrays. `split` gets the number of libai arrays."""
+    """Conversion between one array of a file and one or more libai arrays.
+
+    `split` gets the number of libai arrays.
+    """
 
     join: Callable[[Arrays], np.ndarray]
     split: Callable[[np.ndarray, int], Arrays]
@@ -29,7 +34,9 @@ SAME = Form(lambda ours: ours[0], lambda theirs, _: [theirs])
 #: GPT-2's Conv1D stores (in, out)
 TRANSPOSED = Form(lambda ours: ours[0].T, lambda theirs, _: [theirs.T])
 #: query, key and value concatenated, (in, 3 * out) and (3 * out,)
-JOINED_TRANSPOSED = Form(lambda ours: np.concatenate(ours).T, lambda theirs, count: np.split(theirs.T, count))
+JOINED_TRANSPOSED = Form(
+    lambda ours: np.concatenate(ours).T, lambda theirs, count: np.split(theirs.T, count)
+)
 JOINED = Form(np.concatenate, np.split)
 #: the file has an extra first axis of size 1
 BATCHED = Form(lambda ours: ours[0][None], lambda theirs, _: [theirs[0]])
@@ -39,15 +46,19 @@ COLUMN = Form(lambda ours: ours[0][:, None, None], lambda theirs, _: [theirs[:, 
 
 
 def kernel(channels: int, size: int) -> Form:
-    """Return the form for a non-overlapping convolution (out, channels, size, size), a linear layer in libai."""
+    """Return the form for a non-overlapping convolution (out, channels, size, size), a linear layer
+    in libai.
+    """
     return Form(
-        lambda ours: ours[0].reshape(-1, channels, size, size), lambda theirs, _: [theirs.reshape(len(theirs), -1)]
+        lambda ours: ours[0].reshape(-1, channels, size, size),
+        lambda theirs, _: [theirs.reshape(len(theirs), -1)],
     )
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A mapping from one or more libai tensors (`ours`) to the file tensor that contains them (`theirs`).
+    """A mapping from one or more libai tensors (`ours`) to the file tensor that contains them
+    (`theirs`).
 
     `*` matches the same number in both names, `@` matches `weight` or `bias`.
     """
@@ -90,7 +101,9 @@ def match(rules: Sequence[Rule], tensors: Mapping[str, TensorSpec]) -> dict[str,
     known: set[str] = set()
     for rule in rules:
         ours = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
-        pattern = re.compile(re.escape(ours[0]).replace(r"\*", r"(?P<n>\d+)").replace("@", "(?P<k>weight|bias)"))
+        pattern = re.compile(
+            re.escape(ours[0]).replace(r"\*", r"(?P<n>\d+)").replace("@", "(?P<k>weight|bias)")
+        )
         for name in tensors:
             if found := pattern.fullmatch(name):
                 parts = tuple(_filled(text, found) for text in ours)
@@ -101,8 +114,8 @@ def match(rules: Sequence[Rule], tensors: Mapping[str, TensorSpec]) -> dict[str,
                 known.update(parts)
     if unknown := sorted(set(tensors) - known):
         raise UserError(
-            f"the model's `{unknown[0]}` has no counterpart in this kind of file ({len(unknown)} such tensors). Only "
-            "models with the arguments that `libai.hf` sets can be exported."
+            f"the model's `{unknown[0]}` has no counterpart in this kind of file ({len(unknown)} "
+            "such tensors). Only models with the arguments that `libai.hf` sets can be exported."
         )
     return matches
 

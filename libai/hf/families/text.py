@@ -21,7 +21,8 @@ from libai.hf.families.family import (
 from libai.hf.families.rules import JOINED, JOINED_TRANSPOSED, TRANSPOSED, Rule, rules_in, rules_of
 from libai.utils.errors import UserError
 
-# ------------------------------------------------------------------------------------------------------------- GPT-2
+# ----------------------------------------------------------------------------------------------
+# GPT-2
 
 _GPT2 = Family(
     "gpt2",
@@ -41,7 +42,11 @@ _GPT2 = Family(
             """
         ),
         Rule(
-            ("blocks.*.attention.q.weight", "blocks.*.attention.k.weight", "blocks.*.attention.v.weight"),
+            (
+                "blocks.*.attention.q.weight",
+                "blocks.*.attention.k.weight",
+                "blocks.*.attention.v.weight",
+            ),
             "transformer.h.*.attn.c_attn.weight",
             JOINED_TRANSPOSED,
         ),
@@ -72,7 +77,9 @@ _GPT2 = Family(
     copies={"lm_head.weight": "transformer.wte.weight"},
     not_weights=("*.attn.bias", "*.attn.masked_bias"),
     read_more=lambda config: {
-        "mlp_ratio": ratio_of(config.get("n_inner") or 4 * config.get("n_embd", 768), config.get("n_embd", 768)),
+        "mlp_ratio": ratio_of(
+            config.get("n_inner") or 4 * config.get("n_embd", 768), config.get("n_embd", 768)
+        ),
         "activation": activation_of(config.get("activation_function", "gelu_new")),
     },
     write_more=lambda ours: {
@@ -83,7 +90,8 @@ _GPT2 = Family(
 )
 
 
-# ------------------------------------------------------------------------------------------- Llama, Qwen2 and Mistral
+# ------------------------------------------------------------------------------------------- Llama,
+# Qwen2 and Mistral
 
 _LLAMA_RULES = rules_in(
     """
@@ -137,7 +145,9 @@ def _read_llama(config: Config) -> dict[str, Any]:
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
-        raise UserError(f"config.json has rope_parameters={rope!r}, which must be an object with a rope_type.")
+        raise UserError(
+            f"config.json has rope_parameters={rope!r}, which must be an object with a rope_type."
+        )
     rope = dict(rope)
     base = rope.pop("rope_theta", None) or config.get("rope_theta", 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -149,12 +159,15 @@ def _read_llama(config: Config) -> dict[str, Any]:
 
 
 def _read_mistral(config: Config) -> dict[str, Any]:
-    window, length = config.get("sliding_window", 4096), config.get("max_position_embeddings", 131072)
+    window, length = (
+        config.get("sliding_window", 4096),
+        config.get("max_position_embeddings", 131072),
+    )
     if window is not None and window < length:
         raise UserError(
-            f"config.json has sliding_window={window}, which libai.models.Llama does not support. For texts up to "
-            f"that length the result is the same without it: set max_position_embeddings={window} (now {length}) or "
-            "sliding_window=null."
+            f"config.json has sliding_window={window}, which libai.models.Llama does not support. "
+            "For texts up to that length the result is the same without it: set "
+            f"max_position_embeddings={window} (now {length}) or sliding_window=null."
         )
     return _read_llama(config)
 
@@ -173,13 +186,14 @@ def _write_llama(ours: Config) -> dict[str, Any]:
     has_bias = ours.get("qkv_bias", False)
     if has_bias != ours.get("out_bias", False):
         raise UserError(
-            f"the model has qkv_bias={has_bias} and out_bias={not has_bias}, but LlamaForCausalLM has one setting "
-            "for both. With only qkv_bias it is a Qwen2ForCausalLM."
+            f"the model has qkv_bias={has_bias} and out_bias={not has_bias}, but LlamaForCausalLM "
+            "has one setting for both. With only qkv_bias it is a Qwen2ForCausalLM."
         )
     return {**_write_decoder(ours), "attention_bias": has_bias}
 
 
-# ------------------------------------------------------------------------------------------------- BERT and RoBERTa
+# ----------------------------------------------------------------------------------------------
+# BERT and RoBERTa
 
 _BERT_RULES = (
     *rules_in(
@@ -215,7 +229,8 @@ _MASKED_LM_COPIES = {
 def _write_bert(ours: Config) -> dict[str, Any]:
     if ours.get("padding_token") is not None:
         raise UserError(
-            f"BERT has no padding_token, but this model has {ours['padding_token']}. Export it as a RoBERTa."
+            f"BERT has no padding_token, but this model has {ours['padding_token']}. Export it as "
+            "a RoBERTa."
         )
     return _write_embeddings(ours)
 
@@ -225,7 +240,9 @@ def _write_embeddings(ours: Config) -> dict[str, Any]:
     return {**write_encoder(ours), "type_vocab_size": ours.get("num_token_types") or 1}
 
 
-def _bert(target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix: str = "bert.", **more) -> Family:
+def _bert(
+    target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix: str = "bert.", **more
+) -> Family:
     return Family(
         model_type,
         target,
@@ -236,15 +253,28 @@ def _bert(target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix
             "num_token_types": ("type_vocab_size", 2),
             **ENCODER_ARGUMENTS,
         },
-        required={"position_embedding_type": ("absolute",), "is_decoder": (False,), **more.pop("required", {})},
+        required={
+            "position_embedding_type": ("absolute",),
+            "is_decoder": (False,),
+            **more.pop("required", {}),
+        },
         implied={"is_post_norm": True, **more.pop("implied", {})},
         prefix=prefix,
-        zeros={f"{prefix}embeddings.token_type_embeddings.weight": ("type_vocab_size", "hidden_size")},
-        **{"not_weights": ("*position_ids",), "read_more": read_encoder, "write_more": _write_bert, **more},
+        zeros={
+            f"{prefix}embeddings.token_type_embeddings.weight": ("type_vocab_size", "hidden_size")
+        },
+        **{
+            "not_weights": ("*position_ids",),
+            "read_more": read_encoder,
+            "write_more": _write_bert,
+            **more,
+        },
     )
 
 
-_ROBERTA_RULES = tuple(Rule(rule.ours, rule.theirs.replace("bert.", "roberta.", 1)) for rule in _BERT_RULES)
+_ROBERTA_RULES = tuple(
+    Rule(rule.ours, rule.theirs.replace("bert.", "roberta.", 1)) for rule in _BERT_RULES
+)
 
 
 def _read_roberta(config: Config) -> dict[str, Any]:
@@ -257,9 +287,13 @@ def _write_roberta(ours: Config) -> dict[str, Any]:
     padding = ours.get("padding_token")
     if padding is None:
         raise UserError(
-            "RoBERTa's positions begin after its padding token, but this model has none. Export it as a BERT."
+            "RoBERTa's positions begin after its padding token, but this model has none. Export "
+            "it as a BERT."
         )
-    positions = {"pad_token_id": padding, "max_position_embeddings": ours["max_seq_length"] + padding + 1}
+    positions = {
+        "pad_token_id": padding,
+        "max_position_embeddings": ours["max_seq_length"] + padding + 1,
+    }
     return {**_write_embeddings(ours), **positions}
 
 
@@ -286,7 +320,10 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
             "libai.models.BERT",
             (*_ROBERTA_RULES, *head),
             implied={"predicts_next_sentence": False},
-            required={"tie_word_embeddings": (True,), "hidden_act": ("gelu",)},  # its head supports no other activation
+            required={
+                "tie_word_embeddings": (True,),
+                "hidden_act": ("gelu",),
+            },  # its head supports no other activation
             copies={
                 "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
                 "lm_head.decoder.bias": "lm_head.bias",
@@ -296,7 +333,10 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
         f"{name}ForSequenceClassification": family(
             "libai.models.BERTClassifier",
             (*(rule for rule in _ROBERTA_RULES if rule.ours != "pooler.@"), *classifier),
-            read_more=lambda config: {**_read_roberta(config), "num_classes": num_classes_of(config)},
+            read_more=lambda config: {
+                **_read_roberta(config),
+                "num_classes": num_classes_of(config),
+            },
             write_more=lambda ours: {**_write_roberta(ours), **labels_of(ours)},
         ),
         f"{name}Model": family(
@@ -308,7 +348,8 @@ def _roberta(model_type: str, name: str) -> dict[str, Family]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- T5, T5 1.1, mT5
+# ----------------------------------------------------------------------------------------------
+# T5, T5 1.1, mT5
 
 _ENCODER_LAYERS = {"attention": "0.SelfAttention"}
 #: libai's attention -> its position in a block of the file
@@ -316,14 +357,20 @@ _DECODER_LAYERS = {**_ENCODER_LAYERS, "cross_attention": "1.EncDecAttention"}
 
 
 def _units(config: Config) -> tuple[bool, str]:
-    """Return (whether the inner units are gated, their activation). Two keys that only T5 has take precedence."""
+    """Return (whether the inner units are gated, their activation).
+
+    Two keys that only T5 has take precedence.
+    """
     is_t5 = config["model_type"] == "t5"
     units = config.get("feed_forward_proj", "relu" if is_t5 else "gated-gelu")
     is_gated, activation = units.startswith("gated-"), units.removeprefix("gated-")
     # "gated-gelu" always means the tanh approximation
     activation = "gelu_new" if units == "gated-gelu" else activation
     if is_t5:
-        is_gated, activation = config.get("is_gated_act", is_gated), config.get("dense_act_fn", activation)
+        is_gated, activation = (
+            config.get("is_gated_act", is_gated),
+            config.get("dense_act_fn", activation),
+        )
     return is_gated, activation_of(activation)
 
 
@@ -334,7 +381,10 @@ def _num_layers(config: Config) -> tuple[int, int]:
 
 
 def _t5_rules(config: Config) -> tuple[Rule, ...]:
-    """Return the rules of T5. Files number encoder and decoder blocks separately; libai numbers them consecutively."""
+    """Return the rules of T5.
+
+    Files number encoder and decoder blocks separately; libai numbers them consecutively.
+    """
     rules = list(
         rules_in(
             """
@@ -344,33 +394,48 @@ def _t5_rules(config: Config) -> tuple[Rule, ...]:
         )
     )
     first = 0
-    for part, count, layers in zip(("encoder", "decoder"), _num_layers(config), (_ENCODER_LAYERS, _DECODER_LAYERS)):
+    for part, count, layers in zip(
+        ("encoder", "decoder"), _num_layers(config), (_ENCODER_LAYERS, _DECODER_LAYERS)
+    ):
         bias = f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         rules.append(Rule(f"{part}_bias.table.weight", bias))
         rules.append(Rule(f"{part}_norm.weight", f"{part}.final_layer_norm.weight"))
         for number in range(count):
             rules += _t5_block_rules(
-                f"blocks.{first + number}", f"{part}.block.{number}.layer", layers, _units(config)[0]
+                f"blocks.{first + number}",
+                f"{part}.block.{number}.layer",
+                layers,
+                _units(config)[0],
             )
         first += count
     return tuple(rules)
 
 
-def _t5_block_rules(ours: str, theirs: str, layers: Mapping[str, str], is_gated: bool) -> list[Rule]:
+def _t5_block_rules(
+    ours: str, theirs: str, layers: Mapping[str, str], is_gated: bool
+) -> list[Rule]:
     pairs = {}
     for name, place in layers.items():
         pairs[f"{name}_norm"] = f"{place[0]}.layer_norm"
-        pairs |= {f"{name}.{mine}": f"{place}.{other}" for mine, other in zip(("q", "k", "v", "out"), "qkvo")}
+        pairs |= {
+            f"{name}.{mine}": f"{place}.{other}"
+            for mine, other in zip(("q", "k", "v", "out"), "qkvo")
+        }
     inner = {"gate": "wi_0", "up": "wi_1"} if is_gated else {"up": "wi"}
     pairs["mlp_norm"] = f"{len(layers)}.layer_norm"
-    pairs |= {f"mlp.{k}": f"{len(layers)}.DenseReluDense.{v}" for k, v in {**inner, "down": "wo"}.items()}
-    return [Rule(f"{ours}.{mine}.weight", f"{theirs}.{other}.weight") for mine, other in pairs.items()]
+    pairs |= {
+        f"mlp.{k}": f"{len(layers)}.DenseReluDense.{v}" for k, v in {**inner, "down": "wo"}.items()
+    }
+    return [
+        Rule(f"{ours}.{mine}.weight", f"{theirs}.{other}.weight") for mine, other in pairs.items()
+    ]
 
 
 def _read_t5(config: Config) -> dict[str, Any]:
     """Return T5's arguments that depend on several settings.
 
-    transformers 5 writes `scale_decoder_outputs`. In older versions a model scales its outputs if its head is tied.
+    transformers 5 writes `scale_decoder_outputs`. In older versions a model scales its outputs if
+    its head is tied.
     """
     is_gated, activation = _units(config)
     num_layers, num_decoder_layers = _num_layers(config)
@@ -380,7 +445,8 @@ def _read_t5(config: Config) -> dict[str, Any]:
         "num_decoder_layers": num_decoder_layers,
         "is_gated": is_gated,
         "activation": activation,
-        "scales_head": config["model_type"] == "t5" and config.get("scale_decoder_outputs", is_tied),
+        "scales_head": config["model_type"] == "t5"
+        and config.get("scale_decoder_outputs", is_tied),
     }
 
 
@@ -388,7 +454,9 @@ def _write_t5(ours: Config) -> dict[str, Any]:
     units = ACTIVATIONS_OF_HF[ours.get("activation", "relu")]
     if ours.get("is_gated", False):
         if units == "gelu":
-            raise UserError('T5 uses gelu_tanh in gated activations, but this model has activation="gelu".')
+            raise UserError(
+                'T5 uses gelu_tanh in gated activations, but this model has activation="gelu".'
+            )
         units = f"gated-{'gelu' if units == 'gelu_new' else units}"
     is_tied = ours.get("tie_head", True)
     scales = ours.get("scales_head")
@@ -404,7 +472,10 @@ def _write_t5(ours: Config) -> dict[str, Any]:
 def _write_mt5(ours: Config) -> dict[str, Any]:
     written = _write_t5(ours)
     if written.pop("scale_decoder_outputs"):
-        raise UserError("mT5 has no scaled output layer, but this model does (scales_head=true). Export it as a T5.")
+        raise UserError(
+            "mT5 has no scaled output layer, but this model does (scales_head=true). Export it as "
+            "a T5."
+        )
     return written
 
 
@@ -422,17 +493,26 @@ _T5_ARGUMENTS = {
     "start_token": ("decoder_start_token_id", 0),
     "tie_head": ("tie_word_embeddings", True),
 }
-_MT5_DEFAULTS = {"vocab_size": ("vocab_size", 250112), "num_heads": ("num_heads", 6), "inner_size": ("d_ff", 1024)}
+_MT5_DEFAULTS = {
+    "vocab_size": ("vocab_size", 250112),
+    "num_heads": ("num_heads", 6),
+    "inner_size": ("d_ff", 1024),
+}
 
 
-def _t5(model_type: str, write: Callable[[Config], dict[str, Any]], arguments: Mapping[str, tuple[str, Any]]) -> Family:
+def _t5(
+    model_type: str,
+    write: Callable[[Config], dict[str, Any]],
+    arguments: Mapping[str, tuple[str, Any]],
+) -> Family:
     return Family(
         model_type,
         "libai.models.T5",
         _t5_rules,
         arguments,
         copies=dict.fromkeys(
-            ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight"
+            ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+            "shared.weight",
         ),
         not_weights=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
         read_more=_read_t5,

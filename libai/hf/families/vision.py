@@ -19,10 +19,18 @@ from libai.hf.families.family import (
 )
 from libai.hf.families.rules import BATCHED, COLUMN, Rule, kernel, rules_in, rules_of
 
-# --------------------------------------------------------------------------------------------------------------- ViT
+# ----------------------------------------------------------------------------------------------
+# ViT
 
-_PRE_NORM_BLOCK = {**ENCODER_BLOCK, "attention_norm.@": "layernorm_before.@", "mlp_norm.@": "layernorm_after.@"}
-_VIT_BLOCK = {ours: theirs.replace("attention.self", "attention.attention") for ours, theirs in _PRE_NORM_BLOCK.items()}
+_PRE_NORM_BLOCK = {
+    **ENCODER_BLOCK,
+    "attention_norm.@": "layernorm_before.@",
+    "mlp_norm.@": "layernorm_after.@",
+}
+_VIT_BLOCK = {
+    ours: theirs.replace("attention.self", "attention.attention")
+    for ours, theirs in _PRE_NORM_BLOCK.items()
+}
 
 
 def _vit_rules(config: Config) -> tuple[Rule, ...]:
@@ -63,7 +71,8 @@ _VIT = Family(
 )
 
 
-# ------------------------------------------------------------------------------------------------- Swin and Swin V2
+# ----------------------------------------------------------------------------------------------
+# Swin and Swin V2
 
 _SWIN_BLOCK = {
     **_PRE_NORM_BLOCK,
@@ -73,7 +82,10 @@ _SWIN_BLOCK = {
 
 
 def _swin_rules(prefix: str, config: Config) -> tuple[Rule, ...]:
-    """Return the rules of Swin. Files group blocks and merging layers in stages; libai has a single list."""
+    """Return the rules of Swin.
+
+    Files group blocks and merging layers in stages; libai has a single list.
+    """
     embeddings = f"{prefix}.embeddings.patch_embeddings.projection"
     form = kernel(config.get("num_channels", 3), config.get("patch_size", 4))
     rules = [
@@ -86,18 +98,26 @@ def _swin_rules(prefix: str, config: Config) -> tuple[Rule, ...]:
     number = 0
     for stage, count in enumerate(config.get("depths", [2, 2, 6, 2])):
         for block in range(count):
-            ours, theirs = f"blocks.{number + block}", f"{prefix}.encoder.layers.{stage}.blocks.{block}"
+            ours, theirs = (
+                f"blocks.{number + block}",
+                f"{prefix}.encoder.layers.{stage}.blocks.{block}",
+            )
             rules += rules_of(_SWIN_BLOCK, ours, theirs)
             scale = f"{theirs}.attention.self.logit_scale"
             rules.append(Rule(f"{ours}.attention.logit_scale", scale, COLUMN))
         number += count + 1
         merging, downsample = f"blocks.{number - 1}", f"{prefix}.encoder.layers.{stage}.downsample"
-        rules += [Rule(f"{merging}.{part}.@", f"{downsample}.{part}.@") for part in ("norm", "reduction")]
+        rules += [
+            Rule(f"{merging}.{part}.@", f"{downsample}.{part}.@") for part in ("norm", "reduction")
+        ]
     return tuple(rules)
 
 
 def _read_classifier(config: Config) -> dict[str, Any]:
-    return {"activation": activation_of(config.get("hidden_act", "gelu")), "num_classes": num_classes_of(config)}
+    return {
+        "activation": activation_of(config.get("hidden_act", "gelu")),
+        "num_classes": num_classes_of(config),
+    }
 
 
 def _write_classifier(ours: Config) -> dict[str, Any]:

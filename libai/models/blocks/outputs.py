@@ -1,4 +1,6 @@
-"""Outputs, losses and metrics shared by several model families, in the form of the model contract."""
+"""Outputs, losses and metrics shared by several model families, in the form of the model
+contract.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,27 @@ from oneflow.nn import functional as F
 
 
 def token_cross_entropy(logits: flow.Tensor, labels: flow.Tensor, ignore_index: int) -> flow.Tensor:
-    """Return the mean cross entropy in nats over the labels that are not `ignore_index`, a 0-dim tensor.
+    """Return the mean cross entropy in nats over the labels that are not `ignore_index`, a 0-dim
+    tensor.
 
-    `logits` (batch, length, vocabulary), `labels` (batch, length) int64. A batch without counted labels gives 0 with
-    zero gradients, whereas OneFlow's own mean gives NaN.
+    `logits` (batch, length, vocabulary), `labels` (batch, length) int64. A batch without counted
+    labels gives 0 with zero gradients, whereas OneFlow's own mean gives NaN.
     """
     flat = labels.reshape(-1)
-    summed = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), flat, ignore_index=ignore_index, reduction="sum")
+    summed = F.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), flat, ignore_index=ignore_index, reduction="sum"
+    )
     return summed / (flat != ignore_index).to(flow.float32).sum().clamp(min=1.0)
 
 
-def classification_outputs(logits: flow.Tensor, labels: flow.Tensor | None, training: bool) -> dict[str, Any]:
+def classification_outputs(
+    logits: flow.Tensor, labels: flow.Tensor | None, training: bool
+) -> dict[str, Any]:
     """Return the outputs of a classifier's forward.
 
-    `logits` (batch, classes); `labels` (batch,) int64, or None for prediction. In training mode, returns the losses
-    `cls` and the metrics `accuracy` (a fraction). In eval mode, returns `logits` and, if there are labels, the losses.
+    `logits` (batch, classes); `labels` (batch,) int64, or None for prediction. In training mode,
+    returns the losses `cls` and the metrics `accuracy` (a fraction). In eval mode, returns `logits`
+    and, if there are labels, the losses.
     """
     if labels is None:
         return {"logits": logits}
@@ -36,7 +44,9 @@ def classification_outputs(logits: flow.Tensor, labels: flow.Tensor | None, trai
 
 
 class LanguageModel(nn.Module):
-    """Base of models with a `token_embedding`, an `ignore_index`, and a `head`, which is None if it is tied."""
+    """Base of models with a `token_embedding`, an `ignore_index`, and a `head`, which is None if it
+    is tied.
+    """
 
     token_embedding: nn.Embedding
     head: nn.Linear | None

@@ -8,10 +8,11 @@ from libai.utils.errors import UserError
 
 
 def patches_of(images: flow.Tensor, size: int) -> flow.Tensor:
-    """Convert (batch, channels, height, width) to (batch, patches, channels * size^2), in row-major order.
+    """Convert (batch, channels, height, width) to (batch, patches, channels * size^2), in row-major
+    order.
 
-    Together with a linear layer this is a strided convolution as one matmul, which OneFlow's CPU kernels compute
-    several times faster.
+    Together with a linear layer this is a strided convolution as one matmul, which OneFlow's CPU
+    kernels compute several times faster.
     """
     batch, channels, height, width = images.shape
     x = images.reshape(batch, channels, height // size, size, width // size, size)
@@ -22,8 +23,9 @@ def check_patches(image_size: int, patch_size: int) -> None:
     """Raise `UserError` if patches do not tile the image."""
     if image_size % patch_size:
         raise UserError(
-            f"image_size={image_size} is not a multiple of patch_size={patch_size}, so patches cannot cover it "
-            f"exactly. patch_size can be one of {[n for n in range(1, image_size + 1) if image_size % n == 0]}."
+            f"image_size={image_size} is not a multiple of patch_size={patch_size}, so patches "
+            "cannot cover it exactly. patch_size can be one of "
+            f"{[n for n in range(1, image_size + 1) if image_size % n == 0]}."
         )
 
 

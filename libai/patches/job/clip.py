@@ -1,13 +1,15 @@
-"""Gradient clipping in a compiled graph, with one norm over all gradients as exact as `libai.optim.clip_grad_norm`.
+"""Gradient clipping in a compiled graph, with one norm over all gradients as exact as
+`libai.optim.clip_grad_norm`.
 
-OneFlow 0.9.0 computes a separate norm and clip coefficient for each kind of update. `join_clip_norms` replaces them by
-a single chain of operations for all gradients.
+OneFlow 0.9.0 computes a separate norm and clip coefficient for each kind of update.
+`join_clip_norms` replaces them by a single chain of operations for all gradients.
 
-OneFlow 0.9.0 computes the norm with the op `multi_reduce_sum_pow_abs`. Its CPU kernel adds the squares of *all*
-gradients sequentially in a single float32. With 2M parameters the norm is off by 6e-4, and with 4M parameters in one
-tensor by 2e-3, so a graph run diverges from the eager run as soon as clipping takes effect. With the kernels of
-libai/native the op is exact and is kept. Otherwise `make_clip_norm_exact` squares and sums every gradient with separate
-ops (pairwise sums, relative error 1e-7) and adds the results.
+OneFlow 0.9.0 computes the norm with the op `multi_reduce_sum_pow_abs`. Its CPU kernel adds the
+squares of *all* gradients sequentially in a single float32. With 2M parameters the norm is off by
+6e-4, and with 4M parameters in one tensor by 2e-3, so a graph run diverges from the eager run as
+soon as clipping takes effect. With the kernels of libai/native the op is exact and is kept.
+Otherwise `make_clip_norm_exact` squares and sums every gradient with separate ops (pairwise sums,
+relative error 1e-7) and adds the results.
 
 OneFlow clips only by norm; `clip_by_value` adds element-wise clipping.
 """
@@ -43,13 +45,17 @@ def join_clip_norms(job: JobEdit) -> None:
     job.redirect(first.user_conf.output["y"].s[0], total.user_conf.output["y"].s[0])
     job.remove(first.name)
     for chain in chains[1:]:
-        job.redirect(chain[0].user_conf.output["y"].s[0], coefficients[0].user_conf.output["y"].s[0])
+        job.redirect(
+            chain[0].user_conf.output["y"].s[0], coefficients[0].user_conf.output["y"].s[0]
+        )
         for op in chain:
             job.remove(op.name)
 
 
 def _chain(job: JobEdit, op) -> list[Any]:
-    """Return the operations that compute a clip coefficient, from the last one to the sum or maximum of gradients."""
+    """Return the operations that compute a clip coefficient, from the last one to the sum or
+    maximum of gradients.
+    """
     chain = [op]
     while job.kind(chain[-1]) not in (_SUM_OP, "multi_reduce_max_abs"):
         (source,) = [value for values in chain[-1].user_conf.input.values() for value in values.s]
@@ -60,8 +66,8 @@ def _chain(job: JobEdit, op) -> list[Any]:
 def make_clip_norm_exact(job: JobEdit) -> None:
     """Rewrite the clip norm in a completed `job`, before OneFlow compiles it.
 
-    Nothing changes without clipping, if our kernels compute the norm, or for norms other than p = 2, which libai never
-    uses.
+    Nothing changes without clipping, if our kernels compute the norm, or for norms other than p =
+    2, which libai never uses.
     """
     if are_kernels_on() and job.is_on_cpu:
         return
@@ -72,8 +78,14 @@ def make_clip_norm_exact(job: JobEdit) -> None:
         results = []
         for index, gradient in enumerate(total.user_conf.input["x"].s):
             name = f"{total.name}-{index}"
-            terms = job.append(total, f"{name}-terms", "square", {"x": [gradient]}, "y").user_conf.output["y"].s
-            added = job.append(total, f"{name}-sum", "reduce_sum", {"input_tensor": terms}, "output_tensor").user_conf
+            terms = (
+                job.append(total, f"{name}-terms", "square", {"x": [gradient]}, "y")
+                .user_conf.output["y"]
+                .s
+            )
+            added = job.append(
+                total, f"{name}-sum", "reduce_sum", {"input_tensor": terms}, "output_tensor"
+            ).user_conf
             added.attr["axis"].at_list_int32.val.extend(range(len(job.dims(gradient))))
             added.attr["keepdims"].at_bool = False
             results.append(added.output["output_tensor"].s[0])
@@ -85,7 +97,8 @@ def make_clip_norm_exact(job: JobEdit) -> None:
 
 
 def clip_by_value(job: JobEdit, limit: float) -> None:
-    """Clip the gradients that the updates of a completed `job` read to ±`limit`, before weight decay is added.
+    """Clip the gradients that the updates of a completed `job` read to ±`limit`, before weight
+    decay is added.
 
     Call it before OneFlow compiles the job and before updates are fused.
     """

@@ -1,9 +1,10 @@
 """Fuse operations of a compiled job, for use with our CPU kernels. Results are bit-equal.
 
-Each operation is an actor that costs 10 to 30 µs in every step, even for small tensors, and reads and writes memory.
-OneFlow 0.9.0 creates up to three operations per parameter: `scalar_mul_by_tensor` with the clip coefficient,
-`l1_l2_regularize_gradient`, and the update, which can do the work of the other two. Our products and layer norms can
-add a bias or a residual to a block of their result while the block is in the cache.
+Each operation is an actor that costs 10 to 30 µs in every step, even for small tensors, and reads
+and writes memory. OneFlow 0.9.0 creates up to three operations per parameter:
+`scalar_mul_by_tensor` with the clip coefficient, `l1_l2_regularize_gradient`, and the update, which
+can do the work of the other two. Our products and layer norms can add a bias or a residual to a
+block of their result while the block is in the cache.
 """
 
 from __future__ import annotations
@@ -56,20 +57,26 @@ def scale_in_updates(job: JobEdit) -> None:
     for op, scaling in _updates_behind(job, "scalar_mul_by_tensor"):
         job.set_source(op, "model_diff", 0, scaling.user_conf.input["x"].s[0])
         job.add_source(
-            op, "scale_by_tensor", scaling.user_conf.input["scalar"].s[0], job.layout_of(scaling.name, "scalar_0")
+            op,
+            "scale_by_tensor",
+            scaling.user_conf.input["scalar"].s[0],
+            job.layout_of(scaling.name, "scalar_0"),
         )
         job.remove(scaling.name)
 
 
 def _updates_behind(job: JobEdit, kind: str) -> list[tuple[Any, Any]]:
-    """Return (update, operation) pairs in which an operation of `kind` computes the gradient for that update only.
+    """Return (update, operation) pairs in which an operation of `kind` computes the gradient for
+    that update only.
 
     Updates with loss scaling are excluded.
     """
     found = []
     for op in [op for op in job.ops.values() if job.kind(op) in _JOINED]:
         maker = job.maker(op.user_conf.input["model_diff"].s[0])
-        is_scaled = "scale_by_tensor" in op.user_conf.input or op.user_conf.attr["scale"].at_double != 1.0
+        is_scaled = (
+            "scale_by_tensor" in op.user_conf.input or op.user_conf.attr["scale"].at_double != 1.0
+        )
         if not is_scaled and job.kind(maker) == kind and job.readers(maker.name) == [op]:
             found.append((op, maker))
     return found
@@ -89,7 +96,10 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> None:
         and not op.ctrl_in_op_name
     ]
     buckets = cut_into_buckets(
-        joinable, partial(_shared, job), lambda op: job.size(op.user_conf.input["model"].s[0]), max_numbers
+        joinable,
+        partial(_shared, job),
+        lambda op: job.size(op.user_conf.input["model"].s[0]),
+        max_numbers,
     )
     buckets = [bucket for bucket in buckets if len(bucket) > 1]
     for number, updates in enumerate(buckets):
@@ -98,7 +108,9 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> None:
         inputs = {}
         for argument in first.input_order:
             among = updates if argument in _OF_PARAMETERS else updates[:1]
-            inputs[renamed.get(argument, argument)] = [op.user_conf.input[argument].s[0] for op in among]
+            inputs[renamed.get(argument, argument)] = [
+                op.user_conf.input[argument].s[0] for op in among
+            ]
         joined = job.append(updates[0], f"System-JoinedUpdates-{number}", kind, inputs)
         for name, value in first.attr.items():
             joined.user_conf.attr[name].CopyFrom(value)
@@ -110,17 +122,24 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> None:
 def _shared(job: JobEdit, op) -> Any:
     """Return the properties that updates must have in common to be fused."""
     conf = op.user_conf
-    scalars = tuple((name, conf.input[name].s[0]) for name in conf.input_order if name not in _OF_PARAMETERS)
-    attributes = tuple(sorted((name, value.SerializeToString()) for name, value in conf.attr.items()))
+    scalars = tuple(
+        (name, conf.input[name].s[0]) for name in conf.input_order if name not in _OF_PARAMETERS
+    )
+    attributes = tuple(
+        sorted((name, value.SerializeToString()) for name, value in conf.attr.items())
+    )
     return job.kind(op), scalars, attributes
 
 
 def join_additions(job: JobEdit) -> None:
-    """Remove multiplications by a number and additions. The preceding operation scales its result and adds instead.
+    """Remove multiplications by a number and additions.
 
-    A matmul scales its result and adds a bias. If a matmul or a layer norm computes one of the two terms of a sum, it
-    adds the other term. All ranks must hold full parameters. An operation stays if it is not the only reader of the
-    preceding operation's result, or if ranks hold the two results in different layouts.
+    The preceding operation scales its result and adds instead.
+
+    A matmul scales its result and adds a bias. If a matmul or a layer norm computes one of the two
+    terms of a sum, it adds the other term. All ranks must hold full parameters. An operation stays
+    if it is not the only reader of the preceding operation's result, or if ranks hold the two
+    results in different layouts.
     """
     for op in list(job.ops.values()):
         if job.kind(op) == "broadcast_add":
@@ -132,20 +151,29 @@ def join_additions(job: JobEdit) -> None:
 
 
 def _join_in_product(job: JobEdit, op, value: str, bias: str | None = None) -> None:
-    """Make the matmul that computes `value` add `bias`. Without a bias, make it multiply by the number of `op`."""
+    """Make the matmul that computes `value` add `bias`.
+
+    Without a bias, make it multiply by the number of `op`.
+    """
     product = _made_for(job, op, value)
     flags = product.user_conf.attr if product is not None else {}
     if "transpose_b" not in flags or flags["alpha"].at_double != 1.0:
         return
     (a,), (b,) = product.user_conf.input["a"].s, product.user_conf.input["b"].s
-    is_linear = flags["transpose_b"].at_bool and not flags["transpose_a"].at_bool and len(job.dims(b)) == 2
+    is_linear = (
+        flags["transpose_b"].at_bool and not flags["transpose_a"].at_bool and len(job.dims(b)) == 2
+    )
     if bias is None:
         if op.user_conf.attr["has_float_operand"].at_bool:
             flags["alpha"].at_double = op.user_conf.attr["float_operand"].at_double
             _replace(job, op, product)
     elif is_linear and job.dims(bias) == job.dims(b)[:1]:
         linear = job.append(
-            op, f"{op.name}-linear", "fused_matmul_bias", {"x": [a], "weight": [b], "bias": [bias]}, "out"
+            op,
+            f"{op.name}-linear",
+            "fused_matmul_bias",
+            {"x": [a], "weight": [b], "bias": [bias]},
+            "out",
         )
         _replace(job, op, linear)
         job.remove(product.name)
@@ -160,15 +188,26 @@ def _join_sum(job: JobEdit, op, terms) -> None:
 
 
 def _made_for(job: JobEdit, op, value: str) -> Any:
-    """Return the operation that makes `value` and could add to it, if only `op` reads it. Otherwise, return None."""
+    """Return the operation that makes `value` and could add to it, if only `op` reads it.
+
+    Otherwise, return None.
+    """
     maker = job.maker(value)
-    if job.kind(maker) not in _CAN_ADD or _ADDED in maker.user_conf.input or job.shapes[value].data_type != kFloat:
+    if (
+        job.kind(maker) not in _CAN_ADD
+        or _ADDED in maker.user_conf.input
+        or job.shapes[value].data_type != kFloat
+    ):
         return None
     # a tensor that every rank holds must not be added to each rank's part of a sum
     has_layout = job.layout_of(*value.split("/")) == job.layout_of(*_result(op).split("/"))
     is_read_by_model = all(reader.HasField("user_conf") for reader in job.readers(op.name))
     is_free = not (maker.ctrl_in_op_name or op.ctrl_in_op_name)
-    return maker if has_layout and is_free and is_read_by_model and job.readers(maker.name) == [op] else None
+    return (
+        maker
+        if has_layout and is_free and is_read_by_model and job.readers(maker.name) == [op]
+        else None
+    )
 
 
 def _replace(job: JobEdit, op, new) -> None:

@@ -1,7 +1,8 @@
 """Bucket the gradients of a data-parallel job, so that ranks reduce them in fewer messages.
 
-OneFlow reduces each gradient in a separate message, between the operation that computes it and the clip and update
-operations. On CPU even a small message costs half a millisecond (docs/dev/decisions/0014).
+OneFlow reduces each gradient in a separate message, between the operation that computes it and the
+clip and update operations. On CPU even a small message costs half a millisecond
+(docs/dev/decisions/0014).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _NUM_BYTES = 4
 
 
 class _Edge(NamedTuple):
-    """An operation's input that needs the sum of a gradient over ranks, while every rank has only a partial sum."""
+    """An operation's input that needs the sum of a gradient over ranks, while every rank has only a
+    partial sum.
+    """
 
     value: str
     reader: str
@@ -36,17 +39,23 @@ class _Edge(NamedTuple):
 
 
 def sum_gradients(job: JobEdit) -> None:
-    """Add up the gradients of micro-batches instead of averaging them. `TrainGraph` weights their losses instead.
+    """Add up the gradients of micro-batches instead of averaging them.
+
+    `TrainGraph` weights their losses instead.
 
     So gradient hooks get the same gradients as in eager mode.
     """
-    for op in [op for op in job.ops.values() if op.name.startswith(_MEAN) and job.kind(op) == "scalar_mul"]:
+    for op in [
+        op for op in job.ops.values() if op.name.startswith(_MEAN) and job.kind(op) == "scalar_mul"
+    ]:
         job.redirect(f"{op.name}/out_0", op.user_conf.input["in"].s[0])
         job.remove(op.name)
 
 
 def keep_float64(job: JobEdit) -> None:
-    """Remove OneFlow's casts of float64 gradients to float32, which no update of a float64 parameter can read."""
+    """Remove OneFlow's casts of float64 gradients to float32, which no update of a float64
+    parameter can read.
+    """
     for op in [op for op in job.ops.values() if op.name.endswith("-cast_h2f")]:
         (gradient,) = op.user_conf.input["in"].s
         if job.shapes[gradient].data_type == kDouble:
@@ -57,12 +66,16 @@ def keep_float64(job: JobEdit) -> None:
 def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> None:
     """Bucket the gradients that are reduced over ranks, in messages of at most `max_bytes`.
 
-    `job` must be on a data-parallel mesh on CPU and not compiled yet. Each sum adds the same values as before.
+    `job` must be on a data-parallel mesh on CPU and not compiled yet. Each sum adds the same values
+    as before.
     """
     edges = edges_of_gradients(job)
-    # ordered as in the backward pass, without scalars: OneFlow 0.9 cannot reshape a partial sum without dimensions
+    # ordered as in the backward pass, without scalars: OneFlow 0.9 cannot reshape a partial sum
+    # without dimensions
     outputs = [entry.s for op in job.ops.values() for entry in op.user_conf.output.values()]
-    gradients = [value for values in outputs for value in values if value in edges and job.dims(value)]
+    gradients = [
+        value for values in outputs for value in values if value in edges and job.dims(value)
+    ]
     most = max_bytes // _NUM_BYTES
     buckets = cut_into_buckets(gradients, lambda value: job.shapes[value].data_type, job.size, most)
     buckets = [bucket for bucket in buckets if len(bucket) > 1]
@@ -73,7 +86,9 @@ def join_gradients(job: JobEdit, max_bytes: int = BUCKET_BYTES) -> None:
 
 
 def edges_of_gradients(job: JobEdit) -> dict[str, list[_Edge]]:
-    """Return each value that ranks reduce for clipping and updates, with the inputs that read its sum."""
+    """Return each value that ranks reduce for clipping and updates, with the inputs that read its
+    sum.
+    """
     edges = defaultdict(list)
     seen: set[str] = set()
     for op in filter(is_update, job.ops.values()):
@@ -107,17 +122,26 @@ def _edges_above(job: JobEdit, reader: str, seen: set[str]) -> Iterator[_Edge]:
 
 
 def _is(layout, kind: str) -> bool:
-    return layout is not None and [entry.WhichOneof("parallel_type") for entry in layout.sbp_parallel] == [kind]
+    return layout is not None and [
+        entry.WhichOneof("parallel_type") for entry in layout.sbp_parallel
+    ] == [kind]
 
 
 def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edge) -> list[str]:
-    """Append operations that concatenate the gradients, reduce them, and split the result. Return the sums' names."""
+    """Append operations that concatenate the gradients, reduce them, and split the result.
+
+    Return the sums' names.
+    """
     like = job.maker(edge.value)
     partial = deepcopy(job.layout_of(*edge.value.split("/")))
     full = deepcopy(job.layout_of(edge.reader, f"{edge.argument}_{edge.position}"))
 
-    def add(kind: str, inputs: dict[str, list[str]], layout, shapes: list[list[int]], **others) -> Any:
-        op = job.append(like, f"{_OURS}-{number}-{kind}-{len(job.ops)}", kind, inputs, "out", len(shapes))
+    def add(
+        kind: str, inputs: dict[str, list[str]], layout, shapes: list[list[int]], **others
+    ) -> Any:
+        op = job.append(
+            like, f"{_OURS}-{number}-{kind}-{len(job.ops)}", kind, inputs, "out", len(shapes)
+        )
         job.lay_out(op, layout, **others)
         for value, shape in zip(op.user_conf.output["out"].s, shapes):
             job.shapes[value].CopyFrom(job.shapes[gradients[0]])
@@ -141,4 +165,6 @@ def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edg
     cut = add("split_like", parts, full, [[size] for size in sizes], like=partial)
     cut.user_conf.attr["axis"].at_int64 = 0
     shapes = [job.dims(value) for value in gradients]
-    return [reshaped(value, shape, full) for value, shape in zip(cut.user_conf.output["out"].s, shapes)]
+    return [
+        reshaped(value, shape, full) for value, shape in zip(cut.user_conf.output["out"].s, shapes)
+    ]

@@ -1,7 +1,7 @@
 """Edit a compiled OneFlow job (the `_full_job_proto` of an `nn.Graph`) before OneFlow plans it.
 
-`JobEdit` reads the job once and keeps an index of the producers and readers of all values. The time of a pass is
-therefore proportional to the number of operations that it visits. Measurements are in
+`JobEdit` reads the job once and keeps an index of the producers and readers of all values. The time
+of a pass is therefore proportional to the number of operations that it visits. Measurements are in
 docs/dev/decisions/0013-linear-job-passes.md.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 
 
 class JobEdit:
-    """An editor for a completed job, with an index of its operations that every edit keeps up to date.
+    """An editor for a completed job, with an index of its operations that every edit keeps up to
+    date.
 
-    Attributes:
-        ops: name → operation, in the order of the job. Use only the methods to add or remove entries.
-        shapes: name of a value (`operation/output_0`) → its description, with shape and data type.
-        layouts: the job's tables of layouts.
-        is_on_cpu: True if all operations are on CPU.
+    Attributes: ops: name → operation, in the order of the job. Use only the methods to add or
+        remove entries. shapes: name of a value (`operation/output_0`) → its description, with shape
+        and data type. layouts: the job's tables of layouts. is_on_cpu: True if all operations are
+        on CPU.
 
     Removed operations are deleted from the job itself at the end of the `with` block.
     """
@@ -29,7 +29,9 @@ class JobEdit:
         self.ops = {op.name: op for op in job.net.op}
         self.shapes = job.helper.lbn2logical_blob_desc
         self.layouts = job.job_parallel_view_conf
-        self.is_on_cpu = all(group.parallel_conf.device_tag == "cpu" for group in job.placement.placement_group)
+        self.is_on_cpu = all(
+            group.parallel_conf.device_tag == "cpu" for group in job.placement.placement_group
+        )
         self._removed: set[str] = set()
         self._mentions: dict[str, set[str]] = {}
         self._readers: dict[str, dict[str, None]] = {}
@@ -48,7 +50,9 @@ class JobEdit:
             self._take_out()
 
     def kind(self, op: Any) -> str:
-        """Return the type of a model operation, or `variable_conf`, `input_conf`, ... for any other operation."""
+        """Return the type of a model operation, or `variable_conf`, `input_conf`, ... for any other
+        operation.
+        """
         kind = op.WhichOneof("op_type")
         return op.user_conf.op_type_name if kind == "user_conf" else kind
 
@@ -65,7 +69,9 @@ class JobEdit:
         return math.prod(self.dims(value))
 
     def readers(self, name: str) -> list[Any]:
-        """Return the operations that read an output of the operation `name`, or wait for it to finish."""
+        """Return the operations that read an output of the operation `name`, or wait for it to
+        finish.
+        """
         return [self.ops[reader] for reader in self._readers.get(name, ())]
 
     def redirect(self, old: str, new: str) -> None:
@@ -92,20 +98,30 @@ class JobEdit:
         self._set_layout(op.name, f"{argument}_0", layout)
 
     def redirect_output(self, op: Any, source: str) -> str:
-        """Make a job output (an operation with `output_conf`) return the value `source`. Return the previous value."""
+        """Make a job output (an operation with `output_conf`) return the value `source`.
+
+        Return the previous value.
+        """
         before = getattr(op.output_conf, "in")
         setattr(op.output_conf, "in", source)
         self._learn(op)
         return before
 
     def append(
-        self, like: Any, name: str, kind: str, inputs: Mapping[str, Sequence[str]], output: str = "", count: int = 1
+        self,
+        like: Any,
+        name: str,
+        kind: str,
+        inputs: Mapping[str, Sequence[str]],
+        output: str = "",
+        count: int = 1,
     ) -> Any:
-        """Append a model operation of type `kind`, with the same placement as the operation `like`, and return it.
+        """Append a model operation of type `kind`, with the same placement as the operation `like`,
+        and return it.
 
-        `inputs` maps argument names to input values. `output` is the name of the output argument, if there is one. Its
-        values are `NAME/OUTPUT_0` to `NAME/OUTPUT_{count - 1}`. OneFlow chooses their layouts unless `lay_out` sets
-        them.
+        `inputs` maps argument names to input values. `output` is the name of the output argument,
+        if there is one. Its values are `NAME/OUTPUT_0` to `NAME/OUTPUT_{count - 1}`. OneFlow
+        chooses their layouts unless `lay_out` sets them.
         """
         op = self._job.net.op.add()
         op.name = name
@@ -116,7 +132,9 @@ class JobEdit:
             op.user_conf.input[argument].s.extend(sources)
             op.user_conf.input_order.append(argument)
         if output:
-            op.user_conf.output[output].s.extend(f"{op.name}/{output}_{index}" for index in range(count))
+            op.user_conf.output[output].s.extend(
+                f"{op.name}/{output}_{index}" for index in range(count)
+            )
             op.user_conf.output_order.append(output)
         group = self._placement.get(like.name)
         if group is not None:
@@ -133,19 +151,25 @@ class JobEdit:
         """
         conf = op.user_conf
         entries = [*conf.input.items(), *conf.output.items()]
-        for key, name in [(key, f"{key}_{index}") for key, entry in entries for index in range(len(entry.s))]:
+        for key, name in [
+            (key, f"{key}_{index}") for key, entry in entries for index in range(len(entry.s))
+        ]:
             self._set_layout(op.name, name, others.get(key, layout))
 
     def _set_layout(self, op_name: str, name: str, layout) -> None:
         if layout is None:
             return
         self.layouts.op_name2nd_sbp_signature_conf[op_name].bn_in_op2nd_sbp[name].CopyFrom(layout)
-        if len(layout.sbp_parallel) == 1:  # a one-row placement also has its layout in a second table
+        if (
+            len(layout.sbp_parallel) == 1
+        ):  # a one-row placement also has its layout in a second table
             flat = self.layouts.op_name2sbp_signature_conf[op_name].bn_in_op2sbp_parallel
             flat[name].CopyFrom(layout.sbp_parallel[0])
 
     def layout_of(self, op_name: str, name: str) -> Any:
-        """Return the layout (an `NdSbp`) of an operation's input or output, such as `out_0`, or None if unset."""
+        """Return the layout (an `NdSbp`) of an operation's input or output, such as `out_0`, or
+        None if unset.
+        """
         signature = self.layouts.op_name2nd_sbp_signature_conf.get(op_name)  # [] would add an entry
         return signature.bn_in_op2nd_sbp.get(name) if signature is not None else None
 
@@ -171,7 +195,9 @@ class JobEdit:
     def _take_out(self) -> None:
         """Delete the removed operations from the lists of the job, in one pass over each list."""
         operations = self._job.net.op
-        operations.sort(key=lambda op: op.name in self._removed)  # stable sort: the other operations keep their order
+        operations.sort(
+            key=lambda op: op.name in self._removed
+        )  # stable sort: the other operations keep their order
         del operations[len(operations) - len(self._removed) :]
         for group in self._job.placement.placement_group:
             names = group.op_set.op_name

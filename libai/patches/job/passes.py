@@ -1,4 +1,7 @@
-"""Run all passes over a completed training job, in order. Add any new pass to `libai.patches.table` as well."""
+"""Run all passes over a completed training job, in order.
+
+Add any new pass to `libai.patches.table` as well.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from libai.patches.job.clip import join_clip_norms, make_clip_norm_exact
-from libai.patches.job.fusions import decay_in_updates, join_additions, join_updates, scale_in_updates
+from libai.patches.job.fusions import (
+    decay_in_updates,
+    join_additions,
+    join_updates,
+    scale_in_updates,
+)
 from libai.patches.job.gradients import join_gradients, keep_float64
 from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.schedule import compute_on_one_thread, compute_on_two_threads
@@ -20,9 +28,10 @@ from libai.utils.rank_notes import world_size
 class JobFacts:
     """Facts that passes need and the job does not contain.
 
-    `copied_variables` are the variables that forward and backward must read through copies. `joins_gradients` is True
-    if several ranks hold full parameters on CPU, and `fuses_operations` if ranks hold full parameters on CPU and our
-    kernels are on. `may_skip` is True if updates may be skipped depending on the gradients.
+    `copied_variables` are the variables that forward and backward must read through copies.
+    `joins_gradients` is True if several ranks hold full parameters on CPU, and `fuses_operations`
+    if ranks hold full parameters on CPU and our kernels are on. `may_skip` is True if updates may
+    be skipped depending on the gradients.
     """
 
     copied_variables: Collection[str]

@@ -1,7 +1,10 @@
-"""Choose the compute threads of the operations of a compiled CPU job. Results are bit-equal for every choice.
+"""Choose the compute threads of the operations of a compiled CPU job.
 
-OneFlow 0.9.0 assigns the operations of a CPU graph to two threads in turn, so that most operations wait for a message
-from the other thread. docs/dev/decisions/0024-memory-plan.md has the measurements.
+Results are bit-equal for every choice.
+
+OneFlow 0.9.0 assigns the operations of a CPU graph to two threads in turn, so that most operations
+wait for a message from the other thread. docs/dev/decisions/0024-memory-plan.md has the
+measurements.
 """
 
 from __future__ import annotations
@@ -22,16 +25,20 @@ _SHORT = 30_000.0
 
 
 def compute_on_one_thread(job: JobEdit) -> None:
-    """Run all operations of a completed CPU job on one thread, which may parallelize each of them over the cores."""
+    """Run all operations of a completed CPU job on one thread, which may parallelize each of them
+    over the cores.
+    """
     for op in job.ops.values():
         op.stream_name_hint = "compute-0"
 
 
 def compute_on_two_threads(job: JobEdit) -> None:
-    """Assign the operations of a completed CPU job to two threads to shorten the estimated time of the job.
+    """Assign the operations of a completed CPU job to two threads to shorten the estimated time of
+    the job.
 
-    This is list scheduling: a thread that is free starts the operation with the longest path to the end of the job. A
-    short operation stays on the thread of its last input, because a message to the other thread takes longer.
+    This is list scheduling: a thread that is free starts the operation with the longest path to the
+    end of the job. A short operation stays on the thread of its last input, because a message to
+    the other thread takes longer.
     """
     sorter = TopologicalSorter(dict.fromkeys(job.ops, ()))
     for name in job.ops:
@@ -41,11 +48,15 @@ def compute_on_two_threads(job: JobEdit) -> None:
     time = {name: _estimate(job, job.ops[name]) for name in order}
     remaining: dict[str, float] = {}
     for name in reversed(order):
-        remaining[name] = time[name] + max((remaining[op.name] for op in job.readers(name)), default=0.0)
+        remaining[name] = time[name] + max(
+            (remaining[op.name] for op in job.readers(name)), default=0.0
+        )
 
     missing = Counter(reader.name for name in order for reader in job.readers(name))
     ready = [name for name in order if not missing[name]]
-    last_input = dict.fromkeys(order, (0.0, 0))  # end time and thread of each operation's last input
+    last_input = dict.fromkeys(
+        order, (0.0, 0)
+    )  # end time and thread of each operation's last input
     free = [0.0, 0.0]
     while ready:
         starts = []
@@ -53,7 +64,9 @@ def compute_on_two_threads(job: JobEdit) -> None:
             arrival, own = last_input[name]
             starts.append((max(free[own], arrival), -remaining[name], own, name))
             if time[name] > _SHORT:
-                starts.append((max(free[1 - own], arrival + _HANDOVER), -remaining[name], 1 - own, name))
+                starts.append(
+                    (max(free[1 - own], arrival + _HANDOVER), -remaining[name], 1 - own, name)
+                )
         start, _, thread, name = min(starts)
         ready.remove(name)
         job.ops[name].stream_name_hint = f"compute-{thread}"
@@ -65,9 +78,12 @@ def compute_on_two_threads(job: JobEdit) -> None:
             if not missing[reader.name]:
                 ready.append(reader.name)
     for name, op in job.ops.items():
-        # a parameter or an input shares the thread of its first reader, because the reader sends it messages
+        # a parameter or an input shares the thread of its first reader, because the reader sends it
+        # messages
         if not op.HasField("user_conf"):
-            op.stream_name_hint = next((reader.stream_name_hint for reader in job.readers(name)), "compute-0")
+            op.stream_name_hint = next(
+                (reader.stream_name_hint for reader in job.readers(name)), "compute-0"
+            )
 
 
 def _estimate(job: JobEdit, op) -> float:
@@ -80,7 +96,12 @@ def _estimate(job: JobEdit, op) -> float:
     if "matmul" in job.kind(op):
         # m × k, k × n and m × n elements: the root of their product is m × n × k
         first, second = ("x", "weight") if "x" in conf.input else ("a", "b")
-        a, b, out = [job.dims(entry.s[0]) for entry in (conf.input[first], conf.input[second], conf.output["out"])]
+        a, b, out = [
+            job.dims(entry.s[0])
+            for entry in (conf.input[first], conf.input[second], conf.output["out"])
+        ]
         batch = math.prod(b[:-2]) if len(out) > 2 else 1
-        time += _PER_MULTIPLICATION * math.sqrt(math.prod(a) * math.prod(b) * math.prod(out) / batch)
+        time += _PER_MULTIPLICATION * math.sqrt(
+            math.prod(a) * math.prod(b) * math.prod(out) / batch
+        )
     return time

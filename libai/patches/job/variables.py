@@ -1,15 +1,17 @@
 """Change the inputs of operations in a completed job.
 
-The forward and backward pass of a model sometimes have to read copies of its variables. OneFlow 0.9.0 needs this in two
-cases.
+The forward and backward pass of a model sometimes have to read copies of its variables. OneFlow
+0.9.0 needs this in two cases.
 
-First, on CPU a variable must never be sent to another rank. Its register stores the header separately, which the
-transport between ranks rejects (`separated_header_mem_ptr() == nullptr`, SIGABRT). The compiler sends a variable if a
-weight is read in a different layout from its own, which often happens on a data x tensor mesh.
+First, on CPU a variable must never be sent to another rank. Its register stores the header
+separately, which the transport between ranks rejects (`separated_header_mem_ptr() == nullptr`,
+SIGABRT). The compiler sends a variable if a weight is read in a different layout from its own,
+which often happens on a data x tensor mesh.
 
-Second, with accumulation an update may overwrite a weight that the backward pass of the last micro-batch still reads,
-because the `repeat` op that feeds the micro-batches hides the readers from the update. The losses are then off by 1e-5
-to 1e-4 and vary between runs. docs/dev/decisions/0005-graph-variables.md describes how both were found.
+Second, with accumulation an update may overwrite a weight that the backward pass of the last
+micro-batch still reads, because the `repeat` op that feeds the micro-batches hides the readers from
+the update. The losses are then off by 1e-5 to 1e-4 and vary between runs.
+docs/dev/decisions/0005-graph-variables.md describes how both were found.
 """
 
 from __future__ import annotations
@@ -20,23 +22,33 @@ from typing import Any
 from libai.optim.state import TRAIN_STEP
 from libai.patches.job.job_edit import JobEdit
 
-#: arguments through which batch normalization writes its running statistics; writes to a copy would be lost
+#: arguments through which batch normalization writes its running statistics; writes to a copy would
+#: be lost
 _WRITTEN = ("moving_mean", "moving_variance")
-#: suffixes of `TRAIN_STEP` that name the operations that count steps; the empty suffix is the variable
+#: suffixes of `TRAIN_STEP` that name the operations that count steps; the empty suffix is the
+#: variable
 _COUNT_OPS = ("", "-Identity", "-ScalarAdd", "-Assign")
 _MADE_FROM_THE_COUNT = ("learning_rate_schedule_conf", "adam_bias_correction_factor")
 
 
 def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> None:
-    """Add an `identity` op after each variable in `names`, and make all readers except the updates read its output."""
-    for variable in [op for op in job.ops.values() if op.HasField("variable_conf") and op.name in names]:
+    """Add an `identity` op after each variable in `names`, and make all readers except the updates
+    read its output.
+    """
+    for variable in [
+        op for op in job.ops.values() if op.HasField("variable_conf") and op.name in names
+    ]:
         source, result, maker = f"{variable.name}/out", "out", variable
         for op in job.readers(variable.name):
-            if job.kind(op) == "repeat":  # accumulation: only the `repeat` op may read the variable itself
+            if (
+                job.kind(op) == "repeat"
+            ):  # accumulation: only the `repeat` op may read the variable itself
                 source, result, maker = op.user_conf.output["out"].s[0], "out_0", op
         places = list(_places_that_read(job, maker.name, source))
         if places:
-            copy = job.append(variable, f"{variable.name}-copy", "identity", {"in": [source]}, "out")
+            copy = job.append(
+                variable, f"{variable.name}-copy", "identity", {"in": [source]}, "out"
+            )
             job.lay_out(copy, job.layout_of(maker.name, result))
             value = copy.user_conf.output["out"].s[0]
             job.shapes[value].CopyFrom(job.shapes[source])
@@ -45,13 +57,19 @@ def read_copies_of_variables(job: JobEdit, names: Collection[str]) -> None:
 
 
 def _places_that_read(job: JobEdit, maker: str, source: str) -> Iterator[tuple[Any, str, int]]:
-    """Yield (operation, argument, index) for every place at which forward and backward read the value `source`."""
+    """Yield (operation, argument, index) for every place at which forward and backward read the
+    value `source`.
+    """
     for op in job.readers(maker):
         if not op.HasField("user_conf") or is_update(op):
             continue
         for argument, sources in op.user_conf.input.items():
             if argument not in _WRITTEN:
-                yield from ((op, argument, index) for index, value in enumerate(sources.s) if value == source)
+                yield from (
+                    (op, argument, index)
+                    for index, value in enumerate(sources.s)
+                    if value == source
+                )
 
 
 def is_update(op: Any) -> bool:
@@ -60,16 +78,21 @@ def is_update(op: Any) -> bool:
 
 
 def remove_step_count(job: JobEdit) -> None:
-    """Remove the step count of a completed job, and the learning rates and bias corrections computed from it.
+    """Remove the step count of a completed job, and the learning rates and bias corrections
+    computed from it.
 
-    Operations that are still read are kept; for example, loss scaling uses the count. Each removed operation is an
-    actor that would run in every step.
+    Operations that are still read are kept; for example, loss scaling uses the count. Each removed
+    operation is an actor that would run in every step.
     """
     counting = {f"{TRAIN_STEP}{end}" for end in _COUNT_OPS} & set(job.ops)
     unread = {name for name, op in job.ops.items() if job.kind(op) in _MADE_FROM_THE_COUNT}
 
     def are_read(names: Iterable[str]) -> bool:
-        return any(op.name not in unread and op.name not in counting for name in names for op in job.readers(name))
+        return any(
+            op.name not in unread and op.name not in counting
+            for name in names
+            for op in job.readers(name)
+        )
 
     unread = {name for name in unread if not are_read([name])}
     if not are_read(counting):  # Adagrad's update reads the count directly
@@ -81,11 +104,17 @@ def remove_step_count(job: JobEdit) -> None:
 def first_of_equal(job: JobEdit, source: Any) -> str:
     """Add an operation to a completed job that reduces a vector of equal elements to shape `(1,)`.
 
-    The vector is the output of the input op `source`. Returns the name of the reduced value, which updates may read. It
-    is computed once per step, regardless of accumulation.
+    The vector is the output of the input op `source`. Returns the name of the reduced value, which
+    updates may read. It is computed once per step, regardless of accumulation.
     """
     value = f"{source.name}/out"
-    op = job.append(source, f"{source.name}-reduce_max", "reduce_max", {"input_tensor": [value]}, "output_tensor")
+    op = job.append(
+        source,
+        f"{source.name}-reduce_max",
+        "reduce_max",
+        {"input_tensor": [value]},
+        "output_tensor",
+    )
     op.user_conf.attr["axis"].at_list_int32.val.append(0)
     op.user_conf.attr["keepdims"].at_bool = True
     job.lay_out(op, job.layout_of(source.name, "out"))

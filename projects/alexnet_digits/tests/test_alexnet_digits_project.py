@@ -25,7 +25,9 @@ def train(folder: Path, is_graph: bool) -> list[float]:
     words += [f"train.output_dir={folder}", f"graph.enabled={is_graph}"]
     run = Run(load_config(PROJECT / "alexnet_digits.py", words))
     losses: list[float] = []
-    hook = CallbackHook(after_step=lambda trainer: losses.append(trainer.fetch_metrics()["train/loss"]))
+    hook = CallbackHook(
+        after_step=lambda trainer: losses.append(trainer.fetch_metrics()["train/loss"])
+    )
     run.trainer.register_hooks([hook])
     run.train()
     return losses
@@ -50,5 +52,7 @@ def test_dropout_acts_in_training_only():
 
 
 def test_a_size_that_three_poolings_cannot_halve_is_refused():
-    with pytest.raises(UserError, match="image_size=30 is not a multiple of 8.*Resize the images to 32"):
+    with pytest.raises(
+        UserError, match="image_size=30 is not a multiple of 8.*Resize the images to 32"
+    ):
         AlexNet(image_size=30)

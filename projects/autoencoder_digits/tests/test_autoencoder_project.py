@@ -1,4 +1,6 @@
-"""The README is correct: the project's own model and evaluator work in both modes without changes to libai."""
+"""The README is correct: the project's own model and evaluator work in both modes without changes
+to libai.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,39 @@ from libai.launch.runtime import RENDEZVOUS_VARIABLES  # noqa: E402
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     # remove the launcher's variables, which `import oneflow` above has set
-    environment = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES
+    }
     return subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
 def train(folder: Path, *overrides: str) -> Path:
     """Train a short run in `folder` and return its output folder."""
-    length = [] if any(word.startswith("train.train_iter=") for word in overrides) else ["train.train_iter=60"]
-    settings = ["train.output_dir=out", *length, "train.log_period=1", "train.evaluation.eval_period=30"]
-    done = run(str(ROOT / "tools/train_net.py"), str(PROJECT / "config.py"), *settings, *overrides, cwd=folder)
+    length = (
+        []
+        if any(word.startswith("train.train_iter=") for word in overrides)
+        else ["train.train_iter=60"]
+    )
+    settings = [
+        "train.output_dir=out",
+        *length,
+        "train.log_period=1",
+        "train.evaluation.eval_period=30",
+    ]
+    done = run(
+        str(ROOT / "tools/train_net.py"),
+        str(PROJECT / "config.py"),
+        *settings,
+        *overrides,
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "out"
 
@@ -60,7 +84,9 @@ def test_graph_mode_gives_the_same_curve(eager, tmp_path):
     for tag in ("train/loss", "eval/val/psnr"):
         expected, found = column(eager, tag), column(compiled, tag)
         assert list(expected) == list(found)
-        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5, err_msg=tag)
+        np.testing.assert_allclose(
+            list(found.values()), list(expected.values()), rtol=1e-5, err_msg=tag
+        )
 
 
 def test_the_sparsity_loss_is_a_second_loss(tmp_path):
@@ -77,7 +103,11 @@ def test_draw_shows_both_images(eager):
 
 
 def outputs(images, noise):
-    return {"reconstructions": flow.from_numpy((images.reshape(len(images), -1) + noise).astype(np.float32))}
+    return {
+        "reconstructions": flow.from_numpy(
+            (images.reshape(len(images), -1) + noise).astype(np.float32)
+        )
+    }
 
 
 def test_psnr_of_a_known_error():
@@ -96,7 +126,10 @@ def test_psnr_does_not_depend_on_how_the_data_is_cut():
     noise, evaluator = rng.normal(0, 0.1, (7, 64)), PSNREvaluator()
 
     def sums(part):
-        batch = {"images": flow.from_numpy(images[part].copy()), "labels": flow.from_numpy(labels[part].copy())}
+        batch = {
+            "images": flow.from_numpy(images[part].copy()),
+            "labels": flow.from_numpy(labels[part].copy()),
+        }
         return evaluator.process(batch, outputs(images[part], noise[part]))
 
     whole = evaluator.compute(sums(slice(0, 7)))

@@ -26,7 +26,9 @@ def train(folder: Path, is_graph: bool) -> list[float]:
     words += [f"train.output_dir={folder}", f"graph.enabled={is_graph}"]
     run = Run(load_config(PROJECT / "convnext_digits.py", words))
     losses: list[float] = []
-    hook = CallbackHook(after_step=lambda trainer: losses.append(trainer.fetch_metrics()["train/loss"]))
+    hook = CallbackHook(
+        after_step=lambda trainer: losses.append(trainer.fetch_metrics()["train/loss"])
+    )
     run.trainer.register_hooks([hook])
     run.train()
     return losses

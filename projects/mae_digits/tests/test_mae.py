@@ -29,7 +29,9 @@ def build(**sizes: Any) -> MAE:
 
 
 def loss_of(model: MAE, **inputs: Any) -> float:
-    outputs = model(**{name: flow.tensor(array) for name, array in {"images": IMAGES, **inputs}.items()})
+    outputs = model(
+        **{name: flow.tensor(array) for name, array in {"images": IMAGES, **inputs}.items()}
+    )
     return outputs["losses"]["reconstruction"].item()
 
 
@@ -51,7 +53,9 @@ def test_the_loss_is_the_mean_over_hidden_patches(normalizes: bool) -> None:
         targets = targets - targets.mean(-1, keepdims=True)
         targets /= np.sqrt(targets.var(-1, ddof=1, keepdims=True) + 1e-6)
     hidden = noise.argsort(axis=1).argsort(axis=1) >= 4
-    assert loss_of(model, noise=noise) == pytest.approx(((predicted - targets) ** 2)[hidden].mean(), rel=1e-5)
+    assert loss_of(model, noise=noise) == pytest.approx(
+        ((predicted - targets) ** 2)[hidden].mean(), rel=1e-5
+    )
 
 
 def test_hidden_patches_are_not_seen() -> None:
@@ -59,7 +63,10 @@ def test_hidden_patches_are_not_seen() -> None:
     noise = np.tile(np.arange(16, dtype=np.float32), (6, 1))
     changed = IMAGES.copy()
     changed[:, :, 7, 7] += 1  # in the last patch
-    logits = [model(flow.tensor(images), flow.tensor(noise))["logits"].numpy() for images in (IMAGES, changed)]
+    logits = [
+        model(flow.tensor(images), flow.tensor(noise))["logits"].numpy()
+        for images in (IMAGES, changed)
+    ]
     np.testing.assert_array_equal(*logits)
     changed[:, :, 0, 0] += 1
     assert np.any(model(flow.tensor(changed), flow.tensor(noise))["logits"].numpy() != logits[0])

@@ -1,4 +1,6 @@
-"""The README is correct: the encoder is carried over, both modes give the same curve, and the images are disjoint."""
+"""The README is correct: the encoder is carried over, both modes give the same curve, and the
+images are disjoint.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,14 @@ from libai.launch.runtime import RENDEZVOUS_VARIABLES  # noqa: E402
 
 def train(config: Path, folder: Path, *overrides: str) -> dict[int, float]:
     """Train a short run and return iteration -> loss."""
-    environment = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES
+    }
     command = [sys.executable, str(ROOT / "tools/train_net.py"), str(config), "train.train_iter=6"]
     command += ["train.log_period=1", f"train.output_dir={folder}", *overrides]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {line["iter"]: line["train/loss"] for line in lines if "train/loss" in line}

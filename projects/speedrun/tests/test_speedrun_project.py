@@ -1,4 +1,6 @@
-"""The README is correct: the run stops at the target and not before, and both modes give the same curve."""
+"""The README is correct: the run stops at the target and not before, and both modes give the same
+curve.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,27 @@ from libai.engine import Run, default_setup  # noqa: E402
 from libai.engine.hooks import CallbackHook  # noqa: E402
 
 SHORT = (
-    *("train.train_iter=6", "train.log_period=1", "train.evaluation.eval_period=2", "train.evaluation.eval_iter=1"),
+    *(
+        "train.train_iter=6",
+        "train.log_period=1",
+        "train.evaluation.eval_period=2",
+        "train.evaluation.eval_iter=1",
+    ),
     *("train.train_micro_batch_size=2", "model.num_layers=1", "model.hidden_size=16"),
 )
 
 
 def train(folder: Path, *overrides: str) -> tuple[Run, list[float]]:
     words = [*SHORT, f"train.output_dir={folder}", *overrides]
-    run = Run(default_setup(validate(LazyConfig.apply_overrides(LazyConfig.load(PROJECT / "config.py"), words))))
+    run = Run(
+        default_setup(
+            validate(LazyConfig.apply_overrides(LazyConfig.load(PROJECT / "config.py"), words))
+        )
+    )
     losses: list[float] = []
-    hook = CallbackHook(after_step=lambda trainer: losses.append(trainer.fetch_metrics()["train/loss"]))
+    hook = CallbackHook(
+        after_step=lambda trainer: losses.append(trainer.fetch_metrics()["train/loss"])
+    )
     run.trainer.register_hooks([hook])
     run.train()
     return run, losses
@@ -43,7 +56,9 @@ def test_it_stops_at_the_first_evaluation_that_reaches_the_target(tmp_path, targ
 
 
 def test_both_modes_give_one_curve(tmp_path):
-    (_, eager), (_, graph) = (train(tmp_path / mode, f"graph.enabled={mode}") for mode in ("false", "true"))
+    (_, eager), (_, graph) = (
+        train(tmp_path / mode, f"graph.enabled={mode}") for mode in ("false", "true")
+    )
     np.testing.assert_allclose(graph, eager, rtol=1e-5)
     assert eager[-1] < eager[0]
 
@@ -59,6 +74,8 @@ def test_a_position_sees_the_bytes_before_it_and_none_behind():
             before, after = (model(flow.tensor(each))["logits"].numpy() for each in (ids, other))
         return (np.abs(after - before).max(axis=(0, 2)) > 0).tolist()
 
-    assert changed_by_another_byte() == [False] * 4 + [True] * 3 + [False]  # initially, each block is the identity
+    assert changed_by_another_byte() == [False] * 4 + [True] * 3 + [
+        False
+    ]  # initially, each block is the identity
     nn.init.normal_(model.blocks[0].attention.out.weight)
     assert changed_by_another_byte() == [False] * 4 + [True] * 4

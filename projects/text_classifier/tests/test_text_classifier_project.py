@@ -1,4 +1,6 @@
-"""The README is correct: the splits share no text, and both modes give the same curve from the published weights."""
+"""The README is correct: the splits share no text, and both modes give the same curve from the
+published weights.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,30 @@ NEEDS_PACKAGES = pytest.mark.skipif(
     reason="a package is not installed; see requirements/pretrained.txt",
 )
 SHORT = (
-    *("train.train_iter=3", "train.train_epoch=0", "train.train_micro_batch_size=4", "train.log_period=1"),
+    *(
+        "train.train_iter=3",
+        "train.train_epoch=0",
+        "train.train_micro_batch_size=4",
+        "train.log_period=1",
+    ),
     *("train.evaluation.enabled=false", "train.checkpointer.enabled=false"),
 )
 
 
 def train(folder: Path, mode: str) -> list[float]:
-    """Train a short run in this process, so that the texts are read only once, and return its losses."""
+    """Train a short run in this process, so that the texts are read only once, and return its
+    losses.
+    """
     words = [*SHORT, f"train.output_dir={folder}", f"graph.enabled={mode}"]
-    run = Run(default_setup(validate(LazyConfig.apply_overrides(LazyConfig.load(PROJECT / "config.py"), words))))
+    run = Run(
+        default_setup(
+            validate(LazyConfig.apply_overrides(LazyConfig.load(PROJECT / "config.py"), words))
+        )
+    )
     found: list[float] = []
-    hook = CallbackHook(after_step=lambda trainer: found.append(trainer.fetch_metrics()["train/loss"]))
+    hook = CallbackHook(
+        after_step=lambda trainer: found.append(trainer.fetch_metrics()["train/loss"])
+    )
     run.trainer.register_hooks([hook])
     run.train()
     return found
@@ -49,7 +64,9 @@ def test_both_modes_fine_tune_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(ROOT)  # the config looks for its weights there
     eager, graph = (train(tmp_path / mode, mode) for mode in ("false", "true"))
     np.testing.assert_allclose(graph, eager, rtol=1e-5)
-    assert eager[0] == pytest.approx(np.log(len(LIBRARIES)), rel=1e-5)  # the loss of a new head, whose weights are zero
+    assert eager[0] == pytest.approx(
+        np.log(len(LIBRARIES)), rel=1e-5
+    )  # the loss of a new head, whose weights are zero
     assert eager[1] != eager[0]
 
 
@@ -62,13 +79,17 @@ def test_no_text_is_in_two_splits() -> None:
     for split, pairs in texts().items():
         counts = Counter(label for _, label in pairs)
         assert len(counts) == len(LIBRARIES) and max(counts.values()) == TEXTS_PER_LIBRARY[split]
-        assert min(counts.values()) > 0.8 * max(counts.values()), "no library is told by being frequent"
+        assert min(counts.values()) > 0.8 * max(counts.values()), (
+            "no library is told by being frequent"
+        )
         assert not any(name in text.lower() for text, _ in pairs for name in LIBRARIES)
 
 
 def test_the_head_reads_scaled_embeddings() -> None:
     class Encoder(flow.nn.Module):
-        def forward(self, input_ids: flow.Tensor, attention_mask: flow.Tensor) -> dict[str, flow.Tensor]:
+        def forward(
+            self, input_ids: flow.Tensor, attention_mask: flow.Tensor
+        ) -> dict[str, flow.Tensor]:
             return {"embeddings": input_ids.to(flow.float32)}
 
     model = TextClassifier(Encoder(), hidden_size=2, num_classes=3, scale=10.0).eval()

@@ -14,13 +14,31 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def count_nodes(source: str) -> int:
-    """Return the number of syntax nodes of a Python file.
+class _Untyped(ast.NodeTransformer):
+    """Remove the annotations of parameters, results and variables from a syntax tree."""
 
-    >>> count_nodes("x = 1")
-    5
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        self.generic_visit(node)
+        return None if node.value is None else ast.Assign([node.target], node.value)
+
+
+def count_nodes(source: str) -> int:
+    """Return the number of syntax nodes of a Python file without its annotations.
+
+    >>> count_nodes("x = 1"), count_nodes("x: int = 1"), count_nodes("x: list[int]")
+    (5, 5, 1)
     """
-    return sum(1 for _ in ast.walk(ast.parse(source)))
+    return sum(1 for _ in ast.walk(_Untyped().visit(ast.parse(source))))
 
 
 def sizes(top: str, root: Path = ROOT) -> dict[str, int]:

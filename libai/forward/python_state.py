@@ -217,8 +217,8 @@ def _lines_of(cls: type) -> list[str]:
                 continue
             try:
                 tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-            # TypeError: a function that wraps a compiled one; SyntaxError: a lambda in the middle
-            # of an expression
+            # TypeError: a function that wraps a compiled one; SyntaxError: a lambda that is only
+            # a part of an expression
             except (OSError, TypeError, SyntaxError):
                 lines += [f"return self.{name}" for name in function.__code__.co_names]
                 continue

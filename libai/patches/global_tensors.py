@@ -317,8 +317,8 @@ def _assigned(tensor: flow.Tensor, index, value) -> flow.Tensor:
 #
 # OneFlow refuses to compute with tensors on different ranks. During the forward pass of a model
 # with pipeline stages, operations that combine tensors therefore move inputs on earlier stages to
-# the latest stage among their inputs. Gradients are sent back the same way. For example, the value
-# of a residual connection moves to the stage on which it is added.
+# the latest stage among their inputs. Gradients are sent back the same way. For example, a
+# residual connection's value moves to the stage on which it is added.
 
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "matmul")

@@ -4,6 +4,7 @@ tools/docs_settings.py`.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -44,7 +45,7 @@ def tables() -> str:
     """Return one Markdown table per typed section, with key, type, default and meaning."""
     lines: list[str] = []
     for name, section in schema.TYPED_SECTIONS.items():
-        lines += [f"### `{name}`", "", section.__doc__ or "", ""]
+        lines += [f"### `{name}`", "", inspect.cleandoc(section.__doc__ or ""), ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
         for key in schema.settings():
             if key.path.startswith(f"{name}."):

@@ -138,10 +138,10 @@ def to_yaml(config: DictConfig) -> str:
         parts.append(OmegaConf.to_yaml({loader.IMPORT_FROM: list(folders)}))
     docs = {
         **schema.LAZY_SECTIONS,
-        **{name: cls.__doc__ for name, cls in schema.TYPED_SECTIONS.items()},
+        **{name: cls.__doc__ or "" for name, cls in schema.TYPED_SECTIONS.items()},
     }
     for name, section in plain.items():
-        comment = f"# {docs[name]}\n" if name in docs else ""
+        comment = f"# {' '.join(docs[name].split())}\n" if name in docs else ""
         parts.append(comment + OmegaConf.to_yaml(OmegaConf.create({name: section})))
     return "\n".join(parts)
 

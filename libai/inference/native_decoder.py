@@ -120,7 +120,8 @@ class NativeDecoder(Decoder):
             angles = positions.astype(np.float32)[:, None] * model.frequencies.numpy()
             cos, sin = np.cos(angles), np.sin(angles)
         mask = np.where(self._is_token, np.float32(0.0), HIDDEN)
-        assert mask.shape[1] <= self._capacity  # the arrays have no room for more
+        if mask.shape[1] > self._capacity:  # the call would write past the end of the arrays
+            raise IndexError(f"{mask.shape[1]} tokens exceed the capacity of {self._capacity}")
         vocabulary, hidden = model.token_embedding.weight.shape
         scores = np.empty((len(tokens), vocabulary), np.float32)
         arrays = (cos, sin, mask, x, self._keys, self._values, scores)
@@ -135,9 +136,8 @@ class NativeDecoder(Decoder):
         pointers = (_address(self._blocks), *self._ends, *map(_address, arrays))
         step = np.array([*pointers, *sizes, *lengths, *settings], np.int64)
         library = kernels.loaded_library()
-        assert library is not None and library.decode(step), (
-            "the kernels were turned off between two tokens"
-        )
+        if library is None or not library.decode(step):
+            raise RuntimeError("the kernels were turned off between two tokens")
         return scores
 
     def _select(self, rows: np.ndarray) -> None:
@@ -156,5 +156,6 @@ def _address(array: np.ndarray | None) -> int:
     """Return the address of an array, which must stay alive."""
     if array is None:
         return 0
-    assert array.dtype in (np.float32, np.int64) and array.flags.c_contiguous
+    if array.dtype not in (np.float32, np.int64) or not array.flags.c_contiguous:
+        raise TypeError(f"the native step cannot read {array.dtype} with strides {array.strides}")
     return array.__array_interface__["data"][0]

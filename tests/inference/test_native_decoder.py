@@ -1,5 +1,8 @@
 """The native generation step equals the model and is used only for models that it supports."""
 
+import subprocess
+import sys
+
 import numpy as np
 import oneflow as flow
 import pytest
@@ -49,6 +52,40 @@ def test_scores_are_those_of_the_model(name, rows, library):
         token = random.integers(0, 61, rows)
         found, expected = native.append(token), plain.append(token)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+SCRIPT = """
+import oneflow as flow
+from libai.inference import GenerationOptions, Generator
+from libai.inference.native_decoder import NativeDecoder
+from libai.models import GPT
+
+flow.manual_seed(3)
+generator = Generator(GPT(61, 40, 48, 2, 3))
+if not isinstance(generator._decoder, NativeDecoder):
+    raise SystemExit("no native decoder")
+print(generator.generate([[3, 1, 4], [1, 5]], GenerationOptions(8)))
+"""
+
+
+@pytest.mark.e2e
+def test_python_without_assertions_generates_the_same(library):
+    """`python -O` removes assert statements, and with them any call inside."""
+    outputs = [
+        subprocess.run(
+            [sys.executable, *flags, "-c", SCRIPT], capture_output=True, text=True, check=True
+        ).stdout
+        for flags in ([], ["-O"])
+    ]
+    assert outputs[0] == outputs[1] != ""
+
+
+def test_tokens_past_the_capacity_are_refused(library):
+    decoder = NativeDecoder(build("gpt"), LAYOUT)
+    decoder.start(np.array([[3, 1]]), np.ones((1, 2), bool), 3)
+    decoder.append(np.array([4]))
+    with pytest.raises(IndexError, match="4 tokens exceed the capacity of 3"):
+        decoder.append(np.array([1]))
 
 
 def test_changed_weights_are_seen(library):

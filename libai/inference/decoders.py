@@ -1,5 +1,7 @@
-"""Decoders that compute the scores of the next token for growing token sequences, eagerly or
-compiled.
+"""A decoder that computes the scores of the next token for growing token sequences.
+
+It computes eagerly, also in graph mode: each step has other shapes, and a compiled step for a fixed
+length rarely paid for its compilation. libai/inference/native_decoder.py is the fast one.
 
 Rows are padded on the left, so all rows end at the same position. Attention masks and positions
 follow from the padding. They are computed with NumPy, because each step needs only a few numbers.
@@ -13,10 +15,8 @@ from typing import Any
 
 import numpy as np
 import oneflow as flow
-from oneflow import nn
 
 from libai.parallel import Layout, full_tensor
-from libai.patches.compiled_graph import CompiledGraph
 
 HIDDEN = np.float32(-1e9)
 
@@ -29,19 +29,18 @@ class KeyValues:
 
     def __init__(self, past: tuple[flow.Tensor, flow.Tensor] | None = None):
         self.past = past
+        self.full = past
 
     def append(self, k: flow.Tensor, v: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
-        """Append the keys and values of new tokens and return all of them.
+        """Append the keys and values of new tokens to `past` and return all of them.
 
-        Afterwards `new` holds the new keys and values, and `full` holds all of them.
+        Afterwards `full` holds all of them.
         """
-        self.new = k, v
-        self.full = (
-            (k, v)
-            if self.past is None
-            else tuple(flow.cat(pair, dim=2) for pair in zip(self.past, (k, v)))
-        )
-        return self.full
+        if self.past is not None:
+            k = flow.cat((self.past[0], k), dim=2)
+            v = flow.cat((self.past[1], v), dim=2)
+        self.full = k, v
+        return k, v
 
 
 class Decoder:
@@ -125,95 +124,12 @@ class Decoder:
         return is_hidden.astype(np.float32) * HIDDEN
 
 
-class GraphDecoder(Decoder):
-    """A `Decoder` with two compiled graphs, one for the prompt and one for each further token.
-
-    The shapes of a graph are fixed. A new number of rows, prompt length or capacity compiles new
-    graphs, which replace the previous ones.
-    """
-
-    def __init__(self, model: Any, layout: Layout):
-        super().__init__(model, layout)
-        self._graphs: dict[tuple[int, ...], tuple[_Prompt, _Token]] = {}
-
-    def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
-        shape = (
-            *tokens.shape,
-            self._capacity,
-            *(size for array in self._context for size in array.shape),
-        )
-        if shape not in self._graphs:
-            self._graphs = {shape: (_Prompt(self.model), _Token(self.model))}
-        self._prompt, self._token = self._graphs[shape]
-        scores, new = self._run(
-            self._prompt, tokens, self._positions(), self._mask(), *self._context
-        )
-        self._past = np.zeros((*new.shape[:3], self._capacity, new.shape[4]), np.float32)
-        return self._keep(scores, new)
-
-    def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
-        is_seen = np.zeros((len(tokens), self._capacity + 1), bool)
-        is_seen[:, : self._length] = self._is_token[:, :-1]
-        is_seen[:, -1] = True
-        mask = np.where(is_seen, np.float32(0.0), HIDDEN)[:, None, None]
-        given = (tokens, self._positions()[:, -1:], mask, self._past, *self._context)
-        return self._keep(*self._run(self._token, *given))
-
-    def _keep(self, scores: np.ndarray, new: np.ndarray) -> np.ndarray:
-        self._length = self._is_token.shape[1]
-        self._past[:, :, :, self._length - new.shape[3] : self._length] = new
-        return scores
-
-    def _select(self, rows: np.ndarray) -> None:
-        self._past = np.take(
-            self._past, rows, axis=1
-        )  # plain indexing would change the memory layout
-
-
-class _Prompt(CompiledGraph):
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def build(
-        self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, *context: flow.Tensor
-    ) -> tuple[flow.Tensor, flow.Tensor]:
-        """Return the scores, and the keys and values of all layers, (2 * layers, batch, heads,
-        length, head size).
-        """
-        return _with_new(self.model, _no_keys_values(self.model), tokens, positions, mask, *context)
-
-
-class _Token(_Prompt):
-    def build(
-        self,
-        tokens: flow.Tensor,
-        positions: flow.Tensor,
-        mask: flow.Tensor,
-        past: flow.Tensor,
-        *context: flow.Tensor,
-    ) -> tuple[flow.Tensor, flow.Tensor]:
-        """Return the same outputs as `_Prompt`.
-
-        `past` has the layout of the second output, filled from the left.
-        """
-        caches = [KeyValues((past[i], past[i + 1])) for i in range(0, past.shape[0], 2)]
-        return _with_new(self.model, caches, tokens, positions, mask, *context)
-
-
 def _no_keys_values(model) -> list[KeyValues]:
     """Return empty caches for all decoder blocks.
 
     In a model with an encoder, these are only a part of the blocks.
     """
     return [KeyValues() for _ in range(getattr(model, "num_decoder_layers", len(model.blocks)))]
-
-
-def _with_new(
-    model, caches: Sequence[KeyValues], *inputs: flow.Tensor
-) -> tuple[flow.Tensor, flow.Tensor]:
-    scores = _scores(model, caches, *inputs)
-    return scores, flow.stack([tensor for cache in caches for tensor in cache.new], dim=0)
 
 
 def _scores(

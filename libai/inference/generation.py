@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from libai.inference.decoders import Decoder, GraphDecoder
+from libai.inference.decoders import Decoder
 from libai.inference.native_decoder import NativeDecoder, can_decode
 from libai.parallel import Layout, LocalLayout, Mesh
 from libai.utils.errors import UserError
@@ -27,8 +27,8 @@ class GenerationOptions:
         tokens whose probabilities add up to this value. num_beams: number of beams. Above 1, beam
         search returns the most likely continuation. length_penalty: beams are compared by log
         probability / length^length_penalty. stop_token: token that ends a row and is its last
-        token, or a list of such tokens, or None. seed: random seed for sampling. The results are
-        the same in both modes and do not depend on the other prompts.
+        token, or a list of such tokens, or None. seed: random seed for sampling. The results do
+        not depend on the other prompts.
     """
 
     max_new_tokens: int = 20
@@ -77,18 +77,14 @@ class Generator:
     The model is put into eval mode.
 
     Args:
-        is_graph: compile the steps. A new shape (number of prompts, longest prompt, length) needs
-            another compilation.
         layout: result of `libai.parallel.parallelize`, if the model's weights are split across
             ranks (tensor parallelism). Every rank must then make the same calls and gets all
             tokens. By default the model is local.
     """
 
-    def __init__(self, model: Any, is_graph: bool = False, layout: Layout | None = None):
+    def __init__(self, model: Any, layout: Layout | None = None):
         layout = layout or LocalLayout(Mesh(device=next(model.parameters()).device.type))
-        kind: type[Decoder] = GraphDecoder
-        if not is_graph:
-            kind = NativeDecoder if can_decode(model, layout) else Decoder
+        kind = NativeDecoder if can_decode(model, layout) else Decoder
         self._decoder = kind(model.eval(), layout)
         self._max_length: int = model.max_seq_length
         self._vocab_size: int = model.token_embedding.weight.shape[0]

@@ -30,7 +30,7 @@ class Pipeline:
     Args:
         source: the output folder of a run, or a Hugging Face folder.
         which, mode, overrides: options for a run, see `Predictor.of_run`. For other sources only
-            `mode` is used (default "eager").
+            `mode` is used (default "eager"). Text is generated eagerly in both modes.
         tokenizer: a tokenizer.json, or its folder (default: the file next to the weights, or of the
             run's data).
 
@@ -111,9 +111,7 @@ class Pipeline:
                 f"{self._source} contains a {type(self.model).__name__}, which does not generate "
                 "text."
             )
-        return Generator(
-            self.model, is_graph=self.predictor.mode == "graph", layout=self.predictor.layout
-        )
+        return Generator(self.model, layout=self.predictor.layout)
 
     def generate(
         self, prompts: Sequence[str], options: GenerationOptions | None = None

@@ -1,5 +1,4 @@
-"""Generate on the ranks of one job, which share a model's weights, and write the tokens of each way
-to compute.
+"""Generate on the ranks of one job, which share a model's weights, and write the tokens.
 
 Started with the arguments FOLDER by `jobs.run_ranks`, which sets PYTHONPATH.
 """
@@ -17,7 +16,6 @@ from libai.inference import GenerationOptions, Generator
 from libai.parallel import Mesh, ParallelPlan, parallelize
 from libai.utils.distributed import get_rank, get_world_size
 
-WAYS = {"eager": {}, "graph": {"is_graph": True}}
 OPTIONS = {
     "greedy": GenerationOptions(8),
     "drawn": GenerationOptions(8, temperature=1.0, top_k=12, seed=1),
@@ -26,7 +24,7 @@ OPTIONS = {
 
 
 def generate() -> dict[str, list[list[int]]]:
-    """model/way/choice -> tokens."""
+    """model/choice -> tokens."""
     found = {}
     for name in MODELS:
         model = build(name)
@@ -40,10 +38,9 @@ def generate() -> dict[str, list[list[int]]]:
         if is_shared:
             weight = model.blocks[0].mlp.down.weight
             assert weight.to_local().shape[1] * get_world_size() == weight.shape[1]
-        for way, how in WAYS.items():
-            generator = Generator(model, layout=layout, **how)
-            for choice, options in OPTIONS.items():
-                found[f"{name}/{way}/{choice}"] = generator.generate(PROMPTS, options)
+        generator = Generator(model, layout=layout)
+        for choice, options in OPTIONS.items():
+            found[f"{name}/{choice}"] = generator.generate(PROMPTS, options)
     return found
 
 

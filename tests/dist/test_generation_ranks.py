@@ -1,4 +1,4 @@
-"""Ranks that share a model's weights generate the same tokens as one process, in every mode and
+"""Ranks that share a model's weights generate the same tokens as one process, with every
 sampling method.
 """
 
@@ -23,9 +23,7 @@ def generated(folder, processes):
 def test_two_ranks_generate_the_tokens_of_one(tmp_path):
     (one,) = generated(tmp_path / "one", 1)
     two = generated(tmp_path / "two", 2)
-    assert len(one) == 18
+    assert len(one) == 9
     for name, tokens in one.items():
-        way = name.split("/")[1]
-        assert tokens == one[name.replace(way, "eager")], name
         assert [rank[name] for rank in two] == [tokens, tokens], name
         assert len(set(itertools.chain(*tokens))) > 3

@@ -77,20 +77,17 @@ def printed(capsys, *words):
 
 
 @pytest.mark.e2e
-def test_text_is_that_of_the_tokens_in_both_modes(llama, capsys):
+def test_text_is_that_of_the_tokens(llama, capsys):
     prompts = [[int(word[1:]) for word in text.split()] for text in TEXTS]
     expected = Generator(load_pretrained(llama)).generate(
         prompts, GenerationOptions(6, stop_token=2)
     )
     texts = [" ".join(f"w{token}" for token in row) for row in expected]
     assert Pipeline(llama).generate(TEXTS, GenerationOptions(6, stop_token=2)) == texts
-    for mode in ("eager", "graph"):
-        rows = printed(
-            capsys, str(llama), *TEXTS, "--max-new-tokens=6", "--json", "--mode", mode
-        ).splitlines()
-        assert [json.loads(row) for row in rows] == [
-            {"prompt": p, "text": t} for p, t in zip(TEXTS, texts)
-        ]
+    rows = printed(capsys, str(llama), *TEXTS, "--max-new-tokens=6", "--json").splitlines()
+    assert [json.loads(row) for row in rows] == [
+        {"prompt": p, "text": t} for p, t in zip(TEXTS, texts)
+    ]
 
 
 def test_one_prompt_is_written_as_it_grows(llama, capsys):

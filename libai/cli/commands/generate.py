@@ -56,10 +56,10 @@ def run(arguments: Sequence[str]) -> int:
     from libai.inference import GenerationOptions, Pipeline
     from libai.utils.distributed import get_rank, prepare_device
 
-    prepare_device("auto", is_eager=args.mode != "graph")
+    prepare_device("auto", is_eager=True)
 
     values = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
-    pipeline = Pipeline(args.source, args.checkpoint, args.mode, tokenizer=args.tokenizer)
+    pipeline = Pipeline(args.source, args.checkpoint, "eager", tokenizer=args.tokenizer)
     stop = pipeline.tokenizer.stop_token if args.stop_token is None else args.stop_token
     options = GenerationOptions(**values, stop_token=None if stop == -1 else stop)
     for start in range(0, len(prompts), args.batch_size):
@@ -140,11 +140,6 @@ def build_parser() -> Parser:
     )
     add("--batch-size", type=int, default=8, help="prompts per batch (default 8)")
     add(
-        "--mode",
-        choices=("eager", "graph"),
-        help="execution mode (default: the mode of the run's config, or eager)",
-    )
-    add(
         "--checkpoint",
         default="last",
         help="checkpoint of a run: last, best or a name (default last)",
@@ -196,7 +191,7 @@ def _start_ranks(args, prompts: Sequence[str]) -> int:
 
     check_cores(args.procs)
     runtime.hide_rendezvous_environment()
-    passed = (*_OPTIONS, "stop_token", "batch_size", "mode", "checkpoint", "tokenizer")
+    passed = (*_OPTIONS, "stop_token", "batch_size", "checkpoint", "tokenizer")
     values = {name: getattr(args, name) for name in passed}
     words = [
         f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None

@@ -95,11 +95,10 @@ def test_validation_docstrings_are_of_other_files() -> None:
 @pytest.mark.pretrained
 @pytest.mark.slow
 @needs_weights
-@pytest.mark.parametrize("is_graph", [False, True], ids=["eager", "graph"])
-def test_the_published_weights_write_what_llama_cpp_does(is_graph: bool, tmp_path: Path) -> None:
+def test_the_published_weights_write_what_llama_cpp_does(tmp_path: Path) -> None:
     folder = smollm2(tmp_path) / "hf"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    generator = Generator(load_pretrained(folder), is_graph)
+    generator = Generator(load_pretrained(folder))
     prompts = [tokenizer.encode(text).ids for text in TEXTS]
     found = generator.generate(prompts, GenerationOptions(20))
     assert [tokenizer.decode(tokens) for tokens in found] == list(TEXTS.values())

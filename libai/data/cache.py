@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +17,19 @@ _logger = logging.getLogger(__name__)
 
 
 def default_cache_dir() -> Path:
-    """Return `$LIBAI_DATA_DIR`, or `~/.cache/libai` if the variable is unset."""
-    return Path(os.environ.get("LIBAI_DATA_DIR") or Path.home() / ".cache" / "libai")
+    """Return the absolute path of `$LIBAI_DATA_DIR`, or of `~/.cache/libai` if the variable is
+    unset.
+
+    Raises `DataError` without a home folder, where `~` would be a folder in the working directory.
+    """
+    chosen = os.environ.get("LIBAI_DATA_DIR")
+    folder = Path(os.path.expanduser(chosen or "~/.cache/libai"))
+    if folder.parts[0].startswith("~"):
+        raise DataError(
+            f"{folder} has no home folder to start from: HOME is unset and this user id has no "
+            "entry in the user database. Set LIBAI_DATA_DIR to the absolute path of a folder."
+        )
+    return folder.absolute()
 
 
 def prepare_once(
@@ -53,16 +64,14 @@ def prepare_once(
 
 def _write_and_rename(folder: Path, write: Callable[[Path], None]) -> None:
     prefix = f".{folder.name}.tmp-"
-    for left_behind in folder.parent.glob(
-        f"{prefix}*"
-    ):  # left by a killed process: we hold the lock, so it is unused
+    # those of killed processes: we hold the lock, so nobody uses them
+    for left_behind in folder.parent.glob(f"{prefix}*"):
         shutil.rmtree(left_behind, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    # not a private folder of `tempfile`: the user's umask decides who may read the prepared data
+    temporary = folder.with_name(f"{prefix}{secrets.token_hex(4)}")
+    temporary.mkdir()
     try:
         write(temporary)
-        temporary.chmod(
-            0o755
-        )  # mkdtemp creates a private folder, but prepared data may be shared like any other file
         shutil.rmtree(folder, ignore_errors=True)
         temporary.replace(folder)
     except BaseException:

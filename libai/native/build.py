@@ -5,7 +5,8 @@
 run time.
 
 The name of a library is a hash of everything that it depends on. A library is used only if the
-digest file next to it matches. One process at a time builds a library in a temporary folder and
+digest file next to it matches, and if nobody but this user and root may write it or its folders:
+loading a library executes it. One process at a time builds a library in a temporary folder and
 renames it. This module imports only the standard library and filelock.
 """
 
@@ -18,11 +19,12 @@ import importlib.util
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,6 +37,7 @@ _BUILD_SECONDS, _WAIT_SECONDS = 180.0, 240.0
 #: a failed build is retried after this time, because its cause may be temporary, such as a full
 #: disk
 _RETRY_SECONDS = 3600.0
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 _AVX2 = ("-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512")
@@ -66,9 +69,14 @@ _HEADERS = ("oneflow", "google", "absl", "llvm", "llvm-c", "half.hpp")
 def cache_folders() -> list[Path]:
     """Return the library folders: one in the Python environment, for users without a compiler, and
     the user cache.
+
+    The user cache is left out if its path is not absolute, because the library would then be read
+    from the working directory: a relative XDG_CACHE_HOME, or a user id without a home folder, for
+    which `expanduser` returns "~".
     """
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return [Path(sys.prefix) / "share" / "libai" / "native", Path(home) / "libai" / "native"]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"))
+    roots = [Path(sys.prefix) / "share", cache]
+    return [root / "libai" / "native" for root in roots if root.is_absolute()]
 
 
 def find_library() -> Path:
@@ -76,33 +84,44 @@ def find_library() -> Path:
 
     If there is none, compile and test it first.
 
-    The library is stored in the first writable folder of `cache_folders()` and works on every CPU.
-    If it can be neither found nor built, raises `Unavailable` with the remedy in the message.
+    The library is stored in the first folder of `cache_folders()` that is writable and safe, and
+    works on every CPU. If it can be neither found nor built, raises `Unavailable` with the remedy
+    in the message.
     """
     wheel = find_wheel()
     libraries = [folder / f"{_digest(describe_sources(wheel))}.so" for folder in cache_folders()]
+    problems = []
     for library in libraries:
         if _is_intact(library):
-            return library
+            danger = _describe_danger((library, *_folders(library)))
+            if danger is None:
+                return library
+            problems.append(danger)
     compiler = find_compiler()
     if compiler is None:
         missing = (
             f"CXX={os.environ['CXX']} not found" if os.environ.get("CXX") else "no g++ or clang++"
         )
-        raise Unavailable(f"{missing}; install one, for example with `apt install g++`")
-    from filelock import (
-        FileLock,
-        Timeout,
-    )  # imported here because `import libai` must work without packages
+        unused = f" (not used: {'; '.join(problems)})" if problems else ""
+        raise Unavailable(f"{missing}; install one, for example with `apt install g++`{unused}")
+    # imported here because `import libai` must work without packages
+    from filelock import FileLock, Timeout
 
     problems = []
     for library in libraries:
         lock = library.with_suffix(".lock")
+        folders = _folders(library)
         try:
-            library.parent.mkdir(parents=True, exist_ok=True)
+            for folder in reversed(folders):  # only this user may write them, even with umask 002
+                folder.mkdir(0o755, parents=True, exist_ok=True)
+            danger = _describe_danger(folders)
+            if danger is not None:
+                problems.append(danger)
+                continue
             # the lock is released if its process dies
             with FileLock(lock, timeout=_WAIT_SECONDS, poll_interval=0.1, fallback_to_soft=False):
-                if not _is_intact(library):  # another process may have built the library meanwhile
+                # another process may have built the library meanwhile
+                if not _is_intact(library) or _describe_danger([library]) is not None:
                     _make(library, wheel, compiler)
             return library
         except Timeout:
@@ -112,7 +131,8 @@ def find_library() -> Path:
         except OSError as error:
             problems.append(f"{library.parent}: {error.strerror or error}")
     raise Unavailable(
-        f"there is no writable cache folder ({'; '.join(problems)}); set XDG_CACHE_HOME to one"
+        f"there is no cache folder for them ({'; '.join(problems)}); set XDG_CACHE_HOME to the "
+        "absolute path of a folder that only you can write"
     )
 
 
@@ -178,6 +198,24 @@ def _is_intact(library: Path) -> bool:
         return False
 
 
+def _folders(library: Path) -> Sequence[Path]:
+    """Return the folder of a library and its parents up to the root of the cache, in which
+    `libai/native` is.
+    """
+    return library.parents[:3]
+
+
+def _describe_danger(parts: Iterable[Path]) -> str | None:
+    """Return who else may change one of these files and folders, or None."""
+    for part in parts:
+        status = part.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{part} belongs to user {status.st_uid}"
+        if status.st_mode & _WRITABLE_BY_OTHERS:
+            return f"others may write {part}; `chmod go-w` it"
+    return None
+
+
 def _make(library: Path, wheel: Sequence[Path], compiler: list[str]) -> None:
     """Compile and test a library, and move it to its final path with its digest.
 
@@ -201,6 +239,7 @@ def _make(library: Path, wheel: Sequence[Path], compiler: list[str]) -> None:
         except Unavailable as error:
             failure.write_text(str(error))
             raise
+        made.chmod(made.stat().st_mode & ~_WRITABLE_BY_OTHERS)
         digest = made.with_suffix(".digest")
         digest.write_text(_digest(made.read_bytes()))
         os.replace(made, library)  # a process that has loaded the old library keeps the old file

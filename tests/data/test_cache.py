@@ -1,12 +1,14 @@
 """Data is prepared once, by the first process, atomically, and again if it is damaged."""
 
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from libai.data import DataError
-from libai.data.cache import prepare_once
+from libai.data.cache import default_cache_dir, prepare_once
 
 
 def is_complete(folder):
@@ -53,3 +55,29 @@ def test_a_place_that_cannot_be_written_is_explained(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError, match="LIBAI_DATA_DIR"):
         prepare_once(tmp_path / "file" / "data", is_complete, write_done)
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0o002], ids=oct)
+def test_the_umask_decides_who_may_read_prepared_data(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        folder = prepare_once(tmp_path / "data", is_complete, write_done)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert (folder / "done").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_the_default_folder_is_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("LIBAI_DATA_DIR", "~/data")
+    assert default_cache_dir() == Path("/home/ada/data")
+    monkeypatch.setenv("LIBAI_DATA_DIR", "data")
+    assert default_cache_dir() == tmp_path / "data"
+    monkeypatch.delenv("LIBAI_DATA_DIR")
+    assert default_cache_dir() == Path("/home/ada/.cache/libai")
+    # a user id without a home folder, as in a container with a random one
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.raises(DataError, match="no home folder .*Set LIBAI_DATA_DIR"):
+        default_cache_dir()

@@ -53,7 +53,7 @@ class Compiler:
 @pytest.fixture
 def folder(tmp_path, monkeypatch, library):
     """Use an empty folder as the only library folder."""
-    found = tmp_path / "kept"
+    found = tmp_path / "cache" / "libai" / "native"
     monkeypatch.setattr(build, "cache_folders", lambda: [found])
     return found
 
@@ -173,10 +173,12 @@ def test_a_folder_that_cannot_be_written_to_is_passed_over(
     compiler, folder, untested, monkeypatch, tmp_path
 ):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path / "file" / "kept", folder])
+    monkeypatch.setattr(
+        build, "cache_folders", lambda: [tmp_path / "file" / "libai" / "native", folder]
+    )
     assert build.find_library().is_relative_to(folder)
-    monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path / "file" / "kept"])
-    with pytest.raises(Unavailable, match="no writable cache folder .*set XDG_CACHE_HOME"):
+    monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path / "file" / "libai" / "native"])
+    with pytest.raises(Unavailable, match="no cache folder for them .*set XDG_CACHE_HOME"):
         build.find_library()
 
 
@@ -189,6 +191,73 @@ def test_a_builder_that_takes_too_long_is_not_waited_for(compiler, folder, untes
         with pytest.raises(Unavailable, match="another process has been compiling the kernels"):
             build.find_library()
     assert build.find_library().exists(), "the lock is released if its holder ends"
+
+
+def _endanger(path, danger, monkeypatch):
+    """Let others write a file or folder, or make it look as if it belonged to another user."""
+    if danger != "owner":
+        path.chmod({"group": 0o775, "world": 0o757}[danger])
+        return
+    stat = build.Path.stat
+
+    def changed(self, **options):
+        found = stat(self, **options)
+        return os.stat_result((*found[:4], 12345, *found[5:])) if self == path else found
+
+    monkeypatch.setattr(build.Path, "stat", changed)
+
+
+@pytest.mark.parametrize("up", [0, 1, 2], ids=["folder", "libai", "root"])
+@pytest.mark.parametrize("danger", ["group", "world", "owner"])
+def test_a_folder_that_others_may_change_is_not_used(
+    compiler, folder, untested, monkeypatch, up, danger
+):
+    path = build.find_library()
+    assert build.find_library() == path  # negative control: it is used while it is safe
+    _endanger(path.parents[up], danger, monkeypatch)
+    reason = "belongs to user 12345" if danger == "owner" else "others may write .*chmod go-w"
+    with pytest.raises(Unavailable, match=f"no cache folder for them .*{reason}.* XDG_CACHE_HOME"):
+        build.find_library()
+    assert compiler.times_linked() == 1
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(Unavailable, match=f"install one.*not used: .*{reason}"):
+        build.find_library()
+
+
+@pytest.mark.parametrize("danger", ["group", "world", "owner"])
+def test_a_library_that_others_may_change_is_made_again(
+    compiler, folder, untested, monkeypatch, danger
+):
+    path = build.find_library()
+    _endanger(path, danger, monkeypatch)
+    assert build.find_library() == path
+    assert compiler.times_linked() == 2 and path.stat().st_mode & 0o022 == 0
+
+
+def test_only_the_user_may_write_what_is_made_with_umask_002(compiler, folder, untested):
+    before = os.umask(0o002)
+    try:
+        path = build.find_library()
+        assert build.find_library() == path
+    finally:
+        os.umask(before)
+    for part in (path, *path.parents[:3]):
+        assert part.stat().st_mode & 0o022 == 0
+
+
+def test_the_cache_is_never_in_the_working_directory(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    environment, user = build.cache_folders()
+    assert user == build.Path("/somewhere/libai/native")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert build.cache_folders() == [environment]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    # a user id without a home folder, as in a container with a random one
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert build.cache_folders() == [environment]
+    assert environment.is_absolute()
 
 
 @pytest.mark.e2e

@@ -22,12 +22,12 @@ HIDDEN = np.float32(-1e9)
 
 
 class KeyValues:
-    """Key-value cache of one layer, initially None.
+    """Key-value cache of one layer, initially empty.
 
     The keys and values of earlier tokens are (batch, heads, length, head size).
     """
 
-    def __init__(self, past: tuple[flow.Tensor, flow.Tensor] | None = None):
+    def __init__(self, past: tuple[flow.Tensor, ...] = ()):
         self.past = past
         self.full = past
 
@@ -36,7 +36,7 @@ class KeyValues:
 
         Afterwards `full` holds all of them.
         """
-        if self.past is not None:
+        if self.past:
             k = flow.cat((self.past[0], k), dim=2)
             v = flow.cat((self.past[1], v), dim=2)
         self.full = k, v
@@ -60,6 +60,9 @@ class Decoder:
         self.model = model
         self._layout = layout
         self._context: list[np.ndarray] = []
+        self._is_token = np.zeros((0, 0), bool)
+        self._capacity = 0
+        self._caches: list[KeyValues] = []
 
     def encode(self, tokens: np.ndarray, is_token: np.ndarray) -> None:
         """Encode the text of every row. Both arguments are (batch, length)."""
@@ -124,7 +127,7 @@ class Decoder:
         return is_hidden.astype(np.float32) * HIDDEN
 
 
-def _no_keys_values(model) -> list[KeyValues]:
+def _no_keys_values(model: Any) -> list[KeyValues]:
     """Return empty caches for all decoder blocks.
 
     In a model with an encoder, these are only a part of the blocks.
@@ -133,7 +136,7 @@ def _no_keys_values(model) -> list[KeyValues]:
 
 
 def _scores(
-    model,
+    model: Any,
     caches: Sequence[KeyValues],
     tokens: flow.Tensor,
     positions: flow.Tensor,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import oneflow as flow
 from oneflow import nn
 
 from libai.inference.decoders import HIDDEN, Decoder
@@ -59,7 +60,7 @@ def can_decode(model: Any, layout: Layout) -> bool:
     )
 
 
-def _sizes(block) -> tuple[Any, ...]:
+def _sizes(block: Any) -> tuple[Any, ...]:
     """Return the sizes and types that must be equal in all blocks."""
     attention, mlp = block.attention, block.mlp
     kinds = (type(mlp), type(mlp.activation), type(block.attention_norm))
@@ -78,6 +79,16 @@ class NativeDecoder(Decoder):
     Keys and values are stored in arrays of the full capacity, which each step fills further in
     place.
     """
+
+    def __init__(self, model: Any, layout: Layout):
+        super().__init__(model, layout)
+        #: keys and values, (layers, batch, key-value heads, capacity, head size)
+        self._keys = self._values = np.zeros((0, 0, 0, 0, 0), np.float32)
+        #: the model's parameters, whose memory the addresses below refer to
+        self._kept: list[flow.Tensor] = []
+        #: addresses of the weights in each block, and of those after the last block
+        self._blocks = np.zeros((0, 2 * len(_LAYERS)), np.int64)
+        self._ends: list[int] = []
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
         scores = super()._compute_prompt(tokens)
@@ -99,9 +110,7 @@ class NativeDecoder(Decoder):
         Called for each generation, because training may replace tensors.
         """
         model = self.model
-        self._kept = [
-            parameter.detach() for parameter in model.parameters()
-        ]  # keeps their memory alive
+        self._kept = [parameter.detach() for parameter in model.parameters()]
         rows = []
         for block in model.blocks:
             layers = {**block._modules, **block.attention._modules, **block.mlp._modules}

@@ -27,6 +27,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_configure(config):
     if duration.is_enforced():
         config.pluginmanager.register(duration.DurationLimit())
+        if not hasattr(config, "workerinput"):  # pytest-xdist's workers report to this process
+            config.pluginmanager.register(duration.FolderSeconds())
 
 
 def pytest_collection_finish():

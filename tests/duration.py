@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections import defaultdict
 
 import pytest
 
@@ -20,7 +21,7 @@ SLACK = 1.5
 #: 2026
 REFERENCE_SECONDS = 0.0235
 #: markers of tests that may take longer
-TIERS = ("promise", "e2e", "slow", "dist")
+TIERS = ("promise", "e2e", "slow", "dist", "nightly")
 
 
 def calibration_seconds() -> float:
@@ -73,6 +74,26 @@ class DurationLimit:
             if message:
                 pytest.fail(message, pytrace=False)
         return result
+
+
+class FolderSeconds:
+    """A pytest plugin that prints the seconds of the tests in each folder, the slowest first."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid.partition("::")[0].rpartition("/")[0]] += report.duration
+
+    def lines(self) -> list[str]:
+        """Return a line for each folder, the slowest first."""
+        slowest_first = sorted(self.seconds.items(), key=lambda item: -item[1])
+        return [f"{seconds:8.1f}s {folder}" for folder, seconds in slowest_first]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("seconds of each folder")
+        for line in self.lines():
+            terminalreporter.write_line(line)
 
 
 def is_enforced() -> bool:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Print the Python interpreter to use. If no environment has the packages, create the project's own (.venv) first.
+# Print the Python interpreter to use. If no environment has the packages, create the project's own (.venv) first, with
+# the command `libai` of this clone (.venv/bin/libai).
 #
 #   bash tools/env.sh                          an active environment that can import oneflow, else .venv
 #   bash tools/env.sh --dev                    the same, with the packages for tests and documentation
@@ -27,10 +28,11 @@ if [ "${NO_VENV:-0}" = 1 ]; then
   die "NO_VENV=1, but there is no python3 on PATH. Set PYTHON=/path/to/python3.10."
 fi
 
-# .ready holds the hash of each lock file whose packages are all installed
+# .ready holds the hash of each lock file whose packages are all installed; .command holds the clone that bin/libai runs
 digest() { sha256sum < "$1" | cut -d' ' -f1; }
 has() { [ -x "$venv/bin/python" ] && grep -qsx "$(digest "$1")" "$venv/.ready"; }
-is_ready() { has "$core" && { [ -z "$extra" ] || has "$dev"; }; }
+has_command() { [ -f "$venv/.command" ] && [ "$(< "$venv/.command")" = "$root" ]; }
+is_ready() { has_command && has "$core" && { [ -z "$extra" ] || has "$dev"; }; }
 finish() { printf '%s\n' "$venv/bin/python"; exit 0; }
 
 # Prints the interpreter and exits if it has all the packages. Looks for the modules first (30 ms) and imports oneflow
@@ -187,6 +189,13 @@ if ! is_ready; then
   rm -rf "$downloads" && mkdir "$downloads"
   install "$dev" "0.1 GB to download, 0.3 GB on disk"
   { digest "$core"; digest "$dev"; } > "$venv/.ready"
+fi
+if ! has_command; then
+  mkdir -p "$downloads"
+  # writes libai_oneflow.egg-info into the clone; a clone that is read-only still trains, without the command
+  run_long "$venv/bin/python" -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e "$root" ||
+    say "the command libai could not be installed ($(tail -n 1 "$log")); use '$venv/bin/python $root/libai/__main__.py'"
+  printf '%s\n' "$root" > "$venv/.command"
 fi
 say "ready in $((SECONDS - start)) s, $(size_mb "$venv") MB"
 finish

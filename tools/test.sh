@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: bash tools/test.sh                    lint, format check, types, then the quick tests (not e2e, slow or dist)
+# usage: bash tools/test.sh                    lint, format check, types, then the quick tests (not e2e, slow, dist or nightly)
 #        bash tools/test.sh --all              the same, with the tests marked e2e
 #        bash tools/test.sh tests/config -k …  only pytest, with these arguments
 # Creates the project's Python environment if there is none (tools/env.sh --dev).
@@ -10,9 +10,9 @@ case "${1:-}" in -h|--help) sed -n '2,5s/^# //p' "$root/tools/test.sh"; exit 0;;
 
 python=$(bash "$root/tools/env.sh" --dev) || exit 1
 export NO_VENV=1 PYTHON=$python   # tests that call tools/train.sh use this environment
-tests="not e2e and not slow and not dist"
+tests="not e2e and not slow and not dist and not nightly"
 if [ "$*" = --all ]; then
-  tests="not slow and not dist"
+  tests="not slow and not dist and not nightly"
 elif [ $# -gt 0 ]; then
   exec "$python" -m pytest --rootdir "$root" -c "$root/pyproject.toml" "$@"
 fi

@@ -1,5 +1,5 @@
-"""Continuous integration runs every test: each collected test is in one tier, and `.ci/run` runs
-every tier.
+"""Continuous integration runs every test: each collected test is in one tier, and `.ci/run` and
+`.ci/nightly` run every tier.
 """
 
 import json
@@ -12,9 +12,15 @@ import pytest
 from jobs import ROOT
 
 SCRIPT = (ROOT / "tools" / "test.sh").read_text()
-QUICK = "not e2e and not slow and not dist"
+QUICK = "not e2e and not slow and not dist and not nightly"
 #: tier -> marker expression; .ci/run has the first two as one suite
-TIERS = {"quick": QUICK, "e2e": "e2e and not slow and not dist", "slow": "slow", "dist": "dist"}
+TIERS = {
+    "quick": QUICK,
+    "e2e": "e2e and not slow and not dist and not nightly",
+    "slow": "slow and not nightly",
+    "dist": "dist and not nightly",
+    "nightly": "nightly",
+}
 MESHES = "tests/dist/test_two_meshes.py"
 #: plugin for the collecting process: writes the markers of every test before `-m` deselects some
 PLUGIN = """
@@ -63,7 +69,7 @@ def collected(tmp_path_factory):
 
 def tiers_of(markers):
     """Return the tiers with an expression that matches a test with these markers."""
-    values = {name: name in markers for name in ("e2e", "slow", "dist")}
+    values = {name: name in markers for name in ("e2e", "slow", "dist", "nightly")}
     return [tier for tier, expression in TIERS.items() if eval(expression, {}, values)]
 
 
@@ -82,14 +88,25 @@ def test_every_test_is_in_one_tier(collected):
         test for test in tiers if test.startswith("tests/dist/") and not test.startswith(MESHES)
     ]
     assert meshes
-    assert {test: tiers[test] for test in meshes if tiers[test] != ["dist"]} == {}
+    assert {test: tiers[test] for test in meshes if tiers[test][0] not in ("dist", "nightly")} == {}
 
 
 def test_every_tier_is_a_suite_of_ci():
-    assert re.findall(r'tests="(.*)"', SCRIPT) == [QUICK, "not slow and not dist"]
+    assert re.findall(r'tests="(.*)"', SCRIPT) == [QUICK, "not slow and not dist and not nightly"]
     assert '-m "$tests"' in SCRIPT
-    suites = re.findall(
-        r"^ *suite .*? bash tools/test\.sh *(.*)$", (ROOT / ".ci" / "run").read_text(), re.M
-    )
+    script = (ROOT / ".ci" / "run").read_text()
+    suites = re.findall(r"^ *suite .*? bash tools/test\.sh *(.*)$", script, re.M)
     assert suites[0] == "--all"
-    assert [suite.split("-m ")[1] for suite in suites[1:]] == ["slow", "dist"]
+    assert [suite.split("-m ")[1].strip('"') for suite in suites[1:]] == [
+        TIERS["slow"],
+        TIERS["dist"],
+        TIERS["nightly"],
+    ]
+    assert '/run" nightly' in (ROOT / ".ci" / "nightly").read_text()
+
+
+def test_the_limits_of_the_daily_suites_leave_room():
+    """CI has 90 minutes: a suite that hangs must leave the others their time."""
+    daily = (ROOT / ".ci" / "run").read_text().partition("nightly)")[0]
+    minutes = [int(found) for found in re.findall(r'^ *suite ".*?" +(\d+) ', daily, re.M)]
+    assert len(minutes) == 3 and sum(minutes) <= 86

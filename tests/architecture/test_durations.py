@@ -3,6 +3,8 @@
 In continuous integration a longer one fails and names the marker to set.
 """
 
+from types import SimpleNamespace
+
 import duration
 import pytest
 
@@ -69,3 +71,10 @@ def test_the_failure_names_the_marker(pytester, monkeypatch):
     }
     assert list(failed) == ["test_long"]
     assert "mark it `@pytest.mark.e2e`" in failed["test_long"]
+
+
+def test_the_seconds_of_each_folder_are_added():
+    plugin = duration.FolderSeconds()
+    for nodeid, seconds in [("a/b/x.py::t", 1.0), ("a/c/y.py::t[1/2]", 3.0), ("a/b/z.py::t", 0.5)]:
+        plugin.pytest_runtest_logreport(SimpleNamespace(nodeid=nodeid, duration=seconds))
+    assert plugin.lines() == ["     3.0s a/c", "     1.5s a/b"]

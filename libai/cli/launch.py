@@ -140,8 +140,7 @@ def choose_environment(job: Job, environment: Mapping[str, str]) -> dict[str, st
     return extra
 
 
-# ------------------------------------------------------------------------------------------- the
-# whole command
+# -------------------------------------------------------------------------------- the whole command
 
 
 def run(arguments: Sequence[str]) -> int:

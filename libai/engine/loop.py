@@ -489,8 +489,7 @@ class TrainerBase:
     def _check_ranks(self) -> None:
         """Raise an error if the ranks have begun to train different models. Collective."""
 
-    # ------------------------------------------------------------------ metrics and the finite
-    # check
+    # ----------------------------------------------------------------- metrics and the finite check
 
     def fetch_metrics(self) -> dict[str, float]:
         """Return the numbers of the latest iteration, keyed by tag (`train/loss`, `train/<loss

@@ -205,8 +205,7 @@ class ModelTrainer(TrainerBase):
             return []
         return self._model_plan.block_names(self.model)
 
-    # ------------------------------------------------------------------ defined or extended by a
-    # mode, with `update`
+    # ------------------------------------------------- defined or extended by a mode, with `update`
 
     def _begin_mode(self, *args, **settings) -> None:
         """Set all attributes that only this mode has.
@@ -245,8 +244,7 @@ class ModelTrainer(TrainerBase):
         Collective.
         """
 
-    # ------------------------------------------------------------------ setup before the first
-    # update
+    # ---------------------------------------------------------------- setup before the first update
 
     @phase("prepare")
     def prepare(self) -> None:

@@ -182,8 +182,7 @@ def _output_folder(job: Job) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------------------------------- until the
-# job's end
+# ------------------------------------------------------------------------------ until the job's end
 
 
 def launch(job: Job) -> tuple[int, bool, tuple[str, int] | None]:

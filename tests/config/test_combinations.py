@@ -317,8 +317,7 @@ def test_defaults_are_never_warned_about():
             assert warned(*overrides, **options) == []
 
 
-# ------------------------------------------------------------------------------------------- the
-# command line
+# --------------------------------------------------------------------------------- the command line
 
 
 def test_one_key_with_two_values_is_refused():

@@ -168,8 +168,7 @@ def test_a_run_that_another_job_has_continued_meanwhile_is_not_resumed_from_befo
     assert names(tmp_path) == ["iter_0000004", "iter_0000006"]
 
 
-# ---------------------------------------------------------------------- checks before anything is
-# written
+# ---------------------------------------------------------------- checks before anything is written
 
 
 class CountedSchedule:

@@ -60,8 +60,7 @@ def poison(batch):
     return {**batch, "x": np.full_like(batch["x"], np.nan)}
 
 
-# ------------------------------------------------------------------------------------------- losses
-# and metrics
+# ------------------------------------------------------------------------------- losses and metrics
 
 
 def test_the_total_is_the_sum_of_the_losses_and_each_is_logged(mode):
@@ -86,8 +85,7 @@ def test_every_component_is_differentiated_whatever_its_name(mode):
     assert np.abs(trainer.model.a.weight.numpy() - before).max() > 1e-4
 
 
-# ------------------------------------------------------------------------------------------- the
-# finite check
+# --------------------------------------------------------------------------------- the finite check
 
 
 def test_a_loss_that_is_not_finite_names_its_first_iteration(mode):

@@ -332,8 +332,7 @@ def tensors_of(model: Any) -> dict[str, np.ndarray]:
     return {name: full_tensor(tensor).numpy().copy() for name, tensor in named}
 
 
-# ------------------------------------------------------------------------------------- evaluation
-# and prediction
+# ------------------------------------------------------------------------ evaluation and prediction
 
 
 def eval_data(plan: Planned) -> dict[str, np.ndarray]:

@@ -77,8 +77,7 @@ def check_command(words):
     load_config(args.config, args.overrides, int(processes))
 
 
-# ------------------------------------------------------------------------------------------- the
-# own model
+# ------------------------------------------------------------------------------------ the own model
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +186,7 @@ def test_the_ported_libai_project_trains_alike_in_both_modes(tmp_path):
     )  # docs/modes.md
 
 
-# ------------------------------------------------------------------------------------------- what
-# all pages show
+# ------------------------------------------------------------------------------ what all pages show
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))

@@ -143,8 +143,7 @@ def test_contradictions_are_one_clear_error(environment, text):
         find_place(environment)
 
 
-# ----------------------------------------------------------------------------------------- what a
-# place starts
+# ------------------------------------------------------------------------------ what a place starts
 
 
 @pytest.fixture

@@ -239,8 +239,7 @@ def test_a_phase_has_the_limit_of_the_start_until_an_iteration_is_completed(monk
     assert state.limit == 0, "the rest of a program of the user's own has none"
 
 
-# ------------------------------------------------------------------------------------------ living
-# and dying
+# --------------------------------------------------------------------------------- living and dying
 
 
 def run_guarded(body, **environment):

@@ -140,8 +140,7 @@ def test_a_graph_that_never_learns_is_found(monkeypatch):
     assert not check(toy.Classifier).ok
 
 
-# ---------------------------------------------------------------------------------------- mistakes
-# of the caller
+# --------------------------------------------------------------------------- mistakes of the caller
 
 
 @pytest.mark.parametrize(
@@ -181,8 +180,7 @@ def test_several_processes_are_refused(monkeypatch):
         check(toy.Classifier)
 
 
-# ---------------------------------------------------------------------------------------- numbers
-# and words
+# -------------------------------------------------------------------------------- numbers and words
 
 
 def test_the_report_is_strict_json_and_a_table():

@@ -36,6 +36,13 @@ TOOLS = [
     ),
     *("readlink", "rm", "sha256sum", "sleep", "tail", "uname"),
 ]
+#: a project with the command `libai`
+SETUP = """
+from setuptools import setup
+
+command = "libai = tiny:main"
+setup(name="tiny", py_modules=["tiny"], entry_points={"console_scripts": [command]})
+"""
 TOO_MUCH_MB = "999999999"  # stops the script at its check of the disk, before it installs anything
 
 
@@ -73,6 +80,8 @@ class Checkout:
         (self.root / "requirements" / "dev.lock").write_text(
             write_wheel(self.wheels, "pytest_like")
         )
+        (self.root / "setup.py").write_text(SETUP)
+        (self.root / "tiny.py").write_text("def main():\n    print(__file__)\n")
         self.bin = folder / "bin"
         self.bin.mkdir()
         for name in TOOLS:
@@ -122,8 +131,7 @@ def error_lines(text):
     return [line for line in text.splitlines() if line]
 
 
-# ------------------------------------------------------------------------------------- making it,
-# and again
+# ----------------------------------------------------------------------------- making it, and again
 
 
 @pytest.mark.e2e
@@ -140,6 +148,26 @@ def test_the_environment_is_made_once_and_dev_packages_are_added_to_it(checkout)
     assert subprocess.run([python, "-c", "import oneflow, pytest_like"]).returncode == 0
     assert checkout.run("--dev").stderr == checkout.run().stderr == ""
     assert (checkout.venv / ".made-by-libai").stat().st_mtime_ns == made
+
+
+@pytest.mark.e2e
+def test_the_command_is_there_and_follows_the_clone_that_used_the_environment(checkout, tmp_path):
+    other = Checkout(tmp_path / "other")
+    for clone in (checkout, other):
+        result = clone.run(PYTHON=sys.executable, VENV=str(tmp_path / "venv"))
+        assert result.returncode == 0 and "could not" not in result.stderr, result.stderr
+        command = [tmp_path / "venv" / "bin" / "libai"]
+        printed = subprocess.run(command, cwd="/", capture_output=True, text=True, check=True)
+        assert printed.stdout == f"{clone.root / 'tiny.py'}\n"
+
+
+@pytest.mark.e2e
+def test_a_clone_without_its_command_is_still_ready(checkout):
+    (checkout.root / "setup.py").write_text("raise SystemExit('read-only')")
+    result = checkout.run(PYTHON=sys.executable)
+    assert result.returncode == 0, result.stderr
+    assert "the command libai could not be installed" in result.stderr
+    assert checkout.run().stderr == ""
 
 
 @pytest.mark.e2e
@@ -184,8 +212,7 @@ def test_a_folder_of_somebody_else_is_left_alone(checkout, tmp_path):
     assert (precious / "file").read_text() == "mine"
 
 
-# ------------------------------------------------------------------------- an environment that is
-# already there
+# ------------------------------------------------------------- an environment that is already there
 
 
 def active_environment(folder, command):
@@ -221,8 +248,7 @@ def test_no_venv_takes_the_interpreter_as_it_is(checkout):
     assert result.returncode == 1 and "there is no python3 on PATH" in result.stderr
 
 
-# ------------------------------------------------------------------------------------------- when
-# it cannot be
+# -------------------------------------------------------------------------------- when it cannot be
 
 
 def test_no_python_310_says_what_to_do(checkout):

@@ -14,8 +14,7 @@ from libai.launch.job import TRAINING, prepare_ranks, run_job
 from libai.launch.supervisor import Supervisor
 from libai.utils.errors import UserError
 
-# ------------------------------------------------------------------------------------------- the
-# command line
+# --------------------------------------------------------------------------------- the command line
 
 
 def read_job(script, processes="2", **environment):
@@ -80,8 +79,7 @@ def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
         request.find_file("CONFIG", "common/models/graph.py")
 
 
-# --------------------------------------------------------------------------------------- what the
-# ranks get
+# ------------------------------------------------------------------------------- what the ranks get
 
 
 @pytest.mark.parametrize(
@@ -131,8 +129,7 @@ def test_files_of_the_user_do_not_replace_pythons_modules(script):
     assert (result.returncode, result.stderr) == (0, "")
 
 
-# --------------------------------------------------------------------------------------------- how
-# jobs end
+# ------------------------------------------------------------------------------------- how jobs end
 
 
 @pytest.mark.e2e

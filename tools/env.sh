@@ -184,7 +184,7 @@ if ! has "$core"; then
   # takes 10 s; if it fails, runs use oneflow's own CPU kernels and print a warning
   PYTHONPATH=$root run_long "$venv/bin/python" -m libai.native.build || say "$(tail -n 1 "$log")"
 fi
-if ! is_ready; then
+if [ -n "$extra" ] && ! has "$dev"; then
   require_disk 700
   rm -rf "$downloads" && mkdir "$downloads"
   install "$dev" "0.1 GB to download, 0.3 GB on disk"

@@ -72,7 +72,11 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=find_packages(include=["libai", "libai.*"]),
-    package_data={"libai.native": list_native_sources(), "libai.data": ["digits.npz"]},
+    package_data={
+        "libai": ["py.typed"],
+        "libai.native": list_native_sources(),
+        "libai.data": ["digits.npz"],
+    },
     cmdclass={"build_py": BuildWithConfigs},
     entry_points={"console_scripts": ["libai = libai.cli.main:main"]},
     # oneflow 0.9.0 has wheels for CPython 3.7 to 3.10; libai is written for and tested on 3.10

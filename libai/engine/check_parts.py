@@ -35,7 +35,7 @@ _SAME_SAMPLES = (
 )
 
 
-def _can_be_read(loader) -> bool:
+def _can_be_read(loader: Any) -> bool:
     is_iterable = (
         isinstance(loader, Iterable) or hasattr(type(loader), "__getitem__") or callable(loader)
     )
@@ -53,7 +53,7 @@ def accepts(part: Any, method: str, *arguments: str) -> bool:
     return True
 
 
-def _can_evaluate(evaluator) -> bool:
+def _can_evaluate(evaluator: Any) -> bool:
     return accepts(evaluator, "process", "batch", "outputs") and accepts(
         evaluator, "compute", "sums"
     )
@@ -213,7 +213,7 @@ def refuse_uncounted_samples(mesh: Mesh, loader: Any, dataset: str) -> None:
         )
 
 
-def check_iterations(**iterations) -> None:
+def check_iterations(**iterations: Any) -> None:
     """Raise `UserError` unless every argument is an integer of at least 0."""
     for name, value in iterations.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
@@ -235,7 +235,7 @@ def check_metrics(metrics: Any, evaluator: Any) -> dict[str, float]:
     return {str(name): float(value) for name, value in metrics.items()}
 
 
-def _kind(value) -> str:
+def _kind(value: Any) -> str:
     name = type(value).__name__
     if isinstance(value, (int, float, str, type, type(None))):
         return f"{value!r} ({name})"

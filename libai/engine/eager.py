@@ -17,7 +17,8 @@ from libai.engine.gradients import Batch
 from libai.engine.metrics import StepResult
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import TrainOptions
-from libai.engine.trainer import TRAINERS, ModelTrainer
+from libai.engine.rehearsed_trainer import RehearsedTrainer
+from libai.engine.trainer import TRAINERS
 from libai.forward.contract import read_losses
 from libai.forward.state import Facts, with_class
 from libai.optim import (
@@ -39,7 +40,7 @@ MAX_HELD_BYTES = 16 * 2**20
 _parameters_of = attrgetter("_parameters")
 
 
-class EagerTrainer(ModelTrainer):
+class EagerTrainer(RehearsedTrainer):
     """`ModelTrainer` that runs eagerly and averages the gradients of data-parallel ranks.
 
     With `amp` the forward pass runs under autocast on CUDA; "fp16" also uses `LossScaler`.

@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import oneflow as flow
+from oneflow import nn
 
 from libai.engine.compiled.build_errors import raise_forward_error
 from libai.engine.metrics import StepResult
+from libai.engine.options import TrainOptions
 from libai.forward.contract import (
     ModelContractError,
     as_batch_dict,
@@ -30,11 +32,23 @@ from libai.forward.contract import (
 from libai.forward.index_check import IndexCheck
 from libai.forward.state import Facts, values_kept
 from libai.layers.random import assign_layer_ids, fold, random_context
+from libai.parallel import Layout, Mesh
 from libai.utils.distributed import get_rank
 from libai.utils.tensors import clear_gradients, detached, saved_values
 
 Batch = dict[str, flow.Tensor]
 _NO_SCOPE = nullcontext()
+
+
+class _Trainer(Protocol):
+    """The parts of a `ModelTrainer` that its passes read."""
+
+    model: nn.Module
+    mesh: Mesh
+    layout: Layout
+    options: TrainOptions
+    iter: int
+    start_iter: int
 
 
 class Gradients:
@@ -58,7 +72,7 @@ class Gradients:
             of evaluation.
     """
 
-    def __init__(self, trainer: Any, device: str):
+    def __init__(self, trainer: _Trainer, device: str):
         self.model, self.mesh, self.device = trainer.model, trainer.mesh, device
         self.forward: Callable[..., Any] = self.model
         self.clear: Callable[[], None] = partial(clear_gradients, self.model)
@@ -75,7 +89,7 @@ class Gradients:
         self._checked_keys: tuple[str, ...] = ()
         # a weak reference avoids a cycle: the trainer and its graph are freed with the last
         # reference to the trainer
-        self._trainer: Any = weakref.proxy(trainer)
+        self._trainer: _Trainer = weakref.proxy(trainer)
 
     def to_device(self, batch: Mapping[str, Any]) -> Batch:
         """Convert the result of `name_inputs` to local tensors on this rank's device."""

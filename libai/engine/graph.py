@@ -27,6 +27,7 @@ from libai.engine.options import TrainOptions
 from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.rehearsal import facts_of
+from libai.engine.rehearsed_trainer import RehearsedTrainer
 from libai.engine.trainer import TRAINERS, ModelTrainer
 from libai.forward.index_check import NOTHING
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
@@ -46,7 +47,7 @@ from libai.utils.rank_notes import note_progress, phase
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class GraphTrainer(ModelTrainer):
+class GraphTrainer(RehearsedTrainer):
     """`ModelTrainer` that compiles the whole update; in a multi-process job parameters and batches
     are global tensors.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from libai.utils.errors import UserError
 
@@ -40,7 +40,14 @@ def step_period_of(period: Period) -> int:
     return period if isinstance(period, int) else 1
 
 
-def is_due(period: Period, trainer) -> bool:
+class Progress(Protocol):
+    """The parts of a trainer from which `is_due` reads how far it is."""
+
+    completed_iters: int
+    max_iter: int
+
+
+def is_due(period: Period, trainer: Progress) -> bool:
     """Return whether an action with this period is due.
 
     After the last iteration of `trainer` it always is.
@@ -111,6 +118,7 @@ class HookBase:
     during training, `before_save` and `after_save` before and after a checkpoint is written.
     """
 
+    #: shipped hooks name its type. Hooks of users also work with trainer classes of their own
     trainer: Any
     #: modes in which the hook works; registering it in another mode raises `UserError`
     modes: tuple[str, ...] = ("eager", "graph")

@@ -92,7 +92,7 @@ class LoopState:
     _seconds_apart: float = 0.0
     _left_at: float | None = None
 
-    def call_hooks(self, point: str, *arguments) -> None:
+    def call_hooks(self, point: str, *arguments: Any) -> None:
         """Call every hook that overrides `point`, one of `HOOK_POINTS`."""
         for _, call in self.calls_at[point]:
             call(*arguments)
@@ -482,7 +482,7 @@ class TrainerBase:
         if not writers:
             self.register_hooks([WriterHook([ConsoleWriter(min_seconds=0.0)], period)])
 
-    def _as_result(self, returned) -> Any:
+    def _as_result(self, returned: Any) -> Any:
         """Convert the return value of `update` to the form that `collect` expects."""
         return returned
 

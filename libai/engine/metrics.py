@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import oneflow as flow
 
-from libai.utils.distributed import all_reduce, gather_objects
+from libai.utils.distributed import all_reduce, any_rank, gather_objects
 from libai.utils.errors import UserError
-from libai.utils.tensors import fetch_scalars, tensors_in
+from libai.utils.tensors import fetch_scalars, part_here, tensors_in
 
 #: results are fetched after at most this many iterations, which bounds the memory used with a long
 #: `log_period`
@@ -129,6 +129,17 @@ def require_same_names(results: Sequence[StepResult]) -> None:
             f"point: {found}. Return the same names in every iteration on all ranks, with 0 if "
             "there is nothing to report."
         )
+
+
+def are_finite(tensors: Iterable[flow.Tensor]) -> bool:
+    """Return whether all tensors are finite on all ranks. Waits for the device. Collective."""
+    return not any_rank(not all(map(is_finite_here, tensors)))
+
+
+def is_finite_here(tensor: flow.Tensor) -> bool:
+    """Return whether this rank's part of a tensor is finite. Not collective."""
+    part = part_here(tensor)
+    return part is None or not part.dtype.is_floating_point or bool(np.isfinite(part.numpy()).all())
 
 
 class NonFiniteLoss(FloatingPointError):

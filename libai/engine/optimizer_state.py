@@ -87,6 +87,9 @@ class OptimizerState:
         for key, value in state.items():
             state[key] = _copied(copies.get(key, {} if isinstance(value, dict) else value))
 
+    def leave_graph(self) -> None:
+        """Move the state from a compiled graph back to the optimizer. Collective."""
+
     def loss_scale(self) -> dict[str, float]:
         """Return the state of dynamic loss scaling as checkpoint scalars.
 
@@ -99,7 +102,7 @@ class OptimizerState:
         return dict(self.model.named_parameters())
 
 
-def _copied(value) -> Any:
+def _copied(value: Any) -> Any:
     """Copy the state of one parameter, or a value of the optimizer.
 
     Custom optimizers may store more than tensors.
@@ -140,7 +143,7 @@ class GraphOptimizerState(OptimizerState):
         owner = weakref.ref(self)
         optimizer = self.optimizer
 
-        def in_optimizer(name: str, *args) -> Any:
+        def in_optimizer(name: str, *args: Any) -> Any:
             state = owner()
             with nullcontext() if state is None else state.in_optimizer():
                 return getattr(type(optimizer), name)(optimizer, *args)
@@ -149,7 +152,7 @@ class GraphOptimizerState(OptimizerState):
             setattr(optimizer, name, partial(in_optimizer, name))
 
     def leave_graph(self) -> None:
-        """Move the state back to the optimizer, for eager updates or the next graph. Collective."""
+        """See `OptimizerState.leave_graph`. The next updates are eager, or of another graph."""
         if self.graph is None:
             return
         state = self.export()

@@ -6,6 +6,7 @@ from typing import Any
 
 import oneflow as flow
 
+from libai.engine.trainer import ModelTrainer
 from libai.parallel import named_tensors
 from libai.scheduler import load_scheduler_state, scheduler_state
 from libai.utils.tensors import overwrite
@@ -22,7 +23,7 @@ class Snapshot:
     parameters.
     """
 
-    def __init__(self, trainer, weights: Any = ()):
+    def __init__(self, trainer: ModelTrainer, weights: Any = ()):
         with flow.no_grad():
             self._tensors = [
                 flow.from_numpy(weights[name]) if name in weights else tensor.clone()
@@ -43,7 +44,7 @@ class Snapshot:
         self._schedule = scheduler_state(trainer.lr_scheduler, trainer.optimizer)
         self._rates = trainer.loop.rates
 
-    def restore(self, trainer) -> None:
+    def restore(self, trainer: ModelTrainer) -> None:
         """Restore the state of `trainer`, the trainer that was copied, bit for bit.
 
         May be called several times.

@@ -23,23 +23,15 @@ from libai.engine.check_parts import (
     check_metrics,
     check_part,
     refuse_uncounted_samples,
-    refuse_wrong_batches,
 )
 from libai.engine.compiled.build_errors import raise_forward_error
 from libai.engine.data_feed import LoaderOrBuilder
 from libai.engine.gradients import Batch, Gradients
-from libai.engine.hooks.bad_losses import BadLossHook, are_finite
-from libai.engine.hooks.ema import EMAHook
+from libai.engine.hook_base import HookBase
 from libai.engine.loop import TrainerBase
-from libai.engine.metrics import StepResult, require_same_names, to_numbers
+from libai.engine.metrics import StepResult, are_finite, require_same_names, to_numbers
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import TrainOptions, arguments_of
-from libai.engine.rehearsal.rehearsal import (
-    NotTheSame,
-    compare_on_mesh,
-    make_reference,
-    require_same,
-)
 from libai.forward.contract import as_batch_dict, read_losses, structured
 from libai.forward.state import Facts, modes_kept, note_unsaved_buffers
 from libai.layers.lora import refuse_unused_adapters
@@ -62,10 +54,10 @@ from libai.parallel.batch_statistics import (
     share_batch_statistics,
 )
 from libai.parallel.layout import memory_shared
-from libai.patches.internals import release_memory, wait_for_device
+from libai.patches.internals import wait_for_device
 from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects
-from libai.utils.errors import GraphBuildError, UserError
+from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
 from libai.utils.rank_notes import note_progress, phase
 from libai.utils.tensors import detached, digest_of, local_part, map_tensors, saved_values
@@ -118,7 +110,7 @@ class ModelTrainer(TrainerBase):
         options: TrainOptions | None = None,
         *,
         lr_scheduler: Any = None,
-        **settings,
+        **settings: Any,
     ):
         of_mode = {name: settings.pop(name) for name in arguments_of(self.mode) & settings.keys()}
         options = TrainOptions.of(type(self).__name__, options, settings)
@@ -136,15 +128,12 @@ class ModelTrainer(TrainerBase):
         self.lr_scheduler = lr_scheduler
         self._schedule_needs_metric = needs_metric(lr_scheduler)
         self._batch_norms = batch_norms(model)
-        if options.non_finite != "raise":
-            self.register_hooks([BadLossHook(options.non_finite, lr_scheduler)])
+        self.register_hooks(self._hooks_of_options())
         if options.zero_stage and self.mesh.data == 1:
             logger.warning(
                 "ZeRO (stage %d) saves no memory here: there is only one data-parallel rank",
                 options.zero_stage,
             )
-        if options.ema_decay is not None:
-            self.register_hooks([EMAHook(options.ema_decay)])
         self._model_plan = ParallelPlan.of(model, options.plan)
         self._set_up_model()
         self._refuse_parts(options, **of_mode)
@@ -207,7 +196,7 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------- defined or extended by a mode, with `update`
 
-    def _begin_mode(self, *args, **settings) -> None:
+    def _begin_mode(self, *args: Any, **settings: Any) -> None:
         """Set all attributes that only this mode has.
 
         `settings`: arguments that only this mode accepts.
@@ -219,7 +208,7 @@ class ModelTrainer(TrainerBase):
         model.
         """
 
-    def _refuse_parts(self, options: TrainOptions, **settings) -> None:
+    def _refuse_parts(self, options: TrainOptions, **settings: Any) -> None:
         """Raise `UserError` for an optimizer, a schedule or settings that this mode does not
         support.
         """
@@ -238,6 +227,10 @@ class ModelTrainer(TrainerBase):
         """Make the trainer ready for updates, for example by compiling."""
         raise NotImplementedError
 
+    def _hooks_of_options(self) -> list[HookBase]:
+        """Return the hooks that `options` ask for."""
+        return []
+
     def reduce_gradients(self) -> None:
         """Average the gradients over the data-parallel ranks, unless they already are averages.
 
@@ -245,49 +238,6 @@ class ModelTrainer(TrainerBase):
         """
 
     # ---------------------------------------------------------------- setup before the first update
-
-    @phase("prepare")
-    def prepare(self) -> None:
-        """See `TrainerBase.prepare`.
-
-        Compare the trainer's next updates with eager ones, and compile in graph mode.
-
-        The eager updates also determine the layout that the model needs. The comparison raises an
-        error if the trainer's updates differ (`libai.engine.rehearsal`). All updates are undone,
-        and the batches count as unread. Collective.
-
-        Raises an error on every rank if any rank cannot train, `GraphBuildError` if graph mode
-        cannot compile, and `Interrupted` if the ranks agree to stop.
-        """
-        if self._is_prepared:
-            return
-        try:
-            self._rehearse_and_build()
-        except (GraphBuildError, NotTheSame):  # on all ranks
-            if self._switched_from is not None:
-                self._change_to(*self._switched_from)
-                self._switched_from = None
-            raise
-        self._switched_from = None
-        super().prepare()
-
-    def _rehearse_and_build(self) -> None:
-        micro_batches = self.feed.peek()
-        self.feed.items_per_iter = self._count_tokens(micro_batches)
-        refuse_wrong_batches(self.mesh, self.feed.loader, micro_batches)
-        iterations, reference = make_reference(self)
-        if reference is not None:
-            self._use_facts(reference.facts)
-            compare_on_mesh(self, iterations, reference)
-            release_memory()  # a graph allocates its own memory
-        if self._switched_from is None:  # a switch must be completed before the run may stop
-            self.loop.agreement.agree()
-            self._raise_if_stopping()
-        self._build_step(micro_batches)
-        if reference is not None:
-            require_same(self, iterations, reference)
-        del reference  # it holds copies of weights and optimizer state
-        release_memory()
 
     def _use_facts(self, facts: Facts) -> None:
         """Store the side effects of forward and handle them. Collective."""
@@ -442,7 +392,7 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ numbers
 
-    def _as_result(self, returned) -> StepResult:
+    def _as_result(self, returned: Any) -> StepResult:
         """Convert the return value of a custom `update`, which may return losses in any form that
         `forward` may.
         """
@@ -569,7 +519,7 @@ class ModelTrainer(TrainerBase):
             return self._outputs_of(batch, everywhere=True)[1]
 
     def _outputs_of(
-        self, batch, replicated: bool = False, everywhere: bool = False
+        self, batch: Any, replicated: bool = False, everywhere: bool = False
     ) -> tuple[Batch, Any]:
         """Return the batch as tensors on this rank's device, and the model's outputs for it as
         local tensors.
@@ -598,7 +548,7 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ switching between modes
 
-    def switch_to(self, mode: str, **settings) -> None:
+    def switch_to(self, mode: str, **settings: Any) -> None:
         """Continue training in `mode` from the current state, between two iterations. Collective.
 
         Model, optimizer, schedule, loader and hooks stay the same. In a job of several processes

@@ -92,14 +92,14 @@ def weighted_total(losses: Mapping[str, flow.Tensor], weights: Any) -> flow.Tens
     return total_loss({name: loss * weights.get(name, first) for name, loss in losses.items()})
 
 
-def _source(model) -> str:
+def _source(model: Any) -> str:
     """Return the name of the method that returned losses: a model's forward, or the update of a
     custom trainer.
     """
     return f"{type(model).__name__}.{'forward' if isinstance(model, flow.nn.Module) else 'update'}"
 
 
-def _are_scalars(values) -> bool:
+def _are_scalars(values: Any) -> bool:
     if not isinstance(values, (dict, Mapping)):
         return False
     for value in values.values():  # noqa: SIM110  (it runs in every forward: no generator)
@@ -108,7 +108,7 @@ def _are_scalars(values) -> bool:
     return True
 
 
-def _described(value) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, flow.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, np.ndarray):

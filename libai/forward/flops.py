@@ -34,7 +34,7 @@ def counted_flops() -> Iterator[list[int]]:
             return None
 
         @functools.wraps(operation)
-        def counted(*args, **kwargs) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
             running.append(name)
             try:
                 result = operation(*args, **kwargs)

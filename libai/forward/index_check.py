@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import oneflow as flow
@@ -81,6 +81,15 @@ class _Range:
         return _Range(min(low, self.low), max(high, self.high))
 
 
+class _Passes(Protocol):
+    """The forward and backward passes of a model."""
+
+    model: nn.Module
+
+    def describe_batch(self) -> str:
+        """Return a description of the current batch, for errors."""
+
+
 class IndexCheck:
     """Compares the integer inputs of one model with the tables that they are looked up in.
 
@@ -88,10 +97,10 @@ class IndexCheck:
         batches in errors.
     """
 
-    def __init__(self, gradients: Any):
+    def __init__(self, gradients: _Passes):
         self._model: nn.Module = gradients.model
         # a weak reference avoids a cycle, which would keep the model alive until it is collected
-        self._gradients: Any = weakref.proxy(gradients)
+        self._gradients: _Passes = weakref.proxy(gradients)
         self._ignored: set[int] = set()
         # evaluation looks up different inputs than training, so each has its own ranges
         self._ranges: dict[bool, dict[str, _Range]] = {}
@@ -132,7 +141,7 @@ class IndexCheck:
 
     @contextmanager
     def _watch(self, batches: Sequence[Batch], ranges: dict[str, _Range]) -> Iterator[None]:
-        def look(table, size: int, indices, *ignored: int) -> None:
+        def look(table: flow.Tensor | str, size: int, indices: Any, *ignored: int) -> None:
             values = integers(indices)
             if values is None or size <= 0:  # without a size, one_hot counts its classes itself
                 return
@@ -208,15 +217,22 @@ def _is_looked_up(array: np.ndarray, values: np.ndarray) -> bool:
     return any(np.array_equal(part.ravel(), values.ravel()) for part in parts)
 
 
-def _rows(table, indices, *_, **__) -> tuple[Any, ...]:
+def _rows(table: flow.Tensor, indices: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
     return table, table.shape[0], indices
 
 
-def _last_classes(logits, label, *_, **__) -> tuple[Any, ...]:
+def _last_classes(logits: flow.Tensor, label: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
     return "cross entropy", logits.shape[-1], label
 
 
-def _classes(input, target, weight=None, ignore_index: int = -100, *_, **__) -> tuple[Any, ...]:
+def _classes(
+    input: flow.Tensor,
+    target: Any,
+    weight: flow.Tensor | None = None,
+    ignore_index: int = -100,
+    *_: Any,
+    **__: Any,
+) -> tuple[Any, ...]:
     if (
         input.ndim > 1
         and target.ndim == input.ndim - 1
@@ -260,7 +276,7 @@ def _lookups_replaced(model: nn.Module, look: Callable[..., None]) -> AbstractCo
             return None
 
         @functools.wraps(operation)
-        def looking(*args, **kwargs) -> Any:
+        def looking(*args: Any, **kwargs: Any) -> Any:
             try:
                 found = _LOOKUPS[name](*args, **kwargs)
             except (

@@ -106,7 +106,7 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
     return (kind, frozenset(parts) if isinstance(contents, set | frozenset) else tuple(parts))
 
 
-def _contents_of(value, is_guard: bool) -> tuple[int, Callable[[], Any] | None]:
+def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | None]:
     """Return the size of a container, array, tensor or object, and a function that copies its
     contents.
 
@@ -302,7 +302,7 @@ def variables_of(
                 )
 
 
-def _has_names_of_user(value) -> bool:
+def _has_names_of_user(value: Any) -> bool:
     """Return whether `value` is a module, class or function of the user, whose attributes code may
     read.
     """
@@ -315,7 +315,7 @@ def cell_value(cell: types.CellType) -> Any:
     return cell.cell_contents if cell != types.CellType() else None
 
 
-def _function_in(value) -> types.FunctionType | None:
+def _function_in(value: Any) -> types.FunctionType | None:
     """Return the Python function that `value` is, wraps (partial, property or method), or runs when
     it is called.
     """
@@ -367,5 +367,5 @@ def copy_of_iterator(value: Any) -> Any:
         return value
 
 
-def _is_iterator(value) -> bool:
+def _is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__")

@@ -100,7 +100,7 @@ class JoinedUpdates:
                 del part._single_tensor_update
             self._coefficient = None
 
-    def _update(self, group) -> None:
+    def _update(self, group: Any) -> None:
         """Update one group, as a replacement for OneFlow's `_single_tensor_update`."""
         part = self._parts[0] if len(self._parts) == 1 else optimizer_of(self._optimizer, group)
         kind = _KINDS[type(part)](group)
@@ -143,7 +143,7 @@ class _Kind(NamedTuple):
     options: Mapping[str, Any]
 
 
-def _adam(group, decay: str) -> _Kind:
+def _adam(group: Any, decay: str) -> _Kind:
     corrects = group[
         "do_bias_correction"
     ]  # if False, OneFlow's own step would use the previous corrections
@@ -162,7 +162,7 @@ def _adam(group, decay: str) -> _Kind:
     return _Kind("multi_tensor_adam_update", state, flow._C.dispatch_adam_update, options)
 
 
-def _sgd(group) -> _Kind:
+def _sgd(group: Any) -> _Kind:
     options = {"learning_rate": group["lr"], "l2": group["weight_decay"]}
     if group["momentum"] == 0.0:
         return _Kind("multi_tensor_sgd_update", {}, flow._C.dispatch_sgd_update, options)

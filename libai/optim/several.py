@@ -68,7 +68,9 @@ class Optimizers(flow.optim.Optimizer):
             optimizer.step()
         self._state["step"] = count + 1
 
-    def _generate_conf_for_graph(self, train_conf, vars_conf) -> list[Any]:
+    def _generate_conf_for_graph(
+        self, train_conf: Any, vars_conf: Mapping[flow.Tensor, Any]
+    ) -> list[Any]:
         return [
             conf
             for part in self.parts()

@@ -257,7 +257,7 @@ def like_parameter(value: Any, parameter: flow.Tensor) -> flow.Tensor:
     return full.to_global(sbp=parameter.sbp)
 
 
-def _is_number(value) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

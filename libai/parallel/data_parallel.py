@@ -290,7 +290,7 @@ class _LossesOnly(nn.Module):
         #: needed
         self.reached: set[Any] | None = set()
 
-    def forward(self, **batch) -> Any:
+    def forward(self, **batch: Any) -> Any:
         losses, self._metrics = self._split(self.model(**batch))
         trained = [
             (parameter.requires_grad, is_hooked(parameter)) for parameter in self.model.parameters()
@@ -306,7 +306,7 @@ class _LossesOnly(nn.Module):
             self.reached |= functions_behind(losses.values())
         return losses
 
-    def __call__(self, **batch) -> Any:
+    def __call__(self, **batch: Any) -> Any:
         return {"losses": super().__call__(**batch), "metrics": self._metrics}
 
 

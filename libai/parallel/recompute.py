@@ -8,7 +8,7 @@ Without this, the second pass would silently compute different activations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -42,7 +42,9 @@ def recompute_in_backward(model: nn.Module, blocks: Sequence[str]) -> None:
             type(modules[name])._recomputes = True
 
 
-def _recomputed(block, forward: Callable[..., Any], args, kwargs) -> Any:
+def _recomputed(
+    block: nn.Module, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     if is_tracing() or not flow.is_grad_enabled():
         return forward(block, *args, **kwargs)
     earlier = _buffers(block)

@@ -77,10 +77,10 @@ def compute_with_full_parameters(
 def _run_gathered(
     unit_shares: Sequence[_Shared],
     gathers_again: bool,
-    unit,
+    unit: nn.Module,
     forward: Callable[..., Any],
-    args,
-    kwargs,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> Any:
     """Run a unit's forward with full copies instead of its shared parameters."""
     with ExitStack() as stack:
@@ -103,7 +103,7 @@ def _run_gathered(
 
 
 @contextmanager
-def _shadowed(owner, name: str, copy: flow.Tensor) -> Iterator[None]:
+def _shadowed(owner: nn.Module, name: str, copy: flow.Tensor) -> Iterator[None]:
     """Make `owner.name` return `copy` inside the block.
 
     This works because modules and graph proxies look up `__dict__` before their parameters.
@@ -139,7 +139,7 @@ def _not_kept_for_backward(parameters: Sequence[flow.Tensor], copies: Sequence[f
     return saved_tensor_hooks(pack, _unpack)
 
 
-def _unpack(saved) -> flow.Tensor:
+def _unpack(saved: Any) -> flow.Tensor:
     if isinstance(saved, flow.Tensor):
         return saved
     parameter, full = saved

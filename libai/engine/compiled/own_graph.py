@@ -17,6 +17,7 @@ from oneflow import nn
 
 from libai.engine.compiled.tracing import Reads, tracing
 from libai.engine.options import TrainOptions
+from libai.engine.trainer import ModelTrainer
 from libai.patches.compiled_graph import garbage_kept
 from libai.patches.launch_race import close_launch_race
 from libai.patches.wrapping import replaced
@@ -36,7 +37,7 @@ _REFUSED = (
 MakeGraph = Callable[[nn.Module, flow.optim.Optimizer], nn.Graph]
 
 
-def refuse_options(trainer, options: TrainOptions) -> None:
+def refuse_options(trainer: ModelTrainer, options: TrainOptions) -> None:
     """Raise `UserError` for options that only the trainer's own graph supports."""
     default = TrainOptions()
     names = [name for name in _REFUSED if getattr(options, name) != getattr(default, name)]
@@ -81,7 +82,7 @@ def traced_build(graph: nn.Graph, name: str, reads: Reads) -> Iterator[None]:
     """
     plain = graph.build
 
-    def build(**inputs) -> Any:
+    def build(**inputs: Any) -> Any:
         with tracing(graph._blocks[name], reads):
             return plain(**inputs)
 

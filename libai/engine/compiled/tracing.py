@@ -75,7 +75,7 @@ Proxies = dict[nn.Module, Any]
 
 def _run_with_hooks(
     proxies: Proxies,
-    self,
+    self: Any,
     forward: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -106,7 +106,7 @@ def _run_with_hooks(
     return result
 
 
-def _traced_hook(proxies: Proxies, hook) -> Any:
+def _traced_hook(proxies: Proxies, hook: Any) -> Any:
     """Return `hook` with the modules and tensors that it is given replaced by their traced
     counterparts.
 
@@ -135,7 +135,7 @@ def _traced_hook(proxies: Proxies, hook) -> Any:
     return made
 
 
-def _traced_value(proxies: Proxies, value) -> Any:
+def _traced_value(proxies: Proxies, value: Any) -> Any:
     if isinstance(value, nn.Module):
         return proxies.get(value, value)
     if isinstance(value, flow.Tensor):
@@ -151,7 +151,7 @@ def _traced_value(proxies: Proxies, value) -> Any:
 # proxies
 
 
-def _get_attribute(self, name: str) -> Any:
+def _get_attribute(self: Any, name: str) -> Any:
     """Return an attribute of the proxy.
 
     `__class__`, which `isinstance` and `super()` read, is the original class.
@@ -165,7 +165,7 @@ def _get_attribute(self, name: str) -> Any:
 _get_plainly, _set_plainly = ProxyModule.__getattr__, ProxyModule.__setattr__
 
 
-def _get_missing(self, reads: Reads, name: str) -> Any:
+def _get_missing(self: Any, reads: Reads, name: str) -> Any:
     """Return an attribute of the original module, and record in `reads` that it was read.
 
     A property is evaluated on the proxy.
@@ -179,7 +179,7 @@ def _get_missing(self, reads: Reads, name: str) -> Any:
     return _get_plainly(self, name)
 
 
-def _set_attribute(self, name: str, value) -> None:
+def _set_attribute(self: Any, name: str, value: Any) -> None:
     """Set an attribute.
 
     A tensor assigned to a buffer becomes the buffer's value for the rest of the trace.
@@ -196,7 +196,7 @@ def _set_attribute(self, name: str, value) -> None:
 _try_build = ProxyTensor.try_build
 
 
-def _build_with_gradient(self, proxies: Proxies) -> None:
+def _build_with_gradient(self: Any, proxies: Proxies) -> None:
     """Build the traced tensor with gradients enabled, and with the gradient hooks of its parameter.
 
     A parameter that is first read under `no_grad` would otherwise have no gradient anywhere.
@@ -214,13 +214,15 @@ def _build_with_gradient(self, proxies: Proxies) -> None:
         )
 
 
-def _lazy(owner, kind: str, name: str) -> flow.Tensor:
+def _lazy(owner: Any, kind: str, name: str) -> flow.Tensor:
     """Return the traced value of a parameter or buffer. `owner`: the proxy of its module."""
     return owner._get_from_states(name, kind)
 
 
 def _named_tensors(kind: str) -> Callable[..., Iterator[tuple[str, flow.Tensor]]]:
-    def named(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, flow.Tensor]]:
+    def named(
+        self: Any, prefix: str = "", recurse: bool = True
+    ) -> Iterator[tuple[str, flow.Tensor]]:
         seen = set()
         for path, owner in self.named_modules(prefix=prefix) if recurse else [(prefix, self)]:
             for name in owner.__dict__[kind]:
@@ -237,7 +239,7 @@ def _tensors(kind: str) -> Callable[..., Iterator[flow.Tensor]]:
     return lambda self, recurse=True: (tensor for _, tensor in named(self, "", recurse))
 
 
-def _values(self) -> list[flow.Tensor]:
+def _values(self: Any) -> list[flow.Tensor]:
     return [_lazy(self, "_parameters", name) for name in self.__dict__["_parameters"]]
 
 
@@ -249,7 +251,7 @@ _copy, _zero, _data, _detach = (
 )
 
 
-def _copy_lazily(self: flow.Tensor, other) -> flow.Tensor:
+def _copy_lazily(self: flow.Tensor, other: Any) -> flow.Tensor:
     """Change the traced value.
 
     OneFlow would write the variable only after the step, which would use the old value.

@@ -90,7 +90,7 @@ class ConsoleWriter(Writer):
         self._shown_at = now
         return fit_rows(fields.values())[0]  # fields that do not fit are in `log.txt`
 
-    def _show_bar(self, max_iter: int, **fields) -> None:
+    def _show_bar(self, max_iter: int, **fields: Any) -> None:
         if not is_terminal(sys.stdout) or is_quiet():
             return
         if self._bar is None:

@@ -56,7 +56,7 @@ class EventStorage:
         self._tokens.append(_current.set(self))
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         _current.reset(self._tokens.pop())
 
     # ------------------------------------------------------------------ putting
@@ -93,7 +93,8 @@ class EventStorage:
         """
         self._waiting.setdefault(name, []).append(hook)
 
-    def put_scalars(self, *, cur_iter: Any = None, **scalars) -> None:
+    # a type checker also compares `cur_iter` with the values of `**metrics`
+    def put_scalars(self, *, cur_iter: Any = None, **scalars: Any) -> None:
         """Call `put_scalar` for each keyword argument.
 
         Pass tags as `put_scalars(**{"eval/val/loss": 2.3})`.

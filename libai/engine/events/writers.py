@@ -241,7 +241,7 @@ class TensorBoardWriter(Writer):
             with naming(self._directory):
                 events.close()
 
-    def _add(self, step: int, **content) -> None:
+    def _add(self, step: int, **content: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event
 
         with naming(self._directory):

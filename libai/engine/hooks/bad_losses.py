@@ -12,24 +12,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import oneflow as flow
 
 from libai.engine.data_feed import num_bytes
 from libai.engine.hook_base import HookBase
-from libai.engine.metrics import LossPolicy, NonFiniteLoss
+from libai.engine.metrics import LossPolicy, NonFiniteLoss, are_finite, is_finite_here
 from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.engine.snapshot import Snapshot
+from libai.engine.trainer import ModelTrainer
 from libai.patches.wrapping import replaced
 from libai.scheduler import has_state
-from libai.utils.distributed import any_rank, gather_objects, get_rank
+from libai.utils.distributed import gather_objects, get_rank
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
-from libai.utils.tensors import part_here, tensors_in
+from libai.utils.tensors import tensors_in
 
 #: at a log point the state is copied again after this number of iterations, or if the kept batches
 #: exceed this size
@@ -52,6 +52,8 @@ class BadLossHook(HookBase, LossPolicy):
             than `MAX_BAD_IN_A_ROW` bad iterations.
         schedule: the trainer's schedule; its state is part of the copy.
     """
+
+    trainer: ModelTrainer
 
     #: runs before the hooks that fetch losses
     priority = 1
@@ -172,7 +174,7 @@ class BadLossHook(HookBase, LossPolicy):
         )
 
 
-def find_first_non_finite(trainer, micro_batches: list[Any]) -> str:
+def find_first_non_finite(trainer: ModelTrainer, micro_batches: list[Any]) -> str:
     """Run one iteration's batches eagerly without an update; return a description of the first
     non-finite value.
 
@@ -184,15 +186,15 @@ def find_first_non_finite(trainer, micro_batches: list[Any]) -> str:
     places = itertools.count()
     found: list[tuple[int, int, str]] = []
 
-    def look(what: str, value) -> None:
+    def look(what: str, value: Any) -> None:
         place = next(places)
-        if not found and not all(map(_is_finite_here, tensors_in(value))):
+        if not found and not all(map(is_finite_here, tensors_in(value))):
             found.append((place, get_rank(), what))
 
     names = {module: name or "the model" for name, module in model.named_modules()}
     call = flow.nn.Module.__call__
 
-    def call_and_look(module, *args, **kwargs) -> Any:
+    def call_and_look(module: flow.nn.Module, *args: Any, **kwargs: Any) -> Any:
         output = call(module, *args, **kwargs)
         if module in names:
             look(
@@ -222,14 +224,3 @@ def find_first_non_finite(trainer, micro_batches: list[Any]) -> str:
     place, rank, what = min(everywhere)
     is_everywhere = [one[0] for one in everywhere].count(place) == len(of_ranks)
     return what if is_everywhere else f"{what} (rank {rank})"
-
-
-def are_finite(tensors: Iterable[flow.Tensor]) -> bool:
-    """Return whether all tensors are finite on all ranks. Waits for the device. Collective."""
-    return not any_rank(not all(map(_is_finite_here, tensors)))
-
-
-def _is_finite_here(tensor: flow.Tensor) -> bool:
-    """Return whether this rank's part of a tensor is finite. Not collective."""
-    part = part_here(tensor)
-    return part is None or not part.dtype.is_floating_point or bool(np.isfinite(part.numpy()).all())

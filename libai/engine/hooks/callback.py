@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from libai.engine.hook_base import HOOK_POINTS, STEP_POINTS, HookBase
+from libai.engine.loop import TrainerBase
 
 
 class CallbackHook(HookBase):
@@ -20,6 +22,8 @@ class CallbackHook(HookBase):
             `after_backward` does not work in graph mode.
     """
 
+    trainer: TrainerBase
+
     def __init__(
         self, *, every: int = 1, priority: int = 50, **functions: Callable[..., None] | None
     ):
@@ -33,11 +37,12 @@ class CallbackHook(HookBase):
         self._every = every
         self._functions = functions
         for point, function in functions.items():
-            setattr(self, point, partial(self._call, point, function))
+            if function is not None:
+                setattr(self, point, partial(self._call, point, function))
 
     def overrides(self, point: str) -> bool:
         return self._functions.get(point) is not None
 
-    def _call(self, point: str, function, *arguments) -> None:
+    def _call(self, point: str, function: Callable[..., None], *arguments: Any) -> None:
         if point not in STEP_POINTS or (self.trainer.iter + 1) % self._every == 0:
             function(self.trainer, *arguments)

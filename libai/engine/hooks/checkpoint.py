@@ -5,6 +5,7 @@ from __future__ import annotations
 from libai.checkpoint import CheckpointError
 from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.hook_base import HookBase, Period, is_due, step_period_of
+from libai.engine.loop import TrainerBase
 from libai.engine.metrics import NonFiniteLoss
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import OutputLostError
@@ -28,6 +29,8 @@ class CheckpointHook(HookBase):
         checkpointer: saves the checkpoints; the hook closes it at the end.
         period: iterations between two saves, or every epoch; 0: only at the end.
     """
+
+    trainer: TrainerBase
 
     priority = 96
 

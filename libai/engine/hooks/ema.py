@@ -9,6 +9,7 @@ from typing import Any
 import oneflow as flow
 
 from libai.engine.hook_base import HookBase
+from libai.engine.trainer import ModelTrainer
 from libai.optim import WeightAverage
 
 
@@ -19,6 +20,8 @@ class EMAHook(HookBase):
     `average`: the averaged weights. The context manager `average.swapped_in()` puts them into the
     model for a block. Checkpoints store them as the tensor group "ema".
     """
+
+    trainer: ModelTrainer
 
     #: runs before hooks that check losses, because these may undo updates, evaluate or save
     priority = 2

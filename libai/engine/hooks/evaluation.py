@@ -17,6 +17,8 @@ from libai.config.settings.errors import did_you_mean
 from libai.config.settings.sections import Evaluation
 from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.hook_base import HookBase, Period, StopTraining, is_due, step_period_of
+from libai.engine.loop import TrainerBase
+from libai.engine.trainer import ModelTrainer
 from libai.evaluation import directions_of
 from libai.scheduler import needs_metric
 from libai.utils.errors import UserError
@@ -67,6 +69,8 @@ class EvalHook(HookBase):
     this hook, because evaluation is collective.
     """
 
+    trainer: TrainerBase
+
     priority = 40
 
     def __init__(self, period: Period, function: Callable[[], Mapping[str, float]]):
@@ -105,6 +109,8 @@ class MetricHook(HookBase):
 
     `saved`: names of the attributes to save in a checkpoint.
     """
+
+    trainer: TrainerBase
 
     saved: tuple[str, ...] = ("last_iter",)
     step_period = 0
@@ -218,6 +224,8 @@ class LRHook(MetricHook):
     `metric`: tag of the metric, `eval/<dataset>/<name>`. Raises `UserError` if it is empty, because
     the schedule would then never be stepped. The hook does not step other schedules.
     """
+
+    trainer: ModelTrainer
 
     priority = 45
 

@@ -7,6 +7,7 @@ import pstats
 from pathlib import Path
 
 from libai.engine.hook_base import HookBase
+from libai.engine.loop import TrainerBase
 from libai.utils.distributed import get_rank
 from libai.utils.logging import engine_logger as logger
 
@@ -19,6 +20,8 @@ class ProfilerHook(HookBase):
     machine without a GPU. The results are `profile_rank<r>.prof`, for viewers such as snakeviz, and
     a table in a `.txt` file.
     """
+
+    trainer: TrainerBase
 
     priority = 90
 

@@ -12,6 +12,7 @@ import numpy as np
 import oneflow as flow
 
 from libai.engine.hook_base import HookBase
+from libai.engine.loop import TrainerBase
 from libai.engine.rehearsal.kept import has_drawn_since
 from libai.layers.random import fold
 from libai.utils.distributed import any_rank, gather_objects, get_rank
@@ -27,6 +28,8 @@ class RandomStateHook(HookBase):
     sample from the generator. Graph mode does not sample from it, because a compiled random
     operation ignores every seed.
     """
+
+    trainer: TrainerBase
 
     priority = 5
     step_period = 0  # 1 once the run samples from oneflow's generator

@@ -99,7 +99,7 @@ def check_parity(
     build_lr_scheduler: Callable[[flow.optim.Optimizer], Any] | None = None,
     seed: int = 0,
     device: str = "auto",
-    **settings,
+    **settings: Any,
 ) -> ParityReport:
     """Make the same updates eagerly and compiled, from the same weights and the same data, and
     compare them.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import oneflow as flow
 
+from libai.engine.trainer import ModelTrainer
 from libai.forward.state import Facts, own_buffers
 from libai.optim.state import state_keys, walk_parameters
 from libai.parallel import full_tensor
@@ -67,7 +68,7 @@ class State:
     buffers: Arrays
 
     @classmethod
-    def of(cls, trainer, read: Callable[[Any], Any] = array_of) -> State:
+    def of(cls, trainer: ModelTrainer, read: Callable[[Any], Any] = array_of) -> State:
         """Return the state of `trainer`, with each tensor replaced by the result of `read`.
 
         Collective.

@@ -22,6 +22,7 @@ from oneflow import nn
 
 from libai.engine.rehearsal.comparison import is_same
 from libai.engine.snapshot import Snapshot
+from libai.engine.trainer import ModelTrainer
 from libai.forward.python_state import (
     NOT_COMPARED,
     OF_MODULE,
@@ -70,7 +71,7 @@ class PythonKept:
             self._keep_root(root)
 
     @classmethod
-    def of_trainer(cls, trainer) -> PythonKept:
+    def of_trainer(cls, trainer: ModelTrainer) -> PythonKept:
         """Keep what a trainer's modules, optimizers and schedule hold, and what their code and
         hooks can reach.
         """
@@ -97,7 +98,7 @@ class PythonKept:
         if sys.getprofile() == self._note:
             sys.setprofile(None)
 
-    def _note(self, frame: types.FrameType, event: str, _) -> None:
+    def _note(self, frame: types.FrameType, event: str, _: object) -> None:
         code = frame.f_code
         if event == "call" and id(code) not in self._seen:
             self._seen[id(code)] = code
@@ -109,7 +110,7 @@ class PythonKept:
                 for one in found:
                     self.keep_function(one)
 
-    def _keep_root(self, root) -> None:
+    def _keep_root(self, root: Any) -> None:
         """Keep the attributes of `root`, and everything that the methods of its user-defined
         classes can reach.
         """
@@ -170,14 +171,14 @@ class PythonKept:
                 owner[name], functools.partial(owner.__setitem__, name), f"{label}.{name}"
             )
 
-    def _keep_variable(self, value, assign: Callable[[Any], None], name: str) -> None:
+    def _keep_variable(self, value: Any, assign: Callable[[Any], None], name: str) -> None:
         if cannot_go_back(value):
             self.iterators.append(name)
         kept = copy_of_iterator(value)
         self._put_back.append(lambda: assign(copy_of_iterator(kept)))
         self._keep(value, name)
 
-    def _keep(self, value, name: str, depth: int = 0) -> None:
+    def _keep(self, value: Any, name: str, depth: int = 0) -> None:
         """Keep the contents of `value`."""
         if (
             depth > _MAX_DEPTH
@@ -227,14 +228,14 @@ def _put_values(tensor: flow.Tensor, values: flow.Tensor) -> None:
             tensor.data.copy_(values)
 
 
-def _refill(container, contents) -> None:
+def _refill(container: Any, contents: Any) -> None:
     container.clear()
     fill = container.update if isinstance(container, dict | set) else container.extend
     fill(contents)
 
 
 @contextmanager
-def rolled_back(trainer, weights: Any = ()) -> Iterator[PythonKept]:
+def rolled_back(trainer: ModelTrainer, weights: Any = ()) -> Iterator[PythonKept]:
     """Put the state of `trainer` back at the end of the block.
 
     This includes its iteration, the generators of Python and NumPy, and the Python values that the
@@ -271,7 +272,7 @@ def rolled_back(trainer, weights: Any = ()) -> Iterator[PythonKept]:
 
 @contextmanager
 def updates_undone(
-    trainer, functions: Sequence[Any] = (), seed: int | None = None, weights: Any = ()
+    trainer: ModelTrainer, functions: Sequence[Any] = (), seed: int | None = None, weights: Any = ()
 ) -> Iterator[PythonKept]:
     """Undo the updates made in the block, bit for bit. Hooks do not see these updates.
 

@@ -5,19 +5,23 @@ The updates run on the model itself, and the inputs and outputs of all its modul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from libai.engine.compiled.buffers import same_buffers
+from libai.engine.compiled.graphs import TrainGraph
 from libai.engine.rehearsal.comparison import Reference
 from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.recorder import GRADIENT, VALUE, Record, Recorder, recording_graph
 from libai.engine.rehearsal.reference import Iterations, copied, keeping_copies, rehearsing
+from libai.engine.trainer import ModelTrainer
 from libai.utils.distributed import gather_objects
 
 #: largest difference allowed between two recorded values, relative to the largest number in them
@@ -26,6 +30,14 @@ _GRADIENT_BOUND = 1e-4
 #: a gradient is compared relative to its own largest number, or to this fraction of the largest
 #: gradient if larger
 _SMALLEST = 1e-3
+
+
+@runtime_checkable
+class _Compiling(Protocol):
+    """A trainer that compiles its update."""
+
+    def compile(self, batches: Sequence[dict[str, Any]], graph_class: type[TrainGraph]) -> None:
+        """See `GraphTrainer.compile`."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,11 @@ class Culprit:
 
 
 def find_culprit(
-    trainer, iterations: Iterations, number: int, reference: Reference, is_compiled: bool
+    trainer: ModelTrainer,
+    iterations: Iterations,
+    number: int,
+    reference: Reference,
+    is_compiled: bool,
 ) -> Culprit | None:
     """Return the module in which update `number` (counted from 1) begins to differ, or None if none
     is found.
@@ -58,6 +74,7 @@ def find_culprit(
         if is_compiled:
             batches = [trainer.gradients.name_inputs(batch) for batch in iterations[0]]
             trainer.optimizer_state.leave_graph()
+            assert isinstance(trainer, _Compiling)
             trainer.compile(batches, recording_graph(recorder))
         found = _watch(trainer, recorder, updates, reference, is_own=True, is_compiled=is_compiled)
         return _in_forward(expected, found) or _in_backward(expected, found)
@@ -68,7 +85,11 @@ def find_culprit(
 
 
 def begins_in(
-    trainer, iterations: Iterations, number: int, reference: Reference, is_compiled: bool = False
+    trainer: ModelTrainer,
+    iterations: Iterations,
+    number: int,
+    reference: Reference,
+    is_compiled: bool = False,
 ) -> str:
     """Return a space and a sentence that names the module found by `find_culprit`, or "".
 
@@ -83,7 +104,7 @@ def begins_in(
 
 
 def _watch(
-    trainer,
+    trainer: ModelTrainer,
     recorder: Recorder,
     updates: Iterations,
     reference: Reference,

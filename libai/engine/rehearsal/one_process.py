@@ -7,15 +7,17 @@ Every rank makes the same updates with local tensors, so only the batches are co
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import oneflow as flow
+from oneflow import nn
 
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.rehearsal.comparison import array_of
+from libai.engine.trainer import ModelTrainer
 from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import fold, random_context
 from libai.parallel import LocalLayout, Mesh, localized
@@ -30,7 +32,7 @@ Batches = list[list[dict[str, Any]]]
 _COPIES = 7
 
 
-def _whole_batches(trainer, iterations: Sequence[Sequence[Any]]) -> Batches | None:
+def _whole_batches(trainer: ModelTrainer, iterations: Sequence[Sequence[Any]]) -> Batches | None:
     """Return the micro-batches of `iterations` with the samples of all data ranks. Collective.
 
     With `batch_scope=rank` the batches of the ranks stay separate and follow each other. Returns
@@ -83,7 +85,7 @@ def _whole_batches(trainer, iterations: Sequence[Sequence[Any]]) -> Batches | No
     return [whole[start : start + steps] for start in range(0, len(whole), steps)]
 
 
-def _fits_on_a_rank(trainer) -> bool:
+def _fits_on_a_rank(trainer: ModelTrainer) -> bool:
     """Return whether a rank has enough memory for the whole model.
 
     This is checked only if ranks hold parts of it, on CPU, on a machine that reports its free
@@ -102,7 +104,7 @@ def _fits_on_a_rank(trainer) -> bool:
 
 @contextmanager
 def by_one_process(
-    trainer, iterations: Sequence[Sequence[Any]]
+    trainer: ModelTrainer, iterations: Sequence[Sequence[Any]]
 ) -> Iterator[tuple[Sequence[Sequence[Any]], bool]]:
     """Yield the micro-batches of all ranks and True, and make updates in the block as one process
     would.
@@ -143,7 +145,7 @@ def by_one_process(
 
 
 @contextmanager
-def _with_local_tensors(trainer) -> Iterator[None]:
+def _with_local_tensors(trainer: ModelTrainer) -> Iterator[None]:
     layout, optimizer_state, optimizer = trainer.layout, trainer.optimizer_state, trainer.optimizer
     entries = {}
     for key, entry in optimizer._state.items():
@@ -162,7 +164,7 @@ def _with_local_tensors(trainer) -> Iterator[None]:
             optimizer._state.update(entries)
 
 
-def _scope_of_a_rank(trainer, ranks: int, number: int) -> Any:
+def _scope_of_a_rank(trainer: ModelTrainer, ranks: int, number: int) -> Any:
     """Return the random scope of forward `number` of an iteration in which the forwards of the
     ranks alternate.
     """
@@ -172,7 +174,11 @@ def _scope_of_a_rank(trainer, ranks: int, number: int) -> Any:
 
 
 def _rank_by_rank(
-    ranks: int, module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs
+    ranks: int,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> Any:
     if not module.training:
         return forward(module, *args, **kwargs)

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from libai.engine.metrics import StepResult
+from libai.engine.trainer import ModelTrainer
 from libai.optim import clip_grad_norm, clip_grad_value
 
 
 def update_op_by_op(
-    trainer,
+    trainer: ModelTrainer,
     micro_batches: Sequence[Any],
     forward: Callable[..., Any] | None = None,
     after_backward: Callable[[], None] | None = None,

@@ -109,7 +109,12 @@ class Recorder:
         return record
 
     def _run(
-        self, name: str, module, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+        self,
+        name: str,
+        module: Any,
+        forward: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
     ) -> Any:
         """Run the forward of one module.
 
@@ -133,7 +138,7 @@ class Recorder:
         self._keep("output", call, name, outputs, bool(name))
         return outputs
 
-    def _keep(self, kind: str, call: str, coder: str, values, has_gradient: bool) -> None:
+    def _keep(self, kind: str, call: str, coder: str, values: Any, has_gradient: bool) -> None:
         forward = self.forwards[-1]
         # a copy, because in-place operations may change the tensor later
         copied = flow._C.identity if is_tracing() else flow.Tensor.clone
@@ -175,7 +180,7 @@ def recording_graph(recorder: Recorder) -> type[TrainGraph]:
     """
 
     class RecordingGraph(TrainGraph):
-        def build(self, *args, **kwargs) -> Any:
+        def build(self, *args: Any, **kwargs: Any) -> Any:
             recorder.start(is_on=False)
             losses, metrics, norm, buffers = super().build(*args, **kwargs)
             return losses, {**metrics, **recorder.forwards[0]}, norm, buffers

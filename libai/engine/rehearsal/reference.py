@@ -31,6 +31,7 @@ from libai.engine.rehearsal.comparison import (
 from libai.engine.rehearsal.kept import PythonKept, copy_of_values, has_drawn_since, updates_undone
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
+from libai.engine.trainer import ModelTrainer
 from libai.forward.contract import read_losses
 from libai.forward.flops import counted_flops
 from libai.forward.index_check import IndexOutOfRange
@@ -51,7 +52,7 @@ _ROUNDINGS = (4, -4, 16)
 
 
 def reference_of(
-    trainer: Any, iterations: Iterations, keep: Callable[..., Any] | None = None
+    trainer: ModelTrainer, iterations: Iterations, keep: Callable[..., Any] | None = None
 ) -> Reference:
     """Make the updates of `iterations`, with the micro-batches of this rank, and undo them.
 
@@ -73,7 +74,7 @@ def reference_of(
     return reference
 
 
-def rounded_references(trainer: Any, iterations: Iterations) -> Iterator[Reference]:
+def rounded_references(trainer: ModelTrainer, iterations: Iterations) -> Iterator[Reference]:
     """Yield references whose backward passes read slightly different values, as after rounding.
 
     Collective.
@@ -82,7 +83,7 @@ def rounded_references(trainer: Any, iterations: Iterations) -> Iterator[Referen
         yield reference_of(trainer, iterations, partial(_scaled, factor=1 + times * ROUNDING))
 
 
-def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[Any]:
+def rehearsing(trainer: ModelTrainer, reference: Reference) -> AbstractContextManager[Any]:
     """Return a context that undoes the updates made in it.
 
     OneFlow's generator is seeded if `reference` sampled from it.
@@ -95,7 +96,7 @@ def rehearsing(trainer: Any, reference: Reference) -> AbstractContextManager[Any
 
 
 def _make(
-    trainer: Any,
+    trainer: ModelTrainer,
     iterations: Iterations,
     keep: Callable[..., Any] | None = None,
     seed: int | None = None,
@@ -173,7 +174,7 @@ def _make(
     return reference
 
 
-def _num_samples(trainer: Any, micro_batches: Sequence[Any]) -> int:
+def _num_samples(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> int:
     """Return the number of samples of `micro_batches` that an operation on this rank has seen."""
     own = sum(
         len(next(iter(trainer.gradients.name_inputs(batch).values()))) for batch in micro_batches
@@ -182,7 +183,11 @@ def _num_samples(trainer: Any, micro_batches: Sequence[Any]) -> int:
 
 
 def _first_update(
-    trainer: Any, micro_batches: Sequence[Any], reference: Reference, kept: PythonKept, keep: Any
+    trainer: ModelTrainer,
+    micro_batches: Sequence[Any],
+    reference: Reference,
+    kept: PythonKept,
+    keep: Any,
 ) -> StepResult:
     """Make the first update, and fill in the facts of `reference`. Collective."""
     model = trainer.model
@@ -259,7 +264,7 @@ def _first_update(
 
 
 def _later_update(
-    trainer: Any, micro_batches: Sequence[Any], reference: Reference, keep: Any
+    trainer: ModelTrainer, micro_batches: Sequence[Any], reference: Reference, keep: Any
 ) -> StepResult | None:
     """Make an update after the first. Return None if forward raises on any rank. Collective."""
     result = failure = None
@@ -286,7 +291,7 @@ def _of_all_ranks(
 
 
 def _refuse_other_programs(
-    trainer: Any, of_ranks: list[dict[str, list[str]]], failure: Exception | None
+    trainer: ModelTrainer, of_ranks: list[dict[str, list[str]]], failure: Exception | None
 ) -> None:
     """Raise `UserError` on every rank if forward behaves differently on some rank for the same
     samples.
@@ -304,7 +309,7 @@ def _refuse_other_programs(
             raise _differs_by_rank(trainer, f"it has {names} on rank {owner} only") from failure
 
 
-def _refuse_other_losses(trainer: Any, reference: Reference) -> None:
+def _refuse_other_losses(trainer: ModelTrainer, reference: Reference) -> None:
     """Raise `UserError` on every rank if ranks computed different losses for the same samples.
 
     Collective.
@@ -318,7 +323,7 @@ def _refuse_other_losses(trainer: Any, reference: Reference) -> None:
             )
 
 
-def _differs_by_rank(trainer: Any, difference: str) -> UserError:
+def _differs_by_rank(trainer: ModelTrainer, difference: str) -> UserError:
     return UserError(
         f"{type(trainer.model).__name__}.forward differs between ranks: {difference}. Graph mode "
         "and global tensors run one program on all ranks, and averaged gradients require one "
@@ -327,7 +332,10 @@ def _differs_by_rank(trainer: Any, difference: str) -> UserError:
     )
 
 
-def keeping_copies(trainer: Any, keep: Callable[..., Any] = copy_of_values) -> Callable[..., Any]:
+def keeping_copies(
+    trainer: ModelTrainer,
+    keep: Callable[..., Any] = copy_of_values,
+) -> Callable[..., Any]:
     """Return the forward of the trainer's model, with copies of the tensors that its backward pass
     reads.
     """
@@ -339,7 +347,7 @@ def keeping_copies(trainer: Any, keep: Callable[..., Any] = copy_of_values) -> C
     return forward
 
 
-def copied(trainer: Any, micro_batches: Sequence[Any]) -> list[dict[str, Any]]:
+def copied(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> list[dict[str, Any]]:
     """Return copies of micro-batches.
 
     A forward may change its inputs in place, and the run still needs them.
@@ -347,7 +355,7 @@ def copied(trainer: Any, micro_batches: Sequence[Any]) -> list[dict[str, Any]]:
     return [copy.deepcopy(trainer.gradients.name_inputs(batch)) for batch in micro_batches]
 
 
-def numbers_of(trainer: Any, result: Any) -> tuple[dict[str, float], dict[str, float]]:
+def numbers_of(trainer: ModelTrainer, result: Any) -> tuple[dict[str, float], dict[str, float]]:
     """Return the losses of one update, by tag, and its metrics, over all ranks. Collective."""
     numbers = trainer.collect([result])[0]
     tags = ["train/loss", *(f"train/{name}" for name in result.losses)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from libai.engine.hook_base import HookBase
 from libai.engine.rehearsal.comparison import (
@@ -34,6 +34,7 @@ from libai.engine.rehearsal.reference import (
     rehearsing,
     rounded_references,
 )
+from libai.engine.trainer import ModelTrainer
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.layers.lora import has_adapters
 from libai.layers.random import find_unseeded_dropouts
@@ -45,11 +46,19 @@ from libai.utils.logging import engine_logger as logger
 _METRIC_BOUND = 1e-4
 
 
+@runtime_checkable
+class _WithReplicas(Protocol):
+    """A trainer whose ranks hold replicas of the model."""
+
+    def use_global_tensors(self) -> None:
+        """See `EagerTrainer.use_global_tensors`."""
+
+
 class NotTheSame(UserError):
     """The trainer would not make the same updates as a plain eager loop."""
 
 
-def make_reference(trainer) -> tuple[Iterations, Reference | None]:
+def make_reference(trainer: ModelTrainer) -> tuple[Iterations, Reference | None]:
     """Return the batches of the next iterations, and the reference made with them. Collective.
 
     The reference is None if nothing needs it, or if the updates could not be undone. The latter is
@@ -102,7 +111,7 @@ def make_reference(trainer) -> tuple[Iterations, Reference | None]:
     return (iterations if wanted else []), reference
 
 
-def compare_on_mesh(trainer, iterations: Iterations, reference: Reference) -> None:
+def compare_on_mesh(trainer: ModelTrainer, iterations: Iterations, reference: Reference) -> None:
     """Make the first update of `reference` eagerly on the ranks of `trainer`, undo it, and compare.
 
     This runs before the update is compiled, because some kernels of OneFlow 0.9 would end the
@@ -116,7 +125,7 @@ def compare_on_mesh(trainer, iterations: Iterations, reference: Reference) -> No
         _require_equal(trainer, iterations[:1], reference, partial(update_op_by_op, trainer))
 
 
-def require_same(trainer, iterations: Iterations, reference: Reference) -> None:
+def require_same(trainer: ModelTrainer, iterations: Iterations, reference: Reference) -> None:
     """Make the updates of `reference` as `trainer` makes them, undo them, and raise `NotTheSame` if
     they differ.
 
@@ -128,7 +137,10 @@ def require_same(trainer, iterations: Iterations, reference: Reference) -> None:
 
 
 def _require_equal(
-    trainer, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
+    trainer: ModelTrainer,
+    iterations: Iterations,
+    reference: Reference,
+    make: Callable[[Any], Any] | None = None,
 ) -> None:
     """Raise `NotTheSame` if the updates of `compared_updates` differ from `reference`.
 
@@ -181,6 +193,7 @@ def _require_equal(
         begins,
         trainer.mesh.data,
     )
+    assert isinstance(trainer, _WithReplicas)
     trainer.use_global_tensors()
     try:
         _, still = compared_updates(trainer, iterations, reference, make)
@@ -199,7 +212,10 @@ def _require_equal(
 
 
 def compared_updates(
-    trainer, iterations: Iterations, reference: Reference, make: Callable[[Any], Any] | None = None
+    trainer: ModelTrainer,
+    iterations: Iterations,
+    reference: Reference,
+    make: Callable[[Any], Any] | None = None,
 ) -> tuple[Updates, Difference | None]:
     """Make updates as `trainer` makes them, undo them, and compare them with `reference`.
 
@@ -240,12 +256,12 @@ def compared_updates(
     return compared_updates(trainer, iterations, reference, make)
 
 
-def facts_of(trainer, micro_batches: Sequence[Any]) -> Facts:
+def facts_of(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> Facts:
     """Return the side effects of a forward, found by one update that is undone. Collective."""
     return reference_of(trainer, [micro_batches]).facts
 
 
-def is_own_update(trainer) -> bool:
+def is_own_update(trainer: ModelTrainer) -> bool:
     """Return whether the trainer makes updates as this project defines them, and not in a
     user-defined way.
     """
@@ -255,7 +271,7 @@ def is_own_update(trainer) -> bool:
     return is_plain and not trainer.gradients.has_own_graph
 
 
-def _obstacle(trainer) -> str | None:
+def _obstacle(trainer: ModelTrainer) -> str | None:
     """Return why some rank cannot make and undo updates of `trainer`, or None if all ranks can.
 
     Collective.
@@ -270,7 +286,7 @@ def _obstacle(trainer) -> str | None:
     return f"its model reads an iterator ({names[0]}), which cannot be restored" if names else None
 
 
-def _why_incomparable(trainer) -> str | None:
+def _why_incomparable(trainer: ModelTrainer) -> str | None:
     """Return why updates of `trainer` may differ from the reference, or None if they must not
     differ.
     """
@@ -281,7 +297,7 @@ def _why_incomparable(trainer) -> str | None:
     return None
 
 
-def _needs_facts(trainer) -> bool:
+def _needs_facts(trainer: ModelTrainer) -> bool:
     """Return whether a trainer that rehearses nothing still needs the side effects of its
     forward.
     """
@@ -295,7 +311,7 @@ def _needs_facts(trainer) -> bool:
     )
 
 
-def refuse_untraceable(trainer, reference: Reference) -> None:
+def refuse_untraceable(trainer: ModelTrainer, reference: Reference) -> None:
     """Raise `NotTheSame` for a forward that a compiled step would not repeat.
 
     A compiled step runs the Python code of forward once. So an attribute must not keep changing,
@@ -319,7 +335,11 @@ def refuse_untraceable(trainer, reference: Reference) -> None:
         )
 
 
-def _require_deterministic(trainer, iterations: Iterations, reference: Reference) -> None:
+def _require_deterministic(
+    trainer: ModelTrainer,
+    iterations: Iterations,
+    reference: Reference,
+) -> None:
     """Raise `UserError` if a single bit differs when the updates of `reference` are repeated.
 
     Collective.
@@ -342,7 +362,7 @@ def _agreed_difference(reference: Reference, found: Updates) -> Difference | Non
     return next((Difference(*one) for one in differences if one is not None), None)
 
 
-def _warn_of_odd_metrics(trainer, reference: Reference, found: Updates) -> None:
+def _warn_of_odd_metrics(trainer: ModelTrainer, reference: Reference, found: Updates) -> None:
     """Warn about metrics that replicas log with different values than one process."""
     odd = []
     for name, value in reference.metrics[0].items():
@@ -360,7 +380,7 @@ def _warn_of_odd_metrics(trainer, reference: Reference, found: Updates) -> None:
         )
 
 
-def refusal(trainer, difference: Difference, reference: Reference) -> str:
+def refusal(trainer: ModelTrainer, difference: Difference, reference: Reference) -> str:
     """Return an error message: what differs in the mode of `trainer`, and what to do about it."""
     name = type(trainer.model).__name__
     options, facts = trainer.options, reference.facts
@@ -416,6 +436,7 @@ class RehearsalHook(HookBase):
     `UserError` if updates are meant to differ, as with AMP. Collective.
     """
 
+    trainer: ModelTrainer
     priority = 6  # after RandomStateHook, which seeds the generators of eager operations
 
     def __init__(self, every: int):

@@ -13,7 +13,7 @@ from typing import Any
 import oneflow as flow
 from omegaconf import DictConfig, ListConfig
 
-from libai.config import batch_sizes_of, fill_unset, instantiate
+from libai.config import RunConfig, batch_sizes_of, fill_unset, instantiate
 from libai.config.combinations import NO_AMP
 from libai.config.instantiation import TARGET, accepts, target_of
 from libai.config.settings.errors import did_you_mean, names_matching
@@ -31,7 +31,7 @@ from libai.utils.logging import warn_once
 from libai.utils.seeding import resolve_seed, seed_everything
 
 
-def build_part(part: str, section: Any, place: str, **facts) -> Any:
+def build_part(part: str, section: Any, place: str, **facts: Any) -> Any:
     """Build a lazy section of the config and check it with `check_part`.
 
     The run-time `facts` that its target accepts and the config leaves unset are added to its
@@ -42,7 +42,7 @@ def build_part(part: str, section: Any, place: str, **facts) -> Any:
     return built
 
 
-def build_mesh(run, device: str) -> Mesh:
+def build_mesh(run: RunConfig, device: str) -> Mesh:
     """Return the mesh of this job's ranks according to `train.dist`."""
     dist = run.train.dist
     return Mesh.of_this_job(
@@ -50,7 +50,7 @@ def build_mesh(run, device: str) -> Mesh:
     )
 
 
-def build_model(run) -> flow.nn.Module:
+def build_model(run: RunConfig) -> flow.nn.Module:
     """Return the user's module in training mode, after calling its `init_weights()` if it has that
     method.
 
@@ -66,7 +66,7 @@ def build_model(run) -> flow.nn.Module:
     return model if model.training else model.train()
 
 
-def adapt_model(run, model: flow.nn.Module) -> None:
+def adapt_model(run: RunConfig, model: flow.nn.Module) -> None:
     """Apply `train.dist.sync_batch_norm`, `train.lora` and `train.freeze` in place.
 
     Calling it again has no further effect.
@@ -90,7 +90,7 @@ def adapt_model(run, model: flow.nn.Module) -> None:
         )
 
 
-def build_optimizer(run, model: flow.nn.Module) -> flow.optim.Optimizer:
+def build_optimizer(run: RunConfig, model: flow.nn.Module) -> flow.optim.Optimizer:
     """Return the optimizer of `model`.
 
     `optim.params` is a lazy call that takes `model`, or is left out.
@@ -122,7 +122,7 @@ def build_optimizer(run, model: flow.nn.Module) -> flow.optim.Optimizer:
 
 
 def _build_optimizer(
-    section, place: str, model: flow.nn.Module, taken: Sequence[str] | None
+    section: Any, place: str, model: flow.nn.Module, taken: Sequence[str] | None
 ) -> flow.optim.Optimizer:
     """Return one optimizer of the config.
 
@@ -159,7 +159,7 @@ def _build_optimizer(
     return optimizer
 
 
-def build_lr_scheduler(run, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
+def build_lr_scheduler(run: RunConfig, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
     """Return the schedule of learning rates and momentum, or None; see `_build_schedule`."""
     section = run.lr_scheduler
     if isinstance(section, DictConfig) and TARGET not in section:
@@ -172,7 +172,7 @@ def build_lr_scheduler(run, optimizer: flow.optim.Optimizer, plan: BatchPlan) ->
     return with_momentum(optimizer, schedule, momentum)
 
 
-def _build_schedules(section, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
+def _build_schedules(section: DictConfig, optimizer: flow.optim.Optimizer, plan: BatchPlan) -> Any:
     """Return the schedules of several optimizers, combined into one."""
     parts = optimizer.optimizers if isinstance(optimizer, Optimizers) else {}
     for name in map(str, section):
@@ -195,7 +195,7 @@ def _build_schedules(section, optimizer: flow.optim.Optimizer, plan: BatchPlan) 
 
 
 def _build_schedule(
-    section, name: str, optimizer: flow.optim.Optimizer, plan: BatchPlan, warmup_iter: int
+    section: Any, name: str, optimizer: flow.optim.Optimizer, plan: BatchPlan, warmup_iter: int
 ) -> Any:
     """Return the schedule of a section.
 
@@ -235,7 +235,7 @@ def _build_schedule(
     )
 
 
-def build_train_loader(run, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:
+def build_train_loader(run: RunConfig, mesh: Mesh, micro_batch_size: int, seed: int) -> Any:
     """Return the training loader of this rank; see docs/dev/architecture.md, Data."""
     loader = build_part(
         "loader",
@@ -263,7 +263,7 @@ class RepeatedBatches(list[Any]):
     samples_per_epoch: int
 
 
-def build_test_loaders(run, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]:
+def build_test_loaders(run: RunConfig, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]:
     """Return the evaluation loaders of this rank by name.
 
     `dataloader.test` is a mapping. The loaders of a list are named test, test2, ...
@@ -286,7 +286,7 @@ def build_test_loaders(run, mesh: Mesh, micro_batch_size: int) -> dict[str, Any]
     }
 
 
-def build_evaluators(run) -> dict[str, Any]:
+def build_evaluators(run: RunConfig) -> dict[str, Any]:
     """Return the evaluators by name, always with one for the mean losses (`eval/<dataset>/loss`).
 
     An evaluator of one dataset is named `<dataset>/<name>`.
@@ -300,7 +300,7 @@ def build_evaluators(run) -> dict[str, Any]:
     return evaluators
 
 
-def amp_dtype(run, mode: str, device: str) -> str | None:
+def amp_dtype(run: RunConfig, mode: str, device: str) -> str | None:
     """Return the mixed-precision dtype of `mode` on `device`: "fp16", "bf16" or None for float32.
 
     With `train.amp.enabled=auto` the result is None if AMP has no effect, which is logged once.
@@ -315,7 +315,7 @@ def amp_dtype(run, mode: str, device: str) -> str | None:
     return None
 
 
-def mode_options(run, mode: str, device: str) -> dict[str, Any]:
+def mode_options(run: RunConfig, mode: str, device: str) -> dict[str, Any]:
     """Return the trainer arguments that depend on the mode."""
     options = {"amp": amp_dtype(run, mode, device)}
     if mode == "graph":

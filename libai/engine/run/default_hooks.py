@@ -18,6 +18,7 @@ from libai.engine.events.writers import (
     Writer,
 )
 from libai.engine.hook_base import HookBase
+from libai.engine.run.base import RunBase
 from libai.engine.run.build import build_part
 from libai.engine.run.report import starting_files
 from libai.scheduler import needs_metric
@@ -32,7 +33,7 @@ _WRITERS = {
 }
 
 
-def default_writers(run) -> list[Writer]:
+def default_writers(run: RunBase) -> list[Writer]:
     """Return the writers of metrics in `train.writers`."""
     train = run.config.train
     settings = {
@@ -53,18 +54,14 @@ def default_writers(run) -> list[Writer]:
     return [AsyncWriter(w) for w in writers] if train.async_write_metrics else writers
 
 
-def default_hooks(run) -> list[HookBase | None]:
-    """Return the hooks of a standard run and of `train.extra_hooks`.
-
-    Sets `run.timer`, which is one of them.
-    """
+def default_hooks(run: RunBase) -> list[HookBase | None]:
+    """Return the hooks of a standard run and of `train.extra_hooks`."""
     train, plan = run.config.train, run.plan
-    run.timer = hooks.IterationTimer(plan.global_batch_size)
     # take the output folder before any other hook acts, and release it after all of them
     contents = partial(starting_files, run.config, run.folder.run_id)
     begin = hooks.CallbackHook(before_train=lambda trainer: run.folder.begin(contents), priority=0)
     end = hooks.CallbackHook(after_train=lambda trainer: run.end(), priority=100)
-    found = [begin, end, hooks.RandomStateHook(run.seed), run.timer]
+    found: list[HookBase | None] = [begin, end, hooks.RandomStateHook(run.seed), run.timer]
     best = _add_evaluation(run, found)
     if train.checkpointer.enabled:
         period = plan.period(train.checkpointer.period, "train.checkpointer.period")
@@ -83,7 +80,7 @@ def default_hooks(run) -> list[HookBase | None]:
     return found
 
 
-def _add_evaluation(run, found: list[HookBase | None]) -> hooks.BestCheckpointHook | None:
+def _add_evaluation(run: RunBase, found: list[HookBase | None]) -> hooks.BestCheckpointHook | None:
     """Add the hooks that evaluate and act on the deciding metric.
 
     Return the hook that stores the best value.

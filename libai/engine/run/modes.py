@@ -6,13 +6,12 @@ No other file of the engine reads the mode from the config. All other code asks 
 
 from __future__ import annotations
 
-from typing import Any
-
 from libai.config import RunConfig
 from libai.config.combinations import check_supported
 from libai.engine.compiled.guards import refuse_own_update
 from libai.engine.rehearsal.rehearsal import NotTheSame
 from libai.engine.run import build
+from libai.engine.run.base import RunBase
 from libai.engine.run.trials import compare_speed, try_forward
 from libai.engine.trainer import TRAINERS
 from libai.utils.errors import GraphBuildError, UserError
@@ -39,7 +38,7 @@ def first_mode(config: RunConfig, device: str) -> tuple[str, str]:
     return "eager", UNDECIDED
 
 
-def resolve(run) -> None:
+def resolve(run: RunBase) -> None:
     """Choose the mode and compile before the loop starts.
 
     The training state is not changed. Collective.
@@ -79,7 +78,7 @@ def resolve(run) -> None:
         _keep_the_faster(run)
 
 
-def _keep_the_faster(run) -> None:
+def _keep_the_faster(run: RunBase) -> None:
     graph = run.trainer
     model = run.new_model()
     eager = run.new_trainer("eager", model, graph.feed.peek(), run.new_optimizer(model))
@@ -99,10 +98,10 @@ def _keep_the_faster(run) -> None:
     logger.info("%s", run.mode_reason)  # the next line on the screen names the mode
 
 
-def _refusal(run, mode: str) -> str:
+def _refusal(run: RunBase, mode: str) -> str:
     """Return why config, optimizer or a hook does not support `mode`, or "" if all support it."""
     try:
-        trainer_class(run, mode)
+        run.trainer_class(mode)
         check_supported(run.config, mode, run.mesh.device)
         if mode == "graph":
             refuse_own_update(run.optimizer)
@@ -113,17 +112,7 @@ def _refusal(run, mode: str) -> str:
     return ""
 
 
-def trainer_class(run, mode: str) -> Any:
-    """Return the class in `run.trainers` for `mode`. Raises `UserError` if there is none."""
-    if mode not in run.trainers:
-        raise UserError(
-            f"{type(run).__name__}.trainers has no trainer for {mode} mode. Add a class to it, or "
-            f"set graph.enabled={str(mode != 'graph').lower()}."
-        )
-    return run.trainers[mode]
-
-
-def switch(run, mode: str, reason: str) -> None:
+def switch(run: RunBase, mode: str, reason: str) -> None:
     """Continue in `mode` from now on. Does nothing if the run is already in it. Collective."""
     if mode == run.trainer.mode:
         return
@@ -140,6 +129,6 @@ def switch(run, mode: str, reason: str) -> None:
     )
 
 
-def _set_mode(run, mode: str) -> None:
+def _set_mode(run: RunBase, mode: str) -> None:
     if mode != run.trainer.mode:
         run.trainer.switch_to(mode, **build.mode_options(run.config, mode, run.mesh.device))

@@ -16,10 +16,12 @@ from pathlib import Path
 from oneflow import nn
 
 from libai import __version__, checkpoint
+from libai.config import RunConfig
 from libai.config.instantiation import target_of
 from libai.config.lazy_config import to_yaml
 from libai.engine.events.console import fit_rows
 from libai.engine.hooks import BestCheckpointHook
+from libai.engine.run.base import RunBase
 from libai.launch.facts import collect_env
 from libai.native.kernels import kernels_in_use
 from libai.optim import Optimizers
@@ -53,7 +55,7 @@ class TrainResult:
     best_metrics: Mapping[str, float] | None = None
 
 
-def result_of(run) -> TrainResult:
+def result_of(run: RunBase) -> TrainResult:
     """Return the current result of `run`."""
     trainer = run.trainer
     always = (
@@ -79,20 +81,20 @@ def result_of(run) -> TrainResult:
     )
 
 
-def starting_files(run, run_id: str) -> dict[str, str]:
+def starting_files(config: RunConfig, run_id: str) -> dict[str, str]:
     """Return the files that a run writes into its output folder at the start: name → content.
 
     They contain the resolved config of the run, the command-line overrides, and the environment.
     """
     return {
-        "config.yaml": to_yaml(run.to_config()),
-        "overrides.txt": "".join(f"{override}\n" for override in run.overrides),
+        "config.yaml": to_yaml(config.to_config()),
+        "overrides.txt": "".join(f"{override}\n" for override in config.overrides),
         "env.json": json.dumps({"run_id": run_id, **collect_env()}, indent=1, sort_keys=True)
         + "\n",
     }
 
 
-def start_banner(run) -> None:
+def start_banner(run: RunBase) -> None:
     """Log what is about to run, in six lines of about 72 columns.
 
     `env.json` lists the software in full.
@@ -169,7 +171,7 @@ def parameter_table(model: nn.Module) -> list[str]:
     return format_table(rows, right=[1, 3]).split("\n")
 
 
-def write_summary(run) -> None:
+def write_summary(run: RunBase) -> None:
     """Write `summary.json` and log the closing line. Rank 0 only.
 
     The file has status, length, time, throughput and the last metrics. Values that are not finite
@@ -186,7 +188,10 @@ def write_summary(run) -> None:
         "checkpoint": result.best_path and result.best_path.name,
     }
     metrics = dict(trainer.loop.metrics.latest)
-    metrics.update({tag: trainer.storage.get(tag)[0] for tag in trainer.storage.names("eval/")})
+    for tag in trainer.storage.names("eval/"):
+        found = trainer.storage.get(tag)
+        if found is not None:
+            metrics[tag] = found[0]
     rates = timer.throughput.summary()
     summary = {
         "run_id": run.folder.run_id,

@@ -22,16 +22,16 @@ from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.events.console import EVAL_SECONDS, format_eval_lines
 from libai.engine.events.writers import LogRecord
 from libai.engine.hooks import IterationTimer
-from libai.engine.hooks.evaluation import chosen_metric, refuse_unknown
+from libai.engine.hooks.evaluation import chosen_metric
 from libai.engine.loop import Interrupted
-from libai.engine.options import TrainOptions
 from libai.engine.run import build, modes
+from libai.engine.run.base import RunBase
 from libai.engine.run.default_hooks import default_hooks, default_writers
 from libai.engine.run.predictor import Predictor
 from libai.engine.run.report import TrainResult, result_of, start_banner, write_summary
 from libai.engine.run.run_folder import RunFolder, facts_of, prepare_output_dir, require_checkpoint
 from libai.engine.run.trials import dry_run
-from libai.engine.trainer import TRAINERS, ModelTrainer, trainer_of
+from libai.engine.trainer import trainer_of
 from libai.launch.stop import (
     STOP,
     TIME_LIMIT,
@@ -41,7 +41,6 @@ from libai.launch.stop import (
     exit_code_of,
 )
 from libai.layers.lora import ADAPTER
-from libai.optim import LossScaling
 from libai.utils.distributed import (
     barrier,
     broadcast_object,
@@ -83,7 +82,7 @@ def default_setup(
     return config
 
 
-class Run(build.Parts):
+class Run(RunBase):
     """One run from a config. Builds all parts; then call `train()`, `evaluate()` or `resume()`.
 
     Args:
@@ -102,8 +101,6 @@ class Run(build.Parts):
     of each mode.
     """
 
-    trainers: Mapping[str, Any] = TRAINERS
-    timer: IterationTimer
     _next_mode: str | None = None
 
     @phase("build")
@@ -136,6 +133,7 @@ class Run(build.Parts):
         self.trainer.loop.epoch = self.plan.epoch
         self.trainer.loop.is_mode_final = self.mode_reason != modes.UNDECIDED
         self.stop.answer_in(self.trainer.loop.agreement)
+        self.timer = IterationTimer(self.plan.global_batch_size)
         self.trainer.register_hooks(self.build_hooks())
 
         self.start_iter = 0
@@ -165,40 +163,6 @@ class Run(build.Parts):
     build_evaluators = staticmethod(build.build_evaluators)
     build_writers = default_writers
     build_hooks = default_hooks
-
-    def new_trainer(self, mode: str, model: Any, data_loader: Any, optimizer: Any) -> ModelTrainer:
-        """Return a trainer of this run in `mode`, "eager" or "graph", with its own schedule for
-        `optimizer`.
-        """
-        train = self.config.train
-        options = TrainOptions(
-            num_accumulation_steps=self.plan.num_accumulation_steps,
-            mesh=self.mesh,
-            plan=train.dist.plan,
-            zero_stage=train.zero_optimization.stage if train.zero_optimization.enabled else 0,
-            activation_checkpoint=train.activation_checkpoint.enabled,
-            device=self.mesh.device,
-            max_grad_norm=train.clip_grad.max_norm,
-            max_grad_value=train.clip_grad.value,
-            seed=self.seed,
-            loss_scaling=LossScaling(
-                train.amp.init_scale, train.amp.growth_factor, train.amp.growth_interval
-            ),
-            detect_anomalous_params=train.detect_anomalous_params,
-            non_finite=train.non_finite,
-            ema_decay=train.ema.decay if train.ema.enabled else None,
-            rehearse=train.rehearse,
-            deterministic=train.deterministic,
-            batch_scope=train.dist.batch_scope,
-        )
-        return modes.trainer_class(self, mode)(
-            model,
-            data_loader,
-            optimizer,
-            options,
-            lr_scheduler=self.new_schedule(optimizer),
-            **build.mode_options(self.config, mode, self.mesh.device),
-        )
 
     def _new_checkpointer(self) -> TrainerCheckpointer:
         settings = self.config.train.checkpointer
@@ -356,46 +320,6 @@ class Run(build.Parts):
             return
         modes.switch(self, mode, "requested by switch_mode")
 
-    def evaluate(self, max_batches: int | None = None) -> dict[str, float]:
-        """Return `{"eval/<dataset>/<metric>": value}` over all test loaders. Collective.
-
-        `max_batches`: evaluate only the first batches of each loader; default:
-        `train.evaluation.eval_iter`.
-        """
-        limit = max_batches or self.config.train.evaluation.eval_iter
-        metrics: dict[str, float] = {}
-        for name, loader in self.test_loaders.items():
-            metrics |= self.trainer.evaluate(loader, self.evaluators, name, max_batches=limit)
-        return metrics
-
-    def check_evaluation(self) -> None:
-        """Evaluate the first batches of every test loader and discard the result
-        (`train.num_sanity_eval_batches`).
-
-        A mistake in the evaluation then shows before the first hours of training, so a run that
-        evaluates tries at least one batch. Also refuses a deciding metric that the evaluation does
-        not compute. Collective.
-        """
-        num_batches = self.config.train.num_sanity_eval_batches
-        if num_batches and not self.test_loaders:
-            raise UserError(
-                f"train.num_sanity_eval_batches={num_batches} has no data: dataloader.test has no "
-                "dataset. Add one, or set it to 0."
-            )
-        if not (self.test_loaders and (num_batches or self.config.train.evaluation.enabled)):
-            return
-        metrics = self.evaluate(max(num_batches, 1))
-        if (
-            self.metric is not None and not self.config.train.extra_hooks
-        ):  # a hook may add its own metric later
-            refuse_unknown(f"eval/{self.metric}", metrics)
-        if num_batches:
-            logger.info(
-                "evaluation works: tested on %d batch(es) of %s",
-                num_batches,
-                ", ".join(self.test_loaders),
-            )
-
     def report_evaluation(self) -> dict[str, float]:
         """Evaluate once, log the result and return it (`--eval-only`). Collective."""
         start = time.perf_counter()
@@ -426,7 +350,7 @@ class Run(build.Parts):
         )
         self.start_iter = self.trainer.completed_iters
 
-    def load_weights(self, source: str | Mapping[str, Any], *args, **kwargs) -> None:
+    def load_weights(self, source: str | Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Load only the model's weights from `source`; arguments as in `checkpoint.load_weights`.
 
         Adapters that are not in `source` keep their initial weights.

@@ -17,6 +17,7 @@ from libai.engine.events.throughput import memory_gb
 from libai.engine.metrics import NonFiniteLoss
 from libai.engine.rehearsal.kept import forward_rolled_back, rolled_back
 from libai.engine.rehearsal.rehearsal import is_own_update
+from libai.engine.run.base import RunBase
 from libai.engine.run.report import parameter_table, start_banner
 from libai.engine.trainer import ModelTrainer
 from libai.scheduler import initial_lrs
@@ -39,7 +40,7 @@ FEWEST_BLOCKS = 4
 MOST_BLOCKS = 12
 
 
-def dry_run(run) -> None:
+def dry_run(run: RunBase) -> None:
     """Make a few updates, check that a checkpoint can hold the state, and evaluate one batch of
     each dataset.
 
@@ -180,7 +181,7 @@ def find_lr(
     return LRCurve(lrs, losses)
 
 
-def find_lr_of_run(run, words: str) -> LRCurve:
+def find_lr_of_run(run: RunBase, words: str) -> LRCurve:
     """Run `find_lr` for a run. Rank 0 writes the curve and prints the suggestion. Collective.
 
     `words`: the lowest and the highest learning rate and the number of updates, separated by

@@ -49,7 +49,7 @@ def train(config: Any, *, stop_after: int | None = None, resume: bool = False) -
     run = Run(config, resume=resume)
     trainer = run.trainer
 
-    def interrupt(_) -> None:
+    def interrupt(_: object) -> None:
         if trainer.iter + 1 == stop_after:
             trainer.loop.agreement.decide(STOP, signal.SIGTERM)
 

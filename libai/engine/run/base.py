@@ -1,0 +1,172 @@
+"""The objects that a run consists of, its trainers, and its evaluation.
+
+The functions that choose the mode, build the hooks and report read a run through `RunBase`. `Run`
+imports them, so they cannot import `Run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import oneflow as flow
+
+from libai.engine.checkpointer import TrainerCheckpointer
+from libai.engine.data_feed import LoaderOrBuilder
+from libai.engine.events.writers import Writer
+from libai.engine.hooks import IterationTimer
+from libai.engine.hooks.evaluation import refuse_unknown
+from libai.engine.options import TrainOptions
+from libai.engine.run import build
+from libai.engine.run.run_folder import RunFolder
+from libai.engine.trainer import TRAINERS, ModelTrainer
+from libai.launch.stop import StopRequest
+from libai.optim import LossScaling
+from libai.utils.errors import UserError
+from libai.utils.logging import engine_logger as logger
+
+
+class RunBase(build.Parts):
+    """A run as its parts see it.
+
+    Attributes:
+        trainers: function that returns the trainer of each mode, usually its class.
+        output_dir, folder: the output folder, and what this run may do with it.
+        model, optimizer, lr_scheduler: what is trained, and how. `lr_scheduler` may be None.
+        trainer: the `EagerTrainer` or `GraphTrainer` that runs the loop.
+        checkpointer: saves and resumes the trainer.
+        test_loaders, evaluators: evaluation datasets and evaluators by name.
+        metric, better: the deciding metric, or None, and its better direction, "min" or "max".
+        mode_reason: why the run is in its mode, for the log.
+        timer: measures the training time.
+        stop: stops the run on a signal or at its time limit.
+        start_iter: iterations that were done before this session.
+        seed_offset: added to the seed of the generators when training begins.
+    """
+
+    trainers: Mapping[str, Callable[..., ModelTrainer]] = TRAINERS
+    output_dir: Path
+    folder: RunFolder
+    model: flow.nn.Module
+    optimizer: flow.optim.Optimizer
+    lr_scheduler: Any
+    trainer: ModelTrainer
+    checkpointer: TrainerCheckpointer
+    test_loaders: dict[str, Any]
+    evaluators: dict[str, Any]
+    metric: str | None
+    better: str
+    mode_reason: str
+    timer: IterationTimer
+    stop: StopRequest
+    start_iter: int
+    seed_offset: int
+
+    def build_writers(self) -> list[Writer]:
+        """Return the writers of metrics."""
+        raise NotImplementedError
+
+    def resolve_mode(self) -> None:
+        """Choose the mode; see `libai.engine.run.modes.resolve`. Collective."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Write the summary and release the output folder, if this run holds it.
+
+        Every rank must call it.
+        """
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ trainers
+
+    def trainer_class(self, mode: str) -> Callable[..., ModelTrainer]:
+        """Return the entry of `trainers` for `mode`. Raises `UserError` if there is none."""
+        if mode not in self.trainers:
+            raise UserError(
+                f"{type(self).__name__}.trainers has no trainer for {mode} mode. Add a class to "
+                f"it, or set graph.enabled={str(mode != 'graph').lower()}."
+            )
+        return self.trainers[mode]
+
+    def new_trainer(
+        self,
+        mode: str,
+        model: flow.nn.Module,
+        data_loader: LoaderOrBuilder,
+        optimizer: flow.optim.Optimizer,
+    ) -> ModelTrainer:
+        """Return a trainer of this run in `mode`, "eager" or "graph", with its own schedule for
+        `optimizer`.
+        """
+        train = self.config.train
+        options = TrainOptions(
+            num_accumulation_steps=self.plan.num_accumulation_steps,
+            mesh=self.mesh,
+            plan=train.dist.plan,
+            zero_stage=train.zero_optimization.stage if train.zero_optimization.enabled else 0,
+            activation_checkpoint=train.activation_checkpoint.enabled,
+            device=self.mesh.device,
+            max_grad_norm=train.clip_grad.max_norm,
+            max_grad_value=train.clip_grad.value,
+            seed=self.seed,
+            loss_scaling=LossScaling(
+                train.amp.init_scale, train.amp.growth_factor, train.amp.growth_interval
+            ),
+            detect_anomalous_params=train.detect_anomalous_params,
+            non_finite=train.non_finite,
+            ema_decay=train.ema.decay if train.ema.enabled else None,
+            rehearse=train.rehearse,
+            deterministic=train.deterministic,
+            batch_scope=train.dist.batch_scope,
+        )
+        return self.trainer_class(mode)(
+            model,
+            data_loader,
+            optimizer,
+            options,
+            lr_scheduler=self.new_schedule(optimizer),
+            **build.mode_options(self.config, mode, self.mesh.device),
+        )
+
+    # ------------------------------------------------------------------ evaluation
+
+    def evaluate(self, max_batches: int | None = None) -> dict[str, float]:
+        """Return `{"eval/<dataset>/<metric>": value}` over all test loaders. Collective.
+
+        `max_batches`: evaluate only the first batches of each loader; default:
+        `train.evaluation.eval_iter`.
+        """
+        limit = max_batches or self.config.train.evaluation.eval_iter
+        metrics: dict[str, float] = {}
+        for name, loader in self.test_loaders.items():
+            metrics |= self.trainer.evaluate(loader, self.evaluators, name, max_batches=limit)
+        return metrics
+
+    def check_evaluation(self) -> None:
+        """Evaluate the first batches of every test loader and discard the result
+        (`train.num_sanity_eval_batches`).
+
+        A mistake in the evaluation then shows before the first hours of training, so a run that
+        evaluates tries at least one batch. Also refuses a deciding metric that the evaluation does
+        not compute. Collective.
+        """
+        num_batches = self.config.train.num_sanity_eval_batches
+        if num_batches and not self.test_loaders:
+            raise UserError(
+                f"train.num_sanity_eval_batches={num_batches} has no data: dataloader.test has no "
+                "dataset. Add one, or set it to 0."
+            )
+        if not (self.test_loaders and (num_batches or self.config.train.evaluation.enabled)):
+            return
+        metrics = self.evaluate(max(num_batches, 1))
+        if (
+            self.metric is not None and not self.config.train.extra_hooks
+        ):  # a hook may add its own metric later
+            refuse_unknown(f"eval/{self.metric}", metrics)
+        if num_batches:
+            logger.info(
+                "evaluation works: tested on %d batch(es) of %s",
+                num_batches,
+                ", ".join(self.test_loaders),
+            )

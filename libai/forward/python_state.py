@@ -13,6 +13,7 @@ import collections
 import copy
 import functools
 import inspect
+import io
 import random
 import re
 import sys
@@ -32,7 +33,9 @@ from libai.patches.local_operations import hooks_of_parameter
 from libai.utils.tensors import local_part, tensors_in
 
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
-_MAX_DEPTH = 5
+#: largest number of containers and objects around a value that is compared, and that
+#: `libai.engine.rehearsal.kept` puts back
+MAX_DEPTH = 6
 #: attributes that `nn.Module` itself keeps
 OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
 #: types that are not compared. Parameters and modules are compared elsewhere. Reading the
@@ -46,6 +49,7 @@ NOT_COMPARED = (
     types.ModuleType,
     FunctionContext,
 )
+CONTAINERS = (dict, list, set, collections.deque, tuple, frozenset)
 #: generators of random numbers, whose states pickle reads and sets
 RANDOM = (random.Random, np.random.RandomState, np.random.Generator)
 PACKAGES = ("oneflow", "libai")
@@ -58,39 +62,55 @@ _MAX_ENTRIES = 256
 _MAX_WATCHED = 50
 #: `(function that returns a copy, copy)` of the contents of a container, array or tensor
 Watched = list[tuple[Callable[[], Any], Any]]
+#: `(id, depth)` of a value → the value and its fingerprint
+Known = dict[tuple[int, int], tuple[Any, Any]]
 
 
 # ----------------------------------------------------------------------------------------------
 # values
 
 
-def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> Any:
+def fingerprint(value: Any, watched: Watched | None = None) -> Any:
     """Return a fingerprint of `value`. Two values with the same contents have equal fingerprints.
 
     `watched`: for a guard, receives the containers, arrays and tensors that were inspected, none of
     them large. A value that is not inspected is then identified by its `id`, and without `watched`
     only by its type.
     """
+    return _fingerprint(value, watched, 0, {})
+
+
+def _fingerprint(value: Any, watched: Watched | None, depth: int, known: Known) -> Any:
+    """Return the fingerprint of a value inside `depth` containers.
+
+    `known`: fingerprints found so far. Objects that refer to each other would otherwise be read
+    again on every path between them.
+    """
     kind = type(value).__name__
-    unknown = kind if watched is None else (kind, "id", id(value))
     if isinstance(value, SIMPLE):
         return (kind, value if value == value else "nan")
-    if isinstance(value, NOT_COMPARED) or depth > _MAX_DEPTH:
-        return unknown
+    if isinstance(value, NOT_COMPARED) or depth > MAX_DEPTH:
+        return kind if watched is None else (kind, "id", id(value))
+    key = (id(value), depth)
+    if key not in known:
+        # keeps the value alive, because the id of a freed one could be reused
+        known[key] = (value, _fingerprint_of_contents(value, watched, depth, known))
+    return known[key][1]
+
+
+def _fingerprint_of_contents(value: Any, watched: Watched | None, depth: int, known: Known) -> Any:
+    kind = type(value).__name__
+    unknown = kind if watched is None else (kind, "id", id(value))
     if type(value) in RANDOM:
         return ("random", repr(value.__getstate__()))
-    if isinstance(value, types.FunctionType) and watched is not None:
-        return unknown
-    if isinstance(value, types.FunctionType | types.MethodType):
-        return (
-            value.__qualname__,
-            getattr(value, "__code__", None),
-        )  # a method of `functools.lru_cache` has none
-    if _is_iterator(value) and not cannot_go_back(value):
-        return (
-            kind,
-            fingerprint(value.__reduce__()[1:], watched, depth + 1),
-        )  # includes its position
+    if isinstance(value, types.FunctionType):
+        return unknown if watched is not None else (value.__qualname__, value.__code__)
+    if isinstance(value, types.MethodType) and watched is not None:
+        # a method of `functools.lru_cache` has no code
+        return (value.__qualname__, getattr(value, "__code__", None))
+    if is_iterator(value) and not cannot_go_back(value):
+        position = value.__reduce__()[1:]
+        return (kind, _fingerprint(position, watched, depth + 1, known))
     size, read = _contents_of(value, watched is not None)
     if read is None:
         return unknown
@@ -102,7 +122,8 @@ def fingerprint(value: Any, watched: Watched | None = None, depth: int = 0) -> A
     if isinstance(contents, bytes):
         return (kind, tuple(value.shape), str(value.dtype), contents)
     items = [*contents, *contents.values()] if isinstance(contents, dict) else contents
-    parts = [fingerprint(item, watched, depth + 1) for item in items]
+    inside = depth_inside(value, depth)
+    parts = [_fingerprint(item, watched, inside, known) for item in items]
     return (kind, frozenset(parts) if isinstance(contents, set | frozenset) else tuple(parts))
 
 
@@ -119,19 +140,51 @@ def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | N
         return value.numel(), None if is_elsewhere else lambda: local_part(value).numpy().tobytes()
     if isinstance(value, np.ndarray | np.generic):
         return value.size, value.tobytes
-    if isinstance(value, tuple | frozenset):
-        return len(value), lambda: value
-    if isinstance(value, dict | list | set | collections.deque):
-        return len(value), value.copy
+    held = container_in(value)
+    if held is None or (is_guard and is_of_library(value)):
+        return 0, None
+    return len(held), (lambda: held) if isinstance(held, tuple | frozenset) else held.copy
+
+
+def container_in(value: Any) -> Any:
+    """Return the container that holds the values one level inside `value`, or None if it has none.
+
+    The container is `value` itself, the `__dict__` of an object, or a tuple made for a partial or a
+    method.
+    """
+    if isinstance(value, CONTAINERS):
+        return value
     if isinstance(value, functools.partial):
-        return 3, lambda: (value.func, value.args, value.keywords)
+        return (value.func, value.args, value.keywords)
+    if isinstance(value, types.MethodType):
+        return (value.__self__, value.__func__)
+    held = getattr(value, "__dict__", None)
+    return held if isinstance(held, dict) else None
+
+
+def values_in(container: Any) -> list[Any]:
+    """Return the values in the result of `container_in`."""
+    if container is None:
+        return []
+    return [*container.values()] if isinstance(container, dict) else [*container]
+
+
+def depth_inside(value: Any, depth: int) -> int:
+    """Return the depth of what is inside `value`, which is at `depth`.
+
+    Objects of libraries count twice, because they often lead to many others.
+    """
+    return depth + (2 if is_of_library(value) else 1)
+
+
+def is_of_library(value: Any) -> bool:
+    """Return whether the class of an object belongs to a library, and not to one that keeps the
+    user's settings.
+    """
+    if isinstance(value, (*CONTAINERS, functools.partial, types.MethodType)):
+        return False
     module = type(value).__module__
-    is_known = (
-        module.split(".")[0] in _SETTINGS or is_users(module) if is_guard else not callable(value)
-    )
-    if is_known and isinstance(getattr(value, "__dict__", None), dict):
-        return len(vars(value)), vars(value).copy
-    return 0, None
+    return module.split(".")[0] not in _SETTINGS and not is_users(module)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -351,7 +404,7 @@ def cannot_go_back(value: Any) -> bool:
     """Return whether `value` is an iterator that cannot be copied, such as a generator or an open
     file.
     """
-    return _is_iterator(value) and copy_of_iterator(value) is value
+    return is_iterator(value) and copy_of_iterator(value) is value
 
 
 def copy_of_iterator(value: Any) -> Any:
@@ -359,7 +412,7 @@ def copy_of_iterator(value: Any) -> Any:
 
     Other values, and iterators that cannot be copied, are returned as they are.
     """
-    if not _is_iterator(value):
+    if not is_iterator(value):
         return value
     try:
         return copy.deepcopy(value)
@@ -367,5 +420,8 @@ def copy_of_iterator(value: Any) -> Any:
         return value
 
 
-def _is_iterator(value: Any) -> bool:
+def is_iterator(value: Any) -> bool:
+    """Return whether `value` is an iterator, such as a generator or a file that is read."""
+    if isinstance(value, io.IOBase):
+        return not value.closed and value.readable()
     return hasattr(type(value), "__next__")

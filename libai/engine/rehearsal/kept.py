@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import collections
 import copy
-import functools
 import gc
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,23 +24,33 @@ from libai.engine.rehearsal.comparison import is_same
 from libai.engine.snapshot import Snapshot
 from libai.engine.trainer import ModelTrainer
 from libai.forward.python_state import (
+    MAX_DEPTH,
     NOT_COMPARED,
     OF_MODULE,
     RANDOM,
     SIMPLE,
     cannot_go_back,
+    container_in,
     copy_of_iterator,
+    depth_inside,
     hooks_of,
+    is_iterator,
+    is_of_library,
     is_users,
+    values_in,
     variables_of,
 )
 from libai.layers.random import STOCK_DROPOUTS
 from libai.utils.distributed import barrier
+from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import warn_once
 from libai.utils.seeding import generators_kept
 from libai.utils.tensors import local_part
 
-#: largest nesting depth of containers and objects that are kept
-_MAX_DEPTH = 6
+#: containers whose contents are put back in place
+_REFILLED = (dict, set, list, collections.deque)
+#: other values with contents that code can change
+_CHANGING = (flow.Tensor, np.ndarray, *RANDOM)
 #: optimizer attributes that `Snapshot` already holds
 _IN_SNAPSHOT = frozenset({"param_groups", "_state"})
 
@@ -64,9 +74,10 @@ class PythonKept:
         self.called: list[Any] = []
         self._put_back: list[Callable[[], None]] = []
         self._functions: set[Any] = set()
-        self._seen: dict[
-            int, Any
-        ] = {}  # keeps the objects alive: the id of a freed one could be reused
+        #: keeps the objects alive, because the id of a freed one could be reused
+        self._seen: dict[int, Any] = {}
+        #: id of an object → smallest number of containers around it so far
+        self._depths: dict[int, int] = {}
         for root in roots:
             self._keep_root(root)
 
@@ -122,7 +133,7 @@ class PythonKept:
                 root._parameters,
                 root._buffers,
             ):  # not the values of tensors
-                self._put_back.append(functools.partial(_refill, held, dict(held)))
+                self._put_back.append(partial(_refill, held, dict(held)))
             self._keep(hooks_of(root), label)
         self._keep_entries(vars(root), label, skip)
         for cls in type(root).__mro__:
@@ -138,7 +149,7 @@ class PythonKept:
                     and not hasattr(value, "__get__")
                 ):
                     self._keep_variable(
-                        value, functools.partial(setattr, cls, name), f"{cls.__name__}.{name}"
+                        value, partial(setattr, cls, name), f"{cls.__name__}.{name}"
                     )
 
     def keep_function(self, function: Any) -> None:
@@ -167,9 +178,7 @@ class PythonKept:
 
         self._put_back.append(drop_new)
         for name in sorted(known - skip):
-            self._keep_variable(
-                owner[name], functools.partial(owner.__setitem__, name), f"{label}.{name}"
-            )
+            self._keep_variable(owner[name], partial(owner.__setitem__, name), f"{label}.{name}")
 
     def _keep_variable(self, value: Any, assign: Callable[[Any], None], name: str) -> None:
         if cannot_go_back(value):
@@ -178,43 +187,66 @@ class PythonKept:
         self._put_back.append(lambda: assign(copy_of_iterator(kept)))
         self._keep(value, name)
 
-    def _keep(self, value: Any, name: str, depth: int = 0) -> None:
-        """Keep the contents of `value`."""
-        if (
-            depth > _MAX_DEPTH
-            or id(value) in self._seen
-            or isinstance(value, (*SIMPLE, *NOT_COMPARED))
-        ):
+    def _keep(self, value: Any, name: str, depth: int = 0, is_own: bool = True) -> None:
+        """Keep the contents of `value`, which is inside `depth` containers and objects.
+
+        `is_own`: false if one of them is an object of a library, whose contents are less likely to
+        matter.
+        """
+        if isinstance(value, (*SIMPLE, *NOT_COMPARED)):
             return
         if isinstance(value, types.FunctionType):
             self.keep_function(value)
             return
-        self._seen[id(value)] = value
-        inner: Iterable[Any] = ()
-        contents = None  # a function that reads the contents, and one that writes them
+        held = container_in(value)
+        if depth > MAX_DEPTH:
+            if is_own and (held or isinstance(held, _REFILLED) or isinstance(value, _CHANGING)):
+                _warn_of_depth(name)
+            return
+        known_depth = self._depths.get(id(value), MAX_DEPTH + 1)
+        if known_depth <= depth:
+            return
+        self._depths[id(value)] = depth
+        if known_depth > MAX_DEPTH:
+            self._seen[id(value)] = value
+            self._keep_contents(value, held)
+        is_own = is_own and not is_of_library(value)
+        for one in values_in(held):
+            is_fixed = not isinstance(held, _REFILLED) and container_in(one) is None
+            if is_own and is_iterator(one) and (is_fixed or cannot_go_back(one)):
+                self.iterators.append(name)
+            self._keep(one, name, depth_inside(value, depth), is_own)
+        call = type(value).__call__ if callable(value) else None
+        if isinstance(call, types.FunctionType):
+            self.keep_function(call)
+
+    def _keep_contents(self, value: Any, held: Any) -> None:
+        """Keep what `value` contains, but not the contents of what it contains.
+
+        `held`: the result of `container_in`.
+        """
         kind = type(value)
         if kind in RANDOM:
-            contents = (kind.__getstate__, kind.__setstate__)
+            self._put_back.append(partial(kind.__setstate__, value, kind.__getstate__(value)))
         elif isinstance(value, flow.Tensor):
-            contents = None if value.is_lazy else (copy_of_values, _put_values)
+            if not value.is_lazy:
+                self._put_back.append(partial(_put_values, value, copy_of_values(value)))
         elif isinstance(value, np.ndarray):
-            contents = (np.copy, np.copyto) if value.flags.writeable else None
-        elif isinstance(value, dict | set | list | collections.deque):
-            contents = (copy.copy, _refill)
-            inner = list(value.values()) if isinstance(value, dict) else list(value)
-        elif isinstance(value, tuple):
-            inner = value
-        elif isinstance(value, functools.partial):
-            inner = (value.func, value.args, value.keywords)
-        elif isinstance(value, types.MethodType):
-            inner = (value.__self__, value.__func__)
-        elif isinstance(getattr(value, "__dict__", None), dict):
-            inner = (vars(value), type(value).__call__ if callable(value) else None)
-        if contents is not None:
-            read, write = contents
-            self._put_back.append(functools.partial(write, value, read(value)))
-        for one in inner:
-            self._keep(one, name, depth + 1)
+            if value.flags.writeable:
+                self._put_back.append(partial(np.copyto, value, np.copy(value)))
+        elif isinstance(held, _REFILLED):
+            self._put_back.append(partial(_refill, held, _copied(held)))
+
+
+def _warn_of_depth(name: str) -> None:
+    warn_once(
+        logger,
+        f"depth of {name}",
+        f"{name} holds values inside more than {MAX_DEPTH} containers and objects. If an update "
+        "changes them, the updates that are rehearsed before training do not undo it, and a "
+        "compiled step does not see it. Nest the values less deeply, or keep them in buffers "
+        "(`register_buffer`).",
+    )
 
 
 def copy_of_values(tensor: flow.Tensor) -> flow.Tensor:
@@ -228,7 +260,23 @@ def _put_values(tensor: flow.Tensor, values: flow.Tensor) -> None:
             tensor.data.copy_(values)
 
 
+def _copied(container: Any) -> Any:
+    """Return a copy of a container, in which iterators keep their positions."""
+    copied = copy.copy(container)
+    if isinstance(container, dict):
+        copied.update(
+            {key: copy_of_iterator(one) for key, one in container.items() if is_iterator(one)}
+        )
+    elif any(map(is_iterator, container)):
+        _fill(copied, map(copy_of_iterator, container))
+    return copied
+
+
 def _refill(container: Any, contents: Any) -> None:
+    _fill(container, _copied(contents))  # a copy, because they may be put back again
+
+
+def _fill(container: Any, contents: Any) -> None:
     container.clear()
     fill = container.update if isinstance(container, dict | set) else container.extend
     fill(contents)
@@ -239,19 +287,16 @@ def rolled_back(trainer: ModelTrainer, weights: Any = ()) -> Iterator[PythonKept
     """Put the state of `trainer` back at the end of the block.
 
     This includes its iteration, the generators of Python and NumPy, and the Python values that the
-    code of its model, optimizer and schedule keeps. Inside the block the schedule is a copy, which
-    may be replaced. `weights`: as for `Snapshot`. Collective.
+    code of its model, optimizer and schedule keeps. Inside the block `trainer.lr_scheduler` may be
+    replaced. `weights`: as for `Snapshot`. Collective.
     """
     iteration = trainer.iter
     schedule = trainer.lr_scheduler
     parameters = [(one, one.requires_grad, one.grad) for one in trainer.model.parameters()]
     python = PythonKept.of_trainer(trainer)
-    trainer.lr_scheduler = None  # copied below, because it may have no state to save
+    trainer.lr_scheduler = None  # it may have no state to save
     before = Snapshot(trainer, weights)
-    with suppress(
-        Exception
-    ):  # deepcopy of a user's schedule may raise anything; learning rates then stay constant
-        trainer.lr_scheduler = copy.deepcopy(schedule, {id(trainer.optimizer): trainer.optimizer})
+    trainer.lr_scheduler = _copy_of_schedule(schedule, trainer.optimizer)
     with generators_kept():
         try:
             yield python
@@ -268,6 +313,19 @@ def rolled_back(trainer: ModelTrainer, weights: Any = ()) -> Iterator[PythonKept
             before.restore(trainer)
             trainer.lr_scheduler = schedule
             trainer.iter = iteration
+
+
+def _copy_of_schedule(schedule: Any, optimizer: flow.optim.Optimizer) -> Any:
+    """Return a copy of `schedule` that sets the rates of the same optimizer, or `schedule` itself
+    if it cannot be copied, for example because it holds a lock.
+
+    `PythonKept` puts back what the schedule itself holds. A copy also protects values that Python
+    code cannot put back, such as slots.
+    """
+    try:
+        return copy.deepcopy(schedule, {id(optimizer): optimizer})
+    except Exception:  # deepcopy of a user's schedule may raise anything
+        return schedule
 
 
 @contextmanager

@@ -1,0 +1,192 @@
+"""What updates change in Python values is compared and put back to the same depth."""
+
+import itertools
+import logging
+import threading
+
+import numpy as np
+import oneflow as flow
+import pytest
+import toy
+from oneflow import nn
+from oneflow.optim.lr_scheduler import LambdaLR
+
+from libai.engine.rehearsal.kept import PythonKept, rolled_back
+from libai.engine.rehearsal.reference import reference_of
+from libai.forward.python_state import MAX_DEPTH, attributes_of
+from libai.utils import logging as logs
+
+
+class Box:
+    def __init__(self, content):
+        self.content = content
+
+
+class Callable(Box):
+    def __call__(self):
+        return self.content
+
+    def method(self):
+        return self.content
+
+
+#: a container of one value → that value
+OPENED = {
+    "list": (lambda value: [value], lambda box: box[0]),
+    "dict": (lambda value: {"key": value}, lambda box: box["key"]),
+    "tuple": (lambda value: (value,), lambda box: box[0]),
+    "object": (Box, lambda box: box.content),
+    "callable": (Callable, lambda box: box.content),
+    "method": (lambda value: Callable(value).method, lambda box: box.__self__.content),
+}
+#: levels that one of them adds: a method holds an object that holds the value
+LEVELS = {kind: 2 if kind == "method" else 1 for kind in OPENED}
+
+
+def change(value):
+    """Change one of `changed` in place."""
+    if isinstance(value, np.ndarray | flow.Tensor):
+        value += 1
+    elif isinstance(value, itertools.count):
+        next(value)
+    else:
+        value.append(1)
+
+
+@pytest.fixture
+def warnings(caplog, monkeypatch):
+    monkeypatch.setattr(logs, "_warned", set(), raising=False)
+    logger = logging.getLogger("libai")
+    logger.addHandler(caplog.handler)
+    yield lambda: [record.getMessage() for record in caplog.records]
+    logger.removeHandler(caplog.handler)
+
+
+@pytest.mark.parametrize("innermost", [list, lambda: np.zeros(2), lambda: flow.zeros(2)])
+@pytest.mark.parametrize("kind", OPENED)
+@pytest.mark.parametrize("num_boxes", range(MAX_DEPTH + 3))
+def test_a_value_is_put_back_exactly_if_it_is_compared(kind, num_boxes, innermost, warnings):
+    box, opened = OPENED[kind]
+    model = nn.Linear(1, 1)
+    value = innermost()
+    model.held = value
+    for _ in range(num_boxes):
+        model.held = box(model.held)
+    before = attributes_of(model)
+    kept = PythonKept(model.modules())
+    change(value)
+    is_compared = attributes_of(model) != before
+    kept.restore()
+    inner = model.held
+    for _ in range(num_boxes):
+        inner = opened(inner)
+    is_put_back = inner.sum().item() == 0 if hasattr(inner, "sum") else inner == []
+    is_within = num_boxes * LEVELS[kind] <= MAX_DEPTH
+    assert (is_compared, is_put_back) == (is_within, is_within)
+    said = [text for text in warnings() if "Linear.held holds values inside more than" in text]
+    assert bool(said) != is_within
+
+
+def test_a_value_that_is_also_near_is_put_back():
+    """The first path to it ends beyond the limit."""
+    model = nn.Linear(1, 1)
+    near = Box([])
+    model.a = near
+    for _ in range(MAX_DEPTH):
+        model.a = [model.a]
+    model.b = near
+    kept = PythonKept(model.modules())
+    near.content.append(1)
+    kept.restore()
+    assert near.content == []
+
+
+def test_values_that_refer_to_each_other_are_read_once():
+    model = nn.Linear(1, 1)
+    model.boxes = [Box(None) for _ in range(40)]
+    for box in model.boxes:
+        box.content = model.boxes
+    assert attributes_of(model) == attributes_of(model)  # 40 ** MAX_DEPTH paths lead through them
+
+
+@pytest.mark.parametrize("hold", [lambda one: one, lambda one: [one], lambda one: {"key": [one]}])
+def test_an_iterator_in_a_container_is_put_back(hold):
+    model = nn.Linear(1, 1)
+    numbers = itertools.count()
+    model.held = hold(numbers)
+    kept = PythonKept(model.modules())
+    next(numbers)
+    for _ in range(2):
+        kept.restore()
+        inner = model.held
+        while not isinstance(inner, itertools.count):
+            inner = inner["key"] if isinstance(inner, dict) else inner[0]
+        assert next(inner) == 0
+    assert kept.iterators == []
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda one: one, lambda one: [one], Box, lambda one: (one,), lambda one: {"key": one}]
+)
+def test_an_iterator_that_cannot_be_put_back_is_named(hold):
+    model = nn.Linear(1, 1)
+    model.held = hold(number for number in range(3))
+    assert PythonKept(model.modules()).iterators == ["Linear.held"]
+
+
+def test_a_file_that_is_only_written_is_not_an_iterator(tmp_path):
+    model = nn.Linear(1, 1)
+    with open(tmp_path / "written", "w") as model.held:
+        assert PythonKept(model.modules()).iterators == []
+    with open(tmp_path / "written") as model.held:
+        assert PythonKept(model.modules()).iterators == ["Linear.held"]
+
+
+def halving(optimizer):
+    return LambdaLR(optimizer, lambda step: 0.5**step)
+
+
+def halving_with_a_lock(optimizer):
+    """Return a schedule that cannot be copied."""
+    schedule = halving(optimizer)
+    schedule.lock = threading.Lock()
+    return schedule
+
+
+class Own:
+    """A schedule without `state_dict` that cannot be copied."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.made, self.lock = optimizer, {"steps": 0}, threading.Lock()
+
+    def step(self):
+        self.made["steps"] += 1
+        self.optimizer.param_groups[0]["lr"] *= 0.5
+
+
+@pytest.mark.parametrize("schedule", [halving, halving_with_a_lock, Own])
+def test_a_rehearsal_trains_with_the_rates_of_training(mode, schedule):
+    flow.manual_seed(0)
+    model = toy.Classifier()
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.5)
+    trainer = toy.trainer_of(
+        mode, model, toy.batches(4), optimizer, lr_scheduler=schedule(optimizer), rehearse=4
+    )
+    trainer.prepare()
+    rehearsed = reference_of(trainer, trainer.feed.read_ahead(4))
+    found = toy.record_losses(trainer)
+    trainer.train(0, 4)
+    assert [losses["train/loss"] for losses in rehearsed.losses] == pytest.approx(found, rel=1e-6)
+    assert optimizer.param_groups[0]["lr"] == 0.5**5
+
+
+def test_the_schedule_is_the_same_object_after_a_rehearsal():
+    model = toy.Classifier()
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.5)
+    schedule = halving_with_a_lock(optimizer)
+    trainer = toy.trainer_of("eager", model, toy.batches(4), optimizer, lr_scheduler=schedule)
+    with rolled_back(trainer):
+        trainer.lr_scheduler.step()
+    assert trainer.lr_scheduler is schedule
+    assert schedule.last_step == 0
+    assert optimizer.param_groups[0]["lr"] == 0.5

@@ -17,6 +17,7 @@ from oneflow import nn
 
 from libai.config import batch_sizes_of
 from libai.config.optimizer_numbers import OPTIONS, wrong_number
+from libai.config.settings.schema import Train
 from libai.data import EvalLoader
 from libai.data.batches import BatchReader
 from libai.engine.events.writers import Writer
@@ -130,7 +131,7 @@ def check_part(part: str, value: Any, place: str) -> None:
                 raise UserError(f"{place} has a group with {name}={group[name]}: {reason}")
 
 
-def check_batch_memory(loader: Any, train: Any, data_parallel_size: int) -> None:
+def check_batch_memory(loader: Any, train: Train, data_parallel_size: int) -> None:
     """Raise `UserError` if the samples that a rank holds for one update do not fit into the
     machine's memory.
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import oneflow as flow
 from oneflow import nn
 
 from libai.engine.compiled.build_errors import raise_forward_error
-from libai.engine.metrics import StepResult
+from libai.engine.metrics import Shares, StepResult
 from libai.engine.options import TrainOptions
 from libai.forward.contract import (
     ModelContractError,
@@ -37,6 +37,8 @@ from libai.utils.distributed import get_rank
 from libai.utils.tensors import clear_gradients, detached, saved_values
 
 Batch = dict[str, flow.Tensor]
+#: factor for the loss of a micro-batch, or for each of its losses by name; None: no factor
+Scale: TypeAlias = "float | flow.Tensor | Mapping[str, flow.Tensor] | None"
 _NO_SCOPE = nullcontext()
 
 
@@ -161,7 +163,7 @@ class Gradients:
             metrics.append(dict(zip(step_metrics, map(detached, step_metrics.values()))))
         return StepResult.of(losses, metrics, shares)
 
-    def _backward(self, losses: dict[str, flow.Tensor], scale: Any) -> None:
+    def _backward(self, losses: dict[str, flow.Tensor], scale: Scale) -> None:
         if scale is None:
             total = total_loss(losses)
         elif isinstance(scale, float):
@@ -182,7 +184,7 @@ class Gradients:
                 "numpy()."
             ) from error
 
-    def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Any], Any]:
+    def _scales(self, batches: Sequence[Batch]) -> tuple[Sequence[Scale], Shares]:
         """Return `(scales, shares)` of the micro-batches.
 
         A scale is the factor for a loss before the backward pass; a share is its weight in the

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
+import numpy as np
 import oneflow as flow
 
 from libai.engine.trainer import ModelTrainer
@@ -23,10 +24,10 @@ class Snapshot:
     parameters.
     """
 
-    def __init__(self, trainer: ModelTrainer, weights: Any = ()):
+    def __init__(self, trainer: ModelTrainer, weights: Mapping[str, np.ndarray] | None = None):
         with flow.no_grad():
             self._tensors = [
-                flow.from_numpy(weights[name]) if name in weights else tensor.clone()
+                flow.from_numpy(weights[name]) if weights and name in weights else tensor.clone()
                 for name, tensor in named_tensors(trainer.model)
             ]
             self._optimizer = trainer.optimizer_state.copy()

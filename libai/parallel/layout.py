@@ -340,7 +340,7 @@ def _exchange_tensors(module: nn.Module, change_buffer: _Change, change_constant
 
 
 def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLayout) -> None:
-    def fetching(stage: int) -> Any:
+    def fetching(stage: int) -> Callable[[flow.Tensor], flow.Tensor]:
         return partial(move_to, placement=layout.placement(stage))
 
     blocks = sharding.stage_of_block
@@ -363,16 +363,21 @@ def _connect_stages(module: nn.Module, sharding: ShardingPlan, layout: GlobalLay
     _wrap_output(module, fetching(sharding.tail))
 
 
-def _wrap_input(module: nn.Module, change: Any) -> None:
+def _wrap_input(module: nn.Module, change: Callable[[flow.Tensor], flow.Tensor]) -> None:
     """Apply `change` to every tensor in the arguments of `module`."""
 
-    def run(proxy: Any, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        proxy: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         return forward(proxy, *map_tensors(args, change), **map_tensors(kwargs, change))
 
     wrap_forward(module, run)
 
 
-def _wrap_output(module: nn.Module, change: Any) -> None:
+def _wrap_output(module: nn.Module, change: Callable[[flow.Tensor], flow.Tensor]) -> None:
     """Apply `change` to every tensor that `module` returns."""
     wrap_forward(
         module,

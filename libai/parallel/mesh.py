@@ -12,8 +12,8 @@ from typing import Any
 
 import oneflow as flow
 
+from libai.config.batch import solve_data_parallel_size
 from libai.utils.distributed import get_rank, get_world_size
-from libai.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,7 @@ class Mesh:
 
         Raises `UserError` if the product is not equal to the number of processes.
         """
-        world = get_world_size()
-        if data is None:
-            data = max(1, world // (tensor * pipeline))
-        if data * tensor * pipeline != world:
-            raise UserError(
-                f"train.dist asks for data {data} x tensor {tensor} x pipeline {pipeline} = "
-                f"{data * tensor * pipeline} ranks, but this job has {world} process(es). Start "
-                f"{data * tensor * pipeline} processes or change train.dist "
-                "(data_parallel_size=null uses the remaining processes)."
-            )
+        data = solve_data_parallel_size(get_world_size(), data, tensor, pipeline)
         return cls(data, tensor, pipeline, device)
 
     @property

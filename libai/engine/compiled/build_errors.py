@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import oneflow as flow
+from oneflow import nn
 
 from libai.utils.errors import GraphBuildError, UserError, first_line
 
@@ -86,7 +87,7 @@ _OWN_FOLDERS = (
 )
 
 
-def explain_build_error(error: Exception, model: Any) -> UserError:
+def explain_build_error(error: Exception, model: nn.Module) -> UserError:
     """Return the error to raise after OneFlow raised `error` while it traced `model`.
 
     A `UserError` is returned unchanged.
@@ -100,7 +101,9 @@ def explain_build_error(error: Exception, model: Any) -> UserError:
     )
 
 
-def raise_forward_error(error: Exception, model: Any, batch: Any, is_first: bool) -> None:
+def raise_forward_error(
+    error: Exception, model: nn.Module, batch: Mapping[str, flow.Tensor], is_first: bool
+) -> None:
     """Raise a `UserError` that explains why an eager forward of `model` failed, or return if
     `error` needs none.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import oneflow as flow
@@ -37,6 +37,12 @@ def get_event_storage() -> EventStorage:
     return storage
 
 
+class _Periodic(Protocol):
+    """A hook that is called with a period."""
+
+    step_period: int
+
+
 class EventStorage:
     """Stores the newest value of every scalar with its iteration.
 
@@ -49,7 +55,7 @@ class EventStorage:
     def __init__(self, start_iter: int = 0):
         self.iter = start_iter
         self._latest: dict[str, tuple[Any, int]] = {}
-        self._waiting: dict[str, list[Any]] = {}
+        self._waiting: dict[str, list[_Periodic]] = {}
         self._tokens: list[Token[EventStorage | None]] = []
 
     def __enter__(self) -> EventStorage:
@@ -87,7 +93,7 @@ class EventStorage:
         for hook in self._waiting.get(name, ()):
             hook.step_period = 1
 
-    def wake_at(self, name: str, hook: Any) -> None:
+    def wake_at(self, name: str, hook: _Periodic) -> None:
         """Set `step_period` of `hook` to 1 whenever a value of the scalar `name` is put, so its
         `after_step` runs.
         """

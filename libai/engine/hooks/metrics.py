@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -116,6 +116,15 @@ class IterationTimer(HookBase):
         return time.perf_counter() - self._train_start
 
 
+class _Best(Protocol):
+    """A hook that stores the best value of a metric."""
+
+    metric: str
+
+    def is_better(self, value: float) -> bool:
+        """Return whether `value` is better than the best value so far."""
+
+
 class WriterHook(HookBase):
     """Fetches the metrics at log points (the only regular synchronization of the loop) and writes
     them.
@@ -140,7 +149,7 @@ class WriterHook(HookBase):
         period: Period,
         timer: IterationTimer | None = None,
         iters_per_epoch: float | None = None,
-        best: Any = None,
+        best: _Best | None = None,
     ):
         self._writers = list(writers) if is_main_process() else []
         self._timer, self._iters_per_epoch = timer, iters_per_epoch
@@ -228,14 +237,13 @@ class WriterHook(HookBase):
         if not scalars:
             return
         best = self._best
-        is_best = (
-            best is not None and best.metric in scalars and best.is_better(scalars[best.metric])
-        )
+        if best and not (best.metric in scalars and best.is_better(scalars[best.metric])):
+            best = None
         record = LogRecord(
             iter=completed,
             max_iter=self.trainer.max_iter,
             scalars=scalars,
-            best=best.metric if is_best else None,
+            best=None if best is None else best.metric,
         )
         for writer in self._writers:
             writer.write(record)

@@ -11,7 +11,7 @@ import copy
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -283,7 +283,10 @@ def _fill(container: Any, contents: Any) -> None:
 
 
 @contextmanager
-def rolled_back(trainer: ModelTrainer, weights: Any = ()) -> Iterator[PythonKept]:
+def rolled_back(
+    trainer: ModelTrainer,
+    weights: Mapping[str, np.ndarray] | None = None,
+) -> Iterator[PythonKept]:
     """Put the state of `trainer` back at the end of the block.
 
     This includes its iteration, the generators of Python and NumPy, and the Python values that the
@@ -330,7 +333,10 @@ def _copy_of_schedule(schedule: Any, optimizer: flow.optim.Optimizer) -> Any:
 
 @contextmanager
 def updates_undone(
-    trainer: ModelTrainer, functions: Sequence[Any] = (), seed: int | None = None, weights: Any = ()
+    trainer: ModelTrainer,
+    functions: Sequence[Any] = (),
+    seed: int | None = None,
+    weights: Mapping[str, np.ndarray] | None = None,
 ) -> Iterator[PythonKept]:
     """Undo the updates made in the block, bit for bit. Hooks do not see these updates.
 

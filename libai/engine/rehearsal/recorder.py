@@ -113,7 +113,7 @@ class Recorder:
         name: str,
         module: Any,
         forward: Callable[..., Any],
-        args: tuple,
+        args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
         """Run the forward of one module.

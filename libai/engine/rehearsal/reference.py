@@ -43,6 +43,8 @@ from libai.utils.errors import UserError, first_line
 from libai.utils.tensors import local_part, saved_tensor_hooks
 
 Iterations = Sequence[Sequence[Any]]
+#: returns the tensor that the backward pass reads instead of the given one
+Keep = Callable[[flow.Tensor], flow.Tensor]
 #: seed of OneFlow's generator for models that sample from it; the value is arbitrary
 _SEED = 20_211
 _NOTHING_KNOWN = Facts()
@@ -52,7 +54,7 @@ _ROUNDINGS = (4, -4, 16)
 
 
 def reference_of(
-    trainer: ModelTrainer, iterations: Iterations, keep: Callable[..., Any] | None = None
+    trainer: ModelTrainer, iterations: Iterations, keep: Keep | None = None
 ) -> Reference:
     """Make the updates of `iterations`, with the micro-batches of this rank, and undo them.
 
@@ -83,22 +85,21 @@ def rounded_references(trainer: ModelTrainer, iterations: Iterations) -> Iterato
         yield reference_of(trainer, iterations, partial(_scaled, factor=1 + times * ROUNDING))
 
 
-def rehearsing(trainer: ModelTrainer, reference: Reference) -> AbstractContextManager[Any]:
+def rehearsing(trainer: ModelTrainer, reference: Reference) -> AbstractContextManager[PythonKept]:
     """Return a context that undoes the updates made in it.
 
     OneFlow's generator is seeded if `reference` sampled from it.
     """
     is_local = trainer.mesh.is_single and trainer.mesh.device == "cpu"
-    weights = (
-        reference.states[0].weights if is_local else ()
-    )  # these are current, so no copy is needed
+    # these are current, so no copy is needed
+    weights = reference.states[0].weights if is_local else None
     return updates_undone(trainer, reference.functions, _SEED if reference.draws else None, weights)
 
 
 def _make(
     trainer: ModelTrainer,
     iterations: Iterations,
-    keep: Callable[..., Any] | None = None,
+    keep: Keep | None = None,
     seed: int | None = None,
     facts: Facts = _NOTHING_KNOWN,
 ) -> Reference:
@@ -187,7 +188,7 @@ def _first_update(
     micro_batches: Sequence[Any],
     reference: Reference,
     kept: PythonKept,
-    keep: Any,
+    keep: Keep | None,
 ) -> StepResult:
     """Make the first update, and fill in the facts of `reference`. Collective."""
     model = trainer.model
@@ -264,7 +265,7 @@ def _first_update(
 
 
 def _later_update(
-    trainer: ModelTrainer, micro_batches: Sequence[Any], reference: Reference, keep: Any
+    trainer: ModelTrainer, micro_batches: Sequence[Any], reference: Reference, keep: Keep | None
 ) -> StepResult | None:
     """Make an update after the first. Return None if forward raises on any rank. Collective."""
     result = failure = None
@@ -334,7 +335,7 @@ def _differs_by_rank(trainer: ModelTrainer, difference: str) -> UserError:
 
 def keeping_copies(
     trainer: ModelTrainer,
-    keep: Callable[..., Any] = copy_of_values,
+    keep: Keep = copy_of_values,
 ) -> Callable[..., Any]:
     """Return the forward of the trainer's model, with copies of the tensors that its backward pass
     reads.
@@ -355,7 +356,10 @@ def copied(trainer: ModelTrainer, micro_batches: Sequence[Any]) -> list[dict[str
     return [copy.deepcopy(trainer.gradients.name_inputs(batch)) for batch in micro_batches]
 
 
-def numbers_of(trainer: ModelTrainer, result: Any) -> tuple[dict[str, float], dict[str, float]]:
+def numbers_of(
+    trainer: ModelTrainer,
+    result: StepResult,
+) -> tuple[dict[str, float], dict[str, float]]:
     """Return the losses of one update, by tag, and its metrics, over all ranks. Collective."""
     numbers = trainer.collect([result])[0]
     tags = ["train/loss", *(f"train/{name}" for name in result.losses)]

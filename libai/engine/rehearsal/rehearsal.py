@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from libai.engine.hook_base import HookBase
+from libai.engine.metrics import StepResult
 from libai.engine.rehearsal.comparison import (
     Difference,
     State,
@@ -140,7 +141,7 @@ def _require_equal(
     trainer: ModelTrainer,
     iterations: Iterations,
     reference: Reference,
-    make: Callable[[Any], Any] | None = None,
+    make: Callable[[list[dict[str, Any]]], StepResult] | None = None,
 ) -> None:
     """Raise `NotTheSame` if the updates of `compared_updates` differ from `reference`.
 
@@ -215,7 +216,7 @@ def compared_updates(
     trainer: ModelTrainer,
     iterations: Iterations,
     reference: Reference,
-    make: Callable[[Any], Any] | None = None,
+    make: Callable[[list[dict[str, Any]]], StepResult] | None = None,
 ) -> tuple[Updates, Difference | None]:
     """Make updates as `trainer` makes them, undo them, and compare them with `reference`.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from libai.config import BatchSizes
+from libai.config.settings.schema import Train
 from libai.engine.hook_base import EveryEpoch, Period
 from libai.utils.errors import UserError
 
@@ -31,7 +32,7 @@ class BatchPlan:
     samples_per_epoch: int | None = None
 
     @classmethod
-    def of(cls, train: Any, sizes: BatchSizes, data_parallel_size: int, loader: Any) -> BatchPlan:
+    def of(cls, train: Train, sizes: BatchSizes, data_parallel_size: int, loader: Any) -> BatchPlan:
         """Return the batch plan of a run with the config section `train`.
 
         `train_epoch > 0` sets the length, rounded up. Raises `UserError` if it is set and the

@@ -348,7 +348,7 @@ class Parts:
     build_lr_scheduler = staticmethod(build_lr_scheduler)
     build_train_loader = staticmethod(build_train_loader)
 
-    def __init__(self, config: Any, mesh: Mesh, seed: int | None = None):
+    def __init__(self, config: RunConfig, mesh: Mesh, seed: int | None = None):
         self.config = config
         self.mesh = mesh
         self.seed = seed_everything(resolve_seed(config.train.seed if seed is None else seed))

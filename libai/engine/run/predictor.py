@@ -12,7 +12,7 @@ from typing import Any
 import oneflow as flow
 
 from libai import checkpoint
-from libai.config import load_config
+from libai.config import RunConfig, load_config
 from libai.engine.run import build
 from libai.engine.run.modes import first_mode
 from libai.engine.trainer import trainer_of
@@ -40,11 +40,11 @@ class Predictor:
 
     def __init__(
         self,
-        model: Any,
+        model: flow.nn.Module,
         source: str | Path,
         mode: str = "eager",
         mesh: Mesh | None = None,
-        config: Any = None,
+        config: RunConfig | None = None,
     ):
         self.model = model
         self.checkpoint = Path(source)

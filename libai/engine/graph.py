@@ -137,12 +137,14 @@ class GraphTrainer(RehearsedTrainer):
         if not self._compile_if_needed(batches):
             with same_buffers(self.model):
                 return update_op_by_op(self, batches)
+        graph = self.graph
+        assert graph is not None
         if self._make_graph is not None:
-            result = self.graph(**self.to_device(batches[0]))
+            result = graph(**self.to_device(batches[0]))
         else:
             self._check_indices(batches)
             inputs, shares = self._inputs(batches)
-            losses, metrics, norm, buffers = self.graph(**inputs)
+            losses, metrics, norm, buffers = graph(**inputs)
             result = StepResult.of([losses], [metrics], shares, norm)
             if buffers:
                 write_buffers(self.model, buffers)

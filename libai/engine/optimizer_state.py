@@ -52,7 +52,7 @@ class OptimizerState:
     """
 
     updates: JoinedUpdates | None = None
-    graph: Any = None
+    graph: nn.Graph | None = None
 
     def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer):
         self.model = model
@@ -248,6 +248,7 @@ class GraphOptimizerState(OptimizerState):
         after the block.
         """
         wait_for_device()
+        assert self.graph is not None
         job = self.graph._c_nn_graph
         yield dict(zip(job.additional_var_names, job.additional_var_tensors))
         wait_for_device()
@@ -278,6 +279,7 @@ class GraphOptimizerState(OptimizerState):
         """Delete the optimizer's copies of state that is in the graph, because updates would make
         them stale.
         """
+        assert self.graph is not None
         in_graph = set(self.graph._c_nn_graph.additional_var_names)
         suffixes = graph_state_names(self.optimizer).values()
         for name, parameter in self._parameters().items():

@@ -162,7 +162,7 @@ class ModelTrainer(TrainerBase):
             )
 
     @property
-    def graph(self) -> Any:
+    def graph(self) -> nn.Graph | None:
         """The compiled update, a `TrainGraph` or the user's own graph; None in eager mode and
         before compilation.
         """

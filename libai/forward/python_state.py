@@ -422,6 +422,6 @@ def copy_of_iterator(value: Any) -> Any:
 
 def is_iterator(value: Any) -> bool:
     """Return whether `value` is an iterator, such as a generator or a file that is read."""
-    if isinstance(value, io.IOBase):
-        return not value.closed and value.readable()
-    return hasattr(type(value), "__next__")
+    if not hasattr(type(value), "__next__"):
+        return False
+    return not isinstance(value, io.IOBase) or (not value.closed and value.readable())

@@ -16,7 +16,7 @@ from libai import __version__
 from libai.launch.runtime import installed_version, read_cpuinfo
 from libai.native.kernels import kernels_in_use
 from libai.patches.openblas import openblas_in_use, threads_in_use
-from libai.patches.table import is_known_version, missing_parts, patches_that_are_on
+from libai.patches.table import patches_that_are_on
 from libai.utils.distributed import get_local_rank, get_rank, get_world_size
 
 _PACKAGES = ("numpy", "omegaconf", "hydra-core", "tensorboardX", "safetensors", "protobuf")
@@ -73,7 +73,6 @@ def _oneflow() -> dict[str, Any]:
         "openblas_threads": threads_in_use(),
         "cpu_kernels": kernels_in_use(),
         "patches": patches_that_are_on(),
-        "missing_parts": [] if is_known_version() else missing_parts(),
     }
 
 

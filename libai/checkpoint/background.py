@@ -174,7 +174,7 @@ class HostCopy:
             )
         self._specs = specs
 
-    def _copy(self, index: int, value) -> None:
+    def _copy(self, index: int, value: Any) -> None:
         """Copy one tensor. If OneFlow performs the copy, it is complete only after `_wait`."""
         array = self._arrays[index]
         if isinstance(value, np.ndarray):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from libai.checkpoint.errors import CheckpointError, os_reason
 from libai.checkpoint.reader import Checkpoint, TensorGroup
 from libai.checkpoint.tensor_files import FLOATING, TensorSpec, write_tensors
-from libai.utils.atomic import fsync_dir
+from libai.utils.atomic import fsync_path
 
 
 def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) -> Path:
@@ -36,11 +39,16 @@ def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) ->
         specs[name] = (
             TensorSpec(dtype, spec.shape) if dtype is not None and spec.dtype in FLOATING else spec
         )
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        write_tensors(target, specs, dict(group.items()))
-        fsync_dir(target.parent)
+        write_tensors(part, specs, dict(group.items()))
+        fsync_path(part)
+        os.replace(part, target)
+        fsync_path(target.parent)
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {os_reason(error)}.") from error
+    finally:
+        part.unlink(missing_ok=True)
     return target
 
 
@@ -54,7 +62,7 @@ def diff(a: Checkpoint, b: Checkpoint) -> dict[str, str]:
     return dict(_differences(of_a, of_b, ""))
 
 
-def _differences(a, b, place: str) -> Iterator[tuple[str, str]]:
+def _differences(a: Any, b: Any, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(a, np.ndarray):
         text = _array_difference(a, b)
         if text:

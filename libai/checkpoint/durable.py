@@ -1,8 +1,8 @@
 """Write folders atomically: after a crash, a folder is either complete or absent.
 
-A folder is filled under a temporary name next to its final path. Every file is flushed to disk, and
-a single rename makes the folder visible. Only one process may write at a time; a run holds the lock
-of its output folder.
+A folder is filled under a temporary name next to its final path. Every file is flushed to disk,
+once, and a single rename makes the folder visible. Only one process may write at a time; a run
+holds the lock of its output folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from libai.utils.atomic import fsync_dir
+from libai.utils.atomic import fsync_path
 
 _SAVING, _REPLACED, _DELETING = ".saving-", ".replaced-", ".deleting-"
 _CHUNK_BYTES = 1024 * 1024
@@ -37,23 +37,15 @@ def digest(file: BinaryIO) -> str:
     return sha256.hexdigest()
 
 
-def finish_file(path: Path) -> FileRecord:
-    """Flush a written file to disk and return its record."""
+def record_of(path: Path) -> FileRecord:
+    """Return the record of a written file."""
     with open(path, "rb") as file:
-        record = FileRecord(os.fstat(file.fileno()).st_size, digest(file))
-        os.fsync(file.fileno())
-    return record
-
-
-def write_file(path: Path, data: bytes) -> FileRecord:
-    """Write a file, flush it to disk and return its record."""
-    path.write_bytes(data)
-    return finish_file(path)
+        return FileRecord(os.fstat(file.fileno()).st_size, digest(file))
 
 
 @contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """Yield a folder to fill.
+    """Yield a folder to fill with files.
 
     At the end of the `with` block it becomes `final` and replaces whatever was there.
 
@@ -64,16 +56,17 @@ def new_folder(final: Path) -> Iterator[Path]:
     work.mkdir()
     try:
         yield work
-        fsync_dir(work)
+        for path in sorted(work.iterdir()):
+            fsync_path(path)
+        fsync_path(work)
         restore_replaced(final.parent)
         replaced = final.with_name(_REPLACED + final.name)
         if os.path.lexists(final):
             _remove_tree(replaced)
             os.rename(final, replaced)
-        os.rename(
-            work, final
-        )  # if the process is killed before this, `restore_replaced` restores the old `final`
-        fsync_dir(final.parent)
+        # if the process is killed before this, `restore_replaced` restores the old `final`
+        os.rename(work, final)
+        fsync_path(final.parent)
         _remove_tree(replaced)
     finally:
         restore_replaced(final.parent)
@@ -106,12 +99,8 @@ def remove_leftovers(root: Path) -> None:
     No other process may be saving there: hold the lock of the run's folder.
     """
     restore_replaced(root)
-    for pattern in (
-        f"{_SAVING}*",
-        f"{_REPLACED}*",
-        f"{_DELETING}*",
-        ".*.tmp",
-    ):  # .tmp is from `libai.utils.atomic`
+    # .tmp is from `libai.utils.atomic`
+    for pattern in (f"{_SAVING}*", f"{_REPLACED}*", f"{_DELETING}*", ".*.tmp"):
         for path in list(root.glob(pattern)):
             _remove_tree(path)
 

@@ -9,7 +9,7 @@ raises an error instead of returning wrong weights.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +23,60 @@ from libai.checkpoint.strict_json import parse_json
 from libai.checkpoint.tensor_files import Slot, TensorSpec, open_file, read_slots, read_tensor
 
 
+class TensorGroup(Mapping[str, np.ndarray]):
+    """A mapping of names to tensors. Each access fetches the tensor, usually from disk; nothing is
+    cached.
+
+    A bfloat16 tensor is returned as a float32 array with the same values, since numpy has no
+    bfloat16. `spec(name)` contains the stored dtype. Raises `CheckpointError` if a tensor cannot be
+    read or its file is damaged.
+
+    Args:
+        origin: the checkpoint folder or file.
+        specs: dtype and shape of each tensor.
+        fetch: function that returns the tensor with a name.
+        files: name of the file of each tensor, for tensors that are read from files.
+    """
+
+    def __init__(
+        self,
+        origin: Path,
+        specs: Mapping[str, TensorSpec],
+        fetch: Callable[[str], np.ndarray],
+        files: Mapping[str, str] | None = None,
+    ):
+        self.origin = origin
+        self.files = files or {}
+        self._specs = dict(sorted(specs.items()))
+        self._fetch = fetch
+
+    def replaced_by(self, other: TensorGroup) -> TensorGroup:
+        """Return a group in which tensors of `other` replace those with the same names."""
+        return TensorGroup(
+            self.origin,
+            {**self._specs, **other._specs},
+            lambda name: (other if name in other else self)[name],
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._specs  # the default would read the tensor
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._specs:
+            raise KeyError(name)
+        return self._fetch(name)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return the logical dtype and shape without reading data."""
+        return self._specs[name]
+
+
 class _Folder:
     """A folder that checks its files against `records` when they are opened.
 
@@ -34,12 +88,30 @@ class _Folder:
         self.records = records or {}
         self._checked: dict[str, tuple[int, int]] = {}
 
+    def place(self, name: str) -> Path:
+        """Return the path of a file in the folder.
+
+        Raises `CheckpointError` for a name that leads out of the folder. A link may do so only in a
+        folder of foreign files, such as the cache of the Hugging Face Hub.
+        """
+        path = self.path / name
+        is_name = name not in ("", ".", "..") and not {"/", "\0"} & set(name)
+        if is_name and self.records and path.is_symlink():
+            target = os.path.realpath(path)
+            is_name = os.path.dirname(target) == os.path.realpath(self.path)
+        if not is_name:
+            raise CheckpointError(
+                f"{self.path} refers to the file {name[:80]!r}; only files in its own folder are "
+                "read."
+            )
+        return path
+
     def open(self, name: str) -> BinaryIO:
         """Open a file in the folder.
 
         Raises `CheckpointError` if its bytes do not match the digest.
         """
-        file = open_file(self.path / name)
+        file = open_file(self.place(name))
         status = os.fstat(file.fileno())
         stamp = (status.st_ino, status.st_mtime_ns)
         if name in self.records and self._checked.get(name) != stamp:
@@ -56,51 +128,17 @@ class _Folder:
 
     def slots(self, name: str) -> dict[str, Slot]:
         """Return tensor name -> slot for a file in the folder. Raises `CheckpointError`."""
-        if Path(name).name != name:
-            raise CheckpointError(
-                f"{self.path} refers to the file {name[:80]!r}; only files in its own folder are "
-                "read."
-            )
-        return read_slots(self.path / name)
+        return read_slots(self.place(name))
 
+    def group(self, origin: Path, slots: Mapping[str, Slot]) -> TensorGroup:
+        """Return the tensors at `slots` in files of this folder."""
 
-class TensorGroup(Mapping[str, np.ndarray]):
-    """A mapping of names to tensors. Each access reads the tensor from disk; nothing is cached.
+        def fetch(name: str) -> np.ndarray:
+            with self.open(slots[name].file) as file:
+                return read_tensor(file, slots[name])
 
-    A bfloat16 tensor is returned as a float32 array with the same values, since numpy has no
-    bfloat16. `spec(name)` contains the stored dtype. `origin` is the checkpoint folder or file.
-    Raises `CheckpointError` if a tensor cannot be read or its file is damaged.
-    """
-
-    def __init__(self, origin: Path, folder: _Folder, slots: Mapping[str, Slot]):
-        self.origin = origin
-        self._folder = folder
-        self._slots = dict(sorted(slots.items()))
-
-    def replaced_by(self, other: TensorGroup) -> TensorGroup:
-        """Return a group in which tensors of `other` replace those with the same names.
-
-        Both groups must come from the same checkpoint.
-        """
-        return TensorGroup(self.origin, self._folder, {**self._slots, **other._slots})
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._slots)
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._slots  # the default would read the tensor
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        slot = self._slots[name]
-        with self._folder.open(slot.file) as file:
-            return read_tensor(file, slot)
-
-    def spec(self, name: str) -> TensorSpec:
-        """Return the logical dtype and shape without reading data."""
-        return self._slots[name].spec
+        specs = {name: slot.spec for name, slot in slots.items()}
+        return TensorGroup(origin, specs, fetch, {name: slots[name].file for name in slots})
 
 
 @dataclass(frozen=True)
@@ -127,7 +165,7 @@ def load(path: str | Path) -> Checkpoint:
     iteration, folder = _open_folder(Path(path))
     groups: dict[str, dict[str, Slot]] = {}
     for name, record in folder.records.items():
-        with open_file(folder.path / name) as file:
+        with open_file(folder.place(name)) as file:
             num_bytes = os.fstat(file.fileno()).st_size
         if num_bytes != record.bytes:
             raise CheckpointError(
@@ -138,7 +176,7 @@ def load(path: str | Path) -> Checkpoint:
             groups.setdefault(group, {}).update(folder.slots(name))
     with folder.open(STATE) as file:
         state = parse_json(file.read(), file.name)
-    tensors = {group: TensorGroup(folder.path, folder, slots) for group, slots in groups.items()}
+    tensors = {group: folder.group(folder.path, slots) for group, slots in groups.items()}
     return Checkpoint(folder.path, iteration, state, tensors)
 
 
@@ -184,28 +222,34 @@ def open_safetensors(path: str | Path) -> TensorGroup:
     """
     path = Path(path)
     folder = _Folder(path.parent)
-    return TensorGroup(path, folder, folder.slots(path.name))
+    return folder.group(path, folder.slots(path.name))
 
 
 def open_sharded(index: str | Path) -> TensorGroup:
     """Open the tensors listed in a `….safetensors.index.json` file, which is next to its shards.
 
-    Raises `CheckpointError`.
+    Raises `CheckpointError`, including when the shards have other tensors than the index.
     """
     index = Path(index)
-    weight_map = parse_json(_read(index), str(index)).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         isinstance(file, str) for file in weight_map.values()
     ):
         raise CheckpointError(f"{index} has no weight_map from tensor names to files.")
     folder = _Folder(index.parent)
-    shards = {file: folder.slots(file) for file in sorted(set(weight_map.values()))}
-    for name, file in weight_map.items():
-        if name not in shards[file]:
-            raise CheckpointError(f"{index} places {name!r} in {file}, which does not contain it.")
-    return TensorGroup(
-        index, folder, {name: shards[file][name] for name, file in weight_map.items()}
-    )
+    slots: dict[str, Slot] = {}
+    for file in sorted(set(weight_map.values())):
+        slots |= folder.slots(file)
+    group = folder.group(index, slots)
+    different = sorted(group.files.items() ^ weight_map.items())
+    if different:
+        raise CheckpointError(f"{index} and its shards disagree on `{different[0][0]}`.")
+    return group
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises `CheckpointError` if it cannot be read."""
+    return parse_json(_read(path), str(path))
 
 
 def _read(path: Path) -> bytes:

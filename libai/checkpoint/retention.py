@@ -15,8 +15,8 @@ from pathlib import Path
 from libai.checkpoint.durable import remove_directory, restore_replaced
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason, reading
 from libai.checkpoint.manifest import BEST, iteration_of
-from libai.checkpoint.reader import verify
-from libai.checkpoint.strict_json import dump_json, parse_json
+from libai.checkpoint.reader import read_json, verify
+from libai.checkpoint.strict_json import dump_json
 from libai.utils.atomic import atomic_write_bytes
 from libai.utils.logging import warn_once
 
@@ -124,8 +124,7 @@ def read_best(root: str | Path) -> Best | None:
     file = Path(root) / BEST
     if not file.exists():
         return None
-    with reading(file):
-        content = parse_json(file.read_bytes(), str(file))
+    content = read_json(file)
     name, value = content.get("checkpoint"), content.get("value")
     if (
         not isinstance(name, str)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from libai.checkpoint.durable import finish_file, new_folder, write_file
+from libai.checkpoint.durable import new_folder, record_of
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason
 from libai.checkpoint.manifest import (
     MANIFEST,
@@ -28,7 +29,7 @@ from libai.checkpoint.manifest import (
 from libai.checkpoint.shards import Entry, Shard, cut_shards
 from libai.checkpoint.strict_json import dump_json
 from libai.checkpoint.tensor_files import write_tensors
-from libai.utils.atomic import free_space, fsync_dir, is_full_disk
+from libai.utils.atomic import free_space, fsync_path, is_full_disk
 from libai.utils.distributed import is_main_process, result_of_rank_0
 from libai.utils.sizes import format_bytes
 
@@ -149,7 +150,7 @@ def _checked(plan: Plan) -> Plan:
     with plan.explained():
         if not plan.root.is_dir():
             plan.root.mkdir(parents=True, exist_ok=True)
-            fsync_dir(plan.root.parent)
+            fsync_path(plan.root.parent)
         free = shutil.disk_usage(plan.root).free
     if free < plan.num_bytes:
         raise CheckpointWriteError(
@@ -185,24 +186,34 @@ def write_checkpoint(plan: Plan, arrays: Iterator[np.ndarray]) -> None:
 
 
 def _fill(folder: Path, plan: Plan, arrays: Iterator[np.ndarray]) -> None:
-    files = {}
+    # each file is read for its digest while it is still in the memory of the system
+    files = {path.name: record_of(path) for path in write_shards(folder, plan.shards, arrays)}
+    (folder / STATE).write_bytes(plan.state)
+    files[STATE] = record_of(folder / STATE)
+    (folder / MANIFEST).write_bytes(dump_manifest(plan.iteration, files))
+
+
+def write_shards(
+    folder: Path, shards: Sequence[Shard], arrays: Iterator[np.ndarray]
+) -> Iterator[Path]:
+    """Write the tensor files of `shards` from the next `arrays`, and yield their paths.
+
+    Each group in several files gets an index, in which other libraries look up the file of a
+    tensor.
+    """
     places: dict[str, dict[str, str]] = {}
-    for shard in plan.shards:
+    sizes: Counter[str] = Counter()
+    for shard in shards:
+        # the arrays have no name here, which would keep them alive while the next ones are fetched
         write_tensors(
             folder / shard.file, shard.specs, {name: next(arrays) for name in shard.specs}
         )
-        files[shard.file] = finish_file(folder / shard.file)
-        places.setdefault(group_of(shard.file) or "", {}).update(
-            dict.fromkeys(shard.specs, shard.file)
-        )
+        yield folder / shard.file
+        group = group_of(shard.file) or ""
+        places.setdefault(group, {}).update(dict.fromkeys(shard.specs, shard.file))
+        sizes[group] += shard.num_bytes
     for group, weight_map in places.items():
-        if (
-            len(set(weight_map.values())) > 1
-        ):  # other libraries use the index to find the shard of a tensor
-            total = sum(shard.num_bytes for shard in plan.shards if group_of(shard.file) == group)
-            index = dump_json(
-                {"metadata": {"total_size": total}, "weight_map": weight_map}, "index"
-            )
-            files[index_name(group)] = write_file(folder / index_name(group), index)
-    files[STATE] = write_file(folder / STATE, plan.state)
-    write_file(folder / MANIFEST, dump_manifest(plan.iteration, files))
+        if len(set(weight_map.values())) > 1:
+            index = {"metadata": {"total_size": sizes[group]}, "weight_map": weight_map}
+            (folder / index_name(group)).write_bytes(dump_json(index, "index"))
+            yield folder / index_name(group)

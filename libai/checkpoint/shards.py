@@ -112,7 +112,7 @@ def _entry_of(tensors: Mapping[str, Any], name: str, group: str) -> Entry:
     return Entry(spec, partial(_gather, tensor) if tensor.is_global else tensor.detach)
 
 
-def _gather(tensor) -> Any:
+def _gather(tensor: Any) -> Any:
     """Return a global tensor as a full local one on rank 0.
 
     Collective unless every rank has the full tensor.
@@ -125,9 +125,8 @@ def _gather(tensor) -> Any:
     tensor = tensor.detach()
     if any(sbp != flow.sbp.broadcast for sbp in tensor.sbp):
         tensor = replicated(tensor)
-    if 0 not in np.ravel(
-        tensor.placement.ranks
-    ):  # e.g. on a later pipeline stage: move it to rank 0
+    # e.g. on a later pipeline stage: move it to rank 0
+    if 0 not in np.ravel(tensor.placement.ranks):
         tensor = tensor.to_global(
             placement=flow.placement(tensor.placement.type, [0]), sbp=flow.sbp.broadcast
         )

@@ -43,7 +43,7 @@ def dump_json(value: Any, what: str) -> bytes:
         raise CheckpointError(f"{what} is nested too deep for JSON, or contains itself.") from None
 
 
-def _wrong_parts(value, where: str) -> Iterator[str]:
+def _wrong_parts(value: Any, where: str) -> Iterator[str]:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +93,7 @@ def write_tensors(
     arrays: Mapping[str, np.ndarray],
     metadata: Mapping[str, str] = HUGGING_FACE,
 ) -> None:
-    """Write or replace a file. An existing file is kept if the write fails. Raises `OSError`.
+    """Write a file into a folder that its caller renames or removes. Raises `OSError`.
 
     Arrays that already have the file's dtype and byte order are not copied.
     """
@@ -108,24 +107,18 @@ def write_tensors(
         )
         for name, spec in specs.items()
     }
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # safetensors creates the file with private permissions, so restore the usual permissions of a
+    # new file
+    path.touch()
+    mode = path.stat().st_mode & 0o777
     try:
-        part.touch()
-        # safetensors creates the file with private permissions, so restore the usual permissions of
-        # a new file
-        mode = part.stat().st_mode & 0o777
-        safetensors.serialize_file(described, part, metadata=dict(metadata) or None)
-        part.chmod(mode)
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        safetensors.serialize_file(described, path, metadata=dict(metadata) or None)
     except safetensors.SafetensorError as error:
         code = re.search(r"os error (\d+)", str(error))
-        raise (
-            OSError(int(code[1]), os.strerror(int(code[1])), str(path)) if code else error
-        ) from None
-    finally:
-        part.unlink(missing_ok=True)
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
+    path.chmod(mode)
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,8 @@ class WeightsReport:
     missing: list[str]
     unexpected: list[str]
     mismatched: dict[str, tuple[TensorSpec, TensorSpec]]
-    idle_patterns: list[str] = field(
-        default_factory=list
-    )  #: patterns of revise_keys that match no name
+    #: patterns of revise_keys that match no name
+    idle_patterns: Sequence[str] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -86,6 +85,27 @@ class WeightsReport:
         return "\n".join(lines)
 
 
+def compare_specs(
+    source: str,
+    on_disk: Mapping[str, TensorSpec],
+    wanted: Mapping[str, TensorSpec],
+    idle_patterns: Sequence[str] = (),
+) -> WeightsReport:
+    """Compare tensors on disk with those that a model wants, by name, shape and kind of dtype."""
+    both = sorted(set(on_disk) & set(wanted))
+    loaded = [name for name in both if on_disk[name].fits(wanted[name])]
+    return WeightsReport(
+        source,
+        loaded,
+        missing=sorted(set(wanted) - set(on_disk)),
+        unexpected=sorted(set(on_disk) - set(wanted)),
+        mismatched={
+            name: (on_disk[name], wanted[name]) for name in sorted(set(both) - set(loaded))
+        },
+        idle_patterns=idle_patterns,
+    )
+
+
 def load_weights(
     source: str | Path | Mapping[str, Any],
     module: Any,
@@ -123,19 +143,7 @@ def load_weights(
         for name, tensor in targets.items()
         if name in on_disk or optional is None or not optional.search(name)
     }
-    both = sorted(set(on_disk) & set(wanted))
-    report = WeightsReport(
-        origin,
-        loaded=[name for name in both if on_disk[name].fits(wanted[name])],
-        missing=sorted(set(wanted) - set(on_disk)),
-        unexpected=sorted(set(on_disk) - set(wanted)),
-        mismatched={
-            name: (on_disk[name], wanted[name])
-            for name in both
-            if not on_disk[name].fits(wanted[name])
-        },
-        idle_patterns=idle,
-    )
+    report = compare_specs(origin, on_disk, wanted, idle)
     if strict and not report.is_exact:
         remedy = (
             "`train.load_weight` with `strict=false` loads the tensors that fit; `revise_keys` "
@@ -223,7 +231,7 @@ def _difference(disk: TensorSpec, model: TensorSpec) -> str:
     return f"{disk.dtype} on disk, {model.dtype} in the model"
 
 
-def _copy(tensor, value) -> None:
+def _copy(tensor: Any, value: Any) -> None:
     """Copy a full value into a oneflow tensor, whose memory, device, placement and layout stay the
     same.
     """

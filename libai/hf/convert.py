@@ -5,8 +5,9 @@ bytes.
 from __future__ import annotations
 
 import inspect
+import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,19 @@ import numpy as np
 from oneflow import nn
 
 from libai.checkpoint import CheckpointError, TensorGroup, WeightsReport, load_weights, open_weights
+from libai.checkpoint.durable import new_folder
+from libai.checkpoint.reader import read_json
 from libai.checkpoint.tensor_files import TensorSpec, spec_of
+from libai.checkpoint.weights import compare_specs
 from libai.config import LazyCall, instantiate, locate
 from libai.hf.families import FAMILIES, family_of
-from libai.hf.families.rules import match
+from libai.hf.families.rules import Match, match
 from libai.hf.files import (
     CONFIG,
-    INDEX,
     Pretrained,
     has_weights,
     read_config,
     read_folder,
-    read_json,
     read_run_config,
     write_folder,
     write_json,
@@ -37,7 +39,7 @@ from libai.models.blocks.init import without_initial_values
 from libai.utils.errors import UserError
 
 
-def model_config(folder: str | Path, **arguments) -> Any:
+def model_config(folder: str | Path, **arguments: Any) -> Any:
     """Return the `LazyCall` that builds the libai model for the config.json in `folder`.
 
     `arguments` override the arguments derived from config.json.
@@ -45,20 +47,17 @@ def model_config(folder: str | Path, **arguments) -> Any:
     config = read_config(folder)
     _, family = family_of(config)
     found = family.read_arguments(config)
-    if found.get("has_pooler") and has_weights(folder):
-        found["has_pooler"] = any("pooler." in name for name in read_folder(folder))
-    if (
-        found.get("tie_head")
-        and has_weights(folder)
-        and read_folder(folder).has_own("lm_head.weight")
-    ):
-        found["tie_head"] = (
-            False  # `transformers` follows the weights here, even against config.json
-        )
+    if (found.get("has_pooler") or found.get("tie_head")) and has_weights(folder):
+        source = read_folder(folder)
+        if found.get("has_pooler"):
+            found["has_pooler"] = any("pooler." in name for name in source.tensors)
+        # `transformers` follows the weights here, even against config.json
+        if found.get("tie_head") and source.has_own("lm_head.weight"):
+            found["tie_head"] = False
     return LazyCall(family.target)(**{**found, **arguments})
 
 
-def load_pretrained(folder: str | Path, **arguments) -> nn.Module:
+def load_pretrained(folder: str | Path, **arguments: Any) -> nn.Module:
     """Build the libai model and load the weights in `folder`.
 
     Raises `CheckpointError` with the report unless all weights fit exactly.
@@ -70,22 +69,21 @@ def load_pretrained(folder: str | Path, **arguments) -> nn.Module:
     return model
 
 
-def import_folder(folder: str | Path, out: str | Path, **arguments) -> WeightsReport:
-    """Convert the weights in `folder` to libai's names and write them to `out`, for use with
-    `train.load_weight`.
+def import_folder(folder: str | Path, out: str | Path, **arguments: Any) -> WeightsReport:
+    """Convert the weights in `folder` to libai's names and write them to the new folder `out`, for
+    use with `train.load_weight`.
 
     config.json is copied next to them. Data types do not change. Raises `CheckpointError` with the
-    report, before anything is written, unless all weights fit.
+    report unless all weights fit. After an error or an interruption there is no folder `out`.
     """
-    _check_target(out, folder)
+    target = _check_target(out)
     source = read_folder(folder)
     with without_initial_values():
         model = instantiate(model_config(folder, **arguments))
     ours, report = _imported(source, model)
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    write_folder(out, {name: ours.spec(name) for name in sorted(ours)}, ours.__getitem__)
-    shutil.copyfile(source.folder / CONFIG, out / CONFIG)
+    with new_folder(target) as work:
+        write_folder(work, ours)
+        shutil.copyfile(source.folder / CONFIG, work / CONFIG)
     return report
 
 
@@ -96,8 +94,8 @@ def export_folder(
     architecture: str | None = None,
     average: bool = False,
 ) -> list[str]:
-    """Write libai weights as a Hugging Face folder `out`, with LoRA adapters merged, and return the
-    file names.
+    """Write libai weights as a new Hugging Face folder `out`, with LoRA adapters merged, and return
+    the file names. After an error or an interruption there is no folder `out`.
 
     Args:
         weights: a checkpoint, a run folder, or the output of `import_folder`, as for
@@ -110,135 +108,123 @@ def export_folder(
             fits the model).
         average: write the averaged weights of `train.ema` instead of the latest weights.
     """
-    _check_target(out, weights, like)
+    target = _check_target(out)
     tensors = _without_adapters(
         open_weights(weights, "average" if average else "model"), Path(weights)
     )
-    specs = {name: tensors.spec(name) for name in tensors}
-    out = Path(out)
-    if like is not None:
-        return _export_like(read_folder(like), specs, tensors, out)
-    config = _config_of(Path(weights), architecture)
+    with new_folder(target) as work:
+        if like is not None:
+            _export_like(read_folder(like), tensors, work)
+        else:
+            _export(_config_of(Path(weights), architecture), tensors, work)
+        return sorted(path.name for path in work.iterdir())
+
+
+def _export(config: dict[str, Any], tensors: TensorGroup, out: Path) -> None:
+    """Write tensors as `transformers` writes a model with this config."""
     _, family = family_of(config)
-    matches = {
-        family.written_name(name): m for name, m in match(family.rules_for(config), specs).items()
-    }
-    shapes = {
-        family.written_name(name): [config[key] for key in keys]
-        for name, keys in family.zeros.items()
-    }
-    zeros = {
-        name: np.zeros(shape, np.float32) for name, shape in shapes.items() if name not in matches
-    }
-    added = {name: TensorSpec("float32", array.shape) for name, array in zeros.items()}
-    out.mkdir(parents=True, exist_ok=True)
-    written = {**{name: m.spec for name, m in matches.items()}, **added}
-    write_folder(
-        out, written, lambda name: zeros[name] if name in zeros else matches[name].join(tensors)
-    )
-    write_json(out / CONFIG, config)
-    return sorted(path.name for path in out.iterdir())
-
-
-def _export_like(
-    source: Pretrained,
-    specs: Mapping[str, TensorSpec],
-    tensors: Mapping[str, np.ndarray],
-    out: Path,
-) -> list[str]:
-    own = match(source.family.rules_for(source.config), specs)
-    report = _report(source, {source.name_in_file(name): m.spec for name, m in own.items()})
-    if not report.is_exact:
-        raise CheckpointError(f"the weights do not fit {source.folder}. {report}")
-    copies = {copy: own[original] for copy, original in source.family.copies.items()}
-    matches = {source.name_in_file(name): m for name, m in {**copies, **own}.items()}
-    out.mkdir(parents=True, exist_ok=True)
+    found = match(family.rules_for(config), _specs_of(tensors))
+    matches = {family.written_name(name): one for name, one in found.items()}
+    zeros = {}
+    for name, keys in family.zeros.items():
+        written = family.written_name(name)
+        if written not in matches:
+            zeros[written] = np.zeros([config[key] for key in keys], np.float32)
+    specs = {name: one.spec for name, one in matches.items()}
+    specs |= {name: spec_of(array) for name, array in zeros.items()}
 
     def fetch(name: str) -> np.ndarray:
-        # a tensor without a match is a constant of the file, which `_report` has checked
-        return matches[name].join(tensors) if name in matches else source[name]
+        return zeros[name] if name in zeros else matches[name].join(tensors)
 
-    for file, group in source.files.items():
-        write_like(out / file, source.folder / file, group, fetch)
-    kept = [name for name in (CONFIG, INDEX) if (source.folder / name).exists()]
-    for name in kept:
-        shutil.copyfile(source.folder / name, out / name)
-    return [*source.files, *kept]
+    write_folder(out, TensorGroup(out, specs, fetch))
+    write_json(out / CONFIG, config)
 
 
-def _check_target(out: str | Path, *sources: str | Path | None) -> None:
-    if any(
-        source is not None and Path(out).resolve() == Path(source).resolve() for source in sources
-    ):
+def _export_like(source: Pretrained, tensors: TensorGroup, out: Path) -> None:
+    matches, _ = _match_exactly(source, _specs_of(tensors))
+    for copy, original in source.family.copies.items():
+        matches.setdefault(source.name_in_file(copy), matches[source.name_in_file(original)])
+
+    def fetch(name: str) -> np.ndarray:
+        # a tensor without a match is a constant of the file
+        return matches[name].join(tensors) if name in matches else source.tensors[name]
+
+    write_like(out, source, fetch)
+
+
+def _check_target(out: str | Path) -> Path:
+    """Return the absolute path of the folder to make. Raises `UserError` unless `out` is free.
+
+    A folder with files is never replaced: it may be the source, or contain files of the user.
+    """
+    path = Path(os.path.abspath(out))
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(
-            f"{out} is the source folder, whose files would be overwritten. Choose another folder."
+            f"{out} exists already, and only a new folder is written. Choose another path, or "
+            "delete it first."
         )
-    if Path(out).exists() and not Path(out).is_dir():
-        raise UserError(f"{out} is a file, but the export needs a folder. Choose another path.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
-class _Tensors(Mapping[str, np.ndarray]):
-    """A mapping of lazily loaded arrays. `spec` is known before `fetch` loads the array."""
-
-    def __init__(self, specs: Mapping[str, TensorSpec], fetch: Callable[[str], np.ndarray]):
-        self._specs = specs
-        self._fetch = fetch
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._fetch(name)
-
-    def spec(self, name: str) -> TensorSpec:
-        """Return the type and shape of a tensor."""
-        return self._specs[name]
+def _specs_of(tensors: TensorGroup) -> dict[str, TensorSpec]:
+    return {name: tensors.spec(name) for name in tensors}
 
 
-def _imported(source: Pretrained, model: nn.Module) -> tuple[_Tensors, WeightsReport]:
+def _match_exactly(
+    source: Pretrained, specs: Mapping[str, TensorSpec]
+) -> tuple[dict[str, Match], WeightsReport]:
+    """Return the match of each tensor in a folder, by its name there, and the report.
+
+    `specs` are those of a libai model. Copies and constants of the folder are ignored. Raises
+    `CheckpointError` with the report unless all other tensors fit exactly.
+    """
+    found = match(source.family.rules_for(source.config), specs)
+    matches = {source.name_in_file(name): one for name, one in found.items()}
+    copies = {source.name_in_file(name) for name in source.family.copies} - set(matches)
+    held = {
+        name: spec
+        for name, spec in _specs_of(source.tensors).items()
+        if name not in copies
+        and not any(fnmatchcase(name, pattern) for pattern in source.family.not_weights)
+    }
+    wanted = {name: one.spec for name, one in matches.items()}
+    report = compare_specs(str(source.folder), held, wanted)
+    if not report.is_exact:
+        raise CheckpointError(str(report))
+    return matches, report
+
+
+def _imported(source: Pretrained, model: nn.Module) -> tuple[TensorGroup, WeightsReport]:
     """Convert the weights of a folder to the names of `model`, and return them with the report.
 
     The weights keep their stored types. Raises `CheckpointError` unless all weights in `source` fit
     exactly.
     """
     wanted = {name: spec_of(tensor) for name, tensor in model.state_dict().items()}
-    matches = match(source.family.rules_for(source.config), wanted)
-    report = _report(
-        source, {source.name_in_file(name): found.spec for name, found in matches.items()}
-    )
-    if not report.is_exact:
-        raise CheckpointError(str(report))
+    matches, report = _match_exactly(source, wanted)
     for copy, original in source.family.copies.items():
-        if copy not in matches and source.has_own(copy):
+        if source.name_in_file(copy) not in matches and source.has_own(copy):
             raise CheckpointError(
                 f"{source.folder}: `{copy}` differs from `{original}`, but {source.family.target} "
                 "has only one tensor for both."
             )
     specs = {}
     places = {}
-    for found in matches.values():
-        name = source.name_in_file(found.theirs)
-        stored = source.spec(name).dtype
-        if ("float" in stored) != ("float" in found.spec.dtype):
-            raise CheckpointError(
-                f"{source.folder}: `{name}` is {stored} there, but {found.spec.dtype} in the model."
-            )
+    for name, found in matches.items():
         for index, ours in enumerate(found.ours):
-            specs[ours] = TensorSpec(stored, wanted[ours].shape)
-            places[ours] = (found, index)
+            specs[ours] = TensorSpec(source.tensors.spec(name).dtype, wanted[ours].shape)
+            places[ours] = (name, found, index)
 
-    def fetch(name: str) -> np.ndarray:
-        found, index = places[name]
-        array = source[source.name_in_file(found.theirs)]
-        return np.asarray(found.form.split(array, len(found.ours))[index], order="C")
+    def fetch(ours: str) -> np.ndarray:
+        name, found, index = places[ours]
+        parts = found.form.split(source.tensors[name], len(found.ours))
+        return np.asarray(parts[index], order="C")
 
-    return _Tensors(specs, fetch), report
+    return TensorGroup(source.folder, specs, fetch), report
 
 
-def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup | _Tensors:
+def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup:
     """Return `tensors`, merged with their LoRA adapters if there are any."""
     if not any(map(ADAPTER.search, tensors)):
         return tensors
@@ -254,38 +240,12 @@ def _without_adapters(tensors: TensorGroup, weights: Path) -> TensorGroup | _Ten
     def merged(name: str) -> np.ndarray:
         array = tensors[name]
         a, b = (f"{name.removesuffix('weight')}lora_{letter}.weight" for letter in "AB")
-        return (
-            array + lora_delta(tensors[a], tensors[b], scale).astype(array.dtype)
-            if a in tensors
-            else array
-        )
+        if a not in tensors:
+            return array
+        return array + lora_delta(tensors[a], tensors[b], scale).astype(array.dtype)
 
-    return _Tensors(
-        {name: tensors.spec(name) for name in tensors if not ADAPTER.search(name)}, merged
-    )
-
-
-def _report(source: Pretrained, wanted: Mapping[str, TensorSpec]) -> WeightsReport:
-    """Compare names and shapes in the folder with the model's. Copies and constants are ignored."""
-    copies = {source.name_in_file(name) for name in source.family.copies} - set(wanted)
-    held = {
-        name: source.spec(name)
-        for name in source
-        if name not in copies
-        and not any(fnmatchcase(name, pattern) for pattern in source.family.not_weights)
-    }
-    both = sorted(set(held) & set(wanted))
-    return WeightsReport(
-        str(source.folder),
-        loaded=[name for name in both if held[name].shape == wanted[name].shape],
-        missing=sorted(set(wanted) - set(held)),
-        unexpected=sorted(set(held) - set(wanted)),
-        mismatched={
-            name: (held[name], wanted[name])
-            for name in both
-            if held[name].shape != wanted[name].shape
-        },
-    )
+    specs = {name: spec for name, spec in _specs_of(tensors).items() if not ADAPTER.search(name)}
+    return TensorGroup(tensors.origin, specs, merged)
 
 
 def _config_of(weights: Path, architecture: str | None) -> dict[str, Any]:

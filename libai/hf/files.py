@@ -6,9 +6,9 @@ Nothing in them is executed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ import numpy as np
 from safetensors import safe_open
 
 from libai.checkpoint import CheckpointError, TensorGroup
-from libai.checkpoint.errors import reading
-from libai.checkpoint.reader import open_safetensors
-from libai.checkpoint.shards import Entry, cut_shards
-from libai.checkpoint.strict_json import parse_json
-from libai.checkpoint.tensor_files import TensorSpec, write_tensors
+from libai.checkpoint.reader import open_safetensors, open_sharded, read_json
+from libai.checkpoint.saving import write_shards
+from libai.checkpoint.shards import cut_shards
+from libai.checkpoint.tensor_files import write_tensors
 from libai.hf.families import family_of
 from libai.hf.families.family import Family
 from libai.utils.errors import UserError
@@ -32,55 +31,32 @@ SHARD_BYTES = 5_000_000_000
 
 
 @dataclass(frozen=True)
-class Pretrained(Mapping[str, np.ndarray]):
+class Pretrained:
     """The settings of a folder and its tensors by name. A tensor is read when it is accessed."""
 
     folder: Path
     config: dict[str, Any]
     architecture: str
     family: Family
-    files: dict[str, TensorGroup]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._groups)
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._groups
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._groups[name][name]
-
-    def spec(self, name: str) -> TensorSpec:
-        """Return the type and shape of a tensor without reading its data."""
-        return self._groups[name].spec(name)
+    tensors: TensorGroup
 
     def name_in_file(self, name: str) -> str:
         """Return this folder's name for the tensor that is called `name` in files of models with a
         head.
         """
         prefix = self.family.prefix
-        has_prefix = any(stored.startswith(prefix) for stored in self)
+        has_prefix = any(stored.startswith(prefix) for stored in self.tensors)
         return name if has_prefix else name.removeprefix(prefix)
 
     def has_own(self, copy: str) -> bool:
         """Return whether the values of `copy` in this folder differ from the tensor that it
         normally duplicates.
         """
-        name, original = self.name_in_file(copy), self.name_in_file(self.family.copies[copy])
-        return name in self and original in self and not np.array_equal(self[name], self[original])
-
-    @cached_property
-    def _groups(self) -> dict[str, TensorGroup]:
-        return {name: group for group in self.files.values() for name in group}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises `CheckpointError` if it cannot be read."""
-    with reading(path):
-        return parse_json(path.read_bytes(), str(path))
+        names = self.name_in_file(copy), self.name_in_file(self.family.copies[copy])
+        if not all(name in self.tensors for name in names):
+            return False
+        values, originals = (self.tensors[name] for name in names)
+        return not np.array_equal(values, originals)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -116,61 +92,43 @@ def read_folder(folder: str | Path) -> Pretrained:
     folder = Path(folder)
     config = read_config(folder)
     architecture, family = family_of(config)
-    if (folder / INDEX).exists():
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or any(
-            Path(str(file)).name != file for file in weight_map.values()
-        ):
-            raise CheckpointError(
-                f"{folder / INDEX} has no weight_map from tensor names to files in its folder."
-            )
-        files = sorted(set(weight_map.values()))
-    else:
-        weight_map, files = None, [WEIGHTS]
+    if not has_weights(folder):
         pickled = sorted(
             path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".h5")
         )
-        if pickled and not (folder / WEIGHTS).exists():
+        if pickled:
             raise CheckpointError(
                 f"{folder} has {pickled[0]} and no {WEIGHTS}. Only safetensors are read, because "
                 "a pickled file can execute code. To convert a file that you trust, load it with "
                 "transformers and call save_pretrained."
             )
-    groups = {file: open_safetensors(folder / file) for file in files}
-    held = {name: file for file, group in groups.items() for name in group}
-    if weight_map is not None and held != weight_map:
-        wrong = sorted(held.items() ^ weight_map.items())[0][0]
-        raise CheckpointError(f"{folder / INDEX} and its shards disagree on `{wrong}`.")
-    return Pretrained(folder, config, architecture, family, groups)
+    if (folder / INDEX).exists():
+        tensors = open_sharded(folder / INDEX)
+    else:
+        tensors = open_safetensors(folder / WEIGHTS)
+    return Pretrained(folder, config, architecture, family, tensors)
 
 
-def write_like(
-    path: Path, like: Path, group: TensorGroup, fetch: Callable[[str], np.ndarray]
-) -> None:
-    """Write tensors with the names, types and metadata of the existing file `like`.
+def write_like(folder: Path, source: Pretrained, fetch: Callable[[str], np.ndarray]) -> None:
+    """Write tensors with the names, types, files and metadata of those in `source`."""
+    for file in sorted(set(source.tensors.files.values())):
+        with safe_open(source.folder / file, "numpy") as like:
+            metadata = like.metadata() or {}
+        names = [name for name, place in source.tensors.files.items() if place == file]
+        specs = {name: source.tensors.spec(name) for name in names}
+        write_tensors(folder / file, specs, {name: fetch(name) for name in names}, metadata)
+    for name in (CONFIG, INDEX):
+        if (source.folder / name).exists():
+            shutil.copyfile(source.folder / name, folder / name)
 
-    `group`: the tensors of that file.
-    """
-    with safe_open(like, "numpy") as file:
-        metadata = file.metadata() or {}
-    specs = {name: group.spec(name) for name in group}
-    write_tensors(path, specs, {name: fetch(name) for name in group}, metadata)
 
-
-def write_folder(
-    folder: Path, specs: Mapping[str, TensorSpec], fetch: Callable[[str], np.ndarray]
-) -> None:
+def write_folder(folder: Path, tensors: TensorGroup) -> None:
     """Write tensors as `transformers` does: one file, or shards with an index if larger than
     `SHARD_BYTES`.
     """
-    entries = {name: Entry(spec, lambda: None) for name, spec in specs.items()}
-    shards, _ = cut_shards({"model": entries}, SHARD_BYTES)
-    for shard in shards:
-        write_tensors(folder / shard.file, shard.specs, {name: fetch(name) for name in shard.specs})
-    if len(shards) > 1:
-        weight_map = {name: shard.file for shard in shards for name in shard.specs}
-        metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
-        write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
+    shards, entries = cut_shards({"model": tensors}, SHARD_BYTES)
+    for _ in write_shards(folder, shards, (entry.array() for entry in entries)):
+        pass
 
 
 def read_run_config(weights: Path) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def atomic_write_bytes(path: AnyPath, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_dir(path.parent)
+    fsync_path(path.parent)
 
 
 def atomic_write_text(path: AnyPath, text: str) -> None:
@@ -84,8 +84,10 @@ def point_link(link: Path, target: Path) -> None:
     os.replace(temporary, link)
 
 
-def fsync_dir(path: AnyPath) -> None:
-    """Fsync the folder `path`, so that a rename or a new file in it survives a power cut."""
+def fsync_path(path: AnyPath) -> None:
+    """Flush a file to disk, or the names in a folder, so that a rename or a new file in it survives
+    a power cut.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

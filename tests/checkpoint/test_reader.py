@@ -151,15 +151,38 @@ def test_a_planted_pickle_is_never_run(path, tmp_path):
     assert ran.exists()
 
 
-def test_a_manifest_cannot_lead_out_of_the_folder(path):
-    (path / "optimizer.safetensors").rename(path.parent / "optimizer.safetensors")
+@pytest.mark.parametrize("name", ["optimizer.safetensors", "trainer.json", "anything"])
+@pytest.mark.parametrize("way", ["..", "absolute", "folder", "link"])
+def test_a_manifest_cannot_lead_out_of_the_folder(path, name, way):
+    """Not even to compare sizes and digests, which would appear in the error."""
+    outside = path.parent / "outside"
+    (path / "optimizer.safetensors").rename(outside)
+    listed = {
+        "..": "../outside",
+        "absolute": str(outside),
+        "folder": "..",
+        "link": name,
+    }[way]
+    if way == "link":
+        (path / name).unlink(missing_ok=True)
+        (path / name).symlink_to(outside)
 
     def change(body):
-        body["files"]["../optimizer.safetensors"] = body["files"].pop("optimizer.safetensors")
+        body["files"][listed] = body["files"].pop("optimizer.safetensors")
 
     _rewrite_manifest(path, change)
     with pytest.raises(CheckpointError, match="only files in its own folder are read"):
         checkpoint.load(path)
+    problems = checkpoint.verify(path)
+    assert "only files in its own folder are read" in problems[0]
+    assert not any("bytes" in problem for problem in problems)
+
+
+def test_a_link_inside_the_folder_is_read(path):
+    """Negative control of the link above."""
+    (path / "optimizer.safetensors").rename(path / "real")
+    (path / "optimizer.safetensors").symlink_to("real")
+    assert checkpoint.verify(path) == []
 
 
 HOSTILE_MANIFESTS = {

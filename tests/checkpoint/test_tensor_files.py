@@ -62,20 +62,18 @@ def test_a_file_has_the_permissions_of_any_new_file(tmp_path, mask):
     assert (tmp_path / "x.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_a_write_that_fails_keeps_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "x.safetensors"
-    spec = {"x": TensorSpec("float32", (3,))}
-    write_tensors(path, spec, {"x": np.ones(3, np.float32)})
+def test_a_failed_export_leaves_no_file(tmp_path, monkeypatch):
+    path = checkpoint.save(tmp_path, 1, {"model": {"x": np.ones(3)}}, {})
 
     def fail(*args, **options):
         raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(safetensors, "serialize_file", fail)
-    with pytest.raises(OSError, match="No space left") as caught:
-        write_tensors(path, spec, {"x": np.zeros(3, np.float32)})
-    assert caught.value.errno == 28
-    assert (open_safetensors(path)["x"] == 1).all()
-    assert os.listdir(tmp_path) == ["x.safetensors"]
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors, "serialize_file", fail)
+        with pytest.raises(CheckpointError, match="x.safetensors could not be written: No space"):
+            checkpoint.convert(checkpoint.load(path), tmp_path / "x.safetensors")
+    assert os.listdir(tmp_path) == [path.name]
+    checkpoint.convert(checkpoint.load(path), tmp_path / "x.safetensors")  # negative control
 
 
 def _file(header, data=b"", length=None):

@@ -70,7 +70,7 @@ def test_every_failing_call_gives_a_clear_error_and_no_damage(
             )
             assert "Earlier checkpoints" in str(error.value)
             _assert_untouched(root)
-    assert total == {1: 12, 2: 11}[iteration]  # a replaced checkpoint is first moved aside
+    assert total == {1: 11, 2: 10}[iteration]  # a replaced checkpoint is first moved aside
     checkpoint.save(
         root, iteration, TENSORS, {"n": 2}
     )  # once there is free space again, saving works

@@ -63,7 +63,7 @@ class SignalInSave(HookBase):
     def before_train(self):
         from libai.checkpoint import saving
         saves = 0
-        finish_file = saving.finish_file
+        record_of = saving.record_of
         def interrupt(path):
             nonlocal saves
             saves += path.name == "model.safetensors"
@@ -72,8 +72,8 @@ class SignalInSave(HookBase):
                     file.write("\\n".join(sorted(os.listdir(os.environ["CHECKPOINTS"]))))
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(1)  # so that a write in the background is still going on when the loop has stopped
-            return finish_file(path)
-        saving.finish_file = interrupt
+            return record_of(path)
+        saving.record_of = interrupt
 
 class Fails(HookBase):
     """A hook that raises an error in one iteration."""

@@ -10,9 +10,10 @@ import pytest
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file, save_file
 
-from libai.checkpoint import CheckpointError, load_weights
+from libai.checkpoint import CheckpointError, load_weights, saving
+from libai.checkpoint.reader import open_safetensors
 from libai.config import LazyCall, instantiate
-from libai.hf import export_folder, import_folder, load_pretrained, model_config
+from libai.hf import convert, export_folder, import_folder, load_pretrained, model_config
 from libai.hf.verify import compute
 from libai.layers import rotary_frequencies
 from libai.utils.errors import UserError
@@ -109,7 +110,8 @@ def test_a_copy_with_values_of_its_own_is_not_left_out(copy, tmp_path):
     tensors[copy] = tensors[copy] + 1
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=f"`{copy}` differs from"):
-        import_folder(folder, tmp_path / "ours")
+        import_folder(folder, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
 
 
 def test_settings_are_read_as_transformers_reads_them(tmp_path):
@@ -164,7 +166,7 @@ def test_integers_are_no_weights(tmp_path):
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "model.norm.weight": np.ones(24, np.int32)}, folder / "model.safetensors")
     with pytest.raises(
-        CheckpointError, match="`model.norm.weight` is int32 there, but float32 in the model"
+        CheckpointError, match="`model.norm.weight` is int32 on disk, float32 in the model"
     ):
         import_folder(folder, tmp_path / "ours")
 
@@ -178,20 +180,64 @@ def test_a_pickled_file_is_not_read(tmp_path):
         load_pretrained(folder)
 
 
-def test_the_folder_that_is_read_is_not_overwritten(tmp_path):
+def test_only_a_new_folder_is_written(tmp_path):
+    """The source, or files of the user, would be lost otherwise."""
     folder = changed("qwen2", tmp_path / "source")
-    before = (folder / "model.safetensors").read_bytes()
+    (tmp_path / "ours").mkdir()  # an empty folder may be filled
     import_folder(folder, tmp_path / "ours")
+    used = tmp_path / "used"
+    used.mkdir()
+    (used / "notes.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for write in (
         lambda: import_folder(folder, folder),
+        lambda: import_folder(folder, folder / "config.json"),
+        lambda: import_folder(folder, used),
         lambda: export_folder(tmp_path / "ours", tmp_path / "ours"),
         lambda: export_folder(tmp_path / "ours", folder, like=folder),
+        lambda: export_folder(tmp_path / "ours", used),
     ):
-        with pytest.raises(UserError, match="is the source folder"):
+        with pytest.raises(UserError, match="exists already, and only a new folder is written"):
             write()
-    assert (folder / "model.safetensors").read_bytes() == before
-    with pytest.raises(UserError, match="is a file"):
-        import_folder(folder, folder / "config.json")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("failing", ["write_tensors", "write_json"])
+def test_an_interrupted_export_leaves_nothing(tmp_path, monkeypatch, failing):
+    folder = changed("qwen2", tmp_path / "source")
+    import_folder(folder, tmp_path / "ours")
+    before = sorted(tmp_path.rglob("*"))
+    writes = []
+
+    def interrupted(path, *arguments):
+        writes.append(path.parent.name)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if failing == "write_json":
+            patch.setattr(convert, "write_json", interrupted)
+        else:
+            patch.setattr(saving, "write_tensors", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            export_folder(tmp_path / "ours", tmp_path / "new")
+    assert writes and "new" not in writes  # never under the final name
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "model.safetensors" in export_folder(tmp_path / "ours", tmp_path / "new")
+
+
+def test_shards_outside_of_the_folder_are_not_read(tmp_path):
+    folder = changed("qwen2", tmp_path / "source")
+    weights = (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
+    names = list(open_safetensors(weights))
+    index = folder / "model.safetensors.index.json"
+    for file in ("../model.safetensors", str(weights), ".."):
+        index.write_text(json.dumps({"weight_map": dict.fromkeys(names, file)}))
+        with pytest.raises(CheckpointError, match="only files in its own folder are read"):
+            load_pretrained(folder)
+    # negative control: the same index next to its shard, here a link as in the Hub's cache
+    (folder / "a.safetensors").symlink_to(weights)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "a.safetensors")}))
+    load_pretrained(folder)
 
 
 def test_a_single_label_of_one_class_is_imported_when_asked_for(tmp_path):

@@ -110,14 +110,14 @@ def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch
     return batch
 
 
-def _read_sample(dataset, index: int) -> Any:
+def _read_sample(dataset: Any, index: int) -> Any:
     try:
         return dataset[index]
     except Exception as error:
         raise _reading_failed(dataset, f"sample {index}", error) from error
 
 
-def _read_rows(dataset, indices: np.ndarray) -> Mapping[str, Any]:
+def _read_rows(dataset: Any, indices: np.ndarray) -> Mapping[str, Any]:
     try:
         batch = dataset.get_batch(indices)
     except Exception as error:
@@ -128,7 +128,7 @@ def _read_rows(dataset, indices: np.ndarray) -> Mapping[str, Any]:
 
 
 def _combined(
-    dataset, parts: Sequence[Any], combine: Callable[[list[np.ndarray]], np.ndarray]
+    dataset: Any, parts: Sequence[Any], combine: Callable[[list[np.ndarray]], np.ndarray]
 ) -> Batch:
     """Combine many dicts of arrays into one: stack samples, or concatenate the parts of a batch."""
     first = _checked_dict("a sample", dataset, parts[0])
@@ -154,13 +154,13 @@ def _combined(
     return batch
 
 
-def _to_numpy(value) -> np.ndarray:
+def _to_numpy(value: Any) -> np.ndarray:
     # A dataset may return OneFlow tensors, or any objects with a `numpy()` method; this needs no
     # import of oneflow.
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
-def _checked_dict(what: str, dataset, found) -> Mapping[str, Any]:
+def _checked_dict(what: str, dataset: Any, found: Any) -> Mapping[str, Any]:
     if isinstance(found, Mapping):
         return found
     raise DataError(
@@ -170,7 +170,7 @@ def _checked_dict(what: str, dataset, found) -> Mapping[str, Any]:
     )
 
 
-def _reading_failed(dataset, what: str, error: Exception) -> Exception:
+def _reading_failed(dataset: Any, what: str, error: Exception) -> Exception:
     text = f"reading {what} of {type(dataset).__name__} failed: {error}"
     if isinstance(error, UserError):
         return DataError(text)

@@ -23,7 +23,7 @@ class InMemoryDataset:
     Raises `DataError` if there is no array or the lengths differ.
     """
 
-    def __init__(self, **arrays):
+    def __init__(self, **arrays: Any):
         if not arrays:
             raise DataError(
                 "InMemoryDataset() was given no arrays: pass them by name, e.g. images=..., "

@@ -127,7 +127,7 @@ class _SplitWriter:
     def __enter__(self) -> _SplitWriter:
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         self._tokens.close()
         self._offsets.close()
 

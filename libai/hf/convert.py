@@ -176,7 +176,7 @@ def _match_exactly(
 ) -> tuple[dict[str, Match], WeightsReport]:
     """Return the match of each tensor in a folder, by its name there, and the report.
 
-    `specs` are those of a libai model. Copies and constants of the folder are ignored. Raises
+    `specs`: the tensors of a libai model. Copies and constants of the folder are ignored. Raises
     `CheckpointError` with the report unless all other tensors fit exactly.
     """
     found = match(source.family.rules_for(source.config), specs)

@@ -275,7 +275,7 @@ def gather_objects(obj: Any) -> list[Any]:
     ]
 
 
-def _encode(obj) -> bytes:
+def _encode(obj: Any) -> bytes:
     try:
         return json.dumps(obj).encode()
     except (TypeError, ValueError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import textwrap
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from libai.utils.errors import UserError
 
@@ -30,10 +30,10 @@ class Parser(argparse.ArgumentParser):
     Mistakes raise `UserError` with the nearest flag.
     """
 
-    def __init__(self, **options):
+    def __init__(self, **options: Any):
         super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
 
-    def add_argument(self, *names, **options) -> argparse.Action:
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """Add an argument as argparse does.
 
         An optional positional argument is not reported as required.

@@ -24,7 +24,7 @@ def is_size(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def check_sizes(**sizes) -> None:
+def check_sizes(**sizes: Any) -> None:
     """Raise `UserError` for the first invalid size. Each size is a number or a list of numbers."""
     for name, value in sizes.items():
         is_list = isinstance(value, (list, tuple))
@@ -37,7 +37,7 @@ def check_sizes(**sizes) -> None:
             raise UserError(f"{name}={list(value) if is_list else value!r}: {wanted}.")
 
 
-def check_rate(**rates) -> None:
+def check_rate(**rates: Any) -> None:
     """Raise `UserError` for the first rate that is not a finite number above 0."""
     for name, value in rates.items():
         if (

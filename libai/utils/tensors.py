@@ -172,7 +172,7 @@ def saved_tensor_hooks(
         packed = pack(tensor)
         return _LeftToOthers(others[0](tensor)) if others and packed is tensor else packed
 
-    def unpack_or_pass(packed) -> flow.Tensor:
+    def unpack_or_pass(packed: Any) -> flow.Tensor:
         return (
             others[1](packed.packed)
             if others and isinstance(packed, _LeftToOthers)

@@ -110,7 +110,7 @@ _LLAMA_RULES = rules_in(
 )
 
 
-def _llama(model_type: str, max_seq_length: int, inner_size: int, **more) -> Family:
+def _llama(model_type: str, max_seq_length: int, inner_size: int, **more: Any) -> Family:
     arguments = {
         "vocab_size": ("vocab_size", 32000),
         "max_seq_length": ("max_position_embeddings", max_seq_length),
@@ -240,7 +240,11 @@ def _write_embeddings(ours: Config) -> dict[str, Any]:
 
 
 def _bert(
-    target: str, rules: tuple[Rule, ...], model_type: str = "bert", prefix: str = "bert.", **more
+    target: str,
+    rules: tuple[Rule, ...],
+    model_type: str = "bert",
+    prefix: str = "bert.",
+    **more: Any,
 ) -> Family:
     return Family(
         model_type,
@@ -297,7 +301,7 @@ def _write_roberta(ours: Config) -> dict[str, Any]:
 
 
 def _roberta(model_type: str, name: str) -> dict[str, Family]:
-    def family(target: str, rules: tuple[Rule, ...], **more) -> Family:
+    def family(target: str, rules: tuple[Rule, ...], **more: Any) -> Family:
         more = {"read_more": _read_roberta, "write_more": _write_roberta, **more}
         return _bert(target, rules, model_type, "roberta.", **more)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import numpy as np
 from libai.checkpoint.errors import CheckpointError, os_reason
 from libai.checkpoint.reader import Checkpoint, TensorGroup
 from libai.checkpoint.tensor_files import FLOATING, TensorSpec, write_tensors
-from libai.utils.atomic import fsync_path
+from libai.utils.atomic import fsync_path, replacing
 
 
 def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) -> Path:
@@ -39,16 +37,13 @@ def convert(source: Checkpoint, target: str | Path, dtype: str | None = None) ->
         specs[name] = (
             TensorSpec(dtype, spec.shape) if dtype is not None and spec.dtype in FLOATING else spec
         )
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        write_tensors(part, specs, dict(group.items()))
-        fsync_path(part)
-        os.replace(part, target)
+        with replacing(target) as temporary:
+            write_tensors(temporary, specs, dict(group.items()))
+            fsync_path(temporary)
         fsync_path(target.parent)
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {os_reason(error)}.") from error
-    finally:
-        part.unlink(missing_ok=True)
     return target
 
 

@@ -33,18 +33,27 @@ def atomic_write_bytes(path: AnyPath, data: bytes) -> None:
     either the old or the new file, even after a crash. The parent folder must exist. On failure,
     the old file stays and the temporary file is removed.
     """
-    path = Path(path)
+    with replacing(Path(path)) as temporary, naming(path), open(temporary, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fsync_path(Path(path).parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file in the same folder, which replaces `path` at the end of
+    the block.
+
+    After an exception the temporary file is removed.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with naming(path), open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_path(path.parent)
 
 
 def atomic_write_text(path: AnyPath, text: str) -> None:
@@ -79,9 +88,8 @@ def point_link(link: Path, target: Path) -> None:
     """
     if link.exists() and not link.is_symlink():
         return
-    temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}.tmp")
-    temporary.symlink_to(os.path.relpath(target, link.parent))
-    os.replace(temporary, link)
+    with replacing(link) as temporary:
+        temporary.symlink_to(os.path.relpath(target, link.parent))
 
 
 def fsync_path(path: AnyPath) -> None:

@@ -1,4 +1,6 @@
-"""Files for a host, a package index or a citation manager agree with the project."""
+"""Files for a host, a package index or a citation manager agree with the project, and each project
+under projects/ has what it promises.
+"""
 
 import re
 
@@ -9,6 +11,7 @@ from jobs import ROOT
 import libai
 
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+PROJECTS = sorted({path.parent for path in (ROOT / "projects").glob("*/*.py")})
 
 
 def _load(path):
@@ -29,6 +32,13 @@ def test_the_citation_names_this_version_and_licence():
     assert citation["version"] == libai.__version__
     assert citation["license"] == "Apache-2.0"
     assert "SPDX-License-Identifier: Apache-2.0" in (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name)
+def test_a_project_has_a_readme_and_tests_that_the_commands_collect(project, pytestconfig):
+    tests = list((project / "tests").glob("test_*.py"))
+    assert tests and f"projects/{project.name}/tests" in (project / "README.md").read_text()
+    assert "projects" in pytestconfig.getini("testpaths")
 
 
 def test_the_hosted_ci_runs_what_maintainers_run():

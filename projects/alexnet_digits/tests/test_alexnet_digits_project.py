@@ -8,36 +8,21 @@ from pathlib import Path
 import numpy as np
 import oneflow as flow
 import pytest
+from project_runs import train_in_both_modes
 
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
 from alexnet import AlexNet  # noqa: E402
 
-from libai.config import load_config  # noqa: E402
-from libai.engine import Run  # noqa: E402
-from libai.engine.hooks import CallbackHook  # noqa: E402
 from libai.utils.errors import UserError  # noqa: E402
 
 
-def train(folder: Path, is_graph: bool) -> list[float]:
-    words = ["train.train_iter=30", "train.log_period=1", "train.evaluation.enabled=false"]
-    words += [f"train.output_dir={folder}", f"graph.enabled={is_graph}"]
-    run = Run(load_config(PROJECT / "alexnet_digits.py", words))
-    losses: list[float] = []
-    hook = CallbackHook(
-        after_step=lambda trainer: losses.append(trainer.fetch_metrics()["train/loss"])
-    )
-    run.trainer.register_hooks([hook])
-    run.train()
-    return losses
-
-
+@pytest.mark.e2e
 def test_both_modes_give_one_curve(tmp_path):
-    eager = train(tmp_path / "eager", False)
-    graph = train(tmp_path / "graph", True)
-    np.testing.assert_allclose(graph, eager, rtol=1e-5)
-    assert np.mean(eager[-5:]) < np.mean(eager[:5])
+    settings = ("train.train_iter=30", "train.evaluation.enabled=false")
+    losses = train_in_both_modes(PROJECT / "alexnet_digits.py", tmp_path, *settings)
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
 
 
 def test_dropout_acts_in_training_only():

@@ -4,102 +4,63 @@ to libai.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import jobs
 import numpy as np
 import oneflow as flow
 import pytest
+from project_runs import losses_in, train
 
 PROJECT = Path(__file__).resolve().parents[1]
-ROOT = PROJECT.parents[1]
 sys.path.insert(0, str(PROJECT))
 
 from autoencoder import Autoencoder, PSNREvaluator  # noqa: E402
+from draw import main as draw  # noqa: E402
 
 from libai.evaluation import add_sums  # noqa: E402
-from libai.launch.runtime import RENDEZVOUS_VARIABLES  # noqa: E402
 
-
-def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    # remove the launcher's variables, which `import oneflow` above has set
-    environment = {
-        name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES
-    }
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def train(folder: Path, *overrides: str) -> Path:
-    """Train a short run in `folder` and return its output folder."""
-    length = (
-        []
-        if any(word.startswith("train.train_iter=") for word in overrides)
-        else ["train.train_iter=60"]
-    )
-    settings = [
-        "train.output_dir=out",
-        *length,
-        "train.log_period=1",
-        "train.evaluation.eval_period=30",
-    ]
-    done = run(
-        str(ROOT / "tools/train_net.py"),
-        str(PROJECT / "config.py"),
-        *settings,
-        *overrides,
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "out"
-
-
-def column(output_dir: Path, tag: str) -> dict[int, float]:
-    lines = map(json.loads, (output_dir / "metrics.jsonl").read_text().splitlines())
-    return {line["iter"]: line[tag] for line in lines if tag in line}
+SETTINGS = ("train.train_iter=60", "train.evaluation.eval_period=30", "train.log_period=1")
 
 
 @pytest.fixture(scope="module")
 def eager(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("eager"), "graph.enabled=false")
+    """Return the output folder of a run of the command, started in another folder."""
+    folder = tmp_path_factory.mktemp("eager")
+    words = [*SETTINGS, "train.output_dir=out", "graph.enabled=false"]
+    done = jobs.train_net(PROJECT / "config.py", *words, cwd=folder)
+    assert done.returncode == 0, done
+    return folder / "out"
 
 
+@pytest.mark.e2e
 def test_it_learns(eager):
-    loss, psnr = column(eager, "train/loss"), column(eager, "eval/val/psnr")
+    loss, psnr = jobs.read_column(eager), jobs.read_column(eager, "eval/val/psnr")
     assert loss[60] < 0.6 * loss[1]
     assert psnr[60] > psnr[30]
 
 
+@pytest.mark.e2e
 def test_graph_mode_gives_the_same_curve(eager, tmp_path):
-    compiled = train(tmp_path, "graph.enabled=true")
+    train(PROJECT / "config.py", tmp_path, *SETTINGS, "graph.enabled=true")
     for tag in ("train/loss", "eval/val/psnr"):
-        expected, found = column(eager, tag), column(compiled, tag)
-        assert list(expected) == list(found)
-        np.testing.assert_allclose(
-            list(found.values()), list(expected.values()), rtol=1e-5, err_msg=tag
-        )
+        expected, found = jobs.read_column(eager, tag), jobs.read_column(tmp_path, tag)
+        assert found == pytest.approx(expected, rel=1e-5), tag
 
 
+@pytest.mark.e2e
 def test_the_sparsity_loss_is_a_second_loss(tmp_path):
-    output_dir = train(tmp_path, "model.sparsity=0.01", "train.train_iter=5")
-    total, parts = column(output_dir, "train/loss"), ("train/reconstruction", "train/sparsity")
-    summed = [sum(values) for values in zip(*(column(output_dir, part).values() for part in parts))]
-    np.testing.assert_allclose(list(total.values()), summed, rtol=1e-6)
+    train(PROJECT / "config.py", tmp_path, "model.sparsity=0.01", "train.train_iter=5")
+    parts = [jobs.read_column(tmp_path, f"train/{name}") for name in ("reconstruction", "sparsity")]
+    summed = [sum(values) for values in zip(*(part.values() for part in parts))]
+    assert losses_in(tmp_path) == pytest.approx(summed, rel=1e-6) and len(summed) == 5
 
 
-def test_draw_shows_both_images(eager):
-    done = run(str(PROJECT / "draw.py"), str(eager / "checkpoints/best"), "2", cwd=PROJECT)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.rstrip("\n").splitlines()) == 2 * 9 - 1
+@pytest.mark.e2e
+def test_draw_shows_both_images(eager, capsys):
+    draw(str(eager / "checkpoints/best"), 2)
+    assert len(capsys.readouterr().out.rstrip("\n").splitlines()) == 2 * 9 - 1
 
 
 def outputs(images, noise):

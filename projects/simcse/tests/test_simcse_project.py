@@ -4,72 +4,71 @@ process.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import jobs
 import numpy as np
 import oneflow as flow
 import pytest
+from project_runs import losses_in, train
 
 PROJECT = Path(__file__).resolve().parents[1]
-ROOT = PROJECT.parents[1]
 sys.path.insert(0, str(PROJECT))
 
 from sentences import build_dataset  # noqa: E402
 from simcse import RetrievalEvaluator, SimCSE  # noqa: E402
 
-from libai.launch.runtime import RENDEZVOUS_VARIABLES  # noqa: E402
-
-SHORT = ("train.train_iter=4", "train.global_batch_size=16", "train.log_period=1")
-
-
-def train(folder: Path, processes: int, *overrides: str) -> tuple[list[float], float]:
-    """Train a short run and return the loss of each iteration and the final recall."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES
-    }
-    command = [sys.executable, "-m", "libai.launch", str(ROOT / "tools/train_net.py")]
-    command += [
-        str(PROJECT / "config.py"),
-        str(processes),
-        *SHORT,
-        f"train.output_dir={folder}",
-        *overrides,
-    ]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["train/loss"] for line in lines if "train/loss" in line], lines[-1][
-        "eval/val/recall"
-    ]
+CONFIG = PROJECT / "config.py"
+SHORT = ("train.train_iter=3", "train.global_batch_size=16")
+RECALL = "eval/val/recall"
 
 
 @pytest.fixture(scope="module")
-def eager(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], float]:
-    return train(tmp_path_factory.mktemp("eager") / "run", 1)
+def eager(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an eager run in one process."""
+    folder = tmp_path_factory.mktemp("eager")
+    train(CONFIG, folder, *SHORT)
+    return folder
 
 
-@pytest.mark.parametrize("processes, mode", [(1, "true"), (2, "false"), (2, "true")])
-def test_the_curve_is_that_of_one_eager_process(
-    processes: int, mode: str, eager: tuple[list[float], float], tmp_path: Path
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the runs of two_ranks.py."""
+    folder = tmp_path_factory.mktemp("two_ranks")
+    script = Path(__file__).with_name("two_ranks.py")
+    jobs.run_ranks(script, 2, CONFIG, folder, *SHORT, timeout=280)
+    return folder
+
+
+def assert_same_curve(found: Path, expected: Path) -> None:
+    """Check that two runs have equal losses and an equal recall."""
+    np.testing.assert_allclose(losses_in(found), losses_in(expected), rtol=1e-5)
+    # over the texts of all ranks; two of 678 may be near ties
+    recall = jobs.read_column(expected, RECALL)
+    assert jobs.read_column(found, RECALL) == pytest.approx(recall, abs=0.003) and recall
+
+
+@pytest.mark.e2e
+def test_a_graph_has_the_curve_of_one_eager_process(eager: Path, tmp_path: Path) -> None:
+    train(CONFIG, tmp_path, *SHORT, "graph.enabled=true")
+    assert_same_curve(tmp_path, eager)
+
+
+@pytest.mark.e2e
+@pytest.mark.launch
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_two_ranks_have_the_curve_of_one_eager_process(
+    two_ranks: Path, eager: Path, mode: str
 ) -> None:
-    losses, recall = train(tmp_path / "run", processes, f"graph.enabled={mode}")
-    np.testing.assert_allclose(losses, eager[0], rtol=1e-5)
-    assert recall == pytest.approx(eager[1], abs=0.003), (
-        "over the texts of all ranks; two of 678 may be near ties"
-    )
+    assert_same_curve(two_ranks / mode, eager)
 
 
-def test_negatives_of_one_rank_would_be_seen(
-    eager: tuple[list[float], float], tmp_path: Path
-) -> None:
-    losses, _ = train(tmp_path / "run", 2, "train.dist.batch_scope=rank")
-    assert abs(losses[0] - eager[0][0]) > 0.1  # about log 16 and log 8
+@pytest.mark.e2e
+@pytest.mark.launch
+def test_negatives_of_one_rank_would_be_seen(two_ranks: Path, eager: Path) -> None:
+    first = losses_in(two_ranks / "rank")[0]
+    assert abs(first - losses_in(eager)[0]) > 0.1  # about log 16 and log 8
 
 
 def test_the_loss_is_the_cross_entropy_of_finding_the_pair() -> None:
@@ -95,6 +94,7 @@ def test_recall_counts_nearest_partners_over_all_batches() -> None:
     }
 
 
+@pytest.mark.e2e
 def test_splits_share_no_text_and_views_are_as_asked() -> None:
     train_rows, validation = (
         build_dataset(split, "halves")["input_ids"] for split in ("train", "validation")

@@ -5,33 +5,29 @@ same curve.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import jobs
 import numpy as np
 import pytest
+from project_runs import train_in_both_modes
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 PROJECT = Path(__file__).resolve().parents[1]
-ROOT = PROJECT.parents[1]
 sys.path.insert(0, str(PROJECT))
 
 from docstrings import docstrings, smollm2  # noqa: E402
 
 from libai.hf import load_pretrained  # noqa: E402
 from libai.inference import GenerationOptions, Generator  # noqa: E402
-from libai.launch.runtime import RENDEZVOUS_VARIABLES  # noqa: E402
 
 #: the first three blocks of the model
 SHORT = (
     *("model.num_layers=3", "train.load_weight.strict=false", "train.train_micro_batch_size=1"),
     *(
         "train.train_iter=3",
-        "train.log_period=1",
         "train.evaluation.enabled=false",
         "train.checkpointer.period=3",
     ),
@@ -53,30 +49,18 @@ needs_weights = pytest.mark.skipif(
 )
 
 
-def train(folder: Path, *overrides: str) -> list[float]:
-    """Train a short run and return its losses."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in RENDEZVOUS_VARIABLES
-    }
-    command = [sys.executable, str(ROOT / "tools/train_net.py"), str(PROJECT / "config.py"), *SHORT]
-    command += [f"train.output_dir={folder}", *overrides]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=130
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line["train/loss"] for line in lines if "train/loss" in line]
-
-
 @pytest.mark.pretrained
+@pytest.mark.slow
 @needs_weights
-def test_both_modes_tune_the_adapters_alone(tmp_path: Path) -> None:
-    eager, graph = (train(tmp_path / mode, f"graph.enabled={mode}") for mode in ("false", "true"))
-    np.testing.assert_allclose(graph, eager, rtol=1e-5)
+def test_both_modes_tune_the_adapters_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(jobs.ROOT)  # the config looks for its weights there
+    train_in_both_modes(PROJECT / "config.py", tmp_path, *SHORT)
     trained = {}
-    for shard in (tmp_path / "true/checkpoints/iter_0000003").glob("model*.safetensors"):
+    for shard in (tmp_path / "graph/checkpoints/iter_0000003").glob("model*.safetensors"):
         trained.update(load_file(shard))
-    published = load_file(ROOT / "out/smollm2/model.safetensors")
+    published = load_file(jobs.ROOT / "out/smollm2/model.safetensors")
     assert all(
         np.array_equal(array, published[name])
         for name, array in trained.items()
@@ -85,6 +69,7 @@ def test_both_modes_tune_the_adapters_alone(tmp_path: Path) -> None:
     assert sum(bool(array.any()) for name, array in trained.items() if "lora_B" in name) == 3 * 4
 
 
+@pytest.mark.e2e
 def test_validation_docstrings_are_of_other_files() -> None:
     train_texts, validation = docstrings()["train"], docstrings()["validation"]
     assert len(train_texts) > 5 * len(validation) > 500

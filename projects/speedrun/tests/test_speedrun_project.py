@@ -11,20 +11,17 @@ import numpy as np
 import oneflow as flow
 import pytest
 from oneflow import nn
+from project_runs import losses_in, train, train_in_both_modes
 
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
 from model import SpeedrunGPT  # noqa: E402
 
-from libai.config import LazyConfig, validate  # noqa: E402
-from libai.engine import Run, default_setup  # noqa: E402
-from libai.engine.hooks import CallbackHook  # noqa: E402
-
+CONFIG = PROJECT / "config.py"
 SHORT = (
     *(
         "train.train_iter=6",
-        "train.log_period=1",
         "train.evaluation.eval_period=2",
         "train.evaluation.eval_iter=1",
     ),
@@ -32,35 +29,18 @@ SHORT = (
 )
 
 
-def train(folder: Path, *overrides: str) -> tuple[Run, list[float]]:
-    words = [*SHORT, f"train.output_dir={folder}", *overrides]
-    run = Run(
-        default_setup(
-            validate(LazyConfig.apply_overrides(LazyConfig.load(PROJECT / "config.py"), words))
-        )
-    )
-    losses: list[float] = []
-    hook = CallbackHook(
-        after_step=lambda trainer: losses.append(trainer.fetch_metrics()["train/loss"])
-    )
-    run.trainer.register_hooks([hook])
-    run.train()
-    return run, losses
-
-
+@pytest.mark.e2e
 @pytest.mark.parametrize(("target", "iterations"), [(1.0, 6), (100.0, 2)])
 def test_it_stops_at_the_first_evaluation_that_reaches_the_target(tmp_path, target, iterations):
-    run, losses = train(tmp_path, f"train.extra_hooks.0.target={target}")
-    assert len(losses) == iterations
+    run = train(CONFIG, tmp_path, *SHORT, f"train.extra_hooks.0.target={target}")
+    assert len(losses_in(tmp_path)) == iterations
     assert run.trainer.status == ("finished" if iterations == 6 else "stopped")
 
 
+@pytest.mark.e2e
 def test_both_modes_give_one_curve(tmp_path):
-    (_, eager), (_, graph) = (
-        train(tmp_path / mode, f"graph.enabled={mode}") for mode in ("false", "true")
-    )
-    np.testing.assert_allclose(graph, eager, rtol=1e-5)
-    assert eager[-1] < eager[0]
+    losses = train_in_both_modes(CONFIG, tmp_path, *SHORT)
+    assert losses[-1] < losses[0]
 
 
 def test_a_position_sees_the_bytes_before_it_and_none_behind():

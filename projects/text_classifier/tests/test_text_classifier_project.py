@@ -9,20 +9,17 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import jobs
 import numpy as np
 import oneflow as flow
 import pytest
+from project_runs import train_in_both_modes
 
 PROJECT = Path(__file__).resolve().parents[1]
-ROOT = PROJECT.parents[1]
 sys.path.insert(0, str(PROJECT))
 
 from classifier import TextClassifier  # noqa: E402
 from texts import LIBRARIES, TEXTS_PER_LIBRARY, texts  # noqa: E402
-
-from libai.config import LazyConfig, validate  # noqa: E402
-from libai.engine import Run, default_setup  # noqa: E402
-from libai.engine.hooks import CallbackHook  # noqa: E402
 
 NEEDS_PACKAGES = pytest.mark.skipif(
     None in map(importlib.util.find_spec, ("all_minilm_l6_v2", "sklearn", "scipy")),
@@ -33,44 +30,24 @@ SHORT = (
         "train.train_iter=3",
         "train.train_epoch=0",
         "train.train_micro_batch_size=4",
-        "train.log_period=1",
     ),
     *("train.evaluation.enabled=false", "train.checkpointer.enabled=false"),
 )
 
 
-def train(folder: Path, mode: str) -> list[float]:
-    """Train a short run in this process, so that the texts are read only once, and return its
-    losses.
-    """
-    words = [*SHORT, f"train.output_dir={folder}", f"graph.enabled={mode}"]
-    run = Run(
-        default_setup(
-            validate(LazyConfig.apply_overrides(LazyConfig.load(PROJECT / "config.py"), words))
-        )
-    )
-    found: list[float] = []
-    hook = CallbackHook(
-        after_step=lambda trainer: found.append(trainer.fetch_metrics()["train/loss"])
-    )
-    run.trainer.register_hooks([hook])
-    run.train()
-    return found
-
-
 @pytest.mark.pretrained
+@pytest.mark.slow
 @NEEDS_PACKAGES
 def test_both_modes_fine_tune_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)  # the config looks for its weights there
-    eager, graph = (train(tmp_path / mode, mode) for mode in ("false", "true"))
-    np.testing.assert_allclose(graph, eager, rtol=1e-5)
-    assert eager[0] == pytest.approx(
-        np.log(len(LIBRARIES)), rel=1e-5
-    )  # the loss of a new head, whose weights are zero
-    assert eager[1] != eager[0]
+    monkeypatch.chdir(jobs.ROOT)  # the config looks for its weights there
+    losses = train_in_both_modes(PROJECT / "config.py", tmp_path, *SHORT)
+    # the loss of a new head, whose weights are zero
+    assert losses[0] == pytest.approx(np.log(len(LIBRARIES)), rel=1e-5)
+    assert losses[1] != losses[0]
 
 
 @pytest.mark.pretrained
+@pytest.mark.e2e
 @NEEDS_PACKAGES
 def test_no_text_is_in_two_splits() -> None:
     splits = [{text for text, _ in pairs} for pairs in texts().values()]

@@ -2,8 +2,8 @@
 [key=value ...]`.
 
 The same as `libai benchmark`. Each variant (our trainers in both modes, hand-written OneFlow loops,
-PyTorch, JAX, your own commands) runs in its own process. The variants take turns in short blocks.
-docs/command.md explains the report.
+your own commands) runs in its own process. The variants take turns in short blocks. docs/command.md
+explains the report.
 
 Exit codes: 0 done; 1 failed, or the variants train differently; 2 a mistake in config or arguments.
 """

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from libai.benchmark.process import VariantFailed, VariantProcess
+from libai.benchmark.process import VariantProcess
 from libai.benchmark.protocol import Unavailable
-from libai.benchmark.variants import OTHER_MODES, VariantSpec
+from libai.benchmark.variants import VariantSpec
 from libai.utils.errors import UserError
 
 
@@ -93,12 +93,8 @@ def measure(
                 process = stack.enter_context(VariantProcess(measured.spec, folder))
                 _first_iterations(process, measured, settings)
                 running.append((process, measured))
-            except (Unavailable, VariantFailed) as reason:
-                has_crashed = isinstance(reason, VariantFailed)
-                if has_crashed and not measured.spec.name.startswith(OTHER_MODES):
-                    raise  # a crash of another library does not end the benchmark
-                last = str(reason).splitlines()[-1].rstrip(".")
-                measured.unavailable = f"it crashed: {last}" if has_crashed else last
+            except Unavailable as reason:
+                measured.unavailable = str(reason).splitlines()[-1].rstrip(".")
                 say(f"{measured.spec.name} is excluded: {measured.unavailable}")
         if not running:
             reasons = [f"{measured.spec.name}: {measured.unavailable}." for measured in everyone]

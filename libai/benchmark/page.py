@@ -23,8 +23,8 @@ def to_page(report: Mapping[str, Any]) -> str:
         "medians over blocks, and ratios are medians over paired blocks; ± is half of the 95 % "
         "interval. The first iteration (`first s`) compiles and is not counted. Losses were "
         "compared before the measurement; the learning rate is constant. `of matmul` is the "
-        "fraction of the speed of the faster large matmul (OneFlow's or PyTorch's) in the same "
-        "round, with the same number of threads.",
+        "fraction of the speed of the variants' fastest large matmul in the same round, with the "
+        "same number of threads.",
         "\n![milliseconds per iteration](report.svg)\n",
     ]
     for case in report["cases"]:

@@ -36,8 +36,7 @@ class VariantProcess:
 
     It has its own session and does not inherit a launcher's rendezvous variables.
 
-    Args: folder: scratch folder of the benchmark, which contains the exported case. The variant
-        gets a new subfolder.
+    Args: folder: scratch folder of the benchmark. The variant gets a new subfolder.
     """
 
     def __init__(self, spec: VariantSpec, folder: Path):
@@ -49,7 +48,7 @@ class VariantProcess:
         try:
             with open(self._log, "wb") as errors:
                 self._process = subprocess.Popen(
-                    [word.replace("{case}", str(folder / "case")) for word in command],
+                    command,
                     env={name: value for name, value in environment.items() if value is not None},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

@@ -12,22 +12,15 @@ from dataclasses import dataclass, field, replace
 from libai.config import batch_sizes_of, load_config
 from libai.config.settings.sections import Checkpointer, Evaluation
 from libai.config.validation import RunConfig
-from libai.launch.installation import LAUNCH, PACKAGE, ROOT
+from libai.launch.installation import LAUNCH, ROOT
 from libai.utils.errors import UserError
 
 #: our trainers, hand-written OneFlow loops, and the same loops on the stock OneFlow wheel
 OWN_MODES = ("eager", "graph", "raw-eager", "raw-graph", "stock-eager", "stock-graph")
-#: modes that use other libraries; their programs are in libai/benchmark/others
-OTHER_MODES = ("torch", "torch-fused", "torch-compile", "jax")
 #: suffix of a mode that computes with one thread, and of the variant that repeats the first one to
 #: measure noise
 ONE_THREAD, TWIN = "-1", " (again)"
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NPROC",
-)  # XLA reads NPROC
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _STOCK_VARIABLES = {"OPENBLAS_CORETYPE": None, "LIBAI_PATCHES": "-openblas,-kernels"}
 
 
@@ -37,8 +30,7 @@ class VariantSpec:
 
     Args:
         name: name of the variant, unique within a config.
-        command: program and arguments; `{folder}` is replaced by the variant's scratch folder,
-            `{case}` by the folder of the exported case.
+        command: program and arguments; `{folder}` is replaced by the variant's scratch folder.
         environment: variables to set, or to remove if the value is None.
     """
 
@@ -73,7 +65,6 @@ def make_variants(
     overrides: Sequence[str],
     modes: Sequence[str],
     processes: Sequence[int] = (1,),
-    python: str | None = None,
     commands: Mapping[str, Sequence[str]] | None = None,
 ) -> list[VariantSpec]:
     """Return the variants of a config.
@@ -81,35 +72,23 @@ def make_variants(
     Raises `UserError` for invalid settings before any process starts.
 
     Args:
-        processes: rank counts for OneFlow variants; each variant is measured with every count.
-        python: Python interpreter for variants that use other libraries.
+        processes: rank counts; each mode is measured with every count.
         commands: name -> command line of each user-defined variant.
     """
     found = []
     for count in processes:
         for mode in modes:
             base = mode.removesuffix(ONE_THREAD)
-            variables = {} if mode == base else dict.fromkeys(_THREAD_VARIABLES, "1")
+            if base not in OWN_MODES:
+                raise UserError(
+                    f"--modes has the unknown mode {mode!r}. Use {', '.join(OWN_MODES)}; the "
+                    f"suffix {ONE_THREAD} means one thread."
+                )
+            threads = {} if mode == base else dict.fromkeys(_THREAD_VARIABLES, "1")
+            stock = _STOCK_VARIABLES if base.startswith("stock") else {}
             name = mode if list(processes) == [1] else f"{mode} x{count}"
-            if base in OWN_MODES:
-                stock = _STOCK_VARIABLES if base.startswith("stock") else {}
-                found.append(
-                    VariantSpec(name, _own(config, overrides, base, count), {**stock, **variables})
-                )
-            elif base not in OTHER_MODES:
-                raise UserError(
-                    f"--modes has the unknown mode {mode!r}. Use "
-                    f"{', '.join(OWN_MODES + OTHER_MODES)}; the suffix {ONE_THREAD} means one "
-                    "thread."
-                )
-            elif python is None:
-                raise UserError(
-                    f"--modes has {mode}, which needs another Python: give its interpreter with "
-                    "--python PATH."
-                )
-            elif count == processes[0]:
-                program = os.path.join(PACKAGE, "benchmark", "others", "case.py")
-                found.append(VariantSpec(mode, (python, program, "{case}", base), variables))
+            command = _own(config, overrides, base, count)
+            found.append(VariantSpec(name, command, {**stock, **threads}))
     found.append(replace(found[0], name=f"{found[0].name}{TWIN}"))
     # lets any program import the protocol
     path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))

@@ -23,7 +23,7 @@ FLOORS = (
     ("patches.job",),
     ("forward",),
     ("engine", "engine.compiled", "engine.rehearsal", "engine.run", "engine.hooks"),
-    ("benchmark", "benchmark.others", "hf.families"),
+    ("benchmark", "hf.families"),
     ("hf",),
     ("inference",),
     ("cli",),

@@ -94,11 +94,6 @@ def test_a_variant_that_dies_is_named_with_its_last_words(tmp_path):
         run(tmp_path, sleeper("a"), sleeper("b", "--fail", "dies"))
 
 
-def test_another_library_that_dies_takes_no_part(tmp_path):
-    (a, b), _ = run(tmp_path, sleeper("a"), sleeper("torch-compile", "--fail", "dies"))
-    assert b.unavailable == "it crashed: a planted death" and len(a.blocks) == QUICK.rounds
-
-
 @pytest.mark.e2e
 def test_a_variant_that_hangs_is_ended_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "ANSWER_SECONDS", 2.0)

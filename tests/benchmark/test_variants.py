@@ -30,27 +30,12 @@ def test_several_ranks_share_the_global_batch_of_one_and_the_first_variant_has_a
     assert not any(word.startswith("train.global_batch_size") for word in specs[0].command)
 
 
-def test_other_libraries_train_the_exported_case_with_their_own_threads_and_with_one():
-    _, torch, one, _ = make_variants(
-        CONFIG, [], ["eager", "torch-fused", "torch-fused-1"], [2], "some/python"
-    )
-    assert (
-        torch.name == "torch-fused"
-        and torch.command[0] == "some/python"
-        and torch.command[-2:] == ("{case}", "torch-fused")
-    )
-    assert (
-        one.command == torch.command
-        and one.environment["OMP_NUM_THREADS"] == "1"
-        and not torch.environment
-    )
-    with pytest.raises(UserError, match="--modes has torch, .* --python PATH"):
-        make_variants(CONFIG, [], ["eager", "torch"])
-
-
-def test_a_stock_loop_gets_what_the_wheel_contains():
-    (stock, _) = make_variants(CONFIG, [], ["stock-eager"])
+def test_a_stock_loop_gets_what_the_wheel_contains_and_one_thread_if_asked():
+    stock, one_thread, _ = make_variants(CONFIG, [], ["stock-eager", "stock-eager-1"])
     assert stock.environment == {"OPENBLAS_CORETYPE": None, "LIBAI_PATCHES": "-openblas,-kernels"}
+    added = one_thread.environment.items() - stock.environment.items()
+    assert dict(added)["OMP_NUM_THREADS"] == "1" and set(dict(added).values()) == {"1"}
+    assert one_thread.command == stock.command
 
 
 def test_a_wrong_override_and_a_name_that_is_taken_are_found_before_anything_starts():

@@ -1,12 +1,11 @@
-"""Measure variants of configs in turn: both modes, plain OneFlow loops, PyTorch, JAX, and your own
-commands.
+"""Measure variants of configs in turn: both modes, plain OneFlow loops, and your own commands.
 
 Each variant runs in its own process. Nothing is reported unless all losses agree. The results are
 printed and written to report.md, report.svg and report.json.
 
 Modes: eager and graph (the trainers), raw-eager and raw-graph (hand-written loops), stock-eager and
-stock-graph (the same loops without libai's kernels and settings), torch, torch-fused, torch-compile
-and jax. The suffix -1 means one thread, as in eager-1.
+stock-graph (the same loops without libai's kernels and settings). The suffix -1 means one thread,
+as in eager-1. projects/benchmark_peers has commands for PyTorch and JAX.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -30,21 +28,12 @@ from typing import Any
 from libai.benchmark.measure import Settings, measure
 from libai.benchmark.protocol import take_stdout
 from libai.benchmark.report import describe_case
-from libai.benchmark.variants import (
-    ONE_THREAD,
-    OTHER_MODES,
-    OWN_MODES,
-    VariantSpec,
-    load_measured,
-    make_variants,
-)
+from libai.benchmark.variants import VariantSpec, load_measured, make_variants
 from libai.launch.guard import guarded_main
 from libai.launch.installation import ROOT
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 from libai.utils.screen import format_table, say
-
-_DEFAULT_MODES = "eager,graph,raw-eager,raw-graph"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -75,7 +64,6 @@ def _work(arguments: Sequence[str]) -> int:
 
 def _benchmark(arguments: Sequence[str]) -> int:
     from libai.benchmark.page import to_page, to_picture, to_rows
-    from libai.cli.export_case import export_or_refuse
     from libai.utils.atomic import atomic_write_text
 
     args = _parser().parse_intermixed_args(arguments)
@@ -96,8 +84,6 @@ def _benchmark(arguments: Sequence[str]) -> int:
         title = " ".join(map(without_folders, [config, *overrides]))
         tell = partial(print, f"{title}:", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="libai-benchmark-") as folder:
-            if any("{case}" in spec.command for spec in specs[config]):
-                export_or_refuse(Path(folder, "case"), config, overrides)
             everyone, loads = measure(specs[config], Path(folder), settings, tell)
         cases.append(describe_case(title, everyone, loads, machine["cores"]))
         print(
@@ -133,15 +119,7 @@ def without_folders(word: str) -> str:
 
 def _variants(args: argparse.Namespace, config: str, overrides: Sequence[str]) -> list[VariantSpec]:
     """Return the variants requested on the command line."""
-    modes = _listed(args.modes or _DEFAULT_MODES)
-    python = args.python and shutil.which(args.python)
-    if args.python and not python:
-        raise UserError(
-            f"--python {args.python}: there is no such program. Pass the interpreter of an "
-            "environment with PyTorch or JAX."
-        )
-    if python and not args.modes:
-        modes += [*OTHER_MODES, *(mode + ONE_THREAD for mode in OTHER_MODES)]
+    modes = _listed(args.modes)
     processes = _listed(args.procs)
     if not all(text.isdecimal() and int(text) for text in processes):
         raise UserError(
@@ -149,15 +127,6 @@ def _variants(args: argparse.Namespace, config: str, overrides: Sequence[str]) -
         )
     if not modes or not processes:
         raise UserError("--modes and --procs need at least one value each.")
-    bases = {mode.removesuffix(ONE_THREAD) for mode in modes}
-    if python and not bases.intersection(OTHER_MODES):
-        raise UserError(
-            f"--python does nothing for --modes {args.modes}: add one of {', '.join(OTHER_MODES)}."
-        )
-    if processes != ["1"] and not bases.intersection(OWN_MODES):
-        raise UserError(
-            f"--procs does nothing for --modes {args.modes}: other libraries run as one process."
-        )
     commands = {}
     for text in args.variant:
         name, _, command = text.partition("=")
@@ -167,9 +136,7 @@ def _variants(args: argparse.Namespace, config: str, overrides: Sequence[str]) -
                 "protocol."
             )
         commands[name] = shlex.split(command)
-    return make_variants(
-        config, overrides, modes, [int(text) for text in processes], python, commands
-    )
+    return make_variants(config, overrides, modes, [int(text) for text in processes], commands)
 
 
 def _listed(text: str) -> list[str]:
@@ -179,7 +146,6 @@ def _listed(text: str) -> list[str]:
 def _parser() -> Parser:
     parser = Parser(prog="libai benchmark", description=__doc__)
     add = parser.add_argument
-    others = ", ".join(OTHER_MODES)
     add(
         "words",
         nargs="*",
@@ -188,8 +154,9 @@ def _parser() -> Parser:
     )
     add(
         "--modes",
+        default="eager,graph,raw-eager,raw-graph",
         metavar="MODE,...",
-        help=f"modes to measure (default {_DEFAULT_MODES}; --python adds {others})",
+        help="modes to measure (default %(default)s)",
     )
     add(
         "--procs",
@@ -197,7 +164,6 @@ def _parser() -> Parser:
         metavar="N,...",
         help="numbers of ranks that share the global batch (default 1)",
     )
-    add("--python", metavar="PATH", help="interpreter of an environment with PyTorch or JAX")
     add(
         "--variant",
         action="append",

@@ -15,24 +15,22 @@ import jax
 import jax.numpy as jnp
 import optax
 from case import Batch, CaseVariant
-from protocol import Unavailable
 from safetensors.numpy import load_file
+
+from libai.benchmark.protocol import Unavailable
 
 
 class JaxVariant(CaseVariant):
     """A variant that trains GPT-2 with AdamW in JAX."""
 
-    def __init__(self, folder: Path, mode: str):
+    def __init__(self, folder: Path, library: str):
         super().__init__(folder)
         case = self.case
-        weights = load_file(self.model_folder / "model.safetensors")
-        if [case["architecture"], case["optimizer"], case["num_accumulation_steps"]] != [
-            "GPT2LMHeadModel",
-            "AdamW",
-            1,
-        ]:
-            raise Unavailable("the loop in JAX trains a GPT-2 with AdamW, without accumulation")
         config = json.loads((self.model_folder / "config.json").read_text(encoding="utf-8"))
+        has_loop = config["architectures"] == ["GPT2LMHeadModel"] and case["optimizer"] == "AdamW"
+        if not has_loop or case["num_accumulation_steps"] > 1:
+            raise Unavailable("the loop in JAX trains a GPT-2 with AdamW, without accumulation")
+        weights = load_file(self.model_folder / "model.safetensors")
         parts = [optax.clip_by_global_norm(case["max_grad_norm"])] if case["max_grad_norm"] else []
         groups = {0: optax.set_to_zero()}  # frozen
         for number, group in enumerate(case["groups"], 1):

@@ -1,24 +1,14 @@
-"""Train a case exported by `libai.cli.export_case` with another library: `PYTHON case.py FOLDER
-MODE`.
-
-`torch_loop.py` and `jax_loop.py` in this folder define `build(folder, mode)` for the modes named
-after them.
-"""
+"""Read a case that export.py wrote: the batches and settings of a variant in any library."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-# appended last, so no file in that folder shadows an installed module
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-
-from protocol import Unavailable, Variant, serve_stdio
+from libai.benchmark.protocol import Unavailable, Variant
 
 Batch = dict[str, np.ndarray]
 
@@ -54,19 +44,3 @@ class CaseVariant(Variant):
             raise Unavailable(
                 f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
             ) from error
-
-
-def build(folder: Path, mode: str) -> Variant:
-    """Return the variant for `mode`. Raises `Unavailable` if the case cannot be trained here."""
-    refusal = folder / "refusal.txt"
-    if refusal.exists():
-        raise Unavailable(refusal.read_text(encoding="utf-8"))
-    try:
-        library = importlib.import_module(f"{mode.partition('-')[0]}_loop")
-    except ImportError as error:
-        raise Unavailable(f"its Python lacks a package ({error})") from None
-    return library.build(folder, mode)
-
-
-if __name__ == "__main__":
-    serve_stdio(lambda: build(Path(sys.argv[1]), sys.argv[2]))

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 import transformers
 from case import Batch, CaseVariant
-from protocol import Unavailable
 
+from libai.benchmark.protocol import Unavailable
+
+#: argument of our forward -> argument of `transformers`, if they differ
+INPUTS = {"images": "pixel_values"}
 #: Class name endings of `transformers` models that shift the labels by one in the loss. Our labels
 #: are already shifted.
 SHIFTING = ("LMHeadModel", "ForCausalLM")
@@ -22,14 +25,15 @@ class TorchVariant(CaseVariant):
     `torch-fused` fuses the optimizer step; `torch-compile` also compiles the model.
     """
 
-    def __init__(self, folder: Path, mode: str):
+    def __init__(self, folder: Path, library: str):
         super().__init__(folder)
         self._model = self._load(self.model_folder)
         groups = self._optimizer_groups()
         self._parameters = [parameter for group in groups for parameter in group["params"]]
-        build = getattr(torch.optim, self.case["optimizer"])
-        self._optimizer = build(groups, fused=True) if mode != "torch" else build(groups)
-        self._forward = torch.compile(self._model) if mode == "torch-compile" else self._model
+        build_optimizer = getattr(torch.optim, self.case["optimizer"])
+        self._optimizer = build_optimizer(groups, fused=library != "torch")
+        is_compiled = library == "torch-compile"
+        self._forward = torch.compile(self._model) if is_compiled else self._model
 
     def build_matmul(self, size: int) -> Callable[[], object]:
         """See `Variant.build_matmul`."""
@@ -44,8 +48,8 @@ class TorchVariant(CaseVariant):
             if "drop" in name and isinstance(value, float)
         ]
         config.update({**dict.fromkeys(rates, 0.0), "use_cache": False})
-        build = getattr(transformers, config.architectures[0]).from_pretrained
-        return build(folder, config=config, dtype=torch.float32).train()
+        model_class = getattr(transformers, config.architectures[0])
+        return model_class.from_pretrained(folder, config=config, dtype=torch.float32).train()
 
     def _optimizer_groups(self) -> list[dict[str, Any]]:
         """Return the optimizer's parameter groups, and freeze every parameter that belongs to none.
@@ -55,9 +59,8 @@ class TorchVariant(CaseVariant):
         merging.
         """
         groups = [{**settings, "params": []} for settings in self.case["groups"]]
-        for parameter, mark in zip(
-            self._model.parameters(), self._load(self.groups_folder).parameters()
-        ):
+        marks = self._load(self.groups_folder).parameters()
+        for parameter, mark in zip(self._model.parameters(), marks, strict=True):
             numbers = mark.unique()
             if len(numbers) > 1:
                 raise Unavailable(
@@ -87,9 +90,8 @@ class TorchVariant(CaseVariant):
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
         """Return the batch as keyword arguments of the `transformers` model."""
-        names = self.case["inputs"]
-        inputs = {names.get(name, name): torch.from_numpy(array) for name, array in batch.items()}
-        if self.case["architecture"].endswith(SHIFTING):
+        inputs = {INPUTS.get(name, name): torch.from_numpy(array) for name, array in batch.items()}
+        if type(self._model).__name__.endswith(SHIFTING):
             inputs["shift_labels"] = inputs["labels"]
         return inputs
 

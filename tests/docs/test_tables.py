@@ -350,8 +350,19 @@ def test_every_setting_of_the_schema_is_tried():
     ] == []
 
 
+def _cases():
+    """Yield each setting in both modes: the modes take turns in the daily tests, and the other mode
+    is tried at night.
+    """
+    for number, (code, only) in enumerate(SETTINGS):
+        for mode in ("eager", "graph"):
+            is_daily = only in ("eager", "graph") or (number % 2 == 0) == (mode == "eager")
+            marks = () if is_daily else pytest.mark.nightly
+            yield pytest.param(mode, code, only, marks=marks, id=f"{mode}-{code}-{only}")
+
+
 @pytest.mark.e2e
-@pytest.mark.parametrize("code, only", SETTINGS, ids=str)
+@pytest.mark.parametrize("mode, code, only", list(_cases()))
 def test_a_setting_has_an_effect(train, mode, code, only):
     others, _, last = code.rpartition(" train.")
     others = others or "train.log_period=1"

@@ -42,9 +42,12 @@ def test_a_project_has_a_readme_and_tests_that_the_commands_collect(project, pyt
 
 
 def test_the_hosted_ci_runs_what_maintainers_run():
-    steps = _load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["all"]["steps"]
-    commands = [step["run"] for step in steps if "run" in step]
-    assert commands == ["bash .ci/run"]
+    job = _load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["suite"]
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands == ["bash .ci/run daily ${{ matrix.suite }}"]
+    daily = (ROOT / ".ci" / "run").read_text().partition("nightly)")[0]
+    suites = re.findall(r'^ *suite "(\w+)" ', daily, re.MULTILINE)
+    assert job["strategy"]["matrix"]["suite"] == suites and suites
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)

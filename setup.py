@@ -38,18 +38,21 @@ def list_native_sources() -> list:
 
 
 class BuildWithConfigs(build_py):
-    """Also copies the shipped configs, which lie beside the package in the repository, into it."""
+    """Also copies the shipped configs and the pages for users, which lie next to the package in the
+    repository, into it.
+    """
 
     def run(self):
         super().run()
         if not getattr(self, "editable_mode", False):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(
-                ROOT / "configs",
-                Path(self.build_lib, "libai", "configs"),
-                ignore=ignored,
-                dirs_exist_ok=True,
-            )
+            ignored = shutil.ignore_patterns("__pycache__", "dev")
+            for folder in ("configs", "docs"):
+                shutil.copytree(
+                    ROOT / folder,
+                    Path(self.build_lib, "libai", folder),
+                    ignore=ignored,
+                    dirs_exist_ok=True,
+                )
 
 
 setup(

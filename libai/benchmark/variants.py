@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from libai.config import batch_sizes_of, load_config
 from libai.config.settings.sections import Checkpointer, Evaluation
 from libai.config.validation import RunConfig
-from libai.launch.installation import LAUNCH, ROOT
 from libai.utils.errors import UserError
+from libai.utils.installation import LAUNCH, ROOT
 
 #: our trainers, hand-written OneFlow loops, and the same loops on the stock OneFlow wheel
 OWN_MODES = ("eager", "graph", "raw-eager", "raw-graph", "stock-eager", "stock-graph")

@@ -26,13 +26,13 @@ from pathlib import Path
 
 from libai.launch import guard, runtime
 from libai.launch.external import Place
-from libai.launch.installation import ROOT, is_clone
 from libai.launch.job import TRAINING, Job, run_job
 from libai.launch.rank import end_with_parent
 from libai.launch.request import choose_port, find_config, find_free_port, read_job, take_restarts
 from libai.launch.supervisor import SLOW_SECONDS
 from libai.patches import openblas
 from libai.utils.errors import EXIT_FAILED, EXIT_USER_MISTAKE, UserError
+from libai.utils.installation import ROOT, is_clone
 from libai.utils.rank_notes import (
     DEFAULT_START_SECONDS,
     LOCAL_RANKS_VARIABLE,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from libai.cli import launch
 from libai.launch import external
-from libai.launch.installation import shipped_configs
 from libai.launch.job import TRAINING
 from libai.utils.atomic import config_of_run, read_json
 from libai.utils.errors import UserError
+from libai.utils.installation import docs_page, shipped_configs
 from libai.utils.parser import Parser
 
 _WORDS = "CONFIG [-n PROCS] [key=value | +key=value | ~key] [flags]"
@@ -117,8 +117,8 @@ def _parse(
     if {"-h", "--help"} & set(arguments):
         names = sorted(path.stem for path in Path(shipped_configs()).glob("*.py"))
         description = (
-            f"{description}\n\nShipped configs: {', '.join(names)}. docs/config.md explains the "
-            "settings."
+            f"{description}\n\nShipped configs: {', '.join(names)}. {docs_page('config.md')} "
+            "explains the settings."
         )
         build_parser(usage, description).parse_args(["--help"])
     parser = Parser(usage=f"libai {usage}", add_help=False)

@@ -18,8 +18,8 @@ from libai.config.instantiation import TARGET, describe, keyword_names, path_of
 from libai.config.settings import schema
 from libai.config.settings.coercion import OBJECTS, PLAIN, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
-from libai.launch.installation import shipped_configs
 from libai.utils.atomic import atomic_write_text
+from libai.utils.installation import shipped_configs
 
 _HEADER = "# Load it with libai.config.LazyConfig.load; it describes the same run.\n"
 

@@ -37,8 +37,8 @@ from libai.config.settings.schema import (
     TYPED_SECTIONS,
     defaults,
 )
-from libai.launch import installation
 from libai.launch.request import find_config
+from libai.utils import installation
 from libai.utils.errors import UserError
 from libai.utils.rank_notes import START_VARIABLE
 
@@ -336,7 +336,8 @@ def _hint(error) -> str:
     """
     name = str(getattr(error, "name", ""))
     if isinstance(error, ImportError) and name.partition(".")[0] == "libai":
-        return " If it is LiBai's, docs/migrate/from_libai.md has its replacement."
+        page = installation.docs_page("migrate/from_libai.md")
+        return f" If it is LiBai's, {page} has its replacement."
     if isinstance(error, NameError):
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         return did_you_mean(name, {**frame.f_globals, **frame.f_locals})

@@ -30,6 +30,7 @@ from libai.config.overrides import format_override
 from libai.config.settings import schema
 from libai.config.settings.coercion import OBJECTS, Mismatch, coerce, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean, hint
+from libai.utils.installation import docs_page
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ def _read(cls: type, parent, path: str, problems: list[str]) -> Any:
     for key, where in items_of(node, path):
         setting = schema.find(where)
         if setting is None:
-            otherwise = f" The keys of {path} are fixed; docs/config.md lists them."
+            page = docs_page("config.md")
+            otherwise = f" The keys of {path} are fixed; {page} lists them."
             problems.append(
                 f"{where}: no such setting.{hint(where, schema.all_paths()) or otherwise}"
             )

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from libai.launch.guard import TRACEBACK_FLAG, TRACEBACK_VARIABLE, guarded_main
-from libai.launch.installation import make_importable
 from libai.utils import rank_notes
+from libai.utils.installation import make_importable
 from libai.utils.rank_notes import RankState
 from libai.utils.screen import CLEAR
 

@@ -12,10 +12,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from libai.launch.installation import ROOT as _ROOT
-from libai.launch.installation import is_clone, shipped_config, shipped_configs
 from libai.launch.job import TRAIN_NET, Job
 from libai.utils.errors import UserError
+from libai.utils.installation import ROOT as _ROOT
+from libai.utils.installation import is_clone, shipped_config, shipped_configs
 
 ROOT = Path(_ROOT)
 

@@ -27,6 +27,7 @@ from libai.patches import openblas
 from libai.patches.local_operations import repair_operations
 from libai.patches.table import explain_other_version, is_on
 from libai.utils.errors import UserError
+from libai.utils.installation import environment_advice
 from libai.utils.rank_notes import (
     DEFAULT_MEETING_SECONDS,
     RENDEZVOUS_VARIABLES,
@@ -250,10 +251,7 @@ def explain_import_error(error: BaseException) -> str | None:
         )
         if sys.version_info[:2] > (3, 10):
             found += ", and oneflow 0.9.0 has no wheel for it"
-        return (
-            f"{found}. Use the interpreter that `bash tools/env.sh` prints; it creates an "
-            "environment if there is none."
-        )
+        return f"{found}. {environment_advice()}"
     no_space = (
         "failed to map segment",
         "annot allocate memory",
@@ -299,8 +297,8 @@ def explain_versions() -> str | None:
         if major.isdecimal() and int(major) >= end and not by_python:
             return (
                 f"{package} {version} is installed in {sys.prefix}, but oneflow 0.9.0 only works "
-                f"with {package} < {end}. Run `pip install {advice}` there, or `bash "
-                "tools/env.sh`."
+                f"with {package} < {end}. Run `pip install {advice}` there. Or use another "
+                f"environment: {environment_advice()}"
             )
     return None
 

@@ -56,9 +56,8 @@ _WAIT_CODE = re.compile(
     rb"\x48\x8b\x53\x18\x48\x3b\x53\x38",  # mov rdx, [rbx+0x18]; cmp rdx, [rbx+0x38]: is it empty?
     re.DOTALL,
 )
-_ADVICE = (
-    "graphs much faster than a millisecond may crash on a busy machine (docs/dev/decisions/0004)"
-)
+# docs/dev/decisions/0004-graph-launch-race.md
+_ADVICE = "graphs much faster than a millisecond may crash on a busy machine"
 
 
 @functools.cache

@@ -39,7 +39,7 @@ def _from_launcher(name: str, default: int) -> int:
     except ValueError:
         raise UserError(
             f"environment variable {name}={text!r} is not a whole number, so the rank of this "
-            "process is unknown. Unset it, or start with tools/train.sh, which sets it."
+            "process is unknown. Unset it, or start with `libai train`, which sets it."
         ) from None
 
 

@@ -25,7 +25,7 @@ def test_without_the_packages_one_line_names_the_script_that_installs_them(words
     (line,) = finished.errors
     assert finished.returncode == 2 and line.startswith("error: "), finished
     assert f" is not installed for {sys.executable}, Python 3.10" in line
-    assert "Use the interpreter that `bash tools/env.sh` prints" in line
+    assert "`bash tools/env.sh` creates an environment and prints its interpreter" in line
 
 
 def test_other_programs_may_import_what_needs_no_packages():

@@ -25,7 +25,7 @@ def test_rank_facts_come_from_the_launcher(monkeypatch):
 
 def test_a_broken_rank_variable_is_named(monkeypatch):
     monkeypatch.setenv("RANK", "zero")
-    with pytest.raises(UserError, match="RANK='zero' is not a whole number.*tools/train.sh"):
+    with pytest.raises(UserError, match="RANK='zero' is not a whole number.*libai train"):
         distributed.get_rank()
 
 

@@ -30,8 +30,8 @@ from libai.benchmark.protocol import take_stdout
 from libai.benchmark.report import describe_case
 from libai.benchmark.variants import VariantSpec, load_measured, make_variants
 from libai.launch.guard import guarded_main
-from libai.launch.installation import ROOT
 from libai.utils.errors import UserError
+from libai.utils.installation import ROOT
 from libai.utils.parser import Parser
 from libai.utils.screen import format_table, say
 

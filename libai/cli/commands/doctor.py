@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from libai.launch.installation import ROOT
 from libai.launch.runtime import compile_kernels, explain_versions
 from libai.utils import distributed
 from libai.utils.errors import UserError
+from libai.utils.installation import ROOT, environment_advice
 from libai.utils.parser import Parser
 from libai.utils.rank_notes import environment_of_no_rank
 from libai.utils.screen import say
@@ -130,10 +130,7 @@ def check_oneflow(facts: dict[str, Any] | None, failure: str) -> Finding:
     """Check that oneflow can be imported (other versions than 0.9.0 are refused)."""
     python = platform.python_version()
     if facts is None:
-        todo = (
-            explain_versions()
-            or "`bash tools/env.sh` creates an environment with CPython 3.10 and oneflow 0.9.0."
-        )
+        todo = explain_versions() or environment_advice()
         return Finding(
             "oneflow", f"`import oneflow` fails on Python {python}: {failure}", todo, is_fatal=True
         )

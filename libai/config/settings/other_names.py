@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from libai.utils.installation import docs_page
+
 #: setting or settings in libai -> names in other trainers
 _SETTINGS = {
     "optim.lr": "lr learning_rate base_lr max_lr init_lr peak_lr lr0",
@@ -177,15 +179,15 @@ _SETTINGS = {
 
 #: sentence about names that are not settings in libai -> these names
 _SENTENCES = {
-    "The number of processes is PROCS, the third argument of tools/train.sh.": (
+    "The number of processes is -n PROCS of `libai train`.": (
         "gpus gpu num_gpus devices world_size nproc nproc_per_node num_processes procs "
         "num_gpus_per_node n"
     ),
-    "The number of machines is the variable NODE (docs/launching.md).": "nodes num_nodes nnodes num_machines",
+    f"The number of machines is the variable NODE ({docs_page('launching.md')}).": "nodes num_nodes nnodes num_machines",
     "The number of processes is PROCS, and train.dist is their layout.": (
         "mp_cfg dist_cfg env_cfg env_kwargs resource_limit"
     ),
-    "OneFlow and the launcher handle it (docs/launching.md); there is no setting.": (
+    f"OneFlow and the launcher handle it ({docs_page('launching.md')}); there is no setting.": (
         "launcher backend init_method ddp_backend dist_backend dist_url nccl_port master_port "
         "local_rank"
     ),
@@ -220,7 +222,7 @@ _SENTENCES = {
     ),
     "log.txt in train.output_dir has everything; --quiet shows less on the console.": "log_level log_file log_kwargs",
     "The state_dict of a hook, and run.checkpointer.extra, are part of every checkpoint "
-    "(docs/training.md).": ("callback extra_ckpt"),
+    f"({docs_page('training.md')}).": ("callback extra_ckpt"),
     "It is always logged as perf/tokens_per_s if the model counts its tokens.": "include_tokens_per_second",
     "It is always logged as train/loss_scale with fp16.": "log_grad_scaler",
     "A run starts at 0 or, with --resume, at the checkpoint; there is no setting.": "start_iter begin_iter start_epoch",
@@ -229,26 +231,26 @@ _SENTENCES = {
     "Without --resume a new run begins, and the earlier run in train.output_dir moves to "
     "previous/.": ("overwrite_output_dir exist_ok"),
     "Schedules have max_epoch or max_iter, and periods are iterations or `epoch` "
-    "(docs/training.md).": "by_epoch begin end",
+    f"({docs_page('training.md')}).": "by_epoch begin end",
     "Log points, checkpoints and evaluations have separate periods: train.log_period, "
     "train.checkpointer.period, train.evaluation.eval_period.": "interval period",
-    "Losses are part of the model: forward returns them (docs/model_and_data.md).": (
+    f"Losses are part of the model: forward returns them ({docs_page('model_and_data.md')}).": (
         "loss losses loss_fn criterion label_smoothing label_smoothing_factor"
     ),
     "Loaders themselves split the data over the ranks, and nothing is dropped "
-    "(docs/model_and_data.md).": (
+    f"({docs_page('model_and_data.md')}).": (
         "sampler test_sampler batch_sampler use_distributed_sampler drop_last "
         "dataloader_drop_last indices"
     ),
     "The keys of a batch are the arguments of forward; omit other keys in the dataset "
-    "(docs/model_and_data.md).": ("remove_unused_columns"),
-    "It is an argument of the dataset in dataloader.train (docs/model_and_data.md).": (
+    f"({docs_page('model_and_data.md')}).": ("remove_unused_columns"),
+    f"It is an argument of the dataset in dataloader.train ({docs_page('model_and_data.md')}).": (
         "seq_len seq_length max_seq_len max_seq_length block_size tokenizer tokenizer_path"
     ),
     "Batches are NumPy arrays, and the trainer moves them to the device; there is no setting.": "map_location",
     "The parts are attributes of the run: run.model, run.optimizer, run.trainer.": "dispatch_kwargs",
     "`libai hf export` writes a folder that you can upload.": "push_to_hub hub_model_id",
-    "The config is the second argument of tools/train.sh: FILE CONFIG PROCS.": "config",
+    "The config is the first argument of `libai train`.": "config",
     "This LiBai setting is not needed here: OneFlow's default applies.": (
         "rdma_enabled enable_use_compute_stream cudnn_conv_heuristic_search_algo"
     ),
@@ -257,14 +259,14 @@ _SENTENCES = {
     "This LiBai setting is not needed here. Every checkpoint holds the position in the data.": (
         "consumed_train_samples consumed_valid_samples"
     ),
-    "This LiBai setting is not needed here. The plan names the blocks (docs/parallelism.md).": (
+    f"This LiBai setting is not needed here. The plan names the blocks ({docs_page('parallelism.md')}).": (
         "pipeline_num_layers"
     ),
     "This LiBai setting is not needed here. Stages are balanced by their parameters.": "custom_pipeline_stage_id",
     "This LiBai setting is not needed here. The trainer moves a batch to train.device.": "input_placement_device",
     "This LiBai setting is not needed here. The end of training is evaluated anyway.": "eval_after_train",
     "This LiBai setting is not needed here. graph.enabled=true compiles any model; for a graph "
-    "of your own see docs/model_and_data.md.": "train_graph eval_graph global_mode debug",
+    f"of your own see {docs_page('model_and_data.md')}.": "train_graph eval_graph global_mode debug",
 }
 
 #: expression to write in Python -> attributes, methods and classes of other trainers
@@ -325,7 +327,7 @@ _MEMBERS = {
     "libai.engine.HookBase": "Hook Callback TrainerCallback",
     "libai.inference.Pipeline": "DefaultPredictor",
     "libai.config.parse_args": "default_argument_parser",
-    "tools/train.sh, or python -m libai.launch": "launch",
+    "libai train, or python -m libai.launch": "launch",
 }
 
 
@@ -366,7 +368,11 @@ def meant(key: str) -> str:
     if setting != key:
         return f" Did you mean {setting}?"
     is_member = name in _MEMBER_OF and key.startswith("train")
-    return f" In Python it is {_MEMBER_OF[name]} (docs/migrate/README.md)." if is_member else ""
+    return (
+        f" In Python it is {_MEMBER_OF[name]} ({docs_page('migrate/README.md')})."
+        if is_member
+        else ""
+    )
 
 
 def argument_meant(name: str, arguments: Collection[str]) -> str:
@@ -385,12 +391,12 @@ def argument_meant(name: str, arguments: Collection[str]) -> str:
     if same[0] in arguments:
         return f" Did you mean {same[0]}?"
     member = (
-        f" In Python it is {_MEMBER_OF[name]} (docs/migrate/README.md)."
+        f" In Python it is {_MEMBER_OF[name]} ({docs_page('migrate/README.md')})."
         if name in _MEMBER_OF
         else ""
     )
     return (
-        f" In a config it is {setting}; without a config, see docs/model_and_data.md.{member}"
+        f" In a config it is {setting}; without a config, see {docs_page('model_and_data.md')}.{member}"
         if setting
         else member
     )
@@ -401,11 +407,11 @@ def member_meant(name: str) -> str:
     string.
 
     >>> member_meant("write_metrics")
-    ' Use trainer.fetch_metrics() (docs/migrate/README.md).'
+    f" Use trainer.fetch_metrics() ({docs_page('migrate/README.md')})."
     """
     name = name.lower()
     if name in _MEMBER_OF:
-        return f" Use {_MEMBER_OF[name]} (docs/migrate/README.md)."
+        return f" Use {_MEMBER_OF[name]} ({docs_page('migrate/README.md')})."
     if name in _SETTING_OF:
         return f" In a config it is {_SETTING_OF[name]}."
     return f" {_SENTENCE_OF[name]}" if name in _SENTENCE_OF else ""

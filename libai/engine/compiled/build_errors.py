@@ -14,6 +14,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.utils.errors import GraphBuildError, UserError, first_line
+from libai.utils.installation import docs_page
 
 _READS_A_VALUE = (
     "it reads the value of a tensor (.numpy(), .item(), float(), int(), `if tensor`), and tensors "
@@ -37,7 +38,7 @@ _IS_LOCAL = (
 )
 _USES_SBP = (
     "the model uses sbp or placement, but its tensors are local. Remove both: a plan lays out the "
-    "model (docs/parallelism.md)"
+    f"model ({docs_page('parallelism.md')})"
 )
 _NO_RULE = (
     "OneFlow 0.9 does not support this operation for the layout of these tensors. For example, if "

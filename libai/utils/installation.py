@@ -41,6 +41,20 @@ def shipped_config(name: str) -> str | None:
     return path if name.isidentifier() and os.path.isfile(path) else None
 
 
+def docs_page(name: str) -> str:
+    """Return the path of a page for users, for messages: `docs/NAME` in a clone, else the copy that
+    an installed wheel contains.
+    """
+    return f"docs/{name}" if is_clone() else os.path.join(PACKAGE, "docs", name)
+
+
+def environment_advice() -> str:
+    """Return a sentence on how to get an environment in which libai works."""
+    if is_clone():
+        return "`bash tools/env.sh` creates an environment and prints its interpreter."
+    return f"Install libai in an environment with CPython 3.10 ({docs_page('install.md')})."
+
+
 def is_clone() -> bool:
     """Return True if libai is used from its repository rather than installed from a wheel."""
     return os.path.isfile(os.path.join(ROOT, "tools", "train.sh"))

@@ -47,7 +47,9 @@ class Pipeline:
         overrides: Sequence[str] = (),
         tokenizer: str | Path | None = None,
     ):
-        self._source, self._tokenizer_path = Path(source), tokenizer
+        self._source = Path(source)
+        self._tokenizer_path = tokenizer
+        self._names_in_config: dict[str, str] | None = None
         if (self._source / "config.yaml").is_file():
             ranks = [("data", 1), ("tensor", get_world_size()), ("pipeline", 1)]
             spread = [f"train.dist.{axis}_parallel_size={size}" for axis, size in ranks]
@@ -65,11 +67,9 @@ class Pipeline:
         mesh = Mesh.of_this_job(default_device(), 1, get_world_size())
         self.predictor = Predictor(load_pretrained(folder), self._source, mode or "eager", mesh)
         if self._tokenizer_path is None and (folder / "tokenizer.json").is_file():
-            self.tokenizer = TextCodec.read(folder)
-        names = (
-            json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label") or {}
-        )
-        self._class_names = {int(number): name for number, name in names.items()}
+            self._tokenizer_path = folder
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self._names_in_config = config.get("id2label") or {}
 
     @cached_property
     def tokenizer(self) -> TextCodec:
@@ -187,9 +187,11 @@ class Pipeline:
 
     @cached_property
     def _class_names(self) -> dict[int, str]:
-        """Map class numbers to names: the attribute `classes` of the run's training dataset, if it
-        can be read.
+        """Map class numbers to names: those in config.json, or the attribute `classes` of the run's
+        training dataset, if it can be read.
         """
+        if self._names_in_config is not None:
+            return {int(number): name for number, name in self._names_in_config.items()}
         try:
             return dict(enumerate(getattr(self._dataset_with("classes"), "classes", ())))
         except (UserError, OSError):  # the data no longer exists

@@ -120,6 +120,6 @@ def _own(config: str, overrides: Sequence[str], mode: str, count: int) -> tuple[
     load_measured(config, overrides, count)  # reports invalid settings before any process starts
     return (
         *(*LAUNCH, "libai.cli.commands.benchmark", config, str(count), *overrides),
-        *("train.output_dir={folder}/run", f"graph.enabled={str('graph' in mode).lower()}"),
+        f"graph.enabled={str('graph' in mode).lower()}",
         *("--worker", mode, "--folder", "{folder}"),
     )

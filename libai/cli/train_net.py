@@ -17,6 +17,7 @@ from libai.cli.main import until_nobody_reads
 from libai.config import load_config, parse_args
 from libai.config.lazy_config import to_yaml
 from libai.launch.guard import guarded_main
+from libai.launch.rank import keep_output
 from libai.utils.distributed import barrier, get_world_size, is_main_process, prepare_device
 from libai.utils.errors import EXIT_FAILED
 from libai.utils.rank_notes import OUTPUT_DIR, own_folder, world_size
@@ -51,10 +52,11 @@ def main(run_class: Any = None) -> int:
 
     trains = not (args.dry_run or args.eval_only or args.find_lr)
     config = default_setup(config, args.overrides, trains=trains, quiet=args.quiet)
+    output_dir = os.path.abspath(config.train.output_dir)
     if notes is not None and trains and is_main_process():
-        Path(notes, OUTPUT_DIR).write_text(
-            os.path.abspath(config.train.output_dir), encoding="utf-8"
-        )
+        Path(notes, OUTPUT_DIR).write_text(output_dir, encoding="utf-8")
+    if trains:
+        keep_output(Path(output_dir))
     run = (run_class or Run)(config, resume=args.resume or config.train.resume, reset=args.reset)
     if args.dry_run:
         run.dry_run()

@@ -10,11 +10,17 @@ from pathlib import Path
 
 from libai.cli import launch
 from libai.launch import external
+from libai.launch.command_line import (
+    FLAGS,
+    LAUNCHER_FLAGS,
+    build_parser,
+    take_first_path,
+    take_flag,
+)
 from libai.launch.job import TRAINING
 from libai.utils.atomic import config_of_run, read_json
 from libai.utils.errors import UserError
 from libai.utils.installation import docs_page, shipped_configs
-from libai.utils.parser import Parser
 
 _WORDS = "CONFIG [-n PROCS] [key=value | +key=value | ~key] [flags]"
 
@@ -58,7 +64,11 @@ def _continue(folder: Path, processes: str | None, words: Sequence[str]) -> int:
     )
     # the flag is not last, because it would take a mistaken word after the run as the path of a
     # checkpoint
-    words = [*([] if has_weights else ["--resume"]), f"train.output_dir={folder}", *words]
+    # imported here because it imports omegaconf
+    from libai.config.overrides import format_override
+
+    own_folder = format_override("train.output_dir", str(folder))
+    words = [*([] if has_weights else ["--resume"]), own_folder, *words]
     return start(str(config), processes, words, default_processes=_processes_of(folder))
 
 
@@ -87,25 +97,6 @@ def _processes_of(folder: Path) -> str:
     return str(layout.get("world_size", 1)) if isinstance(layout, dict) else "1"
 
 
-def build_parser(usage: str = f"train {_WORDS}", description: str | None = train.__doc__) -> Parser:
-    """Return the parser of the command line.
-
-    Arguments that it does not list are passed to the training program.
-    """
-    parser = Parser(usage=f"libai {usage}", description=description)
-    parser.add_argument(
-        "-n", "--procs", metavar="PROCS", help="processes on this machine (default 1)"
-    )
-    parser.add_argument(
-        "--max-restarts", metavar="N", help="restart a failed job up to N times (default 0)"
-    )
-    from libai.config.arguments import FLAGS
-
-    for flag, text in FLAGS.items():
-        parser.add_argument(flag, action="store_true", help=text)
-    return parser
-
-
 def _parse(
     arguments: Sequence[str], usage: str, description: str | None, missing: str
 ) -> tuple[str, str | None, list[str]]:
@@ -120,11 +111,10 @@ def _parse(
             f"{description}\n\nShipped configs: {', '.join(names)}. {docs_page('config.md')} "
             "explains the settings."
         )
-        build_parser(usage, description).parse_args(["--help"])
-    parser = Parser(usage=f"libai {usage}", add_help=False)
-    parser.add_argument("-n", "--procs")
-    known, words = parser.parse_known_args(list(arguments))
-    for index, word in enumerate(words):
-        if "=" not in word and not word.startswith(("-", "~", "+")):
-            return words.pop(index), known.procs, words
-    raise UserError(missing)
+        flags = {**LAUNCHER_FLAGS, **FLAGS}
+        build_parser(flags, usage=f"libai {usage}", description=description).parse_args(["--help"])
+    processes, words = take_flag("--procs", arguments)
+    name = take_first_path(words)
+    if name is None:
+        raise UserError(missing)
+    return name, processes, words

@@ -4,7 +4,6 @@ early.
 Importing this package does not import oneflow, but a config file may.
 """
 
-from libai.config.arguments import Args, parse_args
 from libai.config.batch import (
     BatchSizes,
     batch_sizes_of,
@@ -18,3 +17,4 @@ from libai.config.settings import schema
 from libai.config.settings.errors import ConfigError
 from libai.config.settings.schema import defaults
 from libai.config.validation import RunConfig, load_config, validate
+from libai.launch.command_line import Args, parse_args

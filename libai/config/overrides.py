@@ -8,6 +8,7 @@ reported together.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,6 +66,8 @@ def _format(value) -> str:
     if isinstance(value, str):
         from hydra.core.override_parser.types import Quote, QuotedString
 
+        # literal text: `${` would otherwise begin an interpolation
+        value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
         return QuotedString(text=value, quote=Quote.single).with_quotes()
     if isinstance(value, (DictConfig, dict)):
         return "{" + ",".join(f"{name!s}: {_format(item)}" for name, item in value.items()) + "}"

@@ -156,9 +156,8 @@ class TrainerCheckpointer:
         best = self._choices.pop(path, best)
         iteration = checkpoint.iteration_of(path.name)
         if iteration is not None and not self._weights_only:
-            own_state().saved = (
-                iteration  # not before the checkpoint is written, because a kill would lose it
-            )
+            # not before the checkpoint is written, because a kill would lose it
+            own_state().saved = own_state().written = iteration
         if not is_main_process():
             return
         if best is not None:

@@ -8,7 +8,6 @@ oneflow is never imported in this process.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -19,13 +18,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from libai.launch import runtime
-from libai.launch.rank import end_with_parent, output_file
+from libai.launch.rank import end_with_parent
 from libai.launch.supervisor import Rank, Supervisor
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, UserError
-from libai.utils.screen import is_terminal, say
+from libai.utils.screen import say
 
 # On several machines, oneflow's heartbeat takes up to 13 s to report a failure to the other ranks
 # and end them.
@@ -33,7 +33,7 @@ MULTI_NODE_RESTART_SECONDS = 20.0
 #: module of the training program; `TRAIN_NET` is the file in the repository that calls it
 TRAINING = "libai.cli.train_net"
 #: flags that suppress messages about the start
-SILENT = {"--print-config", "--quiet", "--help", "-h"}
+SILENT = {"--print-config", "--quiet"}
 TRAIN_NET = Path(__file__).resolve().parents[2] / "tools" / "train_net.py"
 
 
@@ -45,7 +45,6 @@ class Job:
         file: absolute path of a program, or the name of a libai module.
         config: absolute path.
         arguments: passed to the program unchanged.
-        output_dir: output folder of the job, if it is known.
     """
 
     file: str
@@ -56,7 +55,6 @@ class Job:
     node_rank: int
     address: str
     port: int
-    output_dir: Path | None = None
 
     @property
     def world_size(self) -> int:
@@ -73,11 +71,9 @@ class Job:
     def announce(self, text: str) -> None:
         """Print what the user is waiting for, unless a flag suppresses it or the program is not
         libai's own.
-
-        On a terminal, the next output replaces it.
         """
         if self.is_training and SILENT.isdisjoint(self.arguments):
-            say(f"libai: {text}", end="" if is_terminal(sys.stderr) else "\n")
+            say(f"libai: {text}")
 
     def announce_start(self) -> None:
         """Print the config and the number of processes immediately, because importing oneflow takes
@@ -95,11 +91,10 @@ def prepare_ranks(job: Job, notes: str) -> Supervisor:
     """Return a supervisor that runs `oneflow.distributed.launch`, which starts each rank through
     libai/launch/rank.py.
 
-    Rank 0 writes to the terminal. The output of each other rank is appended to rank_<number>.stderr
-    in the output folder. If the job has no output folder, that file is temporary, and only stderr
-    goes to it, because programs other than libai's may print on every rank.
+    Rank 0 writes to the terminal. Every other rank prints to the file rank_<number>.stderr in
+    `notes`, and later to one in the output folder (`keep_output`). Of programs other than libai's,
+    which may print on every rank, only stderr goes there.
     """
-    output_folder = _output_folder(job) or notes
     first = job.node_rank * job.num_processes
     ranks = []
     for number in range(first, first + job.num_processes):
@@ -107,12 +102,6 @@ def prepare_ranks(job: Job, notes: str) -> Supervisor:
         ranks[-1].state.limit = rank_notes.read_limit(
             rank_notes.START_LIMIT, rank_notes.DEFAULT_START_SECONDS
         )
-        if number > 0:
-            path = output_file(output_folder, number)
-            ranks[-1].output, ranks[-1].output_start = (
-                path,
-                path.stat().st_size if path.is_file() else 0,
-            )
     options = {
         "--nnodes": job.num_nodes,
         "--node_rank": job.node_rank,
@@ -126,7 +115,6 @@ def prepare_ranks(job: Job, notes: str) -> Supervisor:
     # by its path, because -m would let a json.py in the working directory replace Python's
     command += [
         str(Path(__file__).with_name("rank.py")),
-        output_folder,
         str(int(job.is_training)),
         job.file,
         "--config-file",
@@ -171,30 +159,33 @@ def _oneflow_launcher() -> Path:
     return path
 
 
-def _output_folder(job: Job) -> str | None:
-    """Return the folder that ranks above 0 print to: the job's output folder if it is known and
-    writable, or None.
-    """
-    if job.output_dir is not None:
-        with contextlib.suppress(OSError):
-            job.output_dir.mkdir(parents=True, exist_ok=True)
-            return str(job.output_dir) if os.access(job.output_dir, os.W_OK) else None
-    return None
-
-
 # ------------------------------------------------------------------------------ until the job's end
 
 
-def launch(job: Job) -> tuple[int, bool, tuple[str, int] | None]:
-    """Run the job's ranks on this machine until they end. No rank outlives the call.
+class Outcome(NamedTuple):
+    """How a job ended.
 
-    Returns the exit code, whether a stop was requested, and the failure if a restart would repeat
-    it.
+    `failure`: kind and iteration of a failure that a restart would repeat. `written`: iteration of
+    the newest checkpoint that this job has written, or 0.
     """
+
+    code: int
+    was_stopped: bool
+    failure: tuple[str, int] | None
+    written: int
+
+
+def launch(job: Job) -> Outcome:
+    """Run the job's ranks on this machine until they end. No rank outlives the call."""
     with tempfile.TemporaryDirectory(prefix="libai-", ignore_cleanup_errors=True) as notes:
         supervisor = prepare_ranks(job, notes)
         code = supervisor.run()
-        return code, supervisor.stop_signal is not None, supervisor.failure()
+        return Outcome(
+            code,
+            supervisor.stop_signal is not None,
+            supervisor.failure(),
+            supervisor.ranks[0].state.written,
+        )
 
 
 def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> int:
@@ -204,39 +195,28 @@ def run_job(job: Job, max_restarts: int, new_port: Callable[[], int] | None) -> 
     port. A job is not restarted after a stop, a user's mistake, or a repeated failure of the same
     kind in the same iteration.
     """
-    before = _checkpoints(job)
-    restarts_left, last_failure = max_restarts, None
+    restarts_left = max_restarts
+    last_failure = None
     while True:
-        code, was_stopped, failure = launch(job)
-        if code != EXIT_FAILED or was_stopped or not max_restarts:
-            return code
+        ended = launch(job)
+        if ended.code != EXIT_FAILED or ended.was_stopped or not max_restarts:
+            return ended.code
+        failure = ended.failure
         if failure is not None and failure == last_failure:
             say(f"launch: {failure[0]} in iteration {failure[1]} happened again: not restarting.")
-            return code
+            return ended.code
         if restarts_left == 0:
             say(f"launch: failed after {max_restarts} restarts: giving up.")
-            return code
-        restarts_left, last_failure = restarts_left - 1, failure
+            return ended.code
+        restarts_left -= 1
+        last_failure = failure
         if job.num_nodes > 1:
             time.sleep(MULTI_NODE_RESTART_SECONDS)
         elif new_port is not None:
             job = replace(job, port=new_port())
-        new = _checkpoints(job) - before  # do not resume from checkpoints of an earlier run
-        if new:
-            job = replace(
-                job, arguments=(*job.arguments, "--resume", "--reset=")
-            )  # the last value of a flag counts
-        start = f"from {max(new)[0]}" if new else "as before, with the same arguments"
+        start = "as before, with the same arguments"
+        if ended.written and job.is_training:  # do not resume from checkpoints of an earlier run
+            # the last value of a flag counts
+            job = replace(job, arguments=(*job.arguments, "--resume", "--reset="))
+            start = f"from iter_{ended.written:07d}"
         say(f"launch: starting again {start}; {restarts_left} restarts left.")
-
-
-def _checkpoints(job: Job) -> set[tuple[str, int]]:
-    """Return the name and modification time of every checkpoint in the job's output folder, if it
-    is accessible.
-    """
-    folder = _output_folder(job)
-    if folder is None:
-        return set()
-    return {
-        (path.name, path.stat().st_mtime_ns) for path in Path(folder, "checkpoints").glob("iter_*")
-    }

@@ -1,7 +1,7 @@
 """Run one rank as two processes: the program and its parent, which `oneflow.distributed.launch`
 starts.
 
-    python libai/launch/rank.py OUTPUT_FOLDER IS_TRAINING FILE [arguments of FILE …]
+    python libai/launch/rank.py IS_TRAINING FILE [arguments of FILE …]
 
 The parent records how the program ended, which OneFlow's launcher does not report. Uses only the
 standard library.
@@ -28,7 +28,6 @@ from libai.launch.guard import TRACEBACK_FLAG, TRACEBACK_VARIABLE, guarded_main
 from libai.utils import rank_notes
 from libai.utils.installation import make_importable
 from libai.utils.rank_notes import RankState
-from libai.utils.screen import CLEAR
 
 #: asks a rank for its stacks; a real-time signal, because users and schedulers may use SIGUSR1 and
 #: SIGUSR2
@@ -55,7 +54,7 @@ def output_file(folder: str, rank: int) -> Path:
     return Path(folder, f"rank_{rank}.stderr")
 
 
-def main(output_folder: str, is_training: str, file: str, *arguments: str) -> NoReturn:
+def main(is_training: str, file: str, *arguments: str) -> NoReturn:
     """Run the program in a child process, and record how it ends."""
     end_with_parent(os.getpgid(0))  # the leader of the process group is OneFlow's launcher
     folder, rank = os.environ[rank_notes.NOTES_VARIABLE], int(os.environ["RANK"])
@@ -69,10 +68,8 @@ def main(output_folder: str, is_training: str, file: str, *arguments: str) -> No
             0
         )  # a failure code would make OneFlow's launcher end the other ranks before they report
     end_with_parent(parent)
-    if rank == 0:
-        _replace_open_line(state)
-    else:
-        _redirect(output_file(output_folder, rank), (1, 2) if output_folder != folder else (2,))
+    if rank > 0:
+        _redirect(output_file(folder, rank), (1, 2) if is_training == "1" else (2,))
     # These files stay open as long as the process runs.
     stack, crash = (open(Path(folder, f"{name}_{rank}"), "w") for name in ("stack", "crash"))  # noqa: SIM115
     faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
@@ -88,19 +85,30 @@ def main(output_folder: str, is_training: str, file: str, *arguments: str) -> No
     guarded_main(lambda: _run(file, words))
 
 
-def _replace_open_line(state: RankState) -> None:
-    """Replace the launcher's line about the start when the program prints to stdout."""
-    write = sys.stdout.write
+def keep_output(output_dir: Path) -> None:
+    """Append what this rank has printed so far to its file in `output_dir`, and print there from
+    now on.
 
-    def clear_and_write(text: str) -> int:
-        if state.open_line > 0:
-            write(CLEAR)
-        state.open_line = -1  # until the text is on the terminal
-        written = write(text)
-        state.open_line = text.endswith("\n") - 1
-        return written
-
-    sys.stdout.write = clear_and_write  # type: ignore[method-assign]
+    The file in the launcher's folder becomes a link to it. Nothing happens on rank 0, in a process
+    without a launcher, and if the folder cannot be written.
+    """
+    folder = rank_notes.own_folder()
+    if folder is None or os.environ["RANK"] == "0":
+        return
+    rank = int(os.environ["RANK"])
+    ours = output_file(str(folder), rank)
+    kept = output_file(os.path.abspath(output_dir), rank)
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with open(kept, "ab") as file:
+            rank_notes.own_state().output_start = file.tell()
+            file.write(ours.read_bytes())
+        before = os.stat(ours)
+        _redirect(kept, tuple(fd for fd in (1, 2) if os.path.samestat(os.fstat(fd), before)))
+        ours.unlink()
+        ours.symlink_to(kept)
 
 
 def _redirect(path: Path, descriptors: tuple[int, ...]) -> None:

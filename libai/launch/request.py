@@ -1,10 +1,8 @@
 """Turn the command line and the environment into a `Job`, or into one clear error.
 
-Uses only the standard library. libai/launch/job.py starts the job, and libai/cli/launch.py checks
-the config.
+Uses only the standard library. libai/launch/job.py starts the job.
 """
 
-import argparse
 import difflib
 import os
 import random
@@ -205,25 +203,3 @@ def _can_bind(address: str, port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def take_restarts(
-    arguments: Sequence[str], environment: Mapping[str, str]
-) -> tuple[int, list[str]]:
-    """Return the number of restarts and the other arguments.
-
-    The number of restarts is taken from `--max-restarts N` or else from MAX_RESTARTS. The default
-    is 0.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(
-        "--max-restarts", nargs="?", const="", default=environment.get("MAX_RESTARTS") or "0"
-    )
-    known, rest = parser.parse_known_args(list(arguments))
-    if not known.max_restarts.isdecimal():
-        name = "--max-restarts" if "--max-restarts" in " ".join(arguments) else "MAX_RESTARTS"
-        raise UserError(
-            f"{name} is {known.max_restarts!r}; it must be the number of restarts after failures, "
-            "a whole number."
-        )
-    return int(known.max_restarts), rest

@@ -16,7 +16,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,11 +32,11 @@ from libai.launch.guard import (
     signals_handled,
     with_rank,
 )
-from libai.launch.rank import ask_for_stacks, read_stack
+from libai.launch.rank import ask_for_stacks, output_file, read_stack
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE
 from libai.utils.rank_notes import OUTPUT_DIR, RankState
-from libai.utils.screen import is_terminal, say, say_error
+from libai.utils.screen import say, say_error
 
 POLL_SECONDS = 0.05
 #: maximum seconds between two checks that count as time without progress; a suspended launcher may
@@ -47,8 +46,7 @@ WATCH_SECONDS = 1.0
 REPORT_SECONDS = 1.5
 # oneflow aborts a rank that has lost another, immediately or within this time.
 CONSEQUENCE_SECONDS = 1.0
-#: seconds after which a start prints what it is waiting for; on a terminal, the start of the ranks
-#: prints it at once
+#: seconds after which a start prints what it is waiting for
 SLOW_SECONDS = 2.0
 #: phase before the first iteration -> what the start is waiting for
 WAITS = {
@@ -70,16 +68,11 @@ _NATIVE_HINT = (
 
 @dataclass
 class Rank:
-    """A rank of this machine.
-
-    `output` is the file that a rank above 0 prints to, starting at `output_start`.
-    """
+    """A rank of this machine."""
 
     number: int
     folder: str
     state: RankState
-    output: Path | None = None
-    output_start: int = 0
     was_asked_to_stop: bool = False
     was_ended: bool = False
     is_lost: bool = False
@@ -144,16 +137,11 @@ class Rank:
         missing.
         """
         with contextlib.suppress(OSError):
-            if self.output is not None:
-                text = self.output.read_bytes()
-                # A shorter file is a new one: the file of an earlier run was moved aside.
-                text = text[self.output_start if len(text) >= self.output_start else 0 :]
-                lines = (
-                    rank_notes.drop_harmless(text)
-                    .decode(errors="replace")
-                    .splitlines(keepends=True)
-                )
-                return "".join(lines[-_TAIL_LINES:])
+            text = output_file(self.folder, self.number).read_bytes()
+            # A shorter file is a new one: the file of an earlier run was moved aside.
+            start = self.state.output_start if len(text) >= self.state.output_start else 0
+            lines = rank_notes.drop_harmless(text[start:]).decode(errors="replace")
+            return "".join(lines.splitlines(keepends=True)[-_TAIL_LINES:])
         return ""
 
     def end_if_hung(self, seconds: float) -> None:
@@ -341,25 +329,16 @@ class Supervisor:
                 rank.end_if_hung(float("inf"))
 
     def _announce_wait(self) -> None:
-        """Print what the job is waiting for, according to the phase of the first rank.
-
-        Each text is printed once.
-
-        On a terminal it is one line with the seconds so far, which the next output replaces. A line
-        that the rank has not finished is left alone.
+        """Print once what the job is waiting for, according to the phase of the first rank, if that
+        takes long.
         """
         state = self.ranks[0].state
         text = WAITS.get(state.phase.decode())
-        is_over = state.iteration or state.open_line < 0 or self.stop_signal is not None
-        if self.announce is None or text is None or is_over:
+        is_over = state.iteration or self.stop_signal is not None
+        if self.announce is None or text is None or text in self._announced or is_over:
             return
-        seconds = int(time.monotonic() - self._began)
-        is_live = is_terminal(sys.stderr)
-        if is_live:
-            text += f" ({seconds} s)"
-        if text not in self._announced and (is_live or seconds >= SLOW_SECONDS):
+        if time.monotonic() - self._began >= SLOW_SECONDS:
             self._announced.append(text)
-            state.open_line = is_live
             self.announce(text)
 
     def _note_end(self, rank: Rank) -> None:
@@ -408,20 +387,14 @@ class Supervisor:
 
         Return False if there was nothing.
         """
-        pipe, state = self.launcher.stderr, self.ranks[0].state
+        pipe = self.launcher.stderr
         if not select.select([] if pipe is None else [pipe], [], [], seconds)[0] or pipe is None:
-            if self._rest:  # an unfinished line, such as a progress bar
-                state.open_line = -1
-                rank_notes.write_stderr(self._rest)
-                self._rest = b""
+            rank_notes.write_stderr(self._rest)  # an unfinished line, such as a progress bar
+            self._rest = b""
             return False
         chunk = os.read(pipe.fileno(), 65536)
         lines, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
-        text = rank_notes.drop_harmless(lines + newline)
-        if text and state.open_line > 0:
-            state.open_line = 0
-            say("", end="")
-        rank_notes.write_stderr(text)
+        rank_notes.write_stderr(rank_notes.drop_harmless(lines + newline))
         if not chunk:
             pipe.close()
             self.launcher.stderr = None

@@ -102,17 +102,15 @@ class RankState(ctypes.Structure):
         ),  # seconds without a beat after which it counts as hung; 0: no limit
         ("iteration", ctypes.c_int64),  # number of completed iterations
         ("saved", ctypes.c_int64),  # number of iterations in its newest checkpoint
+        ("written", ctypes.c_int64),  # the same, but 0 until this job has written a checkpoint
         ("phase", ctypes.c_char * 160),  # current phase
+        ("output_start", ctypes.c_int64),  # position in its output file at which this job begins
         ("listens", ctypes.c_int64),  # 1 if it saves and stops on a signal
         ("has_left", ctypes.c_int64),  # 1 if its work is over, with the exit code `code`
         ("code", ctypes.c_int64),
         ("ended_at", ctypes.c_double),  # time in seconds since 1970; 0 while it runs
         ("status", ctypes.c_int64),  # exit code, or minus the signal that ended it
         ("hung_seconds", ctypes.c_double),  # if it was ended because it hung: the limit in seconds
-        (
-            "open_line",
-            ctypes.c_int64,
-        ),  # unfinished line on the terminal: 1 the launcher's, -1 the rank's, 0 none
     )
 
 

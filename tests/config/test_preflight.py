@@ -3,37 +3,40 @@ import sys
 
 import pytest
 
-from libai.config import ConfigError
-from libai.config.arguments import check
+from libai.cli import launch
+from libai.launch import job
+from libai.utils.errors import UserError
 
-CONFIG = """
-from libai.config import LazyCall
-model = LazyCall(dict)()
-optim = LazyCall(dict)()
-dataloader = dict(train=LazyCall(dict)())
-train = dict(train_iter=10, train_micro_batch_size=4, output_dir="out/pre")
-"""
-
-
-@pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "exp_preflight.py").write_text(CONFIG)
-    return str(tmp_path / "exp_preflight.py")
-
-
-def test_the_launcher_learns_the_output_folder(config):
-    assert check(config, ["graph.enabled=true", "--resume", "train.device=cpu"], 2) == "out/pre"
+CONFIG = "raise SystemExit('the launcher must not execute a config')"
 
 
 @pytest.mark.parametrize(
-    "argument", ["train.trian_iter=5", "train.dist.tensor_parallel_size=3", "--resum"]
+    ("arguments", "text"),
+    [
+        (["--resum"], "--resum: unknown flag. Did you mean --resume?"),
+        (["train.seed=1", "train.seed=2"], "train.seed is given twice, as 1 and as 2."),
+        (["--dry-run", "--eval-only"], "cannot be combined"),
+        (["--max-restarts", "often"], "--max-restarts is 'often'"),
+    ],
 )
-def test_mistakes_are_found_before_any_process_starts(config, argument):
-    with pytest.raises(ConfigError):
-        check(config, [argument], 2)
+def test_mistakes_in_the_arguments_are_found_before_any_process_starts(
+    tmp_path, monkeypatch, arguments, text
+):
+    (tmp_path / "exp.py").write_text(CONFIG)
+    monkeypatch.setattr(launch, "run_job", lambda *_, **__: pytest.fail("a job was started"))
+    with pytest.raises(UserError, match=text.partition("?")[0].replace("'", ".")):
+        launch.run([job.TRAINING, str(tmp_path / "exp.py"), "2", *arguments])
 
 
 def test_importing_the_package_does_not_import_oneflow():
-    code = "import sys, libai.config, libai.config.arguments; sys.exit('oneflow' in sys.modules)"
+    code = "import sys, libai.config; sys.exit('oneflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_the_launcher_and_its_reader_use_the_standard_library_only():
+    code = (
+        "import sys, libai.cli.launch, libai.cli.training; "
+        "sys.exit(str({'oneflow', 'numpy', 'omegaconf', 'hydra'} & set(sys.modules) or 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert done.stderr == "0\n"

@@ -49,13 +49,8 @@ def sleeping(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    ("processes", "text"),
-    [(1, "importing oneflow and the config"), (2, "checking the config, which imports oneflow")],
-)
-def test_a_start_speaks_before_oneflow_is_imported_and_says_what_takes_long(
-    sleeping, processes, text
-):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_start_speaks_before_oneflow_is_imported_and_says_what_takes_long(sleeping, processes):
     command = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, str(sleeping), str(processes)]
     with subprocess.Popen(
         command, env=jobs.clean_environment(), stderr=subprocess.PIPE, text=True
@@ -65,7 +60,7 @@ def test_a_start_speaks_before_oneflow_is_imported_and_says_what_takes_long(
             f"libai: starting sleeping.py on {processes} process{'es' if processes > 1 else ''}\n"
         )
         assert launcher.stderr.readline() == start
-        assert launcher.stderr.readline() == f"libai: {text}\n"
+        assert launcher.stderr.readline() == "libai: importing oneflow and the config\n"
         launcher.terminate()
         assert launcher.stderr.read() == f"{NOT_BEGUN}\n"
     assert launcher.returncode == 128 + signal.SIGTERM
@@ -91,9 +86,9 @@ def test_a_config_that_hangs_or_dies_ends_the_start_with_its_line(
     ), result
 
 
-#: a config that takes some seconds and prints complete and unfinished lines
+#: a config that prints complete and unfinished lines
 TALKING = """
-import sys, time
+import sys
 from configs.mlp_digits import dataloader, graph, lr_scheduler, model, optim, train
 from libai.config import LazyCall
 from libai.models import MLP
@@ -103,7 +98,6 @@ class Talking(MLP):
         super().__init__(**sizes)
         print("one printed line")
         print("dots", end="", flush=True)
-        time.sleep(1.2)  # the line about the start changes every second
         print(".")
         print("a warning", file=sys.stderr)
 
@@ -114,9 +108,7 @@ train.train_iter = 40
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.dist)])
 def test_a_terminal_shows_few_lines_before_the_first_iteration(processes, tmp_path):
-    """The line about the start updates by itself, and lines that the user prints are neither joined
-    to it nor lost.
-    """
+    """Lines that the user prints are neither joined to the launcher's nor lost."""
     config = tmp_path / "config.py"
     config.write_text(TALKING)
     words = [
@@ -129,18 +121,12 @@ def test_a_terminal_shows_few_lines_before_the_first_iteration(processes, tmp_pa
     rows = jobs.rows_of(written)
     start = rows[: next(number for number, row in enumerate(rows) if row.startswith("iter "))]
     printed = ["one printed line", "dots.", "a warning"]
-    assert set(printed) <= set(start) and "libai: " not in "\n".join(rows)
-    ours = [row for row in start if row not in printed]
+    assert set(printed) <= set(start)
+    assert start[0].startswith("libai: starting config.py on ")
+    ours = [row for row in start if row not in printed and not row.startswith("libai: ")]
     assert ours[0].startswith("graph.enabled=auto: graph takes") and len(ours) == 7, (
         "an earlier run adds one line"
     )
-    for text in (
-        "starting config.py",
-        "importing oneflow",
-        "building data and model (",
-        "rehearsing the first up",
-    ):
-        assert f"libai: {text}" in written
 
 
 def test_help_imports_neither_oneflow_nor_hydra_and_print_config_not_the_engine():

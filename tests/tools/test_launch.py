@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from launched import command_of, descendants
 
-from libai.launch import request
+from libai.launch import command_line, request
 from libai.launch.job import TRAINING, prepare_ranks, run_job
 from libai.launch.supervisor import Supervisor
 from libai.utils.errors import UserError
@@ -92,14 +92,17 @@ def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
     ],
 )
 def test_flags_are_taken_from_the_command_line_then_the_environment(words, variable, expected):
-    assert request.take_restarts(words, {"MAX_RESTARTS": variable} if variable else {}) == expected
+    assert (
+        command_line.take_restarts(words, {"MAX_RESTARTS": variable} if variable else {})
+        == expected
+    )
 
 
 def test_a_wrong_number_of_restarts_is_an_error():
     with pytest.raises(
         UserError, match="--max-restarts is '-1'; .* must be the number of restarts"
     ):
-        request.take_restarts(["--max-restarts=-1"], {})
+        command_line.take_restarts(["--max-restarts=-1"], {})
 
 
 @pytest.mark.e2e

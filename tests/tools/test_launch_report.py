@@ -122,7 +122,7 @@ def test_the_last_error_of_every_rank_is_kept(tmp_path):
     output.write_text("F0101 native words\nlibibverbs not available\n")
     ranks = [
         ended(0, tmp_path, 1, 1.0, {"said": "Traceback\n"}),
-        ended(2, tmp_path, KILL, 2.0, output=output),
+        ended(2, tmp_path, KILL, 2.0),
     ]
     ranks.insert(1, ended(1, tmp_path, 0, 1.0))
     ranks[0].state.has_left = ranks[0].state.code = ranks[1].state.has_left = 1

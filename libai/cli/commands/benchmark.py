@@ -29,6 +29,8 @@ from libai.benchmark.measure import Settings, measure
 from libai.benchmark.protocol import take_stdout
 from libai.benchmark.report import describe_case
 from libai.benchmark.variants import VariantSpec, load_measured, make_variants
+from libai.config import format_override
+from libai.launch.command_line import is_override
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.installation import ROOT
@@ -57,7 +59,8 @@ def _work(arguments: Sequence[str]) -> int:
     from libai.benchmark.worker import serve_ranks
     from libai.utils.distributed import get_world_size
 
-    config = load_measured(args.config_file, args.overrides, get_world_size())
+    output_dir = format_override("train.output_dir", f"{args.folder}/run")
+    config = load_measured(args.config_file, [*args.overrides, output_dir], get_world_size())
     serve_ranks(config, args.worker, Path(args.folder), answers)
     return 0
 
@@ -68,7 +71,7 @@ def _benchmark(arguments: Sequence[str]) -> int:
 
     args = _parser().parse_intermixed_args(arguments)
     settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
-    configs = [word for word in args.words if "=" not in word and not word.startswith(("~", "+"))]
+    configs = [word for word in args.words if not is_override(word)]
     overrides = [word for word in args.words if word not in configs]
     if not configs:
         raise UserError("no config given. `libai train --help` lists the shipped ones.")

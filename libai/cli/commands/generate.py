@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -147,7 +148,7 @@ def build_parser() -> Parser:
     add("--tokenizer", metavar="FILE", help="a tokenizer.json, if the source has none")
     add("--json", action="store_true", help="print one line of JSON per prompt")
     add("-n", "--procs", type=int, default=1, help="processes that share the model (default 1)")
-    add("--given", type=json.loads, help=argparse.SUPPRESS)  # prompts passed to a rank
+    add("--given", type=Path, help=argparse.SUPPRESS)  # file of prompts for a rank
     add("--config-file", help=argparse.SUPPRESS)  # passed on by the launcher
     return parser
 
@@ -162,7 +163,9 @@ def read_prompts(args: Any) -> list[str]:
             f"prompts are given both on the command line and in --file {args.file}. Remove one of "
             "them."
         )
-    lines = args.given or args.prompts
+    if args.given is not None:
+        return json.loads(args.given.read_text(encoding="utf-8"))
+    lines = args.prompts
     try:
         if not lines:
             text = sys.stdin.read() if args.file is None else args.file.read_text(encoding="utf-8")
@@ -196,11 +199,17 @@ def _start_ranks(args, prompts: Sequence[str]) -> int:
     words = [
         f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None
     ]
-    words += [args.source, f"--given={json.dumps(prompts)}", *(["--json"] if args.json else [])]
-    job = Job(_MODULE, args.source, args.procs, tuple(words), 1, 0, "127.0.0.1", find_free_port())
-    os.environ.update(choose_environment(job, os.environ))
-    runtime.compile_kernels()
-    return run_job(job, 0, new_port=None)
+    with tempfile.TemporaryDirectory(prefix="libai-generate-") as folder:
+        # Linux refuses an argument of more than 128 KiB, so the prompts travel in a file.
+        given = Path(folder, "prompts.json")
+        given.write_text(json.dumps(prompts), encoding="utf-8")
+        words += [args.source, f"--given={given}", *(["--json"] if args.json else [])]
+        job = Job(
+            _MODULE, args.source, args.procs, tuple(words), 1, 0, "127.0.0.1", find_free_port()
+        )
+        os.environ.update(choose_environment(job, os.environ))
+        runtime.compile_kernels()
+        return run_job(job, 0, new_port=None)
 
 
 if __name__ == "__main__":  # a rank

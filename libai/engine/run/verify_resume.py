@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from libai import checkpoint
+from libai.config import format_override
 from libai.engine.hooks import CallbackHook
 from libai.engine.run.run import Run
 from libai.launch.stop import STOP
@@ -33,7 +34,7 @@ def job_overrides(num_iters: int, output_dir: Path) -> list[str]:
         f"train.train_iter={2 * num_iters}",
         "train.train_epoch=0",
         "train.log_period=1",
-        f"train.output_dir='{output_dir}'",
+        format_override("train.output_dir", str(output_dir)),
         "train.resume=false",
         "train.writers=[console,jsonl]",
         "train.checkpointer.enabled=true",

@@ -1,0 +1,230 @@
+"""Read command lines: a config, overrides and flags, in any order.
+
+The launcher, the commands that start training and the training program use this reader, so a typo
+is found before any process starts. Uses only the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from libai.utils.errors import UserError
+from libai.utils.parser import Parser
+
+#: flags with an optional value, and the value used if it is omitted
+_OPTIONAL_VALUES = {"--resume": True, "--find-lr": "1e-7,10,100"}
+#: flags that exclude each other
+_EXCLUSIVE = ("dry_run", "eval_only", "find_lr")
+_SWITCH = {"action": "store_true"}
+#: flag of the training program -> arguments of `add_argument`
+FLAGS: dict[str, dict[str, Any]] = {
+    "--resume": {
+        "default": False,
+        "help": "continue from the newest checkpoint in train.output_dir, or from a PATH that "
+        "follows the flag",
+    },
+    "--find-lr": {
+        "default": False,
+        "help": "try learning rates, undo the updates and suggest a rate; LOWEST,HIGHEST,UPDATES "
+        "may follow (default 1e-7,10,100)",
+    },
+    "--eval-only": {**_SWITCH, "help": "evaluate once and stop"},
+    "--dry-run": {
+        **_SWITCH,
+        "help": "build everything and try an update, a checkpoint and an evaluation batch, without "
+        "keeping anything",
+    },
+    "--fast-dev-run": {
+        **_SWITCH,
+        "help": "run a few iterations, evaluations and a checkpoint to check that everything works",
+    },
+    "--print-config": {**_SWITCH, "help": "print the resolved config and exit"},
+    "--traceback": {
+        **_SWITCH,
+        "help": "if the run fails, show all frames of the traceback, not only the ones in your "
+        "files",
+    },
+    "--json": {**_SWITCH, "help": "print an error as JSON to stdout"},
+    "--quiet": {
+        **_SWITCH,
+        "help": "show only warnings, errors and the result; log.txt gets everything",
+    },
+    "--reset": {
+        "metavar": "PARTS",
+        "default": "",
+        "help": "with --resume, parts not to load from the checkpoint: optimizer,schedule,data",
+    },
+}
+#: flag that the launcher takes -> arguments of `add_argument`
+LAUNCHER_FLAGS: dict[str, dict[str, Any]] = {
+    "--procs": {"metavar": "PROCS", "help": "processes on this machine (default 1)"},
+    "--max-restarts": {
+        "metavar": "N",
+        "nargs": "?",
+        "const": "",
+        "help": "restart a failed job up to N times (default 0)",
+    },
+}
+_SHORT = {"--procs": ["-n"]}
+
+
+@dataclass(frozen=True)
+class Args:
+    """The parsed command line of the training program."""
+
+    config: str
+    overrides: list[str]
+    resume: bool | str = False
+    reset: tuple[str, ...] = ()
+    eval_only: bool = False
+    dry_run: bool = False
+    fast_dev_run: bool = False
+    print_config: bool = False
+    quiet: bool = False
+    json: bool = False
+    traceback: bool = False
+    find_lr: str | bool = False
+
+
+def is_override(word: str) -> bool:
+    """Return True if `word` has the form of `key=value`, `+key=value` or `~key`.
+
+    The name of an existing file or folder, and text with a slash before the first `=`, is a path
+    such as `out/lr=1e-3`.
+
+    >>> is_override("train.seed=1"), is_override("~train.seed"), is_override("out/lr=1e-3")
+    (True, True, False)
+    """
+    if os.path.lexists(word):
+        return False
+    key, equals, _ = word.partition("=")
+    return word.startswith(("~", "+")) or (bool(equals) and "/" not in key)
+
+
+def take_first_path(words: list[str]) -> str | None:
+    """Remove and return the first word that is neither a flag nor an override: a config or run."""
+    for index, word in enumerate(words):
+        if not word.startswith("-") and not is_override(word):
+            return words.pop(index)
+    return None
+
+
+def build_parser(flags: Mapping[str, Mapping[str, Any]], **options: Any) -> Parser:
+    """Return a parser for `flags`, a table such as `FLAGS`."""
+    parser = Parser(**options)
+    for flag, arguments in flags.items():
+        parser.add_argument(*_SHORT.get(flag, ()), flag, **arguments)
+    return parser
+
+
+def take_flag(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the value of a flag in `LAUNCHER_FLAGS`, or None, and the other arguments unchanged.
+
+    >>> take_flag("--procs", ["mlp_digits", "-n", "2", "--resume"])
+    ('2', ['mlp_digits', '--resume'])
+    """
+    parser = build_parser({flag: LAUNCHER_FLAGS[flag]}, add_help=False)
+    known, rest = parser.parse_known_args(list(arguments))
+    (value,) = vars(known).values()
+    return value, rest
+
+
+def take_restarts(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[int, list[str]]:
+    """Return the number of restarts, from `--max-restarts N` or else from the variable
+    MAX_RESTARTS, and the other arguments.
+    """
+    text, rest = take_flag("--max-restarts", arguments)
+    name = "--max-restarts"
+    if text is None:
+        name = "MAX_RESTARTS"
+        text = environment.get(name) or "0"
+    if not text.isdecimal():
+        raise UserError(
+            f"{name} is {text!r}; it must be the number of restarts after failures, a whole number."
+        )
+    return int(text), rest
+
+
+def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
+    """Parse `CONFIG [overrides] [flags]`. The config may also be given as `--config-file CONFIG`.
+
+    Raises `UserError` that lists all problems: a missing config, a key that is given twice, flags
+    that exclude each other, and unknown flags, each with the nearest known one.
+    """
+    usage = "%(prog)s CONFIG [key=value | +key=value | ~key ...] [flags]"
+    parser = build_parser(FLAGS, prog=prog, usage=usage)
+    about = "a config file, followed by settings"
+    parser.add_argument("words", nargs="*", metavar="CONFIG and overrides", help=about)
+    about = "the config, if it is not the first argument"
+    parser.add_argument("--config-file", metavar="CONFIG", help=about)
+    known, unknown = parser.parse_known_intermixed_args(_with_optional_values(argv))
+    values = vars(known)
+    for flag, default in _OPTIONAL_VALUES.items():
+        name = flag.lstrip("-").replace("-", "_")
+        values[name] = default if values[name] == "" else values[name]
+    values["reset"] = tuple(part.strip() for part in values["reset"].split(",") if part.strip())
+    words = values.pop("words")
+    config = values.pop("config_file")
+    problems = [_unknown_flag(word, parser.flags) for word in unknown if word.startswith("-")]
+    if config is None and words and not is_override(words[0]):
+        config = words.pop(0)
+    if config is None and not problems:
+        problems.append(
+            "No config file is given. Start with one: CONFIG [key=value ...], such as "
+            "configs/my.py."
+        )
+    given: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.lstrip("+").partition("=")
+        if equals and given.setdefault(key, value) != value:
+            problems.append(f"{key} is given twice, as {given[key]} and as {value}. Give it once.")
+    if sum(bool(values[name]) for name in _EXCLUSIVE) > 1:
+        problems.append(
+            "--dry-run, --eval-only and --find-lr cannot be combined. Give one of them."
+        )
+    if problems:
+        raise UserError("\n".join(problems))
+    return Args(config=config, overrides=words, **values)
+
+
+def _with_optional_values(argv: Sequence[str]) -> list[str]:
+    """Rewrite `--resume PATH` as `--resume=PATH`, and `--resume` without a value as `--resume=`;
+    also `--find-lr`.
+
+    The next argument is the value, unless it is a setting, a flag or the config. The first plain
+    argument is the config if `--config-file` is not given.
+    """
+    words: list[str] = []
+    has_config = any(word.partition("=")[0] == "--config-file" for word in argv)
+    for word in argv:
+        is_plain = not word.startswith("-") and not is_override(word)
+        if is_plain and has_config and words and words[-1].removesuffix("=") in _OPTIONAL_VALUES:
+            words[-1] += word
+            continue
+        has_config = has_config or is_plain
+        words.append(f"{word}=" if word in _OPTIONAL_VALUES else word)
+    return words
+
+
+def _unknown_flag(flag: str, flags: Sequence[str]) -> str:
+    # imported here because libai.config imports omegaconf, which a correct command line may not
+    # need
+    from libai.config.settings.errors import did_you_mean
+    from libai.config.settings.other_names import meant
+
+    name = flag.partition("=")[0]
+    hint = meant(name.lstrip("-"))
+    if "." in name or "=" in flag:
+        return (
+            f"{flag}: overrides are written key=value, without dashes: "
+            f"{flag.lstrip('-')}{hint and f'.{hint}'}"
+        )
+    return (
+        f"{flag}: unknown "
+        f"flag.{did_you_mean(name, flags) or hint or ' The flags are: ' + ', '.join(flags) + '.'}"
+    )

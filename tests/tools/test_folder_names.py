@@ -1,0 +1,151 @@
+"""A run folder may have any name, and prompts and settings any length: every command that takes a
+folder passes it on unchanged.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from libai.cli import launch, main
+from libai.cli.commands import checkpoint, compare, generate
+from libai.config import LazyConfig, defaults, format_override, parse_args
+from libai.engine.run.verify_resume import job_overrides
+from libai.launch import job as launch_job
+from libai.launch.command_line import is_override
+
+NAMES = [
+    "a=b",
+    "train.seed=1",
+    "lr=1e-3,wd=0",
+    "two words",
+    "it's",
+    'say "x"',
+    "{a}",
+    "a{b: c}",
+    "[1]",
+    "${a}",
+    "a\\${b}\\",
+    "grün_网络",
+    "null",
+    "1e3",
+    "(x)",
+    "a#b:c%d",
+    "+x=1",
+    "~x",
+]
+#: largest argument that Linux passes to a program
+MAX_BYTES = 128 * 1024
+
+
+@pytest.fixture(params=NAMES)
+def folder(request, tmp_path, monkeypatch):
+    """The folder of a run, as a relative path; one in four lies directly in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["libai"])
+    parent = "" if NAMES.index(request.param) % 4 == 0 else "out/"
+    path = Path(f"{parent}{request.param}")
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text("train: {seed: 5}\ngraph: {}\nmodel: {}\n")
+    return path
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The command lines that the launcher was given."""
+    lines = []
+    monkeypatch.setattr(launch, "run", lambda words: lines.append(list(words)) or 0)
+    return lines
+
+
+def output_dir_of(overrides):
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.create({"train": defaults("train")})
+    return LazyConfig.apply_overrides(config, overrides).train.output_dir
+
+
+@pytest.mark.parametrize(
+    "command", [["resume"], ["eval"], ["resume", "-n", "3"], ["resume", "train.train_iter=9"]]
+)
+def test_a_run_is_continued_in_its_folder(folder, started, command):
+    assert main.dispatch([*command, str(folder)]) == 0
+    ((_, config, _, *words),) = started
+    args = parse_args(["--config-file", config, *words])
+    assert Path(config) == folder / "config.yaml"
+    assert args.resume is True
+    assert output_dir_of(args.overrides) == str(folder)
+
+
+def test_the_path_of_a_checkpoint_may_follow_resume(folder):
+    """As in `bash tools/train.sh FILE CONFIG PROCS --resume PATH`."""
+    args = parse_args(["--config-file", "exp.py", "--resume", str(folder), "train.seed=3"])
+    assert args.resume == str(folder)
+    assert args.overrides == ["train.seed=3"]
+
+
+@pytest.mark.parametrize("command", ["predict", "generate"])
+def test_a_model_is_loaded_from_its_folder(folder, monkeypatch, command):
+    class Loaded(Exception):
+        pass
+
+    def load(source, *args, **options):
+        raise Loaded(source)
+
+    monkeypatch.setattr("libai.inference.Pipeline", load)
+    monkeypatch.setattr("libai.utils.distributed.prepare_device", lambda *_, **__: None)
+    words = {"predict": [str(folder), "--data", "val"], "generate": [str(folder), "a prompt"]}
+    with pytest.raises(Loaded) as caught:
+        main.dispatch([command, *words[command]])
+    assert caught.value.args == (str(folder),)
+
+
+def test_the_ranks_of_generate_get_folder_and_prompts_of_any_length(folder, monkeypatch):
+    asked = {}
+
+    def run_job(job, max_restarts, new_port):
+        asked["words"] = job.arguments
+        args = generate.build_parser().parse_intermixed_args(job.arguments)
+        asked["source"] = args.source
+        asked["prompts"] = generate.read_prompts(args)
+        return 0
+
+    monkeypatch.setattr(launch_job, "run_job", run_job)
+    monkeypatch.setattr("libai.launch.runtime.compile_kernels", lambda: None)
+    prompts = ["x" * MAX_BYTES, "ü\n'\"", "--file"]
+    rows = [json.dumps({"prompt": prompt}) for prompt in prompts]
+    Path("prompts.jsonl").write_text("\n".join(rows))
+    assert main.dispatch(["generate", str(folder), "-n", "2", "--file", "prompts.jsonl"]) == 0
+    assert asked["source"] == str(folder)
+    assert asked["prompts"] == prompts
+    assert max(len(word.encode()) for word in asked["words"]) < MAX_BYTES
+
+
+def test_folders_are_read_by_the_other_commands(folder, capsys):
+    checkpoints = folder / "checkpoints"
+    checkpoints.mkdir()
+    assert compare.run([str(folder), "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["runs"]) == [str(folder)]
+    assert checkpoint.run(["ls", str(folder)]) == 0
+    assert f"no checkpoints in {checkpoints}" in capsys.readouterr().out
+
+
+def test_settings_made_from_a_folder_keep_its_name(folder):
+    assert output_dir_of(job_overrides(2, folder)[3:4]) == str(folder)
+    assert output_dir_of([format_override("train.output_dir", str(folder))]) == str(folder)
+
+
+def test_a_setting_is_no_folder():
+    """Negative control: without a folder of that name, the same text is a setting."""
+    assert is_override("train.seed=1") and is_override("+x=1") and is_override("~x")
+    args = parse_args(["--config-file", "exp.py", "--resume", "train.seed=1"])
+    assert (args.resume, args.overrides) == (True, ["train.seed=1"])
+
+
+def test_a_config_may_have_any_name(tmp_path, monkeypatch, started):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["libai"])
+    Path("a=b.py").touch()
+    assert main.dispatch(["train", "a=b.py", "train.seed=1"]) == 0
+    assert started[0][1:] == ["a=b.py", "1", "train.seed=1"]
+    assert parse_args(["a=b.py", "train.seed=1"]).config == "a=b.py"

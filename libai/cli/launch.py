@@ -22,9 +22,9 @@ from dataclasses import replace
 
 from libai.launch import guard, runtime
 from libai.launch.command_line import parse_args, take_restarts
-from libai.launch.external import Place
+from libai.launch.external import LOOPBACK, Place
 from libai.launch.job import TRAINING, Job, run_job
-from libai.launch.request import choose_port, find_config, find_free_port, read_job
+from libai.launch.request import check_cores, choose_port, find_config, find_free_port, read_job
 from libai.patches import openblas
 from libai.utils.errors import EXIT_USER_MISTAKE, UserError
 from libai.utils.installation import ROOT, is_clone
@@ -95,6 +95,16 @@ def run(arguments: Sequence[str]) -> int:
         os.environ.update(choose_environment(job, os.environ))
         runtime.compile_kernels()
     return run_job(job, max_restarts, new_port=None if os.environ.get("PORT") else find_free_port)
+
+
+def run_on_one_machine(module: str, config: str, processes: int, words: Sequence[str]) -> int:
+    """Run a module of libai on several processes of this machine and return the exit code."""
+    check_cores(processes)
+    runtime.hide_rendezvous_environment()
+    job = Job(module, config, processes, tuple(words), 1, 0, LOOPBACK, find_free_port())
+    os.environ.update(choose_environment(job, os.environ))
+    runtime.compile_kernels()
+    return run_job(job, 0, new_port=None)
 
 
 def _check_arguments(job: Job) -> None:

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from libai.config.instantiation import CONFIG_PACKAGE
 from libai.config.settings.coercion import OBJECTS, copy_config, to_nodes
 from libai.config.settings.errors import ConfigError, did_you_mean
-from libai.config.settings.other_names import is_foreign, meant
+from libai.config.settings.other_names import meant
 from libai.config.settings.schema import (
     LAZY_SECTIONS,
     SCHEDULES,
@@ -91,8 +91,12 @@ def load(path: str | Path) -> DictConfig:
                 f"{shown(path)}: {name} is {' '.join(repr(value).split()):.60}, not a config "
                 f"section. Write {name} = {right}, or rename the variable."
             )
-        elif is_foreign(name) and isinstance(value, (int, float, str)) and _is_unused(name, source):
-            problems.append(f"{shown(path)}: {name}={value!r} has no effect.{meant(name)}")
+        elif (
+            (hint := meant(name))
+            and isinstance(value, (int, float, str))
+            and _is_unused(name, source)
+        ):
+            problems.append(f"{shown(path)}: {name}={value!r} has no effect.{hint}")
     if problems:
         raise ConfigError(problems)
     if (

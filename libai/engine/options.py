@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from libai.config.settings.errors import did_you_mean
-from libai.config.settings.other_names import argument_meant
+from libai.config.settings.other_names import meant
 from libai.optim import LossScaling
 from libai.parallel import Mesh, ParallelPlan
 from libai.parallel.data_parallel import Reduction
@@ -118,7 +118,7 @@ class TrainOptions:
             if name in _MODE_OF_ARGUMENT:
                 hint = f" It is an argument of {_MODE_OF_ARGUMENT[name].title()}Trainer."
             else:
-                hint = argument_meant(name, names) or did_you_mean(name, names)
+                hint = meant(name, names) or did_you_mean(name, names)
             raise UserError(
                 f"{owner} takes no argument {name!r}.{hint} It takes {', '.join(names)}."
             )

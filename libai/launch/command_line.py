@@ -18,57 +18,44 @@ from libai.utils.parser import Parser
 _OPTIONAL_VALUES = {"--resume": True, "--find-lr": "1e-7,10,100"}
 #: flags that exclude each other
 _EXCLUSIVE = ("dry_run", "eval_only", "find_lr")
-_SWITCH = {"action": "store_true"}
-#: flag of the training program -> arguments of `add_argument`
-FLAGS: dict[str, dict[str, Any]] = {
-    "--resume": {
-        "default": False,
-        "help": "continue from the newest checkpoint in train.output_dir, or from a PATH that "
-        "follows the flag",
-    },
-    "--find-lr": {
-        "default": False,
-        "help": "try learning rates, undo the updates and suggest a rate; LOWEST,HIGHEST,UPDATES "
-        "may follow (default 1e-7,10,100)",
-    },
-    "--eval-only": {**_SWITCH, "help": "evaluate once and stop"},
-    "--dry-run": {
-        **_SWITCH,
-        "help": "build everything and try an update, a checkpoint and an evaluation batch, without "
-        "keeping anything",
-    },
-    "--fast-dev-run": {
-        **_SWITCH,
-        "help": "run a few iterations, evaluations and a checkpoint to check that everything works",
-    },
-    "--print-config": {**_SWITCH, "help": "print the resolved config and exit"},
-    "--traceback": {
-        **_SWITCH,
-        "help": "if the run fails, show all frames of the traceback, not only the ones in your "
-        "files",
-    },
-    "--json": {**_SWITCH, "help": "print an error as JSON to stdout"},
-    "--quiet": {
-        **_SWITCH,
-        "help": "show only warnings, errors and the result; log.txt gets everything",
-    },
-    "--reset": {
-        "metavar": "PARTS",
-        "default": "",
-        "help": "with --resume, parts not to load from the checkpoint: optimizer,schedule,data",
-    },
+#: flag of the training program -> its help
+FLAGS = {
+    "--resume": (
+        "continue from the newest checkpoint in train.output_dir, or from a PATH that follows "
+        "the flag"
+    ),
+    "--find-lr": (
+        "try learning rates, undo the updates and suggest a rate; LOWEST,HIGHEST,UPDATES may "
+        "follow (default 1e-7,10,100)"
+    ),
+    "--eval-only": "evaluate once and stop",
+    "--dry-run": (
+        "build everything and try an update, a checkpoint and an evaluation batch, without "
+        "keeping anything"
+    ),
+    "--fast-dev-run": (
+        "run a few iterations, evaluations and a checkpoint to check that everything works"
+    ),
+    "--print-config": "print the resolved config and exit",
+    "--traceback": (
+        "if the run fails, show all frames of the traceback, not only the ones in your files"
+    ),
+    "--json": "print an error as JSON to stdout",
+    "--quiet": "show only warnings, errors and the result; log.txt gets everything",
+    "--reset": "with --resume, parts not to load from the checkpoint: optimizer,schedule,data",
 }
-#: flag that the launcher takes -> arguments of `add_argument`
-LAUNCHER_FLAGS: dict[str, dict[str, Any]] = {
-    "--procs": {"metavar": "PROCS", "help": "processes on this machine (default 1)"},
-    "--max-restarts": {
-        "metavar": "N",
-        "nargs": "?",
-        "const": "",
-        "help": "restart a failed job up to N times (default 0)",
-    },
+#: flag that the launcher takes -> its help
+LAUNCHER_FLAGS = {
+    "--procs": "processes on this machine (default 1)",
+    "--max-restarts": "restart a failed job up to N times (default 0)",
 }
-_SHORT = {"--procs": ["-n"]}
+#: flag with a value -> arguments of `add_argument`
+_VALUES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(_OPTIONAL_VALUES, {"default": False}),
+    "--reset": {"metavar": "PARTS", "default": ""},
+    "--procs": {"metavar": "PROCS"},
+    "--max-restarts": {"metavar": "N", "nargs": "?", "const": ""},
+}
 
 
 @dataclass(frozen=True)
@@ -112,11 +99,12 @@ def take_first_path(words: list[str]) -> str | None:
     return None
 
 
-def build_parser(flags: Mapping[str, Mapping[str, Any]], **options: Any) -> Parser:
+def build_parser(flags: Mapping[str, str], **options: Any) -> Parser:
     """Return a parser for `flags`, a table such as `FLAGS`."""
     parser = Parser(**options)
-    for flag, arguments in flags.items():
-        parser.add_argument(*_SHORT.get(flag, ()), flag, **arguments)
+    for flag, text in flags.items():
+        names = ["-n", flag] if flag == "--procs" else [flag]
+        parser.add_argument(*names, help=text, **_VALUES.get(flag, {"action": "store_true"}))
     return parser
 
 
@@ -126,10 +114,9 @@ def take_flag(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str
     >>> take_flag("--procs", ["mlp_digits", "-n", "2", "--resume"])
     ('2', ['mlp_digits', '--resume'])
     """
-    parser = build_parser({flag: LAUNCHER_FLAGS[flag]}, add_help=False)
+    parser = build_parser({flag: ""}, add_help=False)
     known, rest = parser.parse_known_args(list(arguments))
-    (value,) = vars(known).values()
-    return value, rest
+    return getattr(known, flag.lstrip("-").replace("-", "_")), rest
 
 
 def take_restarts(

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from libai import __version__
-from libai.launch.runtime import installed_version, read_cpuinfo
+from libai.launch.requirements import installed_version
+from libai.launch.runtime import read_cpuinfo
 from libai.native.kernels import kernels_in_use
 from libai.patches.openblas import openblas_in_use, threads_in_use
 from libai.patches.table import patches_that_are_on

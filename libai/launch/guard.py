@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType, FunctionType
 from typing import NoReturn
 
+from libai.launch.requirements import explain_import_error
 from libai.utils.atomic import FULL, explain_os_error
 from libai.utils.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
 from libai.utils.rank_notes import (
@@ -274,8 +275,6 @@ def _report(error: BaseException) -> int:
         if isinstance(error, OSError):
             text = explain_os_error(error, bool(shown))
         elif isinstance(error, ImportError) or not shown:
-            from libai.launch.runtime import explain_import_error
-
             text = explain_import_error(error)
         # a restart of the ranks may find the disk or the memory again
         if text is not None and own_folder() is None and getattr(error, "errno", None) not in FULL:

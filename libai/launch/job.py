@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from libai.launch import runtime
 from libai.launch.rank import end_with_parent
+from libai.launch.requirements import explain_import_error
 from libai.launch.supervisor import Rank, Supervisor
 from libai.utils import rank_notes
 from libai.utils.errors import EXIT_FAILED, UserError
@@ -149,7 +149,7 @@ def _oneflow_launcher() -> Path:
     package = importlib.util.find_spec("oneflow")
     if package is None or not package.submodule_search_locations:
         missing = ModuleNotFoundError("No module named 'oneflow'", name="oneflow")
-        raise UserError(runtime.explain_import_error(missing))
+        raise UserError(explain_import_error(missing))
     path = Path(package.submodule_search_locations[0], "distributed", "launch.py")
     if not path.is_file():
         raise UserError(

@@ -77,25 +77,21 @@ def find_file(name: str, path: str) -> str:
     It is looked up in the current folder and then in the repository.
     """
     folders = [os.getcwd(), *([_ROOT] if is_clone() else [])]
-    known = [file.stem for file in Path(shipped_configs()).glob("*.py")] if name == "CONFIG" else []
+    shipped = sorted(Path(shipped_configs()).rglob("*.py"))
+    known = [file.stem for file in shipped] if name == "CONFIG" else []
     for folder in folders:
-        place = os.path.join(folder, path)
-        if os.path.isfile(place):
+        place = Path(folder, path)
+        if os.path.isfile(place):  # False for a name that is too long
             return os.path.realpath(place)
         if os.path.exists(place):
             raise UserError(
                 f"{name} is {path or 'empty'}, which is a folder or a pipe. Give a regular file, "
                 "such as a run's config.yaml."
             )
-        if os.path.isdir(os.path.dirname(place)):
-            known += [
-                str(Path(path).with_name(file.name)) for file in Path(place).parent.glob("*.py")
-            ]
+        known += [str(Path(path).with_name(file.name)) for file in place.parent.glob("*.py")]
     # find a file that has moved, such as LiBai's common/models/graph.py, which is common/graph.py
     # here
-    moved = [
-        str(file) for file in Path(shipped_configs()).rglob("*.py") if file.name == Path(path).name
-    ]
+    moved = [str(file) for file in shipped if file.name == os.path.basename(path)]
     near = moved or difflib.get_close_matches(path, known, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Looked in {' and '.join(folders)}."
     raise UserError(f"{name} is {path[:200]}, and there is no such file. {hint}")

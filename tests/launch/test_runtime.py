@@ -11,6 +11,7 @@ import pytest
 from jobs import ROOT
 
 from libai.launch import runtime
+from libai.launch.requirements import explain_import_error
 from libai.utils import rank_notes
 from libai.utils.errors import UserError
 
@@ -67,7 +68,7 @@ def import_fake_oneflow(folder, source, **environment):
     code = """
         import sys
         sys.path.insert(0, sys.argv[1])
-        from libai.launch.runtime import guarded_main
+        from libai.launch.guard import guarded_main
         def main():
             import oneflow
             print(oneflow.answer)
@@ -155,13 +156,11 @@ def test_other_import_errors_inside_oneflow_keep_their_traceback(tmp_path):
 
 def test_missing_oneflow_is_one_line(monkeypatch):
     error = ModuleNotFoundError("No module named 'oneflow'", name="oneflow")
-    text = runtime.explain_import_error(error)
+    text = explain_import_error(error)
     assert f"oneflow is not installed for {sys.executable}" in text and "bash tools/env.sh" in text
     monkeypatch.setattr(sys, "version_info", (3, 12, 1))
-    assert "oneflow 0.9.0 has no wheel for it" in runtime.explain_import_error(error)
-    assert (
-        runtime.explain_import_error(ModuleNotFoundError("x", name="a_module_of_the_users")) is None
-    )
+    assert "oneflow 0.9.0 has no wheel for it" in explain_import_error(error)
+    assert explain_import_error(ModuleNotFoundError("x", name="a_module_of_the_users")) is None
 
 
 def fake_package(folder, name, version):
@@ -182,8 +181,8 @@ def fake_package(folder, name, version):
 def test_a_package_that_is_too_new_is_one_line(tmp_path, package, version, advice):
     fake_package(tmp_path, package, version)
     code = (
-        "from libai.launch import runtime\ndef main():\n    import "
-        "oneflow\nruntime.guarded_main(main)"
+        "from libai.launch.guard import guarded_main\ndef main():\n    import "
+        "oneflow\nguarded_main(main)"
     )
     result = run_python(code, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
     assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
@@ -244,7 +243,7 @@ def test_a_phase_has_the_limit_of_the_start_until_an_iteration_is_completed(monk
 
 def run_guarded(body, **environment):
     body = textwrap.indent(textwrap.dedent(body), "    ")
-    imports = "import atexit, os, sys, time\nfrom libai.launch.runtime import guarded_main"
+    imports = "import atexit, os, sys, time\nfrom libai.launch.guard import guarded_main"
     code = f"{imports}\ndef main():\n{body}\nguarded_main(main)"
     return run_python(code, **environment)
 

@@ -11,7 +11,6 @@ from libai.cli import launch, main
 from libai.cli.commands import checkpoint, compare, generate
 from libai.config import LazyConfig, defaults, format_override, parse_args
 from libai.engine.run.verify_resume import job_overrides
-from libai.launch import job as launch_job
 from libai.launch.command_line import is_override
 
 NAMES = [
@@ -110,7 +109,7 @@ def test_the_ranks_of_generate_get_folder_and_prompts_of_any_length(folder, monk
         asked["prompts"] = generate.read_prompts(args)
         return 0
 
-    monkeypatch.setattr(launch_job, "run_job", run_job)
+    monkeypatch.setattr(launch, "run_job", run_job)
     monkeypatch.setattr("libai.launch.runtime.compile_kernels", lambda: None)
     prompts = ["x" * MAX_BYTES, "ü\n'\"", "--file"]
     rows = [json.dumps({"prompt": prompt}) for prompt in prompts]

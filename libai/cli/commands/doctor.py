@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from libai.launch.runtime import compile_kernels, explain_versions
+from libai.launch.requirements import explain_versions
+from libai.launch.runtime import compile_kernels
 from libai.utils import distributed
 from libai.utils.errors import UserError
 from libai.utils.installation import ROOT, environment_advice

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -185,15 +184,10 @@ def read_prompts(args: Any) -> list[str]:
     return lines
 
 
-def _start_ranks(args, prompts: Sequence[str]) -> int:
+def _start_ranks(args: argparse.Namespace, prompts: Sequence[str]) -> int:
     """Run the same command on several processes of this machine and return the exit code."""
-    from libai.cli.launch import choose_environment
-    from libai.launch import runtime
-    from libai.launch.job import Job, run_job
-    from libai.launch.request import check_cores, find_free_port
+    from libai.cli.launch import run_on_one_machine
 
-    check_cores(args.procs)
-    runtime.hide_rendezvous_environment()
     passed = (*_OPTIONS, "stop_token", "batch_size", "checkpoint", "tokenizer")
     values = {name: getattr(args, name) for name in passed}
     words = [
@@ -204,12 +198,7 @@ def _start_ranks(args, prompts: Sequence[str]) -> int:
         given = Path(folder, "prompts.json")
         given.write_text(json.dumps(prompts), encoding="utf-8")
         words += [args.source, f"--given={given}", *(["--json"] if args.json else [])]
-        job = Job(
-            _MODULE, args.source, args.procs, tuple(words), 1, 0, "127.0.0.1", find_free_port()
-        )
-        os.environ.update(choose_environment(job, os.environ))
-        runtime.compile_kernels()
-        return run_job(job, 0, new_port=None)
+        return run_on_one_machine(_MODULE, args.source, args.procs, words)
 
 
 if __name__ == "__main__":  # a rank

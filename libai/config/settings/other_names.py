@@ -335,11 +335,9 @@ def _by_name(table: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): answer for answer, names in table.items() for name in names.split()}
 
 
-_SETTING_OF, _SENTENCE_OF, _MEMBER_OF = (
-    _by_name(_SETTINGS),
-    _by_name(_SENTENCES),
-    _by_name(_MEMBERS),
-)
+_SETTING_OF = _by_name(_SETTINGS)
+_SENTENCE_OF = _by_name(_SENTENCES)
+_MEMBER_OF = _by_name(_MEMBERS)
 #: section or setting of a config -> the equivalent argument of a trainer
 _ARGUMENTS = {
     "train.clip_grad.max_norm": "max_grad_norm",
@@ -354,52 +352,33 @@ _ARGUMENTS = {
 }
 
 
-def meant(key: str) -> str:
+def meant(key: str, arguments: Collection[str] | None = None) -> str:
     """Return ` Did you mean optim.lr?` or another sentence if `key` ends in a name that another
-    trainer uses.
+    trainer uses, and an empty string otherwise.
+
+    `arguments`: the arguments of a trainer, if `key` is meant as one of them.
 
     >>> meant("train.lr"), meant("flux")
     (' Did you mean optim.lr?', '')
-    """
-    name = key.rpartition(".")[2].lower().replace("-", "_")
-    if name in _SENTENCE_OF:
-        return f" {_SENTENCE_OF[name]}"
-    setting = _SETTING_OF.get(name, key)
-    if setting != key:
-        return f" Did you mean {setting}?"
-    is_member = name in _MEMBER_OF and key.startswith("train")
-    return (
-        f" In Python it is {_MEMBER_OF[name]} ({docs_page('migrate/README.md')})."
-        if is_member
-        else ""
-    )
-
-
-def argument_meant(name: str, arguments: Collection[str]) -> str:
-    """Return a sentence about `name`, which is not one of a trainer's `arguments`, or an empty
-    string.
-
-    >>> argument_meant("update_every", ["num_accumulation_steps"])
+    >>> meant("update_every", ["num_accumulation_steps"])
     ' Did you mean num_accumulation_steps?'
     """
-    name = name.lower()
+    name = _name_in(key)
     if name in _SENTENCE_OF:
         return f" {_SENTENCE_OF[name]}"
     setting = _SETTING_OF.get(name, "")
+    member = f" In Python it is {_MEMBER_OF.get(name)} ({docs_page('migrate/README.md')})."
+    if arguments is None:
+        if setting not in ("", key):
+            return f" Did you mean {setting}?"
+        return member if name in _MEMBER_OF and key.startswith("train") else ""
     same = [argument for section, argument in _ARGUMENTS.items() if setting.startswith(section)]
-    same += [setting.rpartition(".")[2]]
-    if same[0] in arguments:
-        return f" Did you mean {same[0]}?"
-    member = (
-        f" In Python it is {_MEMBER_OF[name]} ({docs_page('migrate/README.md')})."
-        if name in _MEMBER_OF
-        else ""
-    )
-    return (
-        f" In a config it is {setting}; without a config, see {docs_page('model_and_data.md')}.{member}"
-        if setting
-        else member
-    )
+    nearest = [*same, setting.rpartition(".")[2]][0]
+    if nearest in arguments:
+        return f" Did you mean {nearest}?"
+    page = docs_page("model_and_data.md")
+    place = f" In a config it is {setting}; without a config, see {page}."
+    return (place if setting else "") + (member if name in _MEMBER_OF else "")
 
 
 def member_meant(name: str) -> str:
@@ -407,16 +386,15 @@ def member_meant(name: str) -> str:
     string.
 
     >>> member_meant("write_metrics")
-    f" Use trainer.fetch_metrics() ({docs_page('migrate/README.md')})."
+    ' Use trainer.fetch_metrics() (docs/migrate/README.md).'
     """
-    name = name.lower()
+    name = _name_in(name)
     if name in _MEMBER_OF:
         return f" Use {_MEMBER_OF[name]} ({docs_page('migrate/README.md')})."
     if name in _SETTING_OF:
         return f" In a config it is {_SETTING_OF[name]}."
-    return f" {_SENTENCE_OF[name]}" if name in _SENTENCE_OF else ""
+    return meant(name)
 
 
-def is_foreign(name: str) -> bool:
-    """Return True if `name` is a name that other trainers use for a setting."""
-    return name.lower() in _SETTING_OF or name.lower() in _SENTENCE_OF
+def _name_in(key: str) -> str:
+    return key.rpartition(".")[2].lower().replace("-", "_")

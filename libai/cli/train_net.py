@@ -41,7 +41,7 @@ def main(run_class: Any = None) -> int:
     if notes is None and world_size() == 1 and not (args.quiet or args.print_config):
         say(f"libai: starting {args.config} in this process")
     overrides = [*args.overrides, *(FAST_DEV_RUN if args.fast_dev_run else [])]
-    config = load_config(args.config, overrides, get_world_size())
+    config = load_config(args.config, overrides, get_world_size(), trust=args.trust)
     if args.print_config:
         if is_main_process():
             until_nobody_reads(lambda: print(to_yaml(config.to_config())))

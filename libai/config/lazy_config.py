@@ -83,13 +83,17 @@ class LazyConfig:
     apply_overrides = staticmethod(overrides.apply_overrides)
 
     @staticmethod
-    def load(path: str | Path, keys: str | Sequence[str] | None = None) -> Any:
-        """Load a `.py` or `.yaml` config.
+    def load(
+        path: str | Path, keys: str | Sequence[str] | None = None, *, trust: bool = False
+    ) -> Any:
+        """Load a `.py` or `.yaml` config. Both can run code.
+
+        A `.yaml` file of another user is refused unless `trust` is true.
 
         If `keys` is a section name, return that section. If it is several names, return a tuple of
         sections. Raises `ConfigError` with file, line and reason.
         """
-        config = loader.load(path)
+        config = loader.load(path, trust)
         if keys is None:
             return config
         names = [keys] if isinstance(keys, str) else keys

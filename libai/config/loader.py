@@ -40,6 +40,7 @@ from libai.config.settings.schema import (
 from libai.launch.request import find_config
 from libai.utils import installation
 from libai.utils.errors import UserError
+from libai.utils.ownership import refuse_other_owners
 from libai.utils.rank_notes import START_VARIABLE
 
 IMPORT_FROM = "_import_from_"
@@ -59,16 +60,18 @@ def _now(form: str) -> str:
 OmegaConf.register_new_resolver("now", _now, replace=True)
 
 
-def load(path: str | Path) -> DictConfig:
+def load(path: str | Path, trust: bool = False) -> DictConfig:
     """Load a `.py` config (its public dicts and LazyCalls), a saved `.yaml` config, or a shipped
     config by its name.
+
+    A saved config of another user is refused unless `trust` is true.
 
     The folder of a `.py` file is added to `sys.path` permanently. Raises `UserError` if the file
     does not exist, and `ConfigError` with file and line for any error in it.
     """
     path = Path(find_config(str(path)))
     if path.suffix in (".yaml", ".yml"):
-        return _load_yaml(path)
+        return _load_yaml(path, trust)
     if path.suffix != ".py":
         raise ConfigError(f"{path} is not a config file: expected a .py or a .yaml file.")
     source = path.resolve()
@@ -266,7 +269,7 @@ def shown(path: Path | str) -> str:
     return str(path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path)
 
 
-def _load_yaml(path: Path) -> DictConfig:
+def _load_yaml(path: Path, trust: bool) -> DictConfig:
     reason = ""
     try:
         config = OmegaConf.load(path)
@@ -292,9 +295,12 @@ def _load_yaml(path: Path) -> DictConfig:
             "or the config.yaml that a run has saved."
         )
     config._set_flag("allow_objects", True)
-    for folder in reversed(config.pop(IMPORT_FROM, None) or []):
-        if Path(folder).is_dir():
-            make_importable(Path(folder))
+    folders = [Path(folder) for folder in config.pop(IMPORT_FROM, None) or []]
+    folders = [folder for folder in folders if folder.is_dir()]
+    if not trust:
+        refuse_other_owners(path, folders)
+    for folder in reversed(folders):
+        make_importable(folder)
     return config
 
 

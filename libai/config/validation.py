@@ -80,11 +80,16 @@ def _plain(value) -> Any:
     )
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), world_size: int = 1) -> RunConfig:
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), world_size: int = 1, *, trust: bool = False
+) -> RunConfig:
     """Load a config file, apply `overrides`, and check the result for a run of `world_size`
     processes.
+
+    `trust` is as in `LazyConfig.load`.
     """
-    return validate(LazyConfig.apply_overrides(LazyConfig.load(path), overrides), world_size)
+    config = LazyConfig.load(path, trust=trust)
+    return validate(LazyConfig.apply_overrides(config, overrides), world_size)
 
 
 def validate(

@@ -29,8 +29,8 @@ class Pipeline:
 
     Args:
         source: the output folder of a run, or a Hugging Face folder.
-        which, mode, overrides: options for a run, see `Predictor.of_run`. For other sources only
-            `mode` is used (default "eager"). Text is generated eagerly in both modes.
+        which, mode, overrides, trust: options for a run, see `Predictor.of_run`. For other sources
+            only `mode` is used (default "eager"). Text is generated eagerly in both modes.
         tokenizer: a tokenizer.json, or its folder (default: the file next to the weights, or of the
             run's data).
 
@@ -46,6 +46,8 @@ class Pipeline:
         mode: str | None = None,
         overrides: Sequence[str] = (),
         tokenizer: str | Path | None = None,
+        *,
+        trust: bool = False,
     ):
         self._source = Path(source)
         self._tokenizer_path = tokenizer
@@ -53,7 +55,9 @@ class Pipeline:
         if (self._source / "config.yaml").is_file():
             ranks = [("data", 1), ("tensor", get_world_size()), ("pipeline", 1)]
             spread = [f"train.dist.{axis}_parallel_size={size}" for axis, size in ranks]
-            self.predictor = Predictor.of_run(self._source, which, mode, [*spread, *overrides])
+            self.predictor = Predictor.of_run(
+                self._source, which, mode, [*spread, *overrides], trust=trust
+            )
         elif (self._source / "config.json").is_file():
             self._load_hf(self._source, mode)
         else:

@@ -42,6 +42,7 @@ FLAGS = {
     ),
     "--json": "print an error as JSON to stdout",
     "--quiet": "show only warnings, errors and the result; log.txt gets everything",
+    "--trust": "open the config.yaml of a run of another user, which can run any code as you",
     "--reset": "with --resume, parts not to load from the checkpoint: optimizer,schedule,data",
 }
 #: flag that the launcher takes -> its help
@@ -71,6 +72,7 @@ class Args:
     fast_dev_run: bool = False
     print_config: bool = False
     quiet: bool = False
+    trust: bool = False
     json: bool = False
     traceback: bool = False
     find_lr: str | bool = False

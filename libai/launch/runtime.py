@@ -239,7 +239,7 @@ def wait_for_rank0() -> None:
 def hide_rendezvous_environment() -> None:
     """Remove the launcher's variables from this process.
 
-    A process that is not a rank, such as the launcher's config check or a subprocess of a test,
+    A process that is not a rank, such as the launcher or a subprocess of a test,
     would otherwise join the rendezvous as soon as it imports oneflow.
     """
     for name in RENDEZVOUS_VARIABLES:

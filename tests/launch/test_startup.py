@@ -79,7 +79,9 @@ def test_a_config_that_hangs_or_dies_ends_the_start_with_its_line(
     sleeping, statement, text, processes
 ):
     sleeping.write_text(f"import os\nimport time\n{statement}\n")
-    result = jobs.train_sh(sleeping, processes, timeout=60, LIBAI_START_TIMEOUT="3")
+    # enough for the imports before the config on a busy machine
+    limit = {"LIBAI_START_TIMEOUT": "10"} if "sleep" in statement else {}
+    result = jobs.train_sh(sleeping, processes, timeout=120, **limit)
     assert result.returncode == 1 and text in result.stderr, result
     assert text == "os._exit" or any(
         f"{sleeping}" in line and "3" in line for line in result.errors

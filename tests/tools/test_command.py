@@ -160,7 +160,7 @@ def test_a_run_is_resumed_and_evaluated_as_it_was(asked, tmp_path):
     main.dispatch(["resume", str(tmp_path), "train.train_iter=9"])
     main.dispatch(["eval", str(tmp_path), "-n", "1"])
     run = ["libai.cli.train_net", str(tmp_path / "config.yaml")]
-    here = ["--resume", f"train.output_dir={tmp_path}"]
+    here = ["--resume", f"train.output_dir='{tmp_path}'"]
     assert asked == [[*run, "4", *here, "train.train_iter=9"], [*run, "1", *here, "--eval-only"]]
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from libai.launch.command_line import FLAGS
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
@@ -59,7 +60,9 @@ def run(arguments: Sequence[str]) -> int:
     prepare_device("auto", is_eager=True)
 
     values = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
-    pipeline = Pipeline(args.source, args.checkpoint, "eager", tokenizer=args.tokenizer)
+    pipeline = Pipeline(
+        args.source, args.checkpoint, "eager", tokenizer=args.tokenizer, trust=args.trust
+    )
     stop = pipeline.tokenizer.stop_token if args.stop_token is None else args.stop_token
     options = GenerationOptions(**values, stop_token=None if stop == -1 else stop)
     for start in range(0, len(prompts), args.batch_size):
@@ -146,6 +149,7 @@ def build_parser() -> Parser:
     )
     add("--tokenizer", metavar="FILE", help="a tokenizer.json, if the source has none")
     add("--json", action="store_true", help="print one line of JSON per prompt")
+    add("--trust", action="store_true", help=FLAGS["--trust"])
     add("-n", "--procs", type=int, default=1, help="processes that share the model (default 1)")
     add("--given", type=Path, help=argparse.SUPPRESS)  # file of prompts for a rank
     add("--config-file", help=argparse.SUPPRESS)  # passed on by the launcher
@@ -198,6 +202,7 @@ def _start_ranks(args: argparse.Namespace, prompts: Sequence[str]) -> int:
         given = Path(folder, "prompts.json")
         given.write_text(json.dumps(prompts), encoding="utf-8")
         words += [args.source, f"--given={given}", *(["--json"] if args.json else [])]
+        words += ["--trust"] if args.trust else []
         return run_on_one_machine(_MODULE, args.source, args.procs, words)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from libai.launch.command_line import FLAGS
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 from libai.utils.screen import say
@@ -51,7 +52,9 @@ def run(arguments: Sequence[str]) -> int:
 
     from libai.inference import Pipeline
 
-    pipeline = Pipeline(args.run, args.checkpoint, args.mode, args.settings, args.tokenizer)
+    pipeline = Pipeline(
+        args.run, args.checkpoint, args.mode, args.settings, args.tokenizer, trust=args.trust
+    )
     if columns is None:
         batches = _dataset(pipeline.predictor, args)
     else:
@@ -127,6 +130,7 @@ def build_parser() -> Parser:
         choices=("eager", "graph"),
         help="execution mode (default: the mode of the config)",
     )
+    add("--trust", action="store_true", help=FLAGS["--trust"])
     return parser
 
 

@@ -64,13 +64,16 @@ class Predictor:
         which: str = "last",
         mode: str | None = None,
         overrides: Sequence[str] = (),
+        *,
+        trust: bool = False,
     ) -> Predictor:
         """Return the model of a run with the weights of one of its checkpoints. Collective.
 
         `folder`: the output folder of the run. `which`: "last" (the newest checkpoint that
         verifies), "best", or the name of a checkpoint, such as "iter_0000200". `mode`: the default
         is the mode of the config, or for "auto" the eager mode if it supports the config.
-        `overrides`: `key=value` settings for the config of the run.
+        `overrides`: `key=value` settings for the config of the run. `trust`: open a run of another
+        user. Opening a run calls what its config names, so it can run any code.
 
         One process holds the full model, however it was trained. Several processes form the mesh of
         the config. If the run averaged its weights (`train.ema`), the model has the averages, as in
@@ -84,7 +87,7 @@ class Predictor:
                 "train.zero_optimization.enabled=false",
                 *overrides,
             ]
-        config = load_config(file, overrides, get_world_size())
+        config = load_config(file, overrides, get_world_size(), trust=trust)
         device = default_device(config.train.device)
         mode = mode or first_mode(config, device)[0]
         source = checkpoint.resolve(folder / "checkpoints" / which)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from libai.cli.main import until_nobody_reads
 from libai.config import load_config, parse_args
@@ -22,6 +22,9 @@ from libai.utils.distributed import barrier, get_world_size, is_main_process, pr
 from libai.utils.errors import EXIT_FAILED
 from libai.utils.rank_notes import OUTPUT_DIR, own_folder, world_size
 from libai.utils.screen import say
+
+if TYPE_CHECKING:  # it imports oneflow
+    from libai.engine import Run
 
 #: overrides of --fast-dev-run, which runs a few iterations of everything
 FAST_DEV_RUN = [
@@ -34,7 +37,7 @@ FAST_DEV_RUN = [
 ]
 
 
-def main(run_class: Any = None) -> int:
+def main(run_class: type[Run] | None = None) -> int:
     """Run the command line with `run_class`, a subclass of `libai.engine.Run` (default: `Run`)."""
     args = parse_args(sys.argv[1:], prog="train_net.py")
     notes = own_folder()

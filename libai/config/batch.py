@@ -6,8 +6,8 @@ All functions are pure and take integers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from libai.config.settings import schema
 from libai.config.settings.errors import ConfigError
 
 
@@ -100,7 +100,7 @@ def solve_batch_sizes(
     return BatchSizes(micro, needed, total)
 
 
-def batch_sizes_of(train: Any, data_parallel_size: int) -> BatchSizes:
+def batch_sizes_of(train: schema.Train, data_parallel_size: int) -> BatchSizes:
     """Return the result of `solve_batch_sizes` for the settings in the section `train`."""
     return solve_batch_sizes(
         train.train_micro_batch_size,

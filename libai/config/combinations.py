@@ -19,6 +19,7 @@ from omegaconf import DictConfig, ListConfig
 from libai.config.batch import batch_sizes_of, solve_data_parallel_size
 from libai.config.instantiation import TARGET, accepts, target_of
 from libai.config.optimizer_numbers import wrong_numbers
+from libai.config.run_config import RunConfig
 from libai.config.settings import schema
 from libai.config.settings.errors import ConfigError, did_you_mean
 from libai.utils.errors import UserError
@@ -61,7 +62,7 @@ def impossible_sizes(train: schema.Train, world_size: int) -> Iterator[str]:
         yield from error.problems
 
 
-def refused(run) -> list[str]:
+def refused(run: RunConfig) -> list[str]:
     """Return a message for each combination of settings in the checked config `run` that no run can
     honour.
     """
@@ -71,7 +72,8 @@ def refused(run) -> list[str]:
     has_metric = evaluation.enabled and datasets and metric is not None
     zero = train.zero_optimization
     inner = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size
-    start, end = train.profile if list(map(type, train.profile or [])) == [int, int] else (1, 0)
+    profile = train.profile or []
+    start, end = profile if list(map(type, profile)) == [int, int] else (1, 0)
     rules = [
         (
             not has_metric,
@@ -159,7 +161,7 @@ def refused(run) -> list[str]:
     return [*_lines(run, rules), *wrong_numbers(run.optim, "optim")]
 
 
-def check_supported(run, mode: str, device: str) -> None:
+def check_supported(run: RunConfig, mode: str, device: str) -> None:
     """Raise `UserError` if `run` has options that `mode` cannot honour on `device`.
 
     The message lists all of them, each with the reason and a remedy.
@@ -216,7 +218,7 @@ def check_supported(run, mode: str, device: str) -> None:
             "(float32 where AMP does nothing), or run with train.device=cuda.",
         ),
         (
-            train.amp.enabled and not is_cpu and (train.rehearse or train.rehearse_every),
+            train.amp.enabled and not is_cpu and bool(train.rehearse or train.rehearse_every),
             "train.rehearse, rehearse_every with amp",
             "the modes are compared to 1e-5, but AMP rounds to 5e-4 (fp16) or 4e-3 (bf16). "
             "Compare with train.amp.enabled=false.",
@@ -239,7 +241,7 @@ def check_supported(run, mode: str, device: str) -> None:
         raise UserError("\n".join(lines))
 
 
-def warnings(run, world_size: int, train_iter: int, start_iter: int) -> list[str]:
+def warnings(run: RunConfig, world_size: int, train_iter: int, start_iter: int) -> list[str]:
     """Return one line for each group of settings that are given but have no effect.
 
     `train_iter` is the length of the run, and `start_iter` is the iteration at which a resumed run
@@ -338,7 +340,7 @@ def _sections_switched_off(train: schema.Train) -> Iterator[Rule]:
         yield not state, [f"{path}.{name}" for name in names if name != switch], why
 
 
-def _lines(run, rules: Iterable[Rule]) -> Iterator[str]:
+def _lines(run: RunConfig, rules: Iterable[Rule]) -> Iterator[str]:
     """Yield one line for each rule that applies and has at least one setting that differs from its
     default.
     """
@@ -353,7 +355,7 @@ def _lines(run, rules: Iterable[Rule]) -> Iterator[str]:
             yield ", ".join(given) + (why.replace(" does ", " do ", 1) if len(given) > 1 else why)
 
 
-def _shown(value) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{...}"
     return (
@@ -361,7 +363,7 @@ def _shown(value) -> str:
     )
 
 
-def _datasets(run) -> list[str]:
+def _datasets(run: RunConfig) -> list[str]:
     """Return the names of the evaluation datasets."""
     test = run.dataloader.get("test") if isinstance(run.dataloader, DictConfig) else None
     return (
@@ -371,7 +373,7 @@ def _datasets(run) -> list[str]:
     )
 
 
-def _schedule_warms_up(section) -> bool:
+def _schedule_warms_up(section: Any) -> bool:
     """Return True if the schedule leaves its warm-up unset.
 
     The first schedule of a list counts. With several optimizers, the schedule of any of them

@@ -74,7 +74,7 @@ _EXAMPLES = {
 }
 
 
-def instantiate(config: Any, **extra) -> Any:
+def instantiate(config: Any, **extra: Any) -> Any:
     """Build the object that `config` describes. Nested `_target_`s are built first.
 
     Lists and dicts become plain lists and dicts. An object that is already built is returned
@@ -128,7 +128,7 @@ def items_of(config: Any, path: str) -> list[tuple[Any, str]]:
     return [(index, f"{path}[{index}]") for index in range(len(config))]
 
 
-def _build(config, path: str, extra: Mapping[str, Any]) -> Any:
+def _build(config: Any, path: str, extra: Mapping[str, Any]) -> Any:
     if not isinstance(config, (list, tuple, ListConfig, Mapping)):
         return config
     target = target_of(config, path)
@@ -166,7 +166,9 @@ def _build(config, path: str, extra: Mapping[str, Any]) -> Any:
     return _call(target, path, built, shown)
 
 
-def _call(target, path: str, arguments: dict[str, Any], shown: list[str]) -> Any:
+def _call(
+    target: Callable[..., Any], path: str, arguments: dict[str, Any], shown: list[str]
+) -> Any:
     """Call `target`, located at `path`.
 
     `shown` holds its arguments as they are written in the config.
@@ -227,7 +229,7 @@ def _call(target, path: str, arguments: dict[str, Any], shown: list[str]) -> Any
         ) from error
 
 
-def _shown(value) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"<{describe(value[TARGET])}>" if TARGET in value else "{...}"
     text = str(value) if isinstance(value, ListConfig) else repr(value)
@@ -264,7 +266,7 @@ def target_of(config: Any, path: str = "") -> Callable[..., Any] | None:
     return found
 
 
-def fill_unset(config: Any, **candidates) -> dict[str, Any]:
+def fill_unset(config: Any, **candidates: Any) -> dict[str, Any]:
     """Return the `candidates` that the target of `config` accepts and the config leaves unset.
 
     null and `???` count as unset. Use it for values that a trainer provides and a config may
@@ -312,7 +314,7 @@ def locate(path: str) -> Any:
     return found
 
 
-def _no_such_name(holder, names: list[str], index: int) -> str:
+def _no_such_name(holder: object, names: list[str], index: int) -> str:
     """Return a message about the name in a dotted path that `holder` does not have, with a
     suggestion.
     """

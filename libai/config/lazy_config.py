@@ -50,7 +50,7 @@ class LazyCall:
     def __repr__(self) -> str:
         return f"LazyCall({describe(self._target)})"
 
-    def __call__(self, /, *args, **arguments) -> DictConfig:
+    def __call__(self, /, *args: Any, **arguments: Any) -> DictConfig:
         """Return the config of the call.
 
         Raises `ConfigError` for positional arguments: overrides need names.
@@ -165,7 +165,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _plain(value, path: str, problems: list[str], targets: list[str]) -> Any:
+def _plain(value: Any, path: str, problems: list[str], targets: list[str]) -> Any:
     """Return `value` as dicts, lists and types that YAML supports.
 
     Interpolations are kept as they are written.

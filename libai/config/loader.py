@@ -227,7 +227,7 @@ def _add_package(name: str, folders: list[Path]) -> None:
     sys.modules[name] = package
 
 
-def _holds_config(name: str, module) -> bool:
+def _holds_config(name: str, module: types.ModuleType) -> bool:
     """Return True if a module contains config sections and must therefore be executed again by a
     load.
     """
@@ -340,7 +340,7 @@ def _explain(error: BaseException, path: Path, files: Sequence[str]) -> str:
     return f"{shown(last.filename)}:{last.lineno}: {what}{line}"
 
 
-def _hint(error) -> str:
+def _hint(error: BaseException) -> str:
     """Suggest the nearest name for a misspelt variable or attribute, or the migration page for an
     import from LiBai.
     """

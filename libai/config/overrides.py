@@ -58,7 +58,7 @@ def format_override(key: str, value: Any) -> str:
     return f"{key}={_format(value)}"
 
 
-def _format(value) -> str:
+def _format(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -194,7 +194,7 @@ def _known_keys(config: DictConfig) -> list[str]:
     """Return every key of the schema and of a config, written as in an override."""
     found = schema.all_paths()
 
-    def add(node, path: str) -> None:
+    def add(node: Any, path: str) -> None:
         for key, _ in items_of(node, ""):
             where = f"{path}{key!s}"
             found.append(where)

@@ -6,10 +6,8 @@ libai/config/combinations.py, which refuses settings that a mode cannot honour.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,57 +25,11 @@ from libai.config.instantiation import (
 )
 from libai.config.lazy_config import LazyConfig
 from libai.config.overrides import format_override
+from libai.config.run_config import RunConfig
 from libai.config.settings import schema
-from libai.config.settings.coercion import OBJECTS, Mismatch, coerce, copy_config, to_nodes
+from libai.config.settings.coercion import Mismatch, coerce, copy_config
 from libai.config.settings.errors import ConfigError, did_you_mean, hint
 from libai.utils.installation import docs_page
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """A checked config: typed `train` and `graph`, and lazy sections as read-only configs for
-    `instantiate`.
-    """
-
-    train: schema.Train
-    graph: schema.Graph
-    model: Any
-    optim: Any
-    lr_scheduler: Any
-    dataloader: Any
-    momentum_scheduler: Any = None
-    #: overrides as typed on the command line, for `overrides.txt`; they are already applied
-    overrides: tuple[str, ...] = ()
-
-    @property
-    def mode(self) -> str:
-        """One of `"eager"`, `"graph"` and `"auto"`.
-
-        This is the only place that reads `graph.enabled`.
-        """
-        return {False: "eager", True: "graph", "auto": "auto"}[self.graph.enabled]
-
-    def to_config(self) -> DictConfig:
-        """Return one plain config with all defaults filled in.
-
-        Loading it again gives the same run.
-        """
-        sections = {
-            name: _plain(getattr(self, name))
-            for name in (*schema.LAZY_SECTIONS, *schema.TYPED_SECTIONS)
-        }
-        return OmegaConf.create(sections, flags=OBJECTS)
-
-
-def _plain(value) -> Any:
-    """Return a writable copy of a section with its interpolations resolved."""
-    if dataclasses.is_dataclass(value):
-        return {
-            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    return to_nodes(
-        OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-    )
 
 
 def load_config(
@@ -144,7 +96,7 @@ def validate(
     return run
 
 
-def _freeze(node) -> None:
+def _freeze(node: Any) -> None:
     """Make `node` and everything below it read-only.
 
     Nodes of a `LazyCall` do not inherit the flags of a parent.
@@ -155,7 +107,7 @@ def _freeze(node) -> None:
             _freeze(node._get_node(key))
 
 
-def _read_item(config, key, path: str, problems: list[str]) -> Any:
+def _read_item(config: Any, key: Any, path: str, problems: list[str]) -> Any:
     """Return a value of a config.
 
     If it cannot be read, add the reason to `problems` and return None.
@@ -167,7 +119,7 @@ def _read_item(config, key, path: str, problems: list[str]) -> Any:
         return None
 
 
-def _read(cls: type, parent, path: str, problems: list[str]) -> Any:
+def _read(cls: type, parent: Any, path: str, problems: list[str]) -> Any:
     """Return the schema class `cls`, filled from the section at `path`.
 
     Missing or wrong values keep their default.
@@ -282,7 +234,7 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
         _check_calls(section, path, kind, depth, problems)
 
 
-def _check_calls(node, path: str, kind: str, depth: int, problems: list[str]) -> None:
+def _check_calls(node: Any, path: str, kind: str, depth: int, problems: list[str]) -> None:
     """Check the calls in a section of at most `depth` levels. Each call must return `kind`."""
     is_call = isinstance(node, Mapping) and TARGET in node
     if depth and not is_call and isinstance(node, (list, Mapping, ListConfig)) and len(node):
@@ -297,7 +249,7 @@ def _check_calls(node, path: str, kind: str, depth: int, problems: list[str]) ->
         _check_below(node, path, problems, kind)
 
 
-def _check_below(node, path: str, problems: list[str], kind: str | None = None) -> None:
+def _check_below(node: Any, path: str, problems: list[str], kind: str | None = None) -> None:
     """Check that everything below `node` can be read and, unless `kind` is None, that targets
     accept their arguments.
 

@@ -5,7 +5,7 @@ import ast
 import pytest
 from jobs import ROOT
 
-PACKAGES = ("engine", "forward", "parallel", "optim")
+PACKAGES = ("cli", "config", "engine", "forward", "launch", "optim", "parallel")
 #: parameters that always hold an object of the library, which has a type
 NOT_ANY = ("trainer", "run")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from libai import checkpoint
@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     return args.run(args)
 
 
-def _print(args: argparse.Namespace, value, lines: Iterable[str]) -> None:
+def _print(args: argparse.Namespace, value: object, lines: Iterable[str]) -> None:
     """Print `value` as JSON if --json is given, and `lines` otherwise."""
     print(json.dumps(value, indent=1) if args.json else "\n".join(lines))
 
@@ -113,7 +113,7 @@ def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
         sub.set_defaults(run=run)
         sub.add_argument("--json", action="store_true", help="print JSON")

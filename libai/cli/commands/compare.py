@@ -194,7 +194,7 @@ def _show_best(best: dict[str, Any]) -> str:
     return f"{best['metric']} {_show(best['value'])} at {best['iteration']}" if best else "-"
 
 
-def _show(value) -> str:
+def _show(value: object) -> str:
     """Format a value as it is written in a config.
 
     Floats get at most six digits, and an empty string gets quotes.

@@ -17,13 +17,16 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from libai.launch.command_line import FLAGS
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 from libai.utils.screen import say
+
+if TYPE_CHECKING:  # they import oneflow
+    from libai.inference import GenerationOptions, Pipeline
 
 _MODULE = "libai.cli.commands.generate"
 #: maximum number of new tokens per prompt if --max-new-tokens is not given
@@ -78,7 +81,9 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _texts(pipeline, prompts: list[str], options, as_json: bool) -> Iterator[str]:
+def _texts(
+    pipeline: Pipeline, prompts: list[str], options: GenerationOptions, as_json: bool
+) -> Iterator[str]:
     """Yield the text to print, in pieces."""
     if len(prompts) == 1 and options.num_beams == 1 and not as_json:
         before = prompts[0]
@@ -156,7 +161,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def read_prompts(args: Any) -> list[str]:
+def read_prompts(args: argparse.Namespace) -> list[str]:
     """Return the prompts from the command line, a file or stdin.
 
     Raises `UserError` if there are none.

@@ -11,6 +11,7 @@ most likely class and its probability are written instead.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import inspect
 import json
@@ -18,7 +19,7 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +27,10 @@ from libai.launch.command_line import FLAGS
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
 from libai.utils.screen import say
+
+if TYPE_CHECKING:  # they import oneflow
+    from libai.engine.run.predictor import Predictor
+    from libai.inference import Pipeline
 
 #: column → one entry per sample
 Columns = dict[str, Any]
@@ -321,7 +326,7 @@ def cut(columns: Columns, size: int) -> Iterator[Columns]:
         yield {name: values[start : start + size] for name, values in columns.items()}
 
 
-def _with_tokens(pipeline, batch: Columns) -> Columns:
+def _with_tokens(pipeline: Pipeline, batch: Columns) -> Columns:
     """Return the batch with its column of text replaced by the arguments that the model takes."""
     texts = [
         name
@@ -346,7 +351,7 @@ def _with_tokens(pipeline, batch: Columns) -> Columns:
     return {**batch, **encoded}
 
 
-def _dataset(predictor, args) -> Iterable[Columns]:
+def _dataset(predictor: Predictor, args: argparse.Namespace) -> Iterable[Columns]:
     from libai.engine.run import build
 
     if predictor.config is None:
@@ -367,7 +372,7 @@ def _dataset(predictor, args) -> Iterable[Columns]:
 # outputs
 
 
-def _classes(pipeline, outputs: Columns) -> Columns:
+def _classes(pipeline: Pipeline, outputs: Columns) -> Columns:
     """Return the most likely class of each sample and its probability."""
     if "logits" not in outputs:
         raise UserError(

@@ -12,7 +12,7 @@ import math
 import numbers
 import operator
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -190,7 +190,7 @@ def copy_config(config: Any) -> Any:
     return copy.deepcopy(config, {id(held): held for held in _objects(config)})
 
 
-def _objects(node) -> Iterator[Any]:
+def _objects(node: Any) -> Iterator[Any]:
     if isinstance(node, AnyNode):
         node = node._value()
     if isinstance(node, (DictConfig, ListConfig)):
@@ -204,7 +204,7 @@ def _objects(node) -> Iterator[Any]:
         yield node
 
 
-def key(default: Any, doc: str, **bounds) -> Any:
+def key(default: Any, doc: str, **bounds: float) -> Any:
     """Return a dataclass field for a setting with its default, meaning and limits."""
     return dataclasses.field(default=default, metadata={"doc": doc, "bounds": Bounds(**bounds)})
 
@@ -213,5 +213,5 @@ def section(cls: type) -> Any:
     return dataclasses.field(default_factory=cls)
 
 
-def lazy(factory: Any, doc: str) -> Any:
+def lazy(factory: Callable[[], Any], doc: str) -> Any:
     return dataclasses.field(default_factory=factory, metadata={"doc": doc, "bounds": Bounds()})

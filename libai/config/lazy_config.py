@@ -150,21 +150,6 @@ def to_yaml(config: DictConfig) -> str:
     return "\n".join(parts)
 
 
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the config as dotted key -> value. Lists count as values.
-
-    >>> flatten({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}, "model": None})
-    {'optim.lr': 0.1, 'optim.betas': [0.9, 0.99], 'model': None}
-    """
-    found = {}
-    for name, value in config.items():
-        key = f"{prefix}{name}"
-        found.update(
-            flatten(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
-        )
-    return found
-
-
 def _plain(value: Any, path: str, problems: list[str], targets: list[str]) -> Any:
     """Return `value` as dicts, lists and types that YAML supports.
 

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from libai.config.instantiation import TARGET, items_of
 from libai.config.settings import schema
-from libai.config.settings.coercion import copy_config, members_of
+from libai.config.settings.coercion import copy_config, flatten, members_of
 from libai.config.settings.errors import ConfigError, did_you_mean, hint
 from libai.utils.errors import first_line
 
@@ -192,15 +192,4 @@ def _parse(text: str) -> tuple[Any, str]:
 
 def _known_keys(config: DictConfig) -> list[str]:
     """Return every key of the schema and of a config, written as in an override."""
-    found = schema.all_paths()
-
-    def add(node: Any, path: str) -> None:
-        for key, _ in items_of(node, ""):
-            where = f"{path}{key!s}"
-            found.append(where)
-            item = node._get_node(key)
-            if OmegaConf.is_config(item) and not item._is_none() and not item._is_interpolation():
-                add(item, f"{where}.")
-
-    add(config, "")
-    return found
+    return [*schema.all_paths(), *flatten(OmegaConf.to_container(config, resolve=False))]

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from libai.cli.commands.page import Curves, page_of
-from libai.config.lazy_config import flatten
+from libai.config.settings.coercion import flatten
 from libai.utils.atomic import atomic_write_text, config_of_run, read_json
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser

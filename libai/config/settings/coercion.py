@@ -204,6 +204,21 @@ def _objects(node: Any) -> Iterator[Any]:
         yield node
 
 
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the config as dotted key -> value. Lists count as values.
+
+    >>> flatten({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}, "model": None})
+    {'optim.lr': 0.1, 'optim.betas': [0.9, 0.99], 'model': None}
+    """
+    found = {}
+    for name, value in config.items():
+        key = f"{prefix}{name}"
+        found.update(
+            flatten(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
+        )
+    return found
+
+
 def key(default: Any, doc: str, **bounds: float) -> Any:
     """Return a dataclass field for a setting with its default, meaning and limits."""
     return dataclasses.field(default=default, metadata={"doc": doc, "bounds": Bounds(**bounds)})

@@ -6,7 +6,7 @@ from functools import partial
 
 from omegaconf import OmegaConf
 
-from libai.config.lazy_config import flatten
+from libai.config.settings.coercion import flatten
 from libai.engine import hooks
 from libai.engine.events.console import ConsoleWriter
 from libai.engine.events.writers import (

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -139,14 +138,6 @@ def in_terminal(command: list[str], columns: int = 80, **environment: str) -> st
     written = b"".join(chunks).decode()
     assert job.returncode == 0, written
     return written
-
-
-def rows_of(written: str) -> list[str]:
-    """Return the rows that a terminal shows after what `in_terminal` returns: a row may have been
-    erased and reused.
-    """
-    rows = [re.split(r"\x1b\[2?K", row)[-1] for row in written.split("\n")]
-    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", row) for row in rows]
 
 
 def last_line(code: str, **environment: str) -> str:

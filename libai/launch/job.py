@@ -163,7 +163,7 @@ def _oneflow_launcher() -> Path:
 
 
 class Outcome(NamedTuple):
-    """How a job ended.
+    """End of a job.
 
     `failure`: kind and iteration of a failure that a restart would repeat. `written`: iteration of
     the newest checkpoint that this job has written, or 0.

@@ -13,7 +13,7 @@ from jobs import ROOT
 CONFIGS = ("run", "config", "cfg")
 #: file -> number of reads of the setting or of `RunConfig.mode`; the numbers may only decrease
 READERS = {
-    "libai/config/validation.py": 1,  # RunConfig.mode
+    "libai/config/run_config.py": 1,  # RunConfig.mode
     "libai/engine/run/modes.py": 5,
     # before a run exists: refusals and the banner of a tool
     "libai/config/combinations.py": 2,

@@ -88,49 +88,6 @@ def test_a_config_that_hangs_or_dies_ends_the_start_with_its_line(
     ), result
 
 
-#: a config that prints complete and unfinished lines
-TALKING = """
-import sys
-from configs.mlp_digits import dataloader, graph, lr_scheduler, model, optim, train
-from libai.config import LazyCall
-from libai.models import MLP
-
-class Talking(MLP):
-    def __init__(self, **sizes):
-        super().__init__(**sizes)
-        print("one printed line")
-        print("dots", end="", flush=True)
-        print(".")
-        print("a warning", file=sys.stderr)
-
-model._target_ = Talking
-train.train_iter = 40
-"""
-
-
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.dist)])
-def test_a_terminal_shows_few_lines_before_the_first_iteration(processes, tmp_path):
-    """Lines that the user prints are neither joined to the launcher's nor lost."""
-    config = tmp_path / "config.py"
-    config.write_text(TALKING)
-    words = [
-        str(config),
-        str(processes),
-        "graph.enabled=auto",
-        f"train.output_dir={tmp_path / 'out'}",
-    ]
-    written = jobs.in_terminal(["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, *words])
-    rows = jobs.rows_of(written)
-    start = rows[: next(number for number, row in enumerate(rows) if row.startswith("iter "))]
-    printed = ["one printed line", "dots.", "a warning"]
-    assert set(printed) <= set(start)
-    assert start[0].startswith("libai: starting config.py on ")
-    ours = [row for row in start if row not in printed and not row.startswith("libai: ")]
-    assert ours[0].startswith("graph.enabled=auto: graph takes") and len(ours) == 7, (
-        "an earlier run adds one line"
-    )
-
-
 def test_help_imports_neither_oneflow_nor_hydra_and_print_config_not_the_engine():
     assert imported_by("--help") == []
     found = imported_by(CONFIG, "train.train_iter=3", "--print-config")

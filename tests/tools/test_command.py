@@ -154,16 +154,6 @@ def test_training_passes_settings_and_flags_on(asked):
     ]
 
 
-def test_a_run_is_resumed_and_evaluated_as_it_was(asked, tmp_path):
-    (tmp_path / "config.yaml").write_text("")
-    (tmp_path / "env.json").write_text(json.dumps({"layout": {"world_size": 4}}))
-    main.dispatch(["resume", str(tmp_path), "train.train_iter=9"])
-    main.dispatch(["eval", str(tmp_path), "-n", "1"])
-    run = ["libai.cli.train_net", str(tmp_path / "config.yaml")]
-    here = ["--resume", f"train.output_dir='{tmp_path}'"]
-    assert asked == [[*run, "4", *here, "train.train_iter=9"], [*run, "1", *here, "--eval-only"]]
-
-
 def test_a_reader_that_has_seen_enough_is_no_error():
     with subprocess.Popen(
         [*MAIN, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

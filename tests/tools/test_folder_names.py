@@ -45,7 +45,8 @@ def folder(request, tmp_path, monkeypatch):
     parent = "" if NAMES.index(request.param) % 4 == 0 else "out/"
     path = Path(f"{parent}{request.param}")
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text("train: {seed: 5}\ngraph: {}\nmodel: {}\n")
+    (path / "config.yaml").write_text("train: {seed: 5}\n")
+    (path / "env.json").write_text('{"layout": {"world_size": 4}}')
     return path
 
 
@@ -65,15 +66,21 @@ def output_dir_of(overrides):
 
 
 @pytest.mark.parametrize(
-    "command", [["resume"], ["eval"], ["resume", "-n", "3"], ["resume", "train.train_iter=9"]]
+    ("words", "processes", "is_resumed"),
+    [
+        (["resume", "{}", "train.train_iter=9"], "4", True),
+        (["resume", "-n", "3", "{}"], "3", True),
+        (["eval", "{}"], "4", True),
+        (["eval", "{}", "train.load_weight=x"], "4", False),
+    ],
 )
-def test_a_run_is_continued_in_its_folder(folder, started, command):
-    assert main.dispatch([*command, str(folder)]) == 0
-    ((_, config, _, *words),) = started
-    args = parse_args(["--config-file", config, *words])
-    assert Path(config) == folder / "config.yaml"
-    assert args.resume is True
-    assert output_dir_of(args.overrides) == str(folder)
+def test_a_run_is_continued_in_its_folder_as_it_was(folder, started, words, processes, is_resumed):
+    assert main.dispatch([str(folder) if word == "{}" else word for word in words]) == 0
+    ((_, config, asked, *rest),) = started
+    args = parse_args(["--config-file", config, *rest])
+    assert (Path(config), asked) == (folder / "config.yaml", processes)
+    assert (args.resume, args.eval_only) == (is_resumed, words[0] == "eval")
+    assert output_dir_of(args.overrides[:1]) == str(folder)
 
 
 def test_the_path_of_a_checkpoint_may_follow_resume(folder):
@@ -83,20 +90,20 @@ def test_the_path_of_a_checkpoint_may_follow_resume(folder):
     assert args.overrides == ["train.seed=3"]
 
 
-@pytest.mark.parametrize("command", ["predict", "generate"])
-def test_a_model_is_loaded_from_its_folder(folder, monkeypatch, command):
+@pytest.mark.parametrize("flags", [[], ["--trust"]])
+@pytest.mark.parametrize(("command", "words"), [("predict", ["--data", "a"]), ("generate", ["b"])])
+def test_a_model_is_loaded_from_its_folder(folder, monkeypatch, command, words, flags):
     class Loaded(Exception):
         pass
 
-    def load(source, *args, **options):
-        raise Loaded(source)
+    def load(source, *args, trust, **options):
+        raise Loaded(source, trust)
 
     monkeypatch.setattr("libai.inference.Pipeline", load)
     monkeypatch.setattr("libai.utils.distributed.prepare_device", lambda *_, **__: None)
-    words = {"predict": [str(folder), "--data", "val"], "generate": [str(folder), "a prompt"]}
     with pytest.raises(Loaded) as caught:
-        main.dispatch([command, *words[command]])
-    assert caught.value.args == (str(folder),)
+        main.dispatch([command, str(folder), *words, *flags])
+    assert caught.value.args == (str(folder), bool(flags))
 
 
 def test_the_ranks_of_generate_get_folder_and_prompts_of_any_length(folder, monkeypatch):

@@ -1,5 +1,6 @@
 """A saved config names code, so a run of another user is refused unless it is trusted."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -8,7 +9,6 @@ import pytest
 from libai.cli import train_net
 from libai.config import LazyConfig, load_config
 from libai.config.loader import IMPORT_FROM
-from libai.launch.command_line import parse_args
 from libai.utils import ownership
 from libai.utils.errors import UserError
 
@@ -34,30 +34,26 @@ def users(monkeypatch):
     return set_users
 
 
+@pytest.mark.parametrize("trust", [False, True])
 @pytest.mark.parametrize(
-    ("caller", "owners"),
+    ("caller", "owners", "is_refused"),
     [
-        (ALICE, {"run": BOB, "config.yaml": BOB}),
-        (ALICE, {"config.yaml": BOB}),
-        (ALICE, {"run": BOB}),
-        (ROOT, {"run": BOB, "config.yaml": BOB}),
+        (ALICE, {"run": BOB, "config.yaml": BOB}, True),
+        (ALICE, {"config.yaml": BOB}, True),
+        (ALICE, {"run": BOB}, True),
+        (ROOT, {"run": BOB, "config.yaml": BOB}, True),
+        (ALICE, {"run": ALICE, "config.yaml": ALICE}, False),
+        (ALICE, {}, False),
+        (ROOT, {}, False),
     ],
 )
-def test_the_run_of_another_user_is_refused_unless_it_is_trusted(run, users, caller, owners):
+def test_only_the_runs_of_other_users_are_refused(run, users, caller, owners, is_refused, trust):
     users(caller, **owners)
-    with pytest.raises(UserError, match=f"belongs to the user with id {BOB}.*add --trust"):
-        LazyConfig.load(run / "config.yaml")
-    assert LazyConfig.load(run / "config.yaml", trust=True).train.seed == 5
-
-
-@pytest.mark.parametrize(
-    ("caller", "owners"),
-    [(ALICE, {"run": ALICE, "config.yaml": ALICE}), (ALICE, {}), (ROOT, {})],
-)
-def test_own_runs_and_runs_of_root_are_opened(run, users, caller, owners):
-    """Negative control."""
-    users(caller, **owners)
-    assert LazyConfig.load(run / "config.yaml").train.seed == 5
+    expected = contextlib.nullcontext()
+    if is_refused and not trust:
+        expected = pytest.raises(UserError, match=f"the user with id {BOB}, .* add --trust")
+    with expected:
+        assert LazyConfig.load(run / "config.yaml", trust=trust).train.seed == 5
 
 
 def test_a_link_to_the_run_of_another_user_is_refused(run, users, tmp_path):
@@ -106,27 +102,6 @@ def test_every_way_to_open_a_run_refuses_and_trusts(run, users, monkeypatch, cal
         opens[call]()
     with pytest.raises(UserError, match="the config has no model"):
         opens[call](trust=True)
-
-
-@pytest.mark.parametrize("command", ["predict", "generate"])
-def test_commands_pass_trust_on(run, monkeypatch, command):
-    from libai.cli import main
-
-    class Loaded(Exception):
-        pass
-
-    def load(*args, trust, **options):
-        raise Loaded(trust)
-
-    monkeypatch.setattr("sys.argv", ["libai"])
-    monkeypatch.setattr("libai.inference.Pipeline", load)
-    monkeypatch.setattr("libai.utils.distributed.prepare_device", lambda *_, **__: None)
-    words = {"predict": [str(run), "--data", "val"], "generate": [str(run), "a prompt"]}[command]
-    for flags in ([], ["--trust"]):
-        with pytest.raises(Loaded) as caught:
-            main.dispatch([command, *words, *flags])
-        assert caught.value.args == (bool(flags),)
-    assert parse_args(["exp.py", "--trust"]).trust
 
 
 def test_a_real_owner_is_seen(run):

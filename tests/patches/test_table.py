@@ -34,8 +34,8 @@ def test_a_command_refuses_another_version_in_one_line(tmp_path):
     (tmp_path / "oneflow").mkdir()
     (tmp_path / "oneflow/__init__.py").write_text('__version__ = "1.0.0"\n')
     code = (
-        "from libai.launch import runtime\ndef main():\n    import "
-        "oneflow\nruntime.guarded_main(main)"
+        "from libai.launch.guard import guarded_main\ndef main():\n    import "
+        "oneflow\nguarded_main(main)"
     )
     done = jobs.run([sys.executable, "-c", code], PYTHONPATH=str(tmp_path))
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done

@@ -64,11 +64,11 @@ class CompiledGraph(nn.Graph):
         with without_harmless_lines():
             super().__init__()
 
-    def build_graph(self, *args, **kwargs) -> Any:
+    def build_graph(self, *args: Any, **kwargs: Any) -> Any:
         with garbage_kept():
             return super().build_graph(*args, **kwargs)
 
-    def finish_complie_and_init_runtime(self, *args) -> Any:
+    def finish_complie_and_init_runtime(self, *args: Any) -> Any:
         """Plan the job and start its threads, then release the memory that was only needed for
         this.
         """
@@ -83,10 +83,10 @@ class CompiledGraph(nn.Graph):
         release_memory()
         return result
 
-    def _Graph__print(self, *_) -> None:
+    def _Graph__print(self, *_: object) -> None:
         """Print nothing, because OneFlow also raises the failures that it prints."""
 
-    def _Graph__rebuild_outputs(self, out2name=None) -> None:
+    def _Graph__rebuild_outputs(self, out2name: Any = None) -> None:
         """Edit the job. OneFlow calls this method between completing and planning the job."""
         self.edit_job(out2name)
         super()._Graph__rebuild_outputs(out2name)
@@ -97,7 +97,7 @@ class CompiledGraph(nn.Graph):
         `out2name` maps each output tensor to its name.
         """
 
-    def __call__(self, *args, **kwargs) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the graph as `nn.Graph.__call__` does.
 
         After compilation, skip its traversal of nested arguments.
@@ -143,7 +143,7 @@ class CompiledGraph(nn.Graph):
         return copied
 
 
-def _is_plain(value) -> bool:
+def _is_plain(value: Any) -> bool:
     """Return True if `value` contains only tensors and None in plain dicts, lists and tuples.
 
     `map_tensors` can copy such values.
@@ -166,7 +166,7 @@ def _reading_twice(operation: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(operation)
-    def distinct(one, other, *args, **kwargs) -> Any:
+    def distinct(one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         if one is other and isinstance(one, flow.Tensor) and one.is_lazy and one.is_global:
             other = flow._C.identity(other)
         return operation(one, other, *args, **kwargs)

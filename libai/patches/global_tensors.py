@@ -52,12 +52,14 @@ def source_ops(placement: Any, sbp: Any) -> Iterator[None]:
         yield
 
 
-def _eye(n: int, m: int | None = None, *_, dtype=flow.float32, **__) -> flow.Tensor:
+def _eye(
+    n: int, m: int | None = None, *_: object, dtype: Any = flow.float32, **__: object
+) -> flow.Tensor:
     columns = n if m is None else m
     return (flow.arange(n).unsqueeze(1) == flow.arange(columns).unsqueeze(0)).to(dtype)
 
 
-def _empty(*size, **kwargs) -> flow.Tensor:
+def _empty(*size: Any, **kwargs: Any) -> flow.Tensor:
     return flow.zeros(*size, **kwargs)
 
 
@@ -70,7 +72,7 @@ def _for_global_tensors(
     operation: Callable[..., Any], replacement: Callable[..., Any]
 ) -> Callable[..., Any]:
     @functools.wraps(operation)
-    def chosen(*args, **kwargs) -> Any:
+    def chosen(*args: Any, **kwargs: Any) -> Any:
         if any(tensor.is_global for tensor in tensors_in((args, kwargs))):
             return replacement(operation, *args, **kwargs)
         return operation(*args, **kwargs)
@@ -78,12 +80,12 @@ def _for_global_tensors(
     return chosen
 
 
-def _stack(_, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
+def _stack(_: object, inputs: Sequence[flow.Tensor], dim: int = 0) -> flow.Tensor:
     dim %= inputs[0].ndim + 1
     return flow.cat([tensor.unsqueeze(dim) for tensor in inputs], dim=dim)
 
 
-def _with_full_tensors(operation: Callable[..., Any], *args, **kwargs) -> Any:
+def _with_full_tensors(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call the operation with full tensors.
 
     With a part of the indices, a rank would miss the writes of other ranks.
@@ -93,14 +95,18 @@ def _with_full_tensors(operation: Callable[..., Any], *args, **kwargs) -> Any:
     )
 
 
-def _like(operation: Callable[..., Any], like: flow.Tensor, *args, **kwargs) -> flow.Tensor:
+def _like(
+    operation: Callable[..., Any], like: flow.Tensor, *args: Any, **kwargs: Any
+) -> flow.Tensor:
     """Replicate a partial sum first, because most in-place operations have no rule for partial
     sums.
     """
     return operation(in_full(like) if flow.sbp.partial_sum in like.sbp else like, *args, **kwargs)
 
 
-def _norm(operation: Callable[..., Any], input: flow.Tensor, *args, **kwargs) -> flow.Tensor:
+def _norm(
+    operation: Callable[..., Any], input: flow.Tensor, *args: Any, **kwargs: Any
+) -> flow.Tensor:
     """Give a norm over all axes the full tensor, because OneFlow takes the root before it sums over
     the ranks.
     """
@@ -123,7 +129,11 @@ def _median(
 
 
 def _repeat_interleave(
-    operation: Callable[..., Any], input: flow.Tensor, repeats, dim: int | None = None, **kwargs
+    operation: Callable[..., Any],
+    input: flow.Tensor,
+    repeats: Any,
+    dim: int | None = None,
+    **kwargs: Any,
 ) -> flow.Tensor:
     if isinstance(repeats, flow.Tensor):
         return operation(input, repeats, dim, **kwargs)
@@ -135,11 +145,13 @@ def _repeat_interleave(
     return input.unsqueeze(dim + 1).expand(*sizes).flatten(dim, dim + 1)
 
 
-def _select(_, input: flow.Tensor, dim: int, index: int) -> flow.Tensor:
+def _select(_: object, input: flow.Tensor, dim: int, index: int) -> flow.Tensor:
     return input.narrow(dim, index % input.shape[dim], 1).squeeze(dim)
 
 
-def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args, **kwargs) -> flow.Tensor:
+def _new_ones(
+    operation: Callable[..., Any], x: flow.Tensor, *args: Any, **kwargs: Any
+) -> flow.Tensor:
     given = inspect.signature(operation).bind(x, *args, **kwargs).arguments
     if given.get("placement") is not None:
         return operation(**given)
@@ -152,7 +164,7 @@ def _new_ones(operation: Callable[..., Any], x: flow.Tensor, *args, **kwargs) ->
 
 
 def _new_tensor(
-    operation: Callable[..., Any], self: flow.Tensor, data, *args, **kwargs
+    operation: Callable[..., Any], self: flow.Tensor, data: Any, *args: Any, **kwargs: Any
 ) -> flow.Tensor:
     """Create the constant with sbp broadcast by default.
 
@@ -195,7 +207,9 @@ def give_initial_states(model: nn.Module) -> None:
             type(module)._gives_initial_state = True
 
 
-def _with_initial_state(module, forward: Callable[..., Any], args, kwargs) -> Any:
+def _with_initial_state(
+    module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     given = dict(zip(("input", "hx"), args)) | kwargs
     data = given.get("input")
     if isinstance(data, flow.Tensor) and data.is_global and given.get("hx") is None:
@@ -203,7 +217,7 @@ def _with_initial_state(module, forward: Callable[..., Any], args, kwargs) -> An
     return forward(module, **given)
 
 
-def _initial_state(module, data: flow.Tensor) -> Any:
+def _initial_state(module: Any, data: flow.Tensor) -> Any:
     layers = module.num_layers * (2 if module.bidirectional else 1)
     samples = [data.shape[0 if module.batch_first else 1]] if data.ndim == 3 else []
 
@@ -237,7 +251,7 @@ def index_with_all_ranks() -> None:
 
 def _with_full_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
-    def indexed(tensor: flow.Tensor, index) -> Any:
+    def indexed(tensor: flow.Tensor, index: Any) -> Any:
         if isinstance(index, list) and any(isinstance(one, list) for one in index):
             index = tuple(index)  # one list for each axis
         if isinstance(index, tuple):
@@ -247,7 +261,7 @@ def _with_full_indices(operation: Callable[..., Any]) -> Callable[..., Any]:
     return indexed
 
 
-def _index_in_full(index, indexed: flow.Tensor) -> Any:
+def _index_in_full(index: Any, indexed: flow.Tensor) -> Any:
     if isinstance(index, list | np.ndarray) and indexed.is_global:
         return flow.tensor(np.asarray(index), **_beside(indexed))
     if isinstance(index, flow.Tensor) and index.dtype not in (flow.bool, flow.uint8):
@@ -281,7 +295,7 @@ def repair_assignments() -> None:
     assign = flow.Tensor.__setitem__
 
     @functools.wraps(assign)
-    def assigned(tensor: flow.Tensor, index, value) -> None:
+    def assigned(tensor: flow.Tensor, index: Any, value: Any) -> None:
         parts = index if isinstance(index, tuple) else (index,)
         are_indices = {isinstance(part, flow.Tensor | list | np.ndarray) for part in parts}
         has_gradient = tensor.requires_grad or getattr(value, "requires_grad", False)
@@ -295,7 +309,7 @@ def repair_assignments() -> None:
     flow.Tensor.__setitem__ = assigned
 
 
-def _assigned(tensor: flow.Tensor, index, value) -> flow.Tensor:
+def _assigned(tensor: flow.Tensor, index: Any, value: Any) -> flow.Tensor:
     """Return all of `tensor` after `tensor[index] = value`."""
     if not isinstance(value, flow.Tensor):
         value = tensor.new_tensor(value)
@@ -353,7 +367,7 @@ def stages_meet(stages: Sequence[Any]) -> AbstractContextManager[None]:
 
 
 def _joining(operation: Callable[..., Any], stages: Sequence[Any]) -> Callable[..., Any]:
-    def joined(*args, **kwargs) -> Any:
+    def joined(*args: Any, **kwargs: Any) -> Any:
         given = [
             t for value in args for t in (value if isinstance(value, list | tuple) else (value,))
         ]

@@ -73,7 +73,7 @@ def _check(layer: str, given: Mapping[str, Any]) -> None:
 
 def _checked_maker(name: str, maker: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(maker)
-    def checked(*args, **kwargs) -> Any:
+    def checked(*args: Any, **kwargs: Any) -> Any:
         lengths = args[:1] if name == "full" else args
         if lengths and isinstance(lengths[0], (list, tuple)):
             lengths = tuple(lengths[0])

@@ -44,14 +44,14 @@ def repair_operations() -> None:
     )
 
 
-def _empty(operation: Callable[..., Any], *size, **kwargs) -> Any:
+def _empty(operation: Callable[..., Any], *size: Any, **kwargs: Any) -> Any:
     if kwargs.get("placement") is None and kwargs.get("device") is None:
         kwargs["device"] = "cpu"
     return operation(*size, **kwargs)
 
 
 def _diagonal(
-    operation: Callable[..., Any], input, offset: int = 0, dim1: int = 0, dim2: int = 1
+    operation: Callable[..., Any], input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Any:
     """Return the elements (i, i + offset) of two axes as the last axis, which replaces both."""
     axes = [dim1 % input.ndim, dim2 % input.ndim]
@@ -59,7 +59,7 @@ def _diagonal(
     return operation(input.permute(*axes, *others), offset, 0, 1)
 
 
-def _einsum(operation: Callable[..., Any], equation: str, *operands) -> Any:
+def _einsum(operation: Callable[..., Any], equation: str, *operands: Any) -> Any:
     terms = equation.partition("->")[0].replace(".", "").replace(" ", "").split(",")
     if any(len(set(term)) < len(term) for term in terms):
         raise UserError(
@@ -100,7 +100,7 @@ class ParameterHooks(list[Callable[[Any], Any]]):
 _hooked: dict[int, tuple[Any, ParameterHooks]] = {}
 
 
-def _register_hook(tensor, operation: Callable[..., Any], hook: Callable[[Any], Any]) -> None:
+def _register_hook(tensor: Any, operation: Callable[..., Any], hook: Callable[[Any], Any]) -> None:
     from oneflow import nn
 
     if not isinstance(tensor, nn.Parameter):
@@ -115,7 +115,9 @@ def _register_hook(tensor, operation: Callable[..., Any], hook: Callable[[Any], 
     _hooked[id(tensor)][1].append(hook)
 
 
-def _set_requires_grad(tensor, operation: Callable[..., Any], requires_grad: bool = True) -> Any:
+def _set_requires_grad(
+    tensor: Any, operation: Callable[..., Any], requires_grad: bool = True
+) -> Any:
     if not requires_grad:
         # OneFlow 0.9 drops the hooks of a frozen tensor, but restores them if `tensor.data` is set
         # before the next use

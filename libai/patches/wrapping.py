@@ -127,7 +127,7 @@ def replaced_operations(
     return replaced(*(replacement for replacement in found if replacement[2] is not None))
 
 
-def _original(operation) -> Any:
+def _original(operation: Any) -> Any:
     """Return the original of an operation that may have been replaced, for example by tracing."""
     return getattr(operation, "__wrapped__", operation)
 
@@ -140,7 +140,7 @@ def wrap_forward(module: nn.Module, around: Around) -> None:
     base = type(module)
 
     class Wrapped(base):  # type: ignore[misc, valid-type]
-        def forward(self, *args, **kwargs) -> Any:
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
             return around(self, base.forward, args, kwargs)
 
     # keep the name of the original class

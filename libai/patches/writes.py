@@ -66,14 +66,14 @@ def _begin() -> None:
         setattr(owner, name, _counting(getattr(owner, name)))
     set_item, set_attribute = ParamGroup.__setitem__, nn.Module.__setattr__
 
-    def set_attribute_of_module(self: nn.Module, name: str, value) -> None:
+    def set_attribute_of_module(self: nn.Module, name: str, value: Any) -> None:
         set_attribute(self, name, value)
         if not isinstance(value, _PLAIN) or name in _names:
             _add_one()
 
     nn.Module.__setattr__ = set_attribute_of_module
 
-    def set_setting(self: ParamGroup, key: str, value) -> None:
+    def set_setting(self: ParamGroup, key: str, value: Any) -> None:
         set_item(self, key, value)
         if key not in INPUTS:  # schedules write the learning rate in every iteration
             _add_one()
@@ -98,7 +98,7 @@ def _add_one() -> None:
 
 
 def _counting(function: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(*args, **kwargs) -> Any:
+    def counted(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         _add_one()
         return result

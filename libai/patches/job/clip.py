@@ -52,7 +52,7 @@ def join_clip_norms(job: JobEdit) -> None:
             job.remove(op.name)
 
 
-def _chain(job: JobEdit, op) -> list[Any]:
+def _chain(job: JobEdit, op: Any) -> list[Any]:
     """Return the operations that compute a clip coefficient, from the last one to the sum or
     maximum of gradients.
     """

@@ -119,7 +119,7 @@ def join_updates(job: JobEdit, max_numbers: int = MAX_NUMBERS) -> None:
             job.remove(op.name)
 
 
-def _shared(job: JobEdit, op) -> Any:
+def _shared(job: JobEdit, op: Any) -> Any:
     """Return the properties that updates must have in common to be fused."""
     conf = op.user_conf
     scalars = tuple(
@@ -150,7 +150,7 @@ def join_additions(job: JobEdit) -> None:
             _join_sum(job, op, op.user_conf.input["in"].s)
 
 
-def _join_in_product(job: JobEdit, op, value: str, bias: str | None = None) -> None:
+def _join_in_product(job: JobEdit, op: Any, value: str, bias: str | None = None) -> None:
     """Make the matmul that computes `value` add `bias`.
 
     Without a bias, make it multiply by the number of `op`.
@@ -179,7 +179,7 @@ def _join_in_product(job: JobEdit, op, value: str, bias: str | None = None) -> N
         job.remove(product.name)
 
 
-def _join_sum(job: JobEdit, op, terms) -> None:
+def _join_sum(job: JobEdit, op: Any, terms: Any) -> None:
     for own, other in permutations(terms) if len(terms) == len({*terms}) == 2 else ():
         maker = _made_for(job, op, own)
         if maker is not None:
@@ -187,7 +187,7 @@ def _join_sum(job: JobEdit, op, terms) -> None:
             return _replace(job, op, maker)
 
 
-def _made_for(job: JobEdit, op, value: str) -> Any:
+def _made_for(job: JobEdit, op: Any, value: str) -> Any:
     """Return the operation that makes `value` and could add to it, if only `op` reads it.
 
     Otherwise, return None.
@@ -210,7 +210,7 @@ def _made_for(job: JobEdit, op, value: str) -> Any:
     )
 
 
-def _replace(job: JobEdit, op, new) -> None:
+def _replace(job: JobEdit, op: Any, new: Any) -> None:
     """Make all readers of `op` read the result of `new`, and remove `op`."""
     before, value = _result(op), _result(new)
     job.shapes[value].CopyFrom(job.shapes[before])
@@ -218,6 +218,6 @@ def _replace(job: JobEdit, op, new) -> None:
     job.remove(op.name)
 
 
-def _result(op) -> str:
+def _result(op: Any) -> str:
     """Return the value that `op` makes."""
     return next(iter(op.user_conf.output.values())).s[0]

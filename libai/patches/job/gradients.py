@@ -121,7 +121,7 @@ def _edges_above(job: JobEdit, reader: str, seen: set[str]) -> Iterator[_Edge]:
                     pending.append(maker)
 
 
-def _is(layout, kind: str) -> bool:
+def _is(layout: Any, kind: str) -> bool:
     return layout is not None and [
         entry.WhichOneof("parallel_type") for entry in layout.sbp_parallel
     ] == [kind]
@@ -137,7 +137,7 @@ def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edg
     full = deepcopy(job.layout_of(edge.reader, f"{edge.argument}_{edge.position}"))
 
     def add(
-        kind: str, inputs: dict[str, list[str]], layout, shapes: list[list[int]], **others
+        kind: str, inputs: dict[str, list[str]], layout: Any, shapes: list[list[int]], **others: Any
     ) -> Any:
         op = job.append(
             like, f"{_OURS}-{number}-{kind}-{len(job.ops)}", kind, inputs, "out", len(shapes)
@@ -148,7 +148,7 @@ def _add_up_together(job: JobEdit, number: int, gradients: list[str], edge: _Edg
             job.shapes[value].shape.dim[:] = shape
         return op
 
-    def reshaped(value: str, shape: list[int], layout) -> str:
+    def reshaped(value: str, shape: list[int], layout: Any) -> str:
         if job.dims(value) == shape:
             return value
         op = add("reshape", {"in": [value]}, layout, [shape])

@@ -45,7 +45,7 @@ class JobEdit:
     def __enter__(self) -> JobEdit:
         return self
 
-    def __exit__(self, failure: Any, *_) -> None:
+    def __exit__(self, failure: Any, *_: object) -> None:
         if failure is None and self._removed:
             self._take_out()
 
@@ -144,7 +144,7 @@ class JobEdit:
         self._learn(op)
         return op
 
-    def lay_out(self, op: Any, layout: Any, **others) -> None:
+    def lay_out(self, op: Any, layout: Any, **others: Any) -> None:
         """Set one layout (an `NdSbp`) for all inputs and outputs of an appended operation.
 
         `others` maps argument names to different layouts. With a layout of None, OneFlow chooses.
@@ -156,7 +156,7 @@ class JobEdit:
         ]:
             self._set_layout(op.name, name, others.get(key, layout))
 
-    def _set_layout(self, op_name: str, name: str, layout) -> None:
+    def _set_layout(self, op_name: str, name: str, layout: Any) -> None:
         if layout is None:
             return
         self.layouts.op_name2nd_sbp_signature_conf[op_name].bn_in_op2nd_sbp[name].CopyFrom(layout)
@@ -183,7 +183,7 @@ class JobEdit:
         self.layouts.op_name2is_local_parallel_view.pop(name, None)
         self._removed.add(name)
 
-    def _learn(self, op) -> None:
+    def _learn(self, op: Any) -> None:
         """Update the index for an operation, based on the values that it reads."""
         mentions = set(_mentioned(op)) - {op.name}
         for maker in self._mentions.get(op.name, set()) - mentions:
@@ -211,7 +211,7 @@ def _maker(value: str) -> str:
     return value.split("/", 1)[0]
 
 
-def _mentioned(op) -> Iterator[str]:
+def _mentioned(op: Any) -> Iterator[str]:
     """Yield the names of operations that `op` reads from or waits for."""
     yield from op.ctrl_in_op_name
     if op.HasField("user_conf"):
@@ -222,7 +222,7 @@ def _mentioned(op) -> Iterator[str]:
     yield from (_maker(text) for text in _texts(conf) if "/" in text)
 
 
-def _texts(message) -> Iterator[str]:
+def _texts(message: Any) -> Iterator[str]:
     """Yield all strings in a protobuf message."""
     for field, value in message.ListFields():
         kind = field.message_type

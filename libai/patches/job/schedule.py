@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from graphlib import TopologicalSorter
+from typing import Any
 
 from libai.patches.job.job_edit import JobEdit
 
@@ -86,7 +87,7 @@ def compute_on_two_threads(job: JobEdit) -> None:
             )
 
 
-def _estimate(job: JobEdit, op) -> float:
+def _estimate(job: JobEdit, op: Any) -> float:
     """Return the estimated time of an operation."""
     if not op.HasField("user_conf"):
         return 0.0

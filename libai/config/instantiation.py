@@ -55,24 +55,6 @@ _BY_DEFAULT = {
     tuple: list | None,
 }
 
-#: package and name of a base class -> description of its subclasses; classes are named so that none
-#: is imported
-_BASES = {
-    ("oneflow", "Module"): "a module",
-    ("oneflow", "Optimizer"): "an optimizer",
-    ("oneflow", "LRScheduler"): "a schedule",
-    ("libai", "Evaluator"): "an evaluator",
-    ("libai", "HookBase"): "a hook",
-}
-_EXAMPLES = {
-    "a module": "libai.models.MLP, or your own class that inherits from oneflow.nn.Module",
-    "an optimizer": "oneflow.optim.AdamW",
-    "a schedule": "libai.scheduler.WarmupCosineLR",
-    "a loader": "libai.data.build_train_loader",
-    "an evaluator": "libai.evaluation.ClassificationEvaluator",
-    "a hook": "your own class that inherits from libai.engine.HookBase",
-}
-
 
 def instantiate(config: Any, **extra: Any) -> Any:
     """Build the object that `config` describes. Nested `_target_`s are built first.
@@ -97,8 +79,11 @@ def instantiate(config: Any, **extra: Any) -> Any:
             f"{config!r} ({type(config).__name__})."
         )
     path = config._get_full_key(None) if OmegaConf.is_config(config) else ""
-    # OmegaConf writes the index of a last item without brackets.
-    return _build(config, re.sub(r"\.(\d+)$", r"[\1]", path) or "config", extra)
+    if path and isinstance(config._get_parent(), ListConfig):
+        # OmegaConf writes the index of a last item without brackets.
+        index = str(config._key())
+        path = f"{path.removesuffix(index).removesuffix('.')}[{index}]"
+    return _build(config, path or "config", extra)
 
 
 def read_item(config: Any, key: Any, path: str) -> Any:
@@ -430,18 +415,3 @@ def kinds_of_arguments(target: Callable[..., Any]) -> dict[str, Any]:
         if kind is not None and is_simple(kind):
             kinds[name] = Union[kind, None] if parameter.default is None else kind  # noqa: UP007
     return kinds
-
-
-def wrong_kind(target: Callable[..., Any], wanted: str, place: str) -> str:
-    """Return a problem if `target` is known to be something other than `wanted`, and the empty
-    string otherwise.
-    """
-    bases = inspect.getmro(target) if inspect.isclass(target) else ()
-    named = [(base.__module__.partition(".")[0], base.__name__) for base in bases]
-    found = [_BASES[name] for name in named if name in _BASES]
-    if not found or not wanted or wanted in found:
-        return ""
-    return (
-        f"{place}: {describe(target)} is {found[0]}, not {wanted}. Use one such as "
-        f"{_EXAMPLES[wanted]}."
-    )

@@ -21,7 +21,6 @@ from libai.config.instantiation import (
     read_item,
     target_of,
     unknown_arguments,
-    wrong_kind,
 )
 from libai.config.lazy_config import LazyConfig
 from libai.config.overrides import format_override
@@ -184,14 +183,14 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
         is_section = isinstance(section, Mapping) and TARGET not in section
         if key == "test" and is_section:
             datasets = list(map(str, section))
-            _check_calls(section or None, where, "a loader", 1, problems)
+            _check_calls(section or None, where, 1, problems)
         elif key == "test" and section is not None:
             problems.append(
                 "the datasets of dataloader.test have names: expected a section, dataloader.test = "
                 '{"val": LazyCall(...)(...)}.'
             )
         elif key == "train":
-            _check_calls(section, where, "a loader", 0, problems)
+            _check_calls(section, where, 0, problems)
         elif key != "test":
             close = did_you_mean(where, ["dataloader.train", "dataloader.test"])
             problems.append(f"{where}: no such setting; a dataloader has train and test.{close}")
@@ -215,62 +214,54 @@ def _check_lazy(lazy: Mapping[str, Any], train: schema.Train, problems: list[str
             f"train.writers={names}: expected each of {', '.join(schema.WRITERS)} at most once, or "
             "LazyCall(Writer)(argument=value)."
         )
-    # path, node, required result of the calls, and maximum number of levels of names or lists above
-    # a call
-    for path, section, kind, depth in (
-        ("model", lazy["model"], "a module", 0),
-        ("optim", lazy["optim"], "an optimizer", 1),
-        ("lr_scheduler", lazy["lr_scheduler"], "a schedule", 2),
-        ("momentum_scheduler", lazy["momentum_scheduler"], "a schedule", 1),
-        ("train.evaluation.evaluators", evaluators or None, "an evaluator", 2),
-        ("train.extra_hooks", train.extra_hooks or None, "a hook", 1),
-        (
-            "train.writers",
-            [None if isinstance(writer, str) else writer for writer in train.writers] or None,
-            "",
-            1,
-        ),
+    writers = [None if writer in names else writer for writer in train.writers]
+    # path, node, and maximum number of levels of names or lists above a call
+    for path, section, depth in (
+        ("model", lazy["model"], 0),
+        ("optim", lazy["optim"], 1),
+        ("lr_scheduler", lazy["lr_scheduler"], 2),
+        ("momentum_scheduler", lazy["momentum_scheduler"], 1),
+        ("train.evaluation.evaluators", evaluators or None, 2),
+        ("train.extra_hooks", train.extra_hooks or None, 1),
+        ("train.writers", writers or None, 1),
     ):
-        _check_calls(section, path, kind, depth, problems)
+        _check_calls(section, path, depth, problems)
 
 
-def _check_calls(node: Any, path: str, kind: str, depth: int, problems: list[str]) -> None:
-    """Check the calls in a section of at most `depth` levels. Each call must return `kind`."""
+def _check_calls(node: Any, path: str, depth: int, problems: list[str]) -> None:
+    """Check the calls in a section of at most `depth` levels."""
     is_call = isinstance(node, Mapping) and TARGET in node
     if depth and not is_call and isinstance(node, (list, Mapping, ListConfig)) and len(node):
         for key, where in items_of(node, path):
-            _check_calls(_read_item(node, key, where, problems), where, kind, depth - 1, problems)
+            _check_calls(_read_item(node, key, where, problems), where, depth - 1, problems)
     elif not is_call and isinstance(node, (str, int, float, list, Mapping, ListConfig)):
         problems.append(
             f"{path} has no {TARGET}: expected a section, LazyCall(Target)(argument=value), "
             f"found {format_override('', node)[1:]}."
         )
     else:
-        _check_below(node, path, problems, kind)
+        _check_below(node, path, problems, has_calls=True)
 
 
-def _check_below(node: Any, path: str, problems: list[str], kind: str | None = None) -> None:
-    """Check that everything below `node` can be read and, unless `kind` is None, that targets
-    accept their arguments.
+def _check_below(node: Any, path: str, problems: list[str], has_calls: bool = False) -> None:
+    """Check that everything below `node` can be read and, if it may hold calls, that targets accept
+    their arguments.
 
-    `kind` is the required result of a target at `path`, see `wrong_kind`. An empty `kind` allows
-    anything. Values are converted to the types that targets declare, for example 1 to 1.0 or "off"
-    to False.
+    Values are converted to the types that targets declare, for example 1 to 1.0 or "off" to False.
     """
     if isinstance(node, (str, bytes)) or not isinstance(node, (Mapping, Sequence)):
         return
     kinds = {}
-    if kind is not None:
+    if has_calls:
         try:
             target = target_of(node, path)
         except ConfigError as error:
             problems += error.problems
             target = None
         if target is not None:
-            wrong = wrong_kind(target, kind, path)
-            unknown = unknown_arguments(target, [str(key) for key in node if key != TARGET], path)
-            problems += [wrong] if wrong else unknown
-            kinds = {} if wrong else kinds_of_arguments(target)
+            names = [str(key) for key in node if key != TARGET]
+            problems += unknown_arguments(target, names, path)
+            kinds = kinds_of_arguments(target)
     for key, where in items_of(node, path):
         value = _read_item(node, key, where, problems)
         # Skip null, for which the run may provide a value, and objects, which the target checks
@@ -283,7 +274,7 @@ def _check_below(node: Any, path: str, problems: list[str], kind: str | None = N
                     node[key] = converted  # type: ignore[index]
             except Mismatch as error:
                 problems.append(f"{format_override(where, value)}: {error}.")
-        _check_below(value, where, problems, None if kind is None else "")
+        _check_below(value, where, problems, has_calls)
 
 
 def calls_by_dataset(evaluators: Any) -> dict[str, Any]:

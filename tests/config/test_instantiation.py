@@ -141,3 +141,11 @@ def test_only_what_the_target_names_and_the_config_leaves_open_is_filled():
         "size": 2,
     }
     assert fill_unset(Part(), seed=1) == {}
+
+
+@pytest.mark.parametrize("index", [0, 1, 11])
+def test_an_item_of_a_list_is_named_with_brackets(index):
+    items = [{"_target_": "fractions.Fraction", "nowhere": 1}] * 12
+    config = OmegaConf.create({"train": {"hooks1": items}})
+    with pytest.raises(ConfigError, match=rf"^train\.hooks1\[{index}\]\.nowhere: "):
+        instantiate(config.train.hooks1[index])

@@ -81,21 +81,27 @@ OVERRIDES = {
     "model._target_=libai.models.GTP": ("Did you mean GPT",),
     "model._target_=oneflow.optim.Foo": ("oneflow.optim has no 'Foo'. It has Adadelta",),
     # a known kind where another belongs
-    "optim._target_=user_parts.Net": ("user_parts.Net is a module, not an optimizer",),
+    "optim._target_=user_parts.Net": (
+        "optim.lr: user_parts.Net takes no such argument. It takes: width, classes.",
+    ),
     "optim={_target_: user_parts.NotAModule}": (
         "must be a LazyCall of an optimizer class that takes params",
     ),
-    "model._target_=oneflow.optim.AdamW": ("is an optimizer, not a module",),
-    "lr_scheduler={_target_: oneflow.optim.SGD}": ("is an optimizer, not a schedule",),
-    "dataloader.train={_target_: user_parts.Net}": ("user_parts.Net is a module, not a loader",),
-    "dataloader.test.val={_target_: user_parts.Hook}": ("user_parts.Hook is a hook, not a loader",),
+    "model._target_=oneflow.optim.AdamW": (
+        "model.width",
+        "takes no such argument. It takes: params",
+    ),
+    "lr_scheduler={_target_: oneflow.optim.SGD}": ("SGD needs params. Set lr_scheduler.params.",),
+    "dataloader.train={_target_: user_parts.Net}": (
+        "dataloader.train is a Net, not an iterable of batches. Set a loader",
+    ),
+    "dataloader.test.val={_target_: user_parts.Hook}": (
+        "dataloader.test.val is a Hook, not an iterable of batches. Set a loader",
+    ),
     "train.evaluation.evaluators.mine={_target_: user_parts.Hook}": (
-        "is a hook, not an evaluator",
+        "is a Hook, not an evaluator. Define process(batch, outputs)",
     ),
-    "train.extra_hooks=[{_target_: oneflow.optim.SGD}]": (
-        "train.extra_hooks[0]",
-        "is an optimizer, not a hook",
-    ),
+    "train.extra_hooks=[{_target_: oneflow.optim.SGD}]": ("train.extra_hooks[0]", "needs params"),
     "optim._target_=null": ("dotted path",),
     "model._target_=oneflow.nn.Linear": ("model.width", "takes no such argument"),
     "train.extra_hooks=[{_target_: user_parts.Hok}]": (

@@ -112,7 +112,7 @@ class VariantProcess:
     def __enter__(self) -> VariantProcess:
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the variant and its child processes: close its input first, then send SIGTERM, then
         SIGKILL.
         """

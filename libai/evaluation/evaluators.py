@@ -242,7 +242,7 @@ class BleuEvaluator(Evaluator):
         *,
         predictions_key: str = "predictions",
         labels_key: str = "labels",
-        **options,
+        **options: Any,
     ):
         try:
             from sacrebleu.metrics import BLEU

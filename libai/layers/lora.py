@@ -113,7 +113,7 @@ def has_adapters(model: nn.Module) -> bool:
     return any(_has_adapter(module) for module in model.modules())
 
 
-def _adapt(layer, rank: int, scale: float, dropout: float) -> None:
+def _adapt(layer: nn.Module, rank: int, scale: float, dropout: float) -> None:
     device = layer.weight.device
     down = nn.Linear(layer.in_features, rank, bias=False)
     up = nn.Linear(rank, layer.out_features, bias=False)
@@ -127,7 +127,7 @@ def _adapt(layer, rank: int, scale: float, dropout: float) -> None:
 
 
 def _with_adapter(
-    layer, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    layer: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     x = args[0] if args else next(iter(kwargs.values()))
     adapted = layer.lora_B(layer.lora_A(layer.lora_dropout(x)))
@@ -140,7 +140,7 @@ def _has_adapter(module: nn.Module) -> bool:
     return "lora_A" in module._modules
 
 
-def _check(name: str, layer, modules: dict[str, nn.Module]) -> None:
+def _check(name: str, layer: nn.Module, modules: dict[str, nn.Module]) -> None:
     for other, module in modules.items():
         if module is not layer and any(
             tensor is layer.weight for tensor in module._parameters.values()

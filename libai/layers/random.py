@@ -383,7 +383,7 @@ def _broadcast(like: flow.Tensor) -> tuple[flow.sbp.sbp, ...]:
     return (flow.sbp.broadcast,) * len(like.sbp) if like.is_global else ()
 
 
-def _mix(words, offset: int, low, high) -> Any:
+def _mix(words: Any, offset: int, low: Any, high: Any) -> Any:
     """Hash the int32 indices `words`.
 
     Each round applies w (2 w + 1), a permutation that carries bits upwards without being linear
@@ -401,7 +401,7 @@ def _mix(words, offset: int, low, high) -> Any:
     return words
 
 
-def _shift_right(bits, count: int) -> Any:
+def _shift_right(bits: Any, count: int) -> Any:
     """Return `bits / 2^count` truncated, which moves the high bits down.
 
     Rounds through float32, identically on every device and in NumPy.

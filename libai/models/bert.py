@@ -159,7 +159,7 @@ class BERT(BERTEncoder):
         dropout: float = 0.0,
         ignore_index: int = -100,
         predicts_next_sentence: bool = False,
-        **encoder,
+        **encoder: Any,
     ):
         super().__init__(
             vocab_size,
@@ -207,7 +207,7 @@ class BERT(BERTEncoder):
             losses["nsp"] = F.cross_entropy(outputs["next_sentence_logits"], next_sentence_labels)
         return {"losses": losses}
 
-    def num_loss_items(self, input_ids: Any, labels: Any = None, **others) -> Any:
+    def num_loss_items(self, input_ids: Any, labels: Any = None, **others: Any) -> Any:
         """Return the number of labels that the loss averages over, per loss if there are two.
 
         Takes tensors or arrays, and returns a scalar of the same kind.
@@ -226,7 +226,7 @@ class BERTClassifier(BERTEncoder):
         encoder: arguments of `BERTEncoder`. The pooler is always present.
     """
 
-    def __init__(self, vocab_size: int, max_seq_length: int, num_classes: int, **encoder):
+    def __init__(self, vocab_size: int, max_seq_length: int, num_classes: int, **encoder: Any):
         super().__init__(vocab_size, max_seq_length, **{**encoder, "has_pooler": True})
         check_sizes(num_classes=num_classes)
         self.head_dropout = Dropout(encoder.get("dropout", 0.0))
@@ -255,7 +255,7 @@ class BERTEmbedder(BERTEncoder):
     It has no loss. The arguments are the same as for `BERTEncoder`.
     """
 
-    def __init__(self, vocab_size: int, max_seq_length: int, **encoder):
+    def __init__(self, vocab_size: int, max_seq_length: int, **encoder: Any):
         super().__init__(vocab_size, max_seq_length, **encoder)
         self.init_weights()
 

@@ -57,7 +57,7 @@ class WindowAttention(Attention):
     def _build_bias(self) -> None:
         self.position_bias = nn.Parameter(flow.zeros((2 * self.window - 1) ** 2, self.num_heads))
 
-    def forward(self, x: flow.Tensor, *_, **__) -> flow.Tensor:
+    def forward(self, x: flow.Tensor, *_: object, **__: object) -> flow.Tensor:
         """Apply attention to `x` (batch, side^2, hidden_size). The shape does not change.
 
         Other arguments are ignored.
@@ -267,7 +267,7 @@ class SwinV2(Swin):
     _merging = PatchMergingV2
     _residual_projections = ()  # none, because a norm follows each branch
 
-    def __init__(self, *args, **sizes):
+    def __init__(self, *args: Any, **sizes: Any):
         super().__init__(*args, **sizes)
         for module in self.modules():
             if isinstance(module, CosineWindowAttention):

@@ -236,7 +236,7 @@ class T5(T5Encoder, LanguageModel):
         scales_head: bool | None = None,
         start_token: int = 0,
         ignore_index: int = -100,
-        **encoder,
+        **encoder: Any,
     ):
         num_decoder_layers = (
             encoder.get("num_layers", 4) if num_decoder_layers is None else num_decoder_layers

@@ -17,6 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from oneflow.optim import Optimizer
 
@@ -57,7 +58,7 @@ def _with_warmup(shape: Callable[..., Schedule]) -> Callable[..., FactorLR]:
     signature = inspect.Signature(parameters, return_annotation="FactorLR")
 
     @functools.wraps(shape)
-    def builder(*args, **kwargs) -> FactorLR:
+    def builder(*args: Any, **kwargs: Any) -> FactorLR:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:

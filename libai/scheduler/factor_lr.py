@@ -188,7 +188,7 @@ def with_momentum(optimizer: flow.optim.Optimizer, rates: Any, momentum: Any) ->
     )
 
 
-def _require_factor(schedule, what: str) -> None:
+def _require_factor(schedule: Any, what: str) -> None:
     if not isinstance(schedule, FactorLR):
         raise UserError(
             f"{what} is a {type(schedule).__name__}, but only schedules of libai.scheduler can be "
@@ -217,7 +217,7 @@ def require_range(
             )
 
 
-def _momentum(group) -> float:
+def _momentum(group: Any) -> float:
     momentum = 0.0
     if "betas" in group:
         momentum = group["betas"][0]

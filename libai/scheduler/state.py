@@ -87,7 +87,7 @@ def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: An
         group["lr"] = rate
 
 
-def _encode(value, name: str, left_out: list[str]) -> Any:
+def _encode(value: Any, name: str, left_out: list[str]) -> Any:
     """Return `value` as JSON values.
 
     An entry that JSON cannot represent is omitted from a dict and null in a list.
@@ -116,7 +116,7 @@ def _encode(value, name: str, left_out: list[str]) -> Any:
     return None
 
 
-def _decode(value) -> Any:
+def _decode(value: Any) -> Any:
     if isinstance(value, Mapping):
         if set(value) == {"float"}:
             return float(value["float"])

@@ -1,11 +1,10 @@
-"""Every function of these packages is typed, so that mypy reads the code between them."""
+"""Every function of the library is typed, so that mypy reads the code between them."""
 
 import ast
 
 import pytest
 from jobs import ROOT
 
-PACKAGES = ("cli", "config", "engine", "forward", "launch", "optim", "parallel")
 #: parameters that always hold an object of the library, which has a type
 NOT_ANY = ("trainer", "run")
 
@@ -35,10 +34,9 @@ def untyped(source):
     return found
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_function_is_typed(package):
-    paths = sorted((ROOT / "libai" / package).rglob("*.py"))
-    assert paths
+def test_every_function_is_typed():
+    paths = sorted((ROOT / "libai").rglob("*.py"))
+    assert len(paths) > 100
     missing = {
         str(path.relative_to(ROOT)): places
         for path in paths

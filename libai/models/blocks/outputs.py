@@ -67,7 +67,7 @@ class LanguageModel(nn.Module):
             return {"logits": logits}
         return {"losses": {"lm": token_cross_entropy(logits, labels, self.ignore_index)}}
 
-    def num_loss_items(self, input_ids: Any, labels: Any = None, **others) -> Any:
+    def num_loss_items(self, input_ids: Any, labels: Any = None, **others: Any) -> Any:
         """Return the number of labels that the loss averages over.
 
         Takes tensors or arrays, and returns a scalar of the same kind.

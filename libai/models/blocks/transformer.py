@@ -296,7 +296,7 @@ class ResPostNormBlock(Block):
     et al. 2022).
     """
 
-    def forward(self, x: flow.Tensor, *args, **kwargs) -> flow.Tensor:
+    def forward(self, x: flow.Tensor, *args: Any, **kwargs: Any) -> flow.Tensor:
         """Apply the block like `Block`, without cross-attention."""
         branch = self.attention_norm(self.attention_dropout(self.attention(x, *args, **kwargs)))
         x = x + self.attention_drop_path(branch)

@@ -65,6 +65,16 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def worker():
+    """A process that runs many commands, see worker.py."""
+    from worker import Worker
+
+    worker = Worker()
+    yield worker
+    worker.close()
+
+
 @pytest.fixture
 def library():
     """The library of CPU kernels in use. The test is skipped if there is none."""

@@ -1,16 +1,15 @@
-"""`libai checkpoint` works as users run it, without installation and without oneflow."""
+"""`libai checkpoint` lists, verifies, compares and converts checkpoints."""
 
 import json
-import subprocess
+import sys
 
-import jobs
 import numpy as np
 import pytest
 from safetensors import safe_open
 
 from libai import checkpoint
-
-pytestmark = pytest.mark.e2e
+from libai.cli.main import dispatch
+from libai.launch.guard import run_guarded
 
 
 @pytest.fixture
@@ -28,13 +27,14 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, monkeypatch, capsys):
     """Run the tool; returns its exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["libai"])  # dispatch changes it
 
     def call(*arguments):
-        command = [*jobs.LIBAI, "checkpoint", *map(str, arguments)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        return done.returncode, done.stdout, done.stderr
+        code = run_guarded(lambda: dispatch(["checkpoint", *map(str, arguments)]))
+        return code, *capsys.readouterr()
 
     return call
 

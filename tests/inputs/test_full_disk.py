@@ -11,18 +11,19 @@ import resource
 import shlex
 import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import jobs
 import pytest
-from conftest import HERE
 
 from libai.engine.events.writers import LogRecord, TensorBoardWriter
 from libai.launch.guard import run_guarded
 from libai.utils.atomic import atomic_write_text
 from libai.utils.logging import reset_logging, setup_logging
 
-COMMAND = [sys.executable, jobs.TRAIN_NET, str(HERE / "user_config.py"), "train.train_iter=300"]
+USER_CONFIG = str(Path(__file__).with_name("user_config.py"))
+COMMAND = [sys.executable, jobs.TRAIN_NET, USER_CONFIG, "train.train_iter=300"]
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import jobs
@@ -52,19 +51,19 @@ REFUSED = {
 }
 
 
+#: the process of the other commands has imported oneflow, which a launcher must not have
+IN_A_PROCESS_OF_THEIR_OWN = ("train two processes", "doctor")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The user's folder, with a run in it."""
     folder = tmp_path_factory.mktemp("user")
     shutil.copy(Path(__file__).with_name("foreign_config.py"), folder / CONFIG)
     (folder / "points.jsonl").write_text('{"points": [0.5, 1.0]}\n{"points": [2.0, 0.0]}\n')
-    done = run(folder, ["train", CONFIG])
+    done = jobs.run([*jobs.LIBAI, "train", CONFIG], cwd=folder)
     assert done.returncode == 0 and "done after 12 iterations" in done.stdout, done
     return folder
-
-
-def run(folder, words):
-    return jobs.run([sys.executable, str(jobs.ROOT / "libai" / "__main__.py"), *words], cwd=folder)
 
 
 def test_every_command_is_here():
@@ -72,9 +71,12 @@ def test_every_command_is_here():
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_a_command_works(name, folder):
+def test_a_command_works(name, folder, worker):
     words, text = WORDS[name]
-    done = run(folder, words)
+    if name in IN_A_PROCESS_OF_THEIR_OWN:
+        done = jobs.run([*jobs.LIBAI, *words], cwd=folder)
+    else:
+        done = worker.libai(*words, cwd=folder)
     assert done.returncode == 0 and text in done.stdout, done
     assert "Traceback" not in done.stderr and not any(
         line.startswith("error") for line in done.errors
@@ -82,9 +84,9 @@ def test_a_command_works(name, folder):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_command_that_does_not_fit_is_refused_in_one_line(name, folder):
+def test_a_command_that_does_not_fit_is_refused_in_one_line(name, folder, worker):
     words, text = REFUSED[name]
-    done = run(folder, words)
+    done = worker.libai(*words, cwd=folder)
     assert done.returncode == 2 and len(done.errors) == 1 and done.errors[0].startswith(text), done
 
 

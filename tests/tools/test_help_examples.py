@@ -2,9 +2,7 @@
 
 import re
 import shlex
-import sys
 
-import jobs
 import pytest
 from hf_folders import with_tokenizer
 
@@ -12,7 +10,6 @@ from libai.cli.main import COMMANDS, module_of, usage
 
 pytestmark = pytest.mark.e2e
 
-MAIN = [sys.executable, str(jobs.ROOT / "libai" / "__main__.py")]
 EXAMPLE = re.compile(r"^    (libai .+)$|^First run: (libai .+)$", re.MULTILINE)
 #: length of the run used by the examples
 SHORT = ["train.train_iter=2", "train.evaluation.eval_period=2", "train.evaluation.eval_iter=1"]
@@ -26,11 +23,11 @@ def examples():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, worker):
     """Create the files that the examples use."""
     folder = tmp_path_factory.mktemp("examples")
     small = ["model.num_layers=1", "model.hidden_size=32", "train.evaluation.eval_metric=-val/loss"]
-    done = jobs.run([*MAIN, "train", "gpt_stdlib", *SHORT, *small], cwd=folder)
+    done = worker.libai("train", "gpt_stdlib", *SHORT, *small, cwd=folder)
     assert done.returncode == 0, done
     with_tokenizer("llama", folder / "SmolLM2-135M")
     (folder / "prompts.txt").write_text("w1 w2\nw3\n")
@@ -47,12 +44,12 @@ def test_examples_are_found():
 
 
 @pytest.mark.parametrize("example", examples())
-def test_an_example_runs(example, folder):
+def test_an_example_runs(example, folder, worker):
     words = shlex.split(example.partition(" > ")[0])[1:]
     if words[0] == "train":
         words += SHORT
     found = []
     for word in words:  # as a shell does
         found += sorted(path.name for path in folder.glob(word)) if "*" in word else [word]
-    done = jobs.run([*MAIN, *found], cwd=folder)
+    done = worker.libai(*found, cwd=folder)
     assert done.returncode == 0, done

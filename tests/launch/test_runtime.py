@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from jobs import ROOT
 
-from libai.launch import runtime
-from libai.launch.requirements import explain_import_error
+from libai.launch import guard, runtime
+from libai.launch.requirements import explain_import_error, explain_versions
 from libai.utils import rank_notes
 from libai.utils.errors import UserError
 
@@ -95,13 +95,22 @@ def test_ctrl_c_stays_pythons_when_oneflow_is_imported():
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done
 
 
-@pytest.mark.parametrize("name", ["oneflow", "numpy"])
-def test_a_file_that_hides_a_package_is_named(tmp_path, name):
-    (tmp_path / f"{name}.py").touch()
-    result = run_python(
-        "import libai, sys; sys.path.insert(0, sys.argv[1]); import oneflow", str(tmp_path)
-    )
-    assert f"/{name}.py hides the package {name}. Rename that file." in result.stderr
+def test_a_file_that_hides_a_package_is_named(tmp_path):
+    code = """
+        import importlib, libai, sys
+        sys.path.insert(0, sys.argv[1])
+        for name in ("oneflow", "numpy"):
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                print(error)
+    """
+    for name in ("oneflow", "numpy"):
+        (tmp_path / f"{name}.py").touch()
+    assert run_python(code, str(tmp_path)).stdout.splitlines() == [
+        f"{tmp_path}/{name}.py hides the package {name}. Rename that file."
+        for name in ("oneflow", "numpy")
+    ]
 
 
 def test_a_good_oneflow_is_imported_as_ever(tmp_path):
@@ -127,22 +136,33 @@ NO_MEMORY = "libcudnn.so.8: failed to map segment from shared object"
         (NO_MEMORY, f"the process ran out of memory or threads ({NO_MEMORY})", "ulimit -v"),
     ],
 )
-def test_an_import_that_lacks_a_library_or_memory_is_one_line(tmp_path, message, start, advice):
-    result = import_fake_oneflow(tmp_path, f"raise ImportError({message!r})")
-    assert result.returncode == 2 and result.stderr.startswith(f"error: {start}")
-    assert advice in result.stderr and result.stderr.count("\n") == 1
+def test_a_library_or_memory_that_is_missing_is_explained(message, start, advice):
+    text = explain_import_error(ImportError(message))
+    assert text.startswith(start) and advice in text and "\n" not in text
 
 
-@pytest.mark.parametrize(
-    ("limit", "allows"), [("NOFILE", "-n` allows 12 open"), ("NPROC", "-u` allows 12 processes")]
-)
-def test_too_few_open_files_or_processes_are_one_line(limit, allows):
+def test_an_import_that_can_be_explained_is_one_line(tmp_path):
+    result = import_fake_oneflow(tmp_path, f"raise ImportError({NO_MEMORY!r})")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: the process ran out of memory or threads")
+
+
+def test_too_few_open_files_or_processes_are_one_line():
     """Without the check, OneFlow would abort the process."""
-    code = (
-        f"import resource, libai; resource.setrlimit(resource.RLIMIT_{limit}, (12, 12)); import "
-        "oneflow"
-    )
-    assert f"OneFlowImportError: `ulimit {allows}" in run_python(code).stderr
+    code = """
+        import importlib, libai, resource
+        for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC):
+            soft, hard = resource.getrlimit(limit)
+            resource.setrlimit(limit, (12, hard))
+            try:
+                importlib.import_module("oneflow")
+            except ImportError as error:
+                print(type(error).__name__, error)
+            resource.setrlimit(limit, (soft, hard))
+    """
+    files, processes = run_python(code).stdout.splitlines()
+    assert files.startswith("OneFlowImportError `ulimit -n` allows 12 open files")
+    assert processes.startswith("OneFlowImportError `ulimit -u` allows 12 processes")
 
 
 def test_other_import_errors_inside_oneflow_keep_their_traceback(tmp_path):
@@ -163,11 +183,11 @@ def test_missing_oneflow_is_one_line(monkeypatch):
     assert explain_import_error(ModuleNotFoundError("x", name="a_module_of_the_users")) is None
 
 
-def fake_package(folder, name, version):
-    """Create the metadata of an installed package, which contains its version."""
-    info = folder / f"{name}-{version}.dist-info"
+def install(folder, package, version):
+    """Create the metadata of an installed package."""
+    info = folder / f"{package}-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
 
 
 @pytest.mark.parametrize(
@@ -178,18 +198,21 @@ def fake_package(folder, name, version):
         ("protobuf", "4.25.1", "'protobuf<4'"),
     ],
 )
-def test_a_package_that_is_too_new_is_one_line(tmp_path, package, version, advice):
-    fake_package(tmp_path, package, version)
-    code = (
-        "from libai.launch.guard import guarded_main\ndef main():\n    import "
-        "oneflow\nguarded_main(main)"
-    )
-    result = run_python(code, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
-    assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
-    assert (
-        f"{package} {version} is installed" in result.stderr
-        and f"pip install {advice}" in result.stderr
-    )
+def test_a_package_that_is_too_new_is_explained(tmp_path, monkeypatch, package, version, advice):
+    install(tmp_path, package, version)
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("numpy", "google.protobuf"):  # with the version that is loaded
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    text = explain_versions()
+    assert f"{package} {version} is installed" in text and f"pip install {advice}" in text
+    assert "\n" not in text
+
+
+def test_an_import_with_a_package_that_is_too_new_is_one_line(tmp_path):
+    install(tmp_path, "numpy", "2.1.0")
+    result = import_fake_oneflow(tmp_path, "answer = 42")
+    assert result.returncode == 2 and result.stderr.startswith("error: numpy 2.1.0 is installed in")
+    assert result.stderr.count("\n") == 1
 
 
 # ----------------------------------------------------------------------------------------------
@@ -241,13 +264,6 @@ def test_a_phase_has_the_limit_of_the_start_until_an_iteration_is_completed(monk
 # --------------------------------------------------------------------------------- living and dying
 
 
-def run_guarded(body, **environment):
-    body = textwrap.indent(textwrap.dedent(body), "    ")
-    imports = "import atexit, os, sys, time\nfrom libai.launch.guard import guarded_main"
-    code = f"{imports}\ndef main():\n{body}\nguarded_main(main)"
-    return run_python(code, **environment)
-
-
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -256,29 +272,50 @@ def run_guarded(body, **environment):
         ("sys.exit(3)", 3),
         ("raise KeyboardInterrupt", 130),
         ("raise RuntimeError('boom')", 1),
-        ("from libai.utils.errors import UserError; raise UserError('bad')", 2),
+        ("raise UserError('bad')", 2),
     ],
 )
 @pytest.mark.parametrize("world", ["1", "2"])
-def test_exit_codes(body, code, world):
-    assert run_guarded(body, WORLD_SIZE=world, RANK="0").returncode == code
+def test_exit_codes(monkeypatch, body, code, world):
+    monkeypatch.setenv("WORLD_SIZE", world)
+    monkeypatch.setenv("RANK", "0")
+    assert guard.run_guarded(program(body)) == code
+
+
+def program(body):
+    """Return a user's function `main`, whose file is called `<string>`."""
+    names = {}
+    source = f"import json, sys\nfrom libai.utils.errors import UserError\ndef main():\n    {body}"
+    exec(compile(source, "<string>", "exec"), names)
+    return names["main"]
 
 
 @pytest.mark.parametrize("shows_all", [False, True])
-def test_a_traceback_has_the_rank_and_the_frames_of_the_user_unless_all_are_asked_for(shows_all):
-    flag = "sys.argv.append('--traceback'); " if shows_all else ""
-    result = run_guarded(f"import json; {flag}json.loads('x')", RANK="1", WORLD_SIZE="2")
-    first, *_, last = result.stderr.splitlines()
-    assert ("json/decoder.py" in result.stderr) is shows_all
-    assert (
-        first == f"error: rank 1: failed{'' if shows_all else ' (--traceback shows all frames)'}:"
-    )
-    assert 'File "<string>", line 4, in main' in result.stderr and last.startswith(
-        "json.decoder.JSONDecodeError"
-    )
+def test_a_traceback_has_the_rank_and_the_frames_of_the_user_unless_all_are_asked_for(
+    monkeypatch, capsys, shows_all
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(sys, "argv", ["train.py", *(["--traceback"] if shows_all else [])])
+    assert guard.run_guarded(program("json.loads('x')")) == 1
+    said = capsys.readouterr().err
+    first, *_, last = said.splitlines()
+    assert ("json/decoder.py" in said) is shows_all
+    hint = "" if shows_all else " (--traceback shows all frames)"
+    assert first == f"error: rank 1: failed{hint}:"
+    assert 'File "<string>", line 4, in main' in said
+    assert last.startswith("json.decoder.JSONDecodeError")
 
 
 def test_a_failing_rank_of_a_job_skips_exit_handlers_that_could_hang():
-    hanging = "atexit.register(time.sleep, 600); print('said'); raise RuntimeError('boom')"
-    result = run_guarded(hanging, WORLD_SIZE="2")
+    code = """
+        import atexit, time
+        from libai.launch.guard import guarded_main
+        def main():
+            atexit.register(time.sleep, 600)
+            print("said")
+            raise RuntimeError("boom")
+        guarded_main(main)
+    """
+    result = run_python(code, WORLD_SIZE="2", RANK="0")
     assert result.returncode == 1 and result.stdout == "said\n"

@@ -19,6 +19,8 @@ from typing import IO, NoReturn
 
 from libai.launch import guard, runtime
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def exit_with_code(main: Callable[[], object]) -> NoReturn:
     """Replace `guarded_main`, which would end this process."""
@@ -28,6 +30,8 @@ def exit_with_code(main: Callable[[], object]) -> NoReturn:
 # before other modules import it by name
 guard.guarded_main = exit_with_code  # type: ignore[assignment]
 runtime.guarded_main = exit_with_code  # type: ignore[assignment]
+# tracebacks show only the user's frames
+guard.NOT_USERS = (*guard.NOT_USERS, __file__)
 
 from libai.cli import launch, train_net  # noqa: E402
 from libai.launch.request import read_job  # noqa: E402
@@ -78,8 +82,8 @@ def as_in_a_new_process(folder: str, variables: Mapping[str, str]) -> Iterator[N
         yield
     finally:
         for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if file is not None and Path(file).is_relative_to(folder):
+            file = Path(getattr(module, "__file__", None) or "/")
+            if file.is_relative_to(folder) and not file.is_relative_to(ROOT):
                 del sys.modules[name]
         libai_logging.reset_logging()
         libai_logging._warned.clear()

@@ -38,7 +38,7 @@ def small_files():
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("limit", "code"), [("-f 0", 2), ("-f 8", 1), ("-f 20", 1), ("-n 6", 2)])
+@pytest.mark.parametrize(("limit", "code"), [("-f 0", 2), ("-f 20", 1), ("-n 6", 2)])
 def test_a_run_on_a_full_disk_or_with_few_files_ends_with_one_error(tmp_path, limit, code):
     command = shlex.join([*jobs.LIBAI, "train", *COMMAND[2:], f"train.output_dir={tmp_path}"])
     result = jobs.run(
@@ -52,7 +52,7 @@ def test_a_run_on_a_full_disk_or_with_few_files_ends_with_one_error(tmp_path, li
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("output", ["> /dev/full", "| true", "2> /dev/full", "2>&1 | true"])
+@pytest.mark.parametrize("output", ["> /dev/full", "2>&1 | true"])
 def test_a_run_goes_on_without_a_screen(tmp_path, output):
     command = (
         f"{shlex.join([*COMMAND[:-1], f'train.output_dir={tmp_path}'])} {output}; exit "

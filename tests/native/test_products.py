@@ -73,7 +73,14 @@ print(equal, different, by_its_own_threads, flush=True)
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("core", FLAGS)
+@pytest.mark.parametrize(
+    "core",
+    [
+        "Haswell",
+        "SkylakeX",
+        *(pytest.param(core, marks=pytest.mark.nightly) for core in ("Nehalem", "Sandybridge")),
+    ],
+)
 def test_parts_have_the_bits_of_the_whole(library, core):
     if f" {FLAGS[core]} " not in Path("/proc/cpuinfo").read_text():
         pytest.skip(f"this CPU has no {FLAGS[core]}")

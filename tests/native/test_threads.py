@@ -123,7 +123,9 @@ print("equal", len(CASES), flush=True)
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("native_level", ["avx512", "sse2"])
+@pytest.mark.parametrize(
+    "native_level", ["avx512", pytest.param("sse2", marks=pytest.mark.nightly)]
+)
 def test_every_operation_has_the_bits_of_one_thread(library, native_level):
     command = [sys.executable, "-c", COMPARE]
     done = jobs.run(command, timeout=300, LIBAI_NATIVE=native_level, OPENBLAS_NUM_THREADS="3")

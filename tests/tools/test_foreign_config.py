@@ -51,6 +51,8 @@ REFUSED = {
 }
 
 
+#: commands that start several jobs; tests/benchmark and tests/faults have their own configs too
+IN_SEVERAL_JOBS = ("verify-resume", "benchmark")
 #: the process of the other commands has imported oneflow, which a launcher must not have
 IN_A_PROCESS_OF_THEIR_OWN = ("train two processes", "doctor")
 
@@ -70,7 +72,13 @@ def test_every_command_is_here():
     assert {words[0] for words, _ in [*WORDS.values(), *REFUSED.values()]} == set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly) if name in IN_SEVERAL_JOBS else name
+        for name in WORDS
+    ],
+)
 def test_a_command_works(name, folder, worker):
     words, text = WORDS[name]
     if name in IN_A_PROCESS_OF_THEIR_OWN:

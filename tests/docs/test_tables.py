@@ -133,7 +133,8 @@ class Session:
         if "images" in names:
             known.update(images=np.ones((2, 1, 8, 8), np.float32), labels=tokens[:, 0])
         batch = {name: known[name] for name in names if name in known}
-        self.trainer_class(model, [batch], flow.optim.SGD(model.parameters(), lr=0.1)).train(0, 1)
+        optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+        self.trainer_class(model, [batch], optimizer, rehearse=0).train(0, 1)
 
     def execute(self, code):
         """Run `code`.

@@ -22,6 +22,7 @@ FOREIGN = {
 OVERRIDES = {
     # keys
     "model.widht=3": ("Did you mean model.width?",),
+    "train.trian_iter=5": ("no such setting", "Did you mean train.train_iter?"),
     # what cannot be read
     "": UNREADABLE,
     "train.seed =3": (*UNREADABLE, "without spaces"),
@@ -145,6 +146,7 @@ OVERRIDES = {
 #: words in place of an override -> texts
 FLAGS = {
     ("--resum",): ("--resum: unknown flag", "--resume"),
+    ("--resume",): ("--resume found no usable checkpoint", "Remove --resume"),
     ("--resume=true",): ("true does not exist. Give a checkpoint folder",),
     ("--no-such",): ("The flags are: ",),
     ("-x",): ("unknown flag",),

@@ -112,6 +112,17 @@ def test_a_bug_in_the_users_forward_keeps_its_traceback(ask):
     ), result
 
 
+def test_a_mistake_in_a_dataset_shows_its_line_and_none_of_libai(ask, user):
+    (user / "broken.py").write_text(
+        "class Broken:\n    def __len__(self):\n        return 40\n"
+        "    def __getitem__(self, index):\n        return nowhere\n"
+    )
+    result = ask("user_config.py", "dataloader.train.dataset={_target_: broken.Broken}")
+    assert result.returncode == 1 and 'broken.py", line 5, in __getitem__' in result.stderr, result
+    assert "reading sample" in result.errors[-1] and "'nowhere' is not defined" in result.errors[-1]
+    assert "/libai/" not in result.stderr and "(--traceback shows all frames)" in result.errors[0]
+
+
 @pytest.mark.parametrize(
     "arguments, texts",
     [
@@ -169,7 +180,6 @@ def test_help_behind_config_and_procs_is_shown(ask):
 @pytest.mark.parametrize(
     "override, text",
     [
-        ("lr=1", "lr: no such setting"),
         ("train.extra_hooks=[{_target_: user_parts.nothing}]", "HookBase"),
         (f"train.output_dir={'long' * 100}", "cannot be written (File name too long)"),
     ],

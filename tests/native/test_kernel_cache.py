@@ -280,25 +280,3 @@ def test_two_processes_that_compile_at_once_make_one_library(compiler, tmp_path)
     paths = {rank.communicate(timeout=60)[0] for rank in ranks}
     assert [rank.returncode for rank in ranks] == [0, 0, 0]
     assert len(paths) == 1 and compiler.times_linked() == 1
-
-
-@pytest.mark.e2e
-def test_the_sources_are_installed_with_the_package(tmp_path):
-    for name in (
-        "setup.py",
-        "README.md",
-        "LICENSE",
-        "pyproject.toml",
-        "requirements",
-        "configs",
-        "libai",
-    ):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
-        copy(ROOT / name, tmp_path / name)
-    command = [sys.executable, "setup.py", "-q", "build_py", "-d", str(tmp_path / "built")]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
-    names = {
-        str(path.relative_to(build.SOURCES)) for path in build.SOURCES.rglob("*") if path.is_file()
-    }
-    built = tmp_path / "built" / "libai" / "native" / "src"
-    assert {str(path.relative_to(built)) for path in built.rglob("*") if path.is_file()} == names

@@ -181,25 +181,19 @@ def test_a_user_file_comes_before_a_shipped_config_of_its_name(tmp_path, monkeyp
     assert find_config("mlp_digits") == str(tmp_path / "mlp_digits")
 
 
-def test_the_wheel_holds_the_configs(tmp_path):
-    command = [
-        sys.executable,
-        "setup.py",
-        "-q",
-        "build",
-        "-b",
-        str(tmp_path),
-        "egg_info",
-        "-e",
-        str(tmp_path),
-    ]
-    done = jobs.run(command, cwd=jobs.ROOT)
+def test_the_wheel_has_the_configs_and_the_sources_of_the_kernels(tmp_path):
+    words = ["setup.py", "-q", "build", "-b", tmp_path, "egg_info", "-e", tmp_path]
+    done = jobs.run([sys.executable, *map(str, words)])
     assert done.returncode == 0, done
-    built = {path.name for path in (tmp_path / "lib" / "libai" / "configs").rglob("*.py")}
-    assert (
-        built == {path.name for path in (jobs.ROOT / "configs").rglob("*.py")}
-        and "mlp_digits.py" in built
-    )
+    for folder, built in (("configs", "libai/configs"), ("libai/native/src", "libai/native/src")):
+        names = files_in(jobs.ROOT / folder)
+        assert names and files_in(tmp_path / "lib" / built) == names
+
+
+def files_in(folder):
+    """Return the files of a folder, without what Python makes there."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*.*") if path.is_file())
+    return {path for path in paths if path.parent.name != "__pycache__"}
 
 
 @pytest.mark.e2e

@@ -41,11 +41,17 @@ class OwnInitialWeights(toy.Classifier):
             flow.nn.init.constant_(parameter, 0.5)
 
 
-@pytest.fixture
-def trained(mode, tmp_path):
+@pytest.fixture(scope="module", params=["eager", "graph"])
+def mode(request):
+    """Both execution modes, one after the other, because tests of a mode share their first run."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def trained(mode, tmp_path_factory):
     """Return the weights of a short run and the path of its checkpoint."""
-    run = contract_runs.train(tmp_path / "first", mode, *FEW)
-    return weights(run), tmp_path / "first" / "checkpoints" / "last"
+    run = contract_runs.train(tmp_path_factory.mktemp("short"), mode, *FEW)
+    return weights(run), run.output_dir / "checkpoints" / "last"
 
 
 def test_a_new_head_keeps_its_own_weights(trained, mode, tmp_path):
@@ -118,15 +124,16 @@ def losses(output_dir):
     return jobs.read_column(output_dir)
 
 
-@pytest.fixture
-def first(mode, tmp_path):
+@pytest.fixture(scope="module")
+def first(mode, tmp_path_factory):
     """Return a finished run of 8 iterations with checkpoints after iterations 4 and 8."""
-    return contract_runs.train(tmp_path / "first", mode)
+    return contract_runs.train(tmp_path_factory.mktemp("first"), mode)
 
 
-def test_resume_from_a_path_continues_that_run_and_moves_newer_checkpoints(first, mode, tmp_path):
+def test_resume_from_a_path_continues_that_run_and_moves_newer_checkpoints(mode, tmp_path):
     folder = tmp_path / "first"
-    expected, run_id = losses(folder), first.folder.run_id
+    run_id = contract_runs.train(folder, mode).folder.run_id
+    expected = losses(folder)
     again = contract_runs.make_run(
         folder, mode, resume=str(folder / "checkpoints" / "iter_0000004")
     )
@@ -143,26 +150,26 @@ def test_resume_from_a_path_continues_that_run_and_moves_newer_checkpoints(first
 
 @pytest.mark.parametrize("named", ["checkpoints/iter_0000004", "checkpoints/last", ""])
 def test_resume_from_another_run_is_a_new_run_with_its_state(first, mode, tmp_path, named):
-    run = contract_runs.make_run(tmp_path / "second", mode, resume=str(tmp_path / "first" / named))
+    run = contract_runs.make_run(tmp_path / "second", mode, resume=str(first.output_dir / named))
     assert (
         run.start_iter == (4 if "iter" in named else 8) and run.folder.run_id != first.folder.run_id
     )
     run.train()
-    found, expected = losses(tmp_path / "second"), losses(tmp_path / "first")
+    found, expected = losses(tmp_path / "second"), losses(first.output_dir)
     assert found == {i: expected[i] for i in found} and len(found) == 8 - run.start_iter
     assert (
-        checkpoint.list_checkpoints(tmp_path / "first" / "checkpoints")[-1].name == "iter_0000008"
+        checkpoint.list_checkpoints(first.output_dir / "checkpoints")[-1].name == "iter_0000008"
     ), "it is unchanged"
 
 
 def test_a_path_in_train_resume_is_used(first, mode, tmp_path):
     run = contract_runs.make_run(
-        tmp_path / "second", mode, f"train.resume={tmp_path}/first", resume=None
+        tmp_path / "second", mode, f"train.resume={first.output_dir}", resume=None
     )
     assert run.start_iter == 8
 
 
-def test_a_path_without_a_run_is_one_error(first, mode, tmp_path):
+def test_a_path_without_a_run_is_one_error(mode, tmp_path):
     with pytest.raises(UserError, match="nowhere does not exist"):
         contract_runs.make_run(tmp_path / "second", mode, resume=str(tmp_path / "nowhere"))
     (tmp_path / "export").mkdir()
@@ -174,7 +181,7 @@ def test_a_path_without_a_run_is_one_error(first, mode, tmp_path):
 
 
 def test_a_resume_leaves_out_optimizer_schedule_and_data(first, mode, tmp_path, caplog):
-    path = str(tmp_path / "first" / "checkpoints" / "iter_0000004")
+    path = str(first.output_dir / "checkpoints" / "iter_0000004")
     with caplog.at_level("INFO", logger="libai.engine"):
         run = contract_runs.make_run(
             tmp_path / "all", mode, resume=path, reset=["optimizer", "schedule", "data"]
@@ -189,7 +196,7 @@ def test_a_resume_leaves_out_optimizer_schedule_and_data(first, mode, tmp_path, 
     run.train()
     assert (
         run.trainer.completed_iters == 8
-        and losses(tmp_path / "all")[5] != losses(tmp_path / "first")[5]
+        and losses(tmp_path / "all")[5] != losses(first.output_dir)[5]
     )
     state = checkpoint.load(tmp_path / "all" / "checkpoints" / "iter_0000008").state
     assert state["optimizer"]["step"] == 4 and state["trainer"]["data_loader"] == {

@@ -100,7 +100,7 @@ LINES = st.one_of(
 )
 
 
-@drawn(500)
+@drawn(250)
 @given(st.lists(LINES, min_size=1, max_size=1))
 @example([".model={}"])
 @example(["train.seed={^(: 1}"])

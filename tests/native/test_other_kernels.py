@@ -28,7 +28,7 @@ def expected():
     [
         pytest.param({"LIBAI_PATCHES": "-kernels"}, "oneflow's own", marks=pytest.mark.slow),
         ({"CXX": "no-such-compiler"}, NO_COMPILER),
-        ({"LIBAI_NATIVE": "avx2"}, "libai's for avx2"),
+        pytest.param({"LIBAI_NATIVE": "avx2"}, "libai's for avx2", marks=pytest.mark.nightly),
         pytest.param({"LIBAI_NATIVE": "sse2"}, "libai's for sse2", marks=pytest.mark.slow),
     ],
     ids=["off", "no_compiler", "avx2", "sse2"],

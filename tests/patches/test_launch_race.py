@@ -94,6 +94,7 @@ def test_without_the_repair_the_same_launches_crash_or_hang():
     assert outcome == "hangs" or outcome.startswith("ended with -"), outcome
 
 
+@pytest.mark.nightly
 def test_tiny_graphs_are_launched_on_a_busy_machine():
     """The long version of this test is `tests/stress/graph_launches.py --minutes 30`."""
     command = [sys.executable, str(STRESS), "--launches", "600", "--busy", "3"]

@@ -46,9 +46,22 @@ def test_a_sign_gives_the_better_direction_of_the_metric(metric, choose, tmp_pat
     )
 
 
-def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
-    result = contract_runs.make_run(tmp_path, mode, *WILD).train()
-    values = jobs.read_column(tmp_path, "eval/val/loss")
+@pytest.fixture(scope="module", params=["eager", "graph"])
+def mode(request):
+    """Both execution modes, one after the other, because tests of a mode share a run."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def wild(mode, tmp_path_factory):
+    """Return a finished run and its result."""
+    run = contract_runs.make_run(tmp_path_factory.mktemp("wild"), mode, *WILD)
+    return run, run.train()
+
+
+def test_train_returns_its_result_and_the_summary_has_it(wild):
+    run, result = wild
+    values = jobs.read_column(run.output_dir, "eval/val/loss")
     best = min(values, key=values.get)
     assert 0 < best < 8  # if the best were the last, the test would be meaningless
     assert (result.status, result.iterations, result.best, result.best_iter) == (
@@ -58,13 +71,13 @@ def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
         best,
     )
     assert result.seconds > 0 and result.best_metrics["val/loss"] == values[best]
-    assert result.best_epoch == pytest.approx(jobs.read_column(tmp_path, "train/epoch")[best])
-    root = tmp_path / "checkpoints"
+    assert result.best_epoch == pytest.approx(jobs.read_column(run.output_dir, "train/epoch")[best])
+    root = run.output_dir / "checkpoints"
     assert (result.best_path, result.last_path) == (
         root / f"iter_{best:07d}",
         root / "iter_0000008",
     )
-    assert json.loads((tmp_path / "summary.json").read_text())["best"] == {
+    assert json.loads((run.output_dir / "summary.json").read_text())["best"] == {
         "metric": "val/loss",
         "value": values[best],
         "iteration": best,
@@ -74,11 +87,10 @@ def test_train_returns_its_result_and_the_summary_has_it(mode, tmp_path):
     }
 
 
-def test_the_model_has_the_best_weights_at_the_end(mode, tmp_path):
-    run = contract_runs.make_run(tmp_path / "best", mode, *WILD, "train.load_best_at_end=true")
+def test_the_model_has_the_best_weights_at_the_end(wild, mode, tmp_path):
+    run = contract_runs.make_run(tmp_path, mode, *WILD, "train.load_best_at_end=true")
     result = run.train()
-    plain = contract_runs.make_run(tmp_path / "last", mode, *WILD)
-    plain.train()
+    plain, _ = wild
     assert run.evaluate()["eval/val/loss"] == pytest.approx(result.best, rel=1e-6)
     assert not same(weights(run), weights(plain))
     last = checkpoint.load(result.last_path).tensors[
@@ -89,8 +101,9 @@ def test_the_model_has_the_best_weights_at_the_end(mode, tmp_path):
     )
 
 
-def test_links_lead_to_the_last_and_the_best_checkpoint(mode, tmp_path):
-    result = contract_runs.make_run(tmp_path, mode, *WILD).train()
+def test_links_lead_to_the_last_and_the_best_checkpoint(wild):
+    run, result = wild
     for name, path in (("last", result.last_path), ("best", result.best_path)):
-        assert (tmp_path / name).is_symlink() and (tmp_path / name).resolve() == path.resolve()
-        assert checkpoint.verify(tmp_path / name) == []
+        link = run.output_dir / name
+        assert link.is_symlink() and link.resolve() == path.resolve()
+        assert checkpoint.verify(link) == []

@@ -34,17 +34,19 @@ def outcome(fault, mode, **options):
 
 
 def cases():
-    """Return all faults in both modes. The default command runs those that eager mode refuses and
-    samples of the others.
+    """Return all faults in both modes.
+
+    Each fault has a mode a day, and each refusal too. The default command runs those that eager
+    mode refuses and samples of the others.
     """
     for number, (name, fault) in enumerate(faults.FAULTS.items()):
-        is_promise = fault.eager == "refused" or number % 4 == 0
-        yield pytest.param(
-            name, "eager", marks=pytest.mark.promise if is_promise else pytest.mark.e2e
-        )
-        yield pytest.param(
-            name, "graph", marks=pytest.mark.promise if number % 8 == 0 else pytest.mark.e2e
-        )
+        for mode, part, other in (("eager", 0, 4), ("graph", 1, 8)):
+            is_refused = getattr(fault, mode) == "refused"
+            is_daily = number % 2 == part and "refused" not in (fault.eager, fault.graph)
+            mark = pytest.mark.e2e if is_refused or is_daily else pytest.mark.nightly
+            if (is_daily and number % other == part) or (is_refused and mode == "eager"):
+                mark = pytest.mark.promise
+            yield pytest.param(name, mode, marks=mark)
 
 
 @pytest.mark.parametrize(("name", "mode"), list(cases()))

@@ -60,7 +60,7 @@ def combinations():
 
 
 @pytest.mark.filterwarnings("ignore:Only Momentum")
-@pytest.mark.parametrize(("name", "max_norm", "accumulation"), combinations())
+@pytest.mark.parametrize(("name", "max_norm", "accumulation"), list(combinations()))
 def test_weights_are_those_of_single_updates(name, max_norm, accumulation, monkeypatch):
     kind, build = OPTIMIZERS[name]
     found, ops = trained(build, max_norm, accumulation)

@@ -4,6 +4,8 @@ numbers per sample.
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from libai.data import DataError, SampleRandom, SampleStream
 
@@ -12,6 +14,27 @@ from libai.data import DataError, SampleRandom, SampleStream
 def test_impossible_streams_are_refused(num_samples, seed, text):
     with pytest.raises(DataError, match=text):
         SampleStream(num_samples, seed=seed)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    num_samples=st.integers(1, 60),
+    seed=st.integers(0, 2**32 - 1),
+    shuffle=st.booleans(),
+    start=st.integers(0, 120),
+)
+def test_each_sample_comes_once_per_epoch_from_any_point(num_samples, seed, shuffle, start):
+    """tests/data/test_train_loader.py compares the layouts of ranks."""
+
+    def read(start):
+        stream = SampleStream(num_samples, seed=seed, shuffle=shuffle)
+        return stream.indices(start, 2 * num_samples).tolist()
+
+    whole = read(0)
+    for epoch in (whole[:num_samples], whole[num_samples:]):
+        assert sorted(epoch) == list(range(num_samples))
+    start %= 2 * num_samples
+    assert read(start) == whole[start:]
 
 
 def test_random_numbers_are_uniform_and_independent():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+from marks import nightly_but
 
 from libai.patches import openblas
 
@@ -73,14 +74,7 @@ print(equal, different, by_its_own_threads, flush=True)
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    "core",
-    [
-        "Haswell",
-        "SkylakeX",
-        *(pytest.param(core, marks=pytest.mark.nightly) for core in ("Nehalem", "Sandybridge")),
-    ],
-)
+@pytest.mark.parametrize("core", nightly_but(FLAGS, "Haswell", "SkylakeX"))
 def test_parts_have_the_bits_of_the_whole(library, core):
     if f" {FLAGS[core]} " not in Path("/proc/cpuinfo").read_text():
         pytest.skip(f"this CPU has no {FLAGS[core]}")

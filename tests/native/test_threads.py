@@ -4,6 +4,7 @@ import sys
 
 import jobs
 import pytest
+from marks import nightly_but
 
 COMPARE = """
 import libai, ctypes, functools, sys, threading, numpy as np, oneflow as flow
@@ -123,9 +124,7 @@ print("equal", len(CASES), flush=True)
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    "native_level", ["avx512", pytest.param("sse2", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("native_level", nightly_but(["avx512", "sse2"], "avx512"))
 def test_every_operation_has_the_bits_of_one_thread(library, native_level):
     command = [sys.executable, "-c", COMPARE]
     done = jobs.run(command, timeout=300, LIBAI_NATIVE=native_level, OPENBLAS_NUM_THREADS="3")

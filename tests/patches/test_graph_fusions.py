@@ -7,6 +7,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from marks import nightly_but
 
 from libai.patches.job.job_edit import JobEdit
 
@@ -50,18 +51,14 @@ def trained(build, max_norm=0.05, accumulation=1):
     return [p.numpy() for p in model.parameters()], Counter(job.kind(op) for op in job.ops.values())
 
 
-def combinations():
-    """Return all combinations. Each optimizer has one a day."""
-    for number, name in enumerate(OPTIMIZERS):
-        daily = [(None, 1), (0.05, 2), (None, 2), (0.05, 1)][number % 4]
-        for case in product([None, 0.05], [1, 2]):
-            marks = [] if case == daily else [pytest.mark.nightly]
-            yield pytest.param(name, *case, marks=marks)
+#: name of the optimizer, bound of the norm, accumulation
+CASES = list(product(OPTIMIZERS, [None, 0.05], [1, 2]))
 
 
 @pytest.mark.filterwarnings("ignore:Only Momentum")
-@pytest.mark.parametrize(("name", "max_norm", "accumulation"), list(combinations()))
-def test_weights_are_those_of_single_updates(name, max_norm, accumulation, monkeypatch):
+@pytest.mark.parametrize("case", nightly_but(CASES, *CASES[::3]), ids=str)
+def test_weights_are_those_of_single_updates(case, monkeypatch):
+    name, max_norm, accumulation = case
     kind, build = OPTIMIZERS[name]
     found, ops = trained(build, max_norm, accumulation)
     assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (2, 0)

@@ -7,6 +7,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from marks import nightly_but
 from oneflow import nn
 
 from libai.native.kernels import (
@@ -124,14 +125,9 @@ def train(seed, accumulation):
     ]
 
 
-#: these models have all kinds of operations, with one thread and two, with and without accumulation
-DAILY = (4, 5, 9)
-
-
-@pytest.mark.parametrize(
-    "seed",
-    [*DAILY, *(pytest.param(s, marks=pytest.mark.nightly) for s in range(12) if s not in DAILY)],
-)
+# the models of 4, 5 and 9 have all kinds of operations, with one thread and two, with and without
+# accumulation
+@pytest.mark.parametrize("seed", nightly_but(range(12), 4, 5, 9))
 def test_random_graphs_train_the_same_bits(seed, library, monkeypatch):
     accumulation = 3 if seed % 5 == 4 else 1
     with (

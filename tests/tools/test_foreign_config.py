@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+from marks import nightly_but
 
 from libai.cli.main import COMMANDS
 
@@ -51,8 +52,6 @@ REFUSED = {
 }
 
 
-#: commands that start several jobs; tests/benchmark and tests/faults have their own configs too
-IN_SEVERAL_JOBS = ("verify-resume", "benchmark")
 #: the process of the other commands has imported oneflow, which a launcher must not have
 IN_A_PROCESS_OF_THEIR_OWN = ("train two processes", "doctor")
 
@@ -72,13 +71,8 @@ def test_every_command_is_here():
     assert {words[0] for words, _ in [*WORDS.values(), *REFUSED.values()]} == set(COMMANDS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.nightly) if name in IN_SEVERAL_JOBS else name
-        for name in WORDS
-    ],
-)
+# the other two start several jobs; tests/benchmark and tests/faults have configs of their own too
+@pytest.mark.parametrize("name", nightly_but(WORDS, *WORDS.keys() - {"verify-resume", "benchmark"}))
 def test_a_command_works(name, folder, worker):
     words, text = WORDS[name]
     if name in IN_A_PROCESS_OF_THEIR_OWN:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
-from libai.launch import guard, runtime
+from libai.launch import guard
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,7 +29,6 @@ def exit_with_code(main: Callable[[], object]) -> NoReturn:
 
 # before other modules import it by name
 guard.guarded_main = exit_with_code  # type: ignore[assignment]
-runtime.guarded_main = exit_with_code  # type: ignore[assignment]
 # tracebacks show only the user's frames
 guard.NOT_USERS = (*guard.NOT_USERS, __file__)
 

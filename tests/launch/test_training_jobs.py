@@ -51,13 +51,6 @@ def assert_same_curve(expected, found):
     assert len(jobs.read_column(found)) == 20
 
 
-@pytest.mark.slow
-def test_a_user_model_outside_of_the_repository_trains_in_graph_mode(folder, one_process, worker):
-    done = worker.train_net("user_config.py", *settings("one_graph", "graph"), cwd=folder)
-    assert done.returncode == 0, done
-    assert_same_curve(one_process, folder / "one_graph")
-
-
 @pytest.mark.e2e
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_two_processes_equal_one(folder, one_process, two_processes, mode):

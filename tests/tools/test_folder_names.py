@@ -113,6 +113,7 @@ def test_the_ranks_of_generate_get_folder_and_prompts_of_any_length(folder, monk
         asked["words"] = job.arguments
         args = generate.build_parser().parse_intermixed_args(job.arguments)
         asked["source"] = args.source
+        asked["trust"] = args.trust
         asked["prompts"] = generate.read_prompts(args)
         return 0
 
@@ -121,8 +122,9 @@ def test_the_ranks_of_generate_get_folder_and_prompts_of_any_length(folder, monk
     prompts = ["x" * MAX_BYTES, "ü\n'\"", "--file"]
     rows = [json.dumps({"prompt": prompt}) for prompt in prompts]
     Path("prompts.jsonl").write_text("\n".join(rows))
-    assert main.dispatch(["generate", str(folder), "-n", "2", "--file", "prompts.jsonl"]) == 0
-    assert asked["source"] == str(folder)
+    words = ["-n", "2", "--file", "prompts.jsonl", "--trust"]
+    assert main.dispatch(["generate", str(folder), *words]) == 0
+    assert (asked["source"], asked["trust"]) == (str(folder), True)
     assert asked["prompts"] == prompts
     assert max(len(word.encode()) for word in asked["words"]) < MAX_BYTES
 

@@ -16,6 +16,8 @@ from libai.utils.parser import Parser
 
 #: flags with an optional value, and the value used if it is omitted
 _OPTIONAL_VALUES = {"--resume": True, "--find-lr": "1e-7,10,100"}
+#: flags whose next word is their value
+_NEED_VALUES = ("--reset", "--max-restarts")
 #: flags that exclude each other
 _EXCLUSIVE = ("dry_run", "eval_only", "find_lr")
 #: flag of the training program -> its help
@@ -94,9 +96,12 @@ def is_override(word: str) -> bool:
 
 
 def take_first_path(words: list[str]) -> str | None:
-    """Remove and return the first word that is neither a flag nor an override: a config or run."""
+    """Remove and return the first word that is neither a flag, a value of one nor an override: a
+    config or run.
+    """
     for index, word in enumerate(words):
-        if not word.startswith("-") and not is_override(word):
+        is_value = index > 0 and words[index - 1] in _NEED_VALUES
+        if not word.startswith("-") and not is_value and not is_override(word):
             return words.pop(index)
     return None
 

@@ -11,7 +11,7 @@ from libai.cli import launch, main
 from libai.cli.commands import checkpoint, compare, generate
 from libai.config import LazyConfig, defaults, format_override, parse_args
 from libai.engine.run.verify_resume import job_overrides
-from libai.launch.command_line import is_override
+from libai.launch.command_line import is_override, take_flag
 
 NAMES = [
     "a=b",
@@ -72,12 +72,13 @@ def output_dir_of(overrides):
         (["resume", "-n", "3", "{}"], "3", True),
         (["eval", "{}"], "4", True),
         (["eval", "{}", "train.load_weight=x"], "4", False),
+        (["resume", "--reset", "data", "--max-restarts", "2", "{}"], "4", True),
     ],
 )
 def test_a_run_is_continued_in_its_folder_as_it_was(folder, started, words, processes, is_resumed):
     assert main.dispatch([str(folder) if word == "{}" else word for word in words]) == 0
     ((_, config, asked, *rest),) = started
-    args = parse_args(["--config-file", config, *rest])
+    args = parse_args(["--config-file", config, *take_flag("--max-restarts", rest)[1]])
     assert (Path(config), asked) == (folder / "config.yaml", processes)
     assert (args.resume, args.eval_only) == (is_resumed, words[0] == "eval")
     assert output_dir_of(args.overrides[:1]) == str(folder)

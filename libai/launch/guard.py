@@ -95,11 +95,13 @@ def guarded_main(main: Callable[[], object]) -> NoReturn:
     code = run_guarded(main)
     is_over = code in (0, EXIT_RESUMABLE)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if code == EXIT_RESUMABLE else ():
-        signal.signal(
-            signum, signal.SIG_IGN
-        )  # everything is saved, and schedulers repeat their signals
+        # everything is saved, and schedulers repeat their signals
+        signal.signal(signum, signal.SIG_IGN)
     if is_over or world_size() == 1:
-        _run_exit_functions()
+        try:
+            _run_exit_functions()
+        except BaseException:  # the exit code is that of `main`, whatever fails on the way out
+            traceback.print_exc()
     if is_over and own_folder() is not None:
         _leave_together(code)
     leave_at_once(code)
@@ -110,14 +112,14 @@ def _run_exit_functions() -> None:
     return.
     """
     threading._shutdown()  # type: ignore[attr-defined]
-    for function in (
-        gc.get_objects() if "oneflow" in sys.modules else ()
-    ):  # oneflow keeps no reference to it by name
-        if (
-            isinstance(function, FunctionType)
-            and (function.__module__, function.__name__) == _ONEFLOW_AT_EXIT
-        ):
-            atexit.unregister(function)
+    # oneflow keeps no reference to its function by name
+    candidates = gc.get_objects() if "oneflow" in sys.modules else []
+    for candidate in candidates:
+        # not `isinstance`, which asks a proxy for its class: a dead one raises ReferenceError
+        if type(candidate) is not FunctionType:
+            continue
+        if (candidate.__module__, candidate.__name__) == _ONEFLOW_AT_EXIT:
+            atexit.unregister(candidate)
     with contextlib.suppress(Exception):  # Python has already printed it
         atexit._run_exitfuncs()
 

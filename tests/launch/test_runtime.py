@@ -307,6 +307,38 @@ def test_a_traceback_has_the_rank_and_the_frames_of_the_user_unless_all_are_aske
     assert last.startswith("json.decoder.JSONDecodeError")
 
 
+@pytest.mark.parametrize(
+    "left_behind",
+    [
+        "left = weakref.proxy(Thing())",  # its object is gone: every look at it raises
+        "left = type('Odd', (), {'__class__': property(lambda self: 1 / 0)})()",
+        "atexit.register(lambda: 1 / 0)",
+        "threading._shutdown = lambda: 1 / 0",
+    ],
+)
+@pytest.mark.parametrize(
+    ("end", "code", "printed"),
+    [("return 0", 0, ""), ("raise UserError('asked, found')", 2, "error: asked, found")],
+)
+def test_what_fails_on_the_way_out_replaces_neither_error_nor_exit_code(
+    left_behind, end, code, printed
+):
+    program = f"""
+        import atexit, sys, threading, types, weakref
+        from libai.launch.guard import guarded_main
+        from libai.utils.errors import UserError
+        class Thing: pass
+        sys.modules.setdefault("oneflow", types.ModuleType("oneflow"))
+        def main():
+            global left
+            {left_behind}
+            {end}
+        guarded_main(main)
+    """
+    result = run_python(program)
+    assert result.returncode == code and printed in result.stderr, result
+
+
 def test_a_failing_rank_of_a_job_skips_exit_handlers_that_could_hang():
     code = """
         import atexit, time

@@ -114,9 +114,7 @@ class PythonKept:
         if event == "call" and id(code) not in self._seen:
             self._seen[id(code)] = code
             if is_users(frame.f_globals.get("__name__", "")):
-                found = [
-                    one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType)
-                ]
+                found = [one for one in gc.get_referrers(code) if type(one) is types.FunctionType]
                 self.called += found
                 for one in found:
                     self.keep_function(one)

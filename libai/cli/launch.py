@@ -146,12 +146,13 @@ def be_rank(place: Place, config: str, arguments: Sequence[str]) -> int:
     sys.argv = [sys.argv[0], "--config-file", job.config, *words]
 
     from libai.cli.train_net import main
+    from libai.config import ConfigError
 
     try:
         return main()
-    except UserError as error:
-        is_in_run = getattr(error, "left_phase", None) is not None
-        if place.rank == 0 or is_in_run:
+    except ConfigError as error:
+        # before the run is built, every rank finds the same mistakes
+        if place.rank == 0 or getattr(error, "left_phase", None) is not None:
             raise
         return EXIT_USER_MISTAKE
 

@@ -147,7 +147,7 @@ def take_restarts(
 def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
     """Parse `CONFIG [overrides] [flags]`. The config may also be given as `--config-file CONFIG`.
 
-    Raises `UserError` that lists all problems: a missing config, a key that is given twice, flags
+    Raises `ConfigError` that lists all problems: a missing config, a key that is given twice, flags
     that exclude each other, and unknown flags, each with the nearest known one.
     """
     usage = "%(prog)s CONFIG [key=value | +key=value | ~key ...] [flags]"
@@ -182,7 +182,10 @@ def parse_args(argv: Sequence[str], *, prog: str | None = None) -> Args:
             "--dry-run, --eval-only and --find-lr cannot be combined. Give one of them."
         )
     if problems:
-        raise UserError("\n".join(problems))
+        # imported here because it imports omegaconf, which a correct command line does not need
+        from libai.config.settings.errors import ConfigError
+
+        raise ConfigError(problems)
     return Args(config=config, overrides=words, **values)
 
 
@@ -206,8 +209,7 @@ def _with_optional_values(argv: Sequence[str]) -> list[str]:
 
 
 def _unknown_flag(flag: str, flags: Sequence[str]) -> str:
-    # imported here because libai.config imports omegaconf, which a correct command line may not
-    # need
+    # imported here because it imports omegaconf, which a correct command line does not need
     from libai.config.settings.errors import did_you_mean
     from libai.config.settings.other_names import meant
 

@@ -11,7 +11,6 @@ from libai.config import (
     schema,
     validate,
 )
-from libai.utils.errors import UserError
 
 BASE = ["train.train_iter=100", "train.train_micro_batch_size=2"]
 
@@ -323,10 +322,10 @@ def test_defaults_are_never_warned_about():
 
 def test_one_key_with_two_values_is_refused():
     with pytest.raises(
-        UserError, match=r"train\.seed is given twice, as 1 and as 2\. Give it once\."
+        ConfigError, match=r"train\.seed is given twice, as 1 and as 2\. Give it once\."
     ):
         parse_args(["config.py", "train.seed=1", "train.seed=2"])
-    with pytest.raises(UserError, match="train.seed is given twice"):
+    with pytest.raises(ConfigError, match="train.seed is given twice"):
         parse_args(["config.py", "train.seed=1", "++train.seed=2"])
 
 

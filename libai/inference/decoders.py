@@ -9,8 +9,7 @@ follow from the padding. They are computed with NumPy, because each step needs o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,22 +23,18 @@ HIDDEN = np.float32(-1e9)
 class KeyValues:
     """Key-value cache of one layer, initially empty.
 
-    The keys and values of earlier tokens are (batch, heads, length, head size).
+    `tensors`: the keys and values of all tokens so far, (batch, heads, length, head size).
     """
 
-    def __init__(self, past: tuple[flow.Tensor, ...] = ()):
-        self.past = past
-        self.full = past
+    def __init__(self) -> None:
+        self.tensors: tuple[flow.Tensor, ...] = ()
 
     def append(self, k: flow.Tensor, v: flow.Tensor) -> tuple[flow.Tensor, flow.Tensor]:
-        """Append the keys and values of new tokens to `past` and return all of them.
-
-        Afterwards `full` holds all of them.
-        """
-        if self.past:
-            k = flow.cat((self.past[0], k), dim=2)
-            v = flow.cat((self.past[1], v), dim=2)
-        self.full = k, v
+        """Append keys and values of new tokens, and return the keys and values of all tokens."""
+        if self.tensors:
+            k = flow.cat((self.tensors[0], k), dim=2)
+            v = flow.cat((self.tensors[1], v), dim=2)
+        self.tensors = k, v
         return k, v
 
 
@@ -89,22 +84,28 @@ class Decoder:
         self._select(rows)
 
     def _compute_prompt(self, tokens: np.ndarray) -> np.ndarray:
-        self._caches = _no_keys_values(self.model)
+        # only some blocks of a model with an encoder are the decoder's
+        num_layers = getattr(self.model, "num_decoder_layers", len(self.model.blocks))
+        self._caches = [KeyValues() for _ in range(num_layers)]
         return self._compute(tokens, self._positions(), self._mask())
 
     def _compute_token(self, tokens: np.ndarray) -> np.ndarray:
-        self._caches = [KeyValues(cache.full) for cache in self._caches]
         return self._compute(tokens, self._positions()[:, -1:], self._mask()[:, :, -1:])
 
-    def _compute(self, tokens: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        return self._run(
-            partial(_scores, self.model, self._caches), tokens, *others, *self._context
-        )[0]
+    def _compute(self, *arrays: np.ndarray) -> np.ndarray:
+        return self._run(self._scores, *arrays, *self._context)[0]
+
+    def _scores(
+        self, tokens: flow.Tensor, positions: flow.Tensor, mask: flow.Tensor, *context: flow.Tensor
+    ) -> flow.Tensor:
+        with flow.no_grad():
+            features = self.model.features(tokens, positions, mask, self._caches, *context)
+            return self.model.logits(features[:, -1])
 
     def _select(self, rows: np.ndarray) -> None:
         index = self._layout.replicate(flow.from_numpy(rows), stage=0)
         for cache in self._caches:
-            cache.full = tuple(flow.index_select(tensor, 0, index) for tensor in cache.full)
+            cache.tensors = tuple(flow.index_select(tensor, 0, index) for tensor in cache.tensors)
 
     def _run(self, compute: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
         """Call `compute` with arrays that are equal on all ranks, and return its outputs as arrays
@@ -125,24 +126,3 @@ class Decoder:
         length = self._is_token.shape[1]
         is_hidden = ~self._is_token[:, None, None, :] | np.triu(np.ones((length, length), bool), 1)
         return is_hidden.astype(np.float32) * HIDDEN
-
-
-def _no_keys_values(model: Any) -> list[KeyValues]:
-    """Return empty caches for all decoder blocks.
-
-    In a model with an encoder, these are only a part of the blocks.
-    """
-    return [KeyValues() for _ in range(getattr(model, "num_decoder_layers", len(model.blocks)))]
-
-
-def _scores(
-    model: Any,
-    caches: Sequence[KeyValues],
-    tokens: flow.Tensor,
-    positions: flow.Tensor,
-    mask: flow.Tensor,
-    *context: flow.Tensor,
-) -> flow.Tensor:
-    with flow.no_grad():
-        features = model.features(tokens, positions, mask, caches, *context)
-        return model.logits(features[:, -1])

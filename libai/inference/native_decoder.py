@@ -94,12 +94,12 @@ class NativeDecoder(Decoder):
         scores = super()._compute_prompt(tokens)
         self._read_weights()
         length = tokens.shape[1]
-        first = self._caches[0].full[0]
+        first = self._caches[0].tensors[0]
         shape = (len(self._caches), *first.shape[:2], self._capacity, first.shape[3])
         self._keys, self._values = np.empty(shape, np.float32), np.empty(shape, np.float32)
         for i, cache in enumerate(self._caches):
             self._keys[i, :, :, :length], self._values[i, :, :, :length] = (
-                tensor.numpy() for tensor in cache.full
+                tensor.numpy() for tensor in cache.tensors
             )
         self._caches = []
         return scores

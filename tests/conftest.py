@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # `import toy`, `import jobs` from any test
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import duration

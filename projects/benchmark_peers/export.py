@@ -46,6 +46,8 @@ def export(
 
     Raises `UserError` if other libraries cannot train the config in the same way.
     """
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty. Choose a new folder for the case.")
     config = load_config(config_file, [*overrides, "graph.enabled=false"])
     refuse_other_training(config)
     train = replace(config.train, warmup_ratio=0.0)

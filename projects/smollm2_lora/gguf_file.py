@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from libai.checkpoint import TensorGroup
 from libai.checkpoint.tensor_files import TensorSpec
 from libai.hf.families import FAMILIES
 from libai.hf.files import CONFIG, write_folder, write_json
@@ -110,9 +111,8 @@ def convert_gguf(path: Path, out: Path) -> None:
         return array if count is None else _halves_together(array, count)
 
     out.mkdir(parents=True, exist_ok=True)
-    write_folder(
-        out, {new: TensorSpec("float32", file.tensors[old][0]) for new, old in names.items()}, fetch
-    )
+    specs = {new: TensorSpec("float32", file.tensors[old][0]) for new, old in names.items()}
+    write_folder(out, TensorGroup(out, specs, fetch))
     config = FAMILIES["LlamaForCausalLM"].write_config("LlamaForCausalLM", arguments)
     write_json(out / CONFIG, {**config, "eos_token_id": meta["tokenizer.ggml.eos_token_id"]})
     _tokenizer(meta).save(str(out / "tokenizer.json"))

@@ -99,6 +99,11 @@ def test_a_model_that_transformers_does_not_have_is_refused(tmp_path: Path) -> N
         export(jobs.ROOT / "configs" / "mlp_digits.py", tmp_path / "case")
 
 
+def test_a_case_is_not_overwritten(case: Path) -> None:
+    with pytest.raises(UserError, match="is not empty. Choose a new folder"):
+        export(CONFIG, case, SMALL)
+
+
 def test_a_variant_without_its_case_or_package_is_unavailable(case: Path, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="is not a case: write one with export.py"):
         build(tmp_path, "torch")

@@ -149,15 +149,16 @@ def ask_for_stacks(ranks: list[tuple[RankState, Path]]) -> None:
 
 def read_stack(path: Path) -> list[str]:
     """Return the frames of a rank's main thread as written by `faulthandler`, innermost first, or
-    an empty list.
+    an empty list. After a crash: the frames of the thread that crashed.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
     threads = [block for block in text.split("\n\n") if "  File " in block]
-    main_thread = threads[-1] if threads else ""  # faulthandler writes the newest thread first
-    return [line.strip() for line in main_thread.splitlines() if line.strip().startswith("File ")]
+    # faulthandler writes the thread that crashed first, and otherwise the newest thread
+    thread = threads[0 if text.startswith("Fatal") else -1] if threads else ""
+    return [line.strip() for line in thread.splitlines() if line.strip().startswith("File ")]
 
 
 if __name__ == "__main__":

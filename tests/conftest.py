@@ -3,7 +3,6 @@ limit.
 """
 
 import gc
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -53,15 +52,6 @@ def _protected_graph_launches():
 def mode(request):
     """Both execution modes."""
     return request.param
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A user's folder outside the repository, with a config that imports the models next to it."""
-    folder = tmp_path_factory.mktemp("user")
-    for name in ("user_models.py", "user_config.py"):
-        shutil.copy(jobs.ROOT / "tests" / "launch" / name, folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -72,16 +72,6 @@ class Finished:
         )
 
 
-def does(statement: str, once: str = "") -> str:
-    """Return the setting that makes rank 1 run a statement after an iteration, if the file `once`
-    does not exist.
-    """
-    return (
-        f"train.extra_hooks=[{{_target_: user_models.Does, rank: 1, statement: '{statement}', "
-        f"once: '{once}'}}]"
-    )
-
-
 def clean_environment(**extra: str) -> dict[str, str]:
     """Return this process's environment without variables that would make a child a rank, plus
     `extra`.

@@ -90,6 +90,31 @@ def test_training_continues_after_interrupts_in_the_same_process(mode, tmp_path,
     assert all(np.array_equal(a, b) for a, b in zip(weights(run).values(), weights(plain).values()))
 
 
+@pytest.mark.parametrize(("is_saving", "code"), [("true", 75), ("false", 143)])
+def test_a_stop_without_checkpoints_is_not_resumable(tmp_path, is_saving, code):
+    run = contract_runs.make_run(tmp_path, "eager", f"train.checkpointer.enabled={is_saving}")
+    stopping = CallbackHook(after_step=lambda trainer: signal.raise_signal(signal.SIGTERM))
+    run.trainer.register_hooks([stopping])
+    with pytest.raises(stop.StoppedFromOutside) as stopped:
+        run.train()
+    assert stopped.value.code == code
+
+
+def test_the_seed_of_a_resumed_run_is_kept_and_another_one_is_pointed_out(tmp_path, caplog):
+    """With train.seed=null each start chooses a random seed; a resume with another seed would
+    reshuffle the data.
+    """
+    first = contract_runs.make_run(tmp_path, "eager", "train.seed=null")
+    first.train(until=2)
+    first.checkpointer.save()
+    again = contract_runs.make_run(tmp_path, "eager", "train.seed=null", resume=True)
+    assert again.seed == first.seed and "seed was" not in caplog.text
+    other = f"train.seed={first.seed + 1}"
+    contract_runs.make_run(tmp_path, "eager", other, resume=True)
+    pointed_out = f"seed was {first.seed} in the resumed run and is {first.seed + 1} now: the order"
+    assert pointed_out in caplog.text
+
+
 @pytest.mark.promise
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.e2e), 2])
 def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumulation):

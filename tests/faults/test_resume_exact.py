@@ -23,6 +23,9 @@ HARD = [
     "train.evaluation.eval_period=3",
 ]
 
+#: cases that tests/faults/test_table.py comes close to
+MORE = [("true", "1"), ("false", "1"), ("false", "2")]
+
 
 def verify(*arguments, timeout=240):
     done = jobs.run(
@@ -40,9 +43,13 @@ def verify(*arguments, timeout=240):
 
 
 @pytest.mark.launch
-@pytest.mark.slow
-@pytest.mark.parametrize("procs", ["1", "2"])
-@pytest.mark.parametrize("graph", ["true", "false"])
+@pytest.mark.parametrize(
+    ("graph", "procs"),
+    [
+        pytest.param("true", "2", marks=pytest.mark.slow),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in MORE),
+    ],
+)
 def test_a_resumed_run_is_the_same_to_the_last_byte(graph, procs):
     code, report = verify(*HARD, f"graph.enabled={graph}", "--procs", procs, "--iters", "4")
     assert (code, report["verdict"]) == (0, "exact"), report

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import jobs
 import pytest
@@ -18,7 +17,6 @@ from libai.utils.errors import UserError
 
 MAIN = [sys.executable, str(jobs.ROOT / "libai" / "__main__.py")]
 SMALL = [
-    "train.train_iter=2",
     "train.log_period=1",
     "train.device=cpu",
     "train.evaluation.enabled=false",
@@ -198,32 +196,54 @@ def test_what_contradicts_the_launcher_is_an_error(dispatch, environment, words,
 
 
 def start(environments, *words, cwd):
-    """Start one process per environment at the same time, as a launcher would."""
+    """Start one process per environment, as a launcher would."""
+    return [
+        subprocess.Popen(
+            [*MAIN, "train", "mlp_digits", *words],
+            cwd=cwd,
+            env=jobs.clean_environment(**environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for environment in environments
+    ]
 
-    def one(environment):
-        return jobs.run([*MAIN, "train", "mlp_digits", *words], cwd=cwd, timeout=120, **environment)
 
-    with ThreadPoolExecutor(len(environments)) as pool:
-        return list(pool.map(one, environments))
+def finish(ranks):
+    """Return what the processes print and how they end."""
+    try:
+        said = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [jobs.Finished(rank.returncode, *texts) for rank, texts in zip(ranks, said)]
 
 
 @pytest.mark.launch
 @pytest.mark.e2e
-@pytest.mark.parametrize("launcher", [srun, pytest.param(open_mpi, marks=pytest.mark.slow)])
-def test_two_processes_train_one_run(launcher, tmp_path):
+@pytest.mark.parametrize("launcher", [srun, pytest.param(open_mpi, marks=pytest.mark.nightly)])
+def test_two_processes_train_one_run_until_a_signal_to_both(launcher, tmp_path):
     """Each process has its own start time, but both write into the folder named after the first
     one's.
     """
     places = [
         launcher(rank, 2, LIBAI_START_TIME=str(1e9 + 60 * rank), TZ="UTC") for rank in range(2)
     ]
-    done = start(places, *SMALL, "train.output_dir=out/${now:%Y-%m-%d_%H-%M-%S}", cwd=tmp_path)
-    assert [one.returncode for one in done] == [0, 0], done
+    name = "train.output_dir=out/${now:%Y-%m-%d_%H-%M-%S}"
+    ranks = start(places, *SMALL, "train.train_iter=1000000", name, cwd=tmp_path)
+    folder = tmp_path / "out" / "2001-09-09_01-46-40"
+    assert wait_until((folder / "metrics.jsonl").exists, seconds=90)
+    for rank in ranks:
+        rank.terminate()
+    done = finish(ranks)
+    assert [one.returncode for one in done] == [75, 75], done
     assert "x 2 data ranks" in done[0].stdout and done[1].stdout == ""
-    (folder,) = (tmp_path / "out").iterdir()
-    assert folder.name == "2001-09-09_01-46-40"
+    assert "--resume continues from" in done[0].stdout
+    assert list((tmp_path / "out").iterdir()) == [folder]
     assert json.loads((folder / "env.json").read_text())["layout"]["world_size"] == 2
-    assert list(jobs.read_column(folder)) == [1, 2] and not (folder / "previous").exists()
+    assert list(jobs.read_column(folder))[:2] == [1, 2] and not (folder / "previous").exists()
 
 
 @pytest.mark.launch
@@ -237,6 +257,7 @@ def test_oneflows_own_launcher_starts_the_ranks(tmp_path):
         *MAIN[1:],
         "train",
         "mlp_digits",
+        "train.train_iter=2",
         *SMALL,
     ]
     done = jobs.run(
@@ -249,39 +270,9 @@ def test_oneflows_own_launcher_starts_the_ranks(tmp_path):
 @pytest.mark.launch
 @pytest.mark.e2e
 def test_a_mistake_is_told_by_the_first_process_alone(tmp_path):
-    done = start([srun(rank, 2) for rank in range(2)], "train.trian_iter=3", cwd=tmp_path)
+    done = finish(start([srun(rank, 2) for rank in range(2)], "train.trian_iter=3", cwd=tmp_path))
     assert [one.returncode for one in done] == [2, 2], done
     assert done[0].errors == [
         "error: train.trian_iter: no such setting. Did you mean train.train_iter?"
     ]
     assert done[1].errors == []
-
-
-@pytest.mark.launch
-@pytest.mark.e2e
-def test_a_signal_to_every_process_saves_and_stops(tmp_path):
-    words = [
-        *MAIN,
-        "train",
-        "mlp_digits",
-        "train.train_iter=1000000",
-        "train.log_period=1",
-        "train.device=cpu",
-    ]
-    ranks = [
-        subprocess.Popen(
-            words, cwd=tmp_path, env=jobs.clean_environment(**srun(rank, 2)), stdout=subprocess.PIPE,  # noqa: E501
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        assert wait_until((tmp_path / "out" / "mlp_digits" / "metrics.jsonl").exists, seconds=90)
-        for rank in ranks:
-            rank.terminate()
-        said = [rank.communicate(timeout=60)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [75, 75], said
-    assert "--resume continues from" in said[0]

@@ -2,14 +2,11 @@
 tools/train.sh`.
 """
 
-import os
-import signal
-import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jobs
 import pytest
+from fault_jobs import Fault, Job
 from namespaces import ADDRESSES, on_machine, two_machines
 
 pytestmark = [pytest.mark.launch, pytest.mark.e2e]
@@ -17,96 +14,32 @@ pytestmark = [pytest.mark.launch, pytest.mark.e2e]
 DEAD_PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
 
-@pytest.fixture(scope="module")
-def machines():
-    with two_machines() as names:
-        yield names
+def run_on(machines, job, fault=None):
+    """Run a job with one rank on each machine."""
+    planted = job.variables(fault)
 
-
-def command(machines, node_rank, *arguments):
-    return on_machine(
-        machines[node_rank], "bash", jobs.TRAIN_SH, jobs.TRAIN_NET, "user_config.py", "1", *arguments  # noqa: E501
-    )  # fmt: skip
-
-
-def variables(node_rank, **extra):
-    return {
-        "NODE": "2",
-        "NODE_RANK": str(node_rank),
-        "ADDR": ADDRESSES[0],
-        "LIBAI_START_TIMEOUT": "60",
-        **extra,
-    }
-
-
-def start_both(folder, machines, *arguments, **environment):
     def start(node_rank):
-        env = variables(node_rank, **environment)
-        return jobs.run(command(machines, node_rank, *arguments), cwd=folder, timeout=120, **env)
+        where = {"NODE": "2", "NODE_RANK": str(node_rank), "ADDR": ADDRESSES[0]}
+        command = on_machine(machines[node_rank], *job.command())
+        variables = {**planted, **where, **DEAD_PROXY, "LIBAI_START_TIMEOUT": "60"}
+        return jobs.run(command, cwd=job.folder, timeout=120, **variables)
 
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(start, range(2)))
-
-
-def test_two_machines_train_one_job_also_behind_a_proxy(folder, machines):
-    one = jobs.train_sh(
-        "user_config.py", 2, "train.output_dir=one", "graph.enabled=false", cwd=folder
-    )
-    assert one.returncode == 0, one
-    done = start_both(folder, machines, "train.output_dir=two", "graph.enabled=false", **DEAD_PROXY)
-    assert [d.returncode for d in done] == [0, 0], done
+        done = list(pool.map(start, range(2)))
     assert done[1].stdout == "" and done[1].errors == [], "only rank 0 speaks"
-    a, b = jobs.read_column(folder / "one"), jobs.read_column(folder / "two")
-    assert len(a) == 20 and a == b
-    assert "x 2 data ranks" in done[0].stdout
+    return done
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("node_rank", [0, 1])
-def test_a_machine_that_does_not_come_is_an_error_in_time(folder, machines, node_rank):
-    env = variables(node_rank, LIBAI_START_TIMEOUT="15")
-    alone = jobs.run(
-        command(machines, node_rank, "train.output_dir=alone"), cwd=folder, timeout=90, **env
-    )
-    expected = (
-        "it waited 15 s for the other ranks"
-        if node_rank == 0
-        else f"could not reach rank 0 at {ADDRESSES[0]}"
-    )
-    assert (
-        alone.returncode in (1, 2)
-        and expected in alone.stderr
-        and "LIBAI_START_TIMEOUT" in alone.stderr
-    ), alone
-
-
-@pytest.mark.slow
-def test_a_signal_on_one_machine_stops_and_saves_the_whole_job(folder, machines):
-    hook = "train.extra_hooks=[{_target_: user_models.Slow}]"
-    arguments = ("train.output_dir=stop", "graph.enabled=false", "train.train_iter=1000", hook)
-    both = [
-        subprocess.Popen(
-            command(machines, node_rank, *arguments),
-            cwd=folder,
-            env=jobs.clean_environment(**variables(node_rank)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        for node_rank in range(2)
-    ]
-    try:
-        end = time.monotonic() + 90
-        while not (folder / "stop" / "metrics.jsonl").exists():
-            assert time.monotonic() < end and both[0].poll() is None, both[0].communicate()
-            time.sleep(0.1)
-        both[1].send_signal(signal.SIGTERM)
-        outputs = [process.communicate(timeout=60)[0] for process in both]
-    finally:
-        for process in both:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert [process.returncode for process in both] == [75, 75], outputs
-    assert "--resume continues" in outputs[0]
+def test_two_machines_stop_together_and_resume_on_the_curve_of_one_machine(
+    tmp_path,
+):
+    """A proxy cannot reach the ranks, which talk to each other without it."""
+    one, two = Job(tmp_path / "one", "eager", 2), Job(tmp_path / "two", "eager", 1)
+    assert one.run().code == 0
+    with two_machines() as machines:
+        done = run_on(machines, two, Fault("stop", "step", rank=1, visit=3))
+        assert [each.returncode for each in done] == [75, 75], done
+        assert "--resume continues" in done[0].stdout and "x 2 data ranks" in done[0].stdout
+        done = run_on(machines, two)
+    assert [each.returncode for each in done] == [0, 0], done
+    assert two.rows()["metrics.jsonl"] == one.rows()["metrics.jsonl"]

@@ -3,14 +3,13 @@ end.
 """
 
 import re
-import time
 from dataclasses import replace
 
 import pytest
 from launched import command_of, descendants
 
 from libai.launch import command_line, request
-from libai.launch.job import TRAINING, prepare_ranks, run_job
+from libai.launch.job import TRAINING, Outcome, prepare_ranks, run_job
 from libai.launch.supervisor import Supervisor
 from libai.utils.errors import UserError
 
@@ -217,55 +216,6 @@ def test_the_last_words_of_a_rank_that_dies_are_shown(script):
     assert line.endswith("; the other ranks were ended.")
 
 
-FAIL_WHILE_OTHERS_WAIT = """
-    time.sleep(0.3 * rank)
-    if rank == 1:
-        {failure}
-    time.sleep(600)
-"""
-
-
-@pytest.mark.e2e
-def test_an_exception_on_one_rank_ends_the_job_and_is_named(script):
-    program = script(FAIL_WHILE_OTHERS_WAIT.format(failure="raise RuntimeError('boom')"))
-    result = program.run(3)
-    assert result.returncode == 1
-    first, *_, last = result.stderr.splitlines()
-    assert first.startswith("error: rank 1: failed") and last == "RuntimeError: boom", (
-        "one block, and nothing after it"
-    )
-    assert result.stderr.count("File ") == 1 and f'File "{program.path}"' in result.stderr, (
-        "frames of the user only"
-    )
-    assert program.survivors() == []
-
-
-@pytest.mark.e2e
-def test_a_killed_rank_ends_the_job_and_is_named(script):
-    program = script(FAIL_WHILE_OTHERS_WAIT.format(failure="os.kill(os.getpid(), signal.SIGKILL)"))
-    result = program.run()
-    assert result.returncode == 1
-    assert result.stderr.endswith(
-        "rank 1 failed first: killed by SIGKILL (out of memory?); the other ranks were ended.\n"
-    )
-    assert program.survivors() == []
-
-
-@pytest.mark.e2e
-def test_what_a_rank_has_started_ends_with_a_failed_job(script):
-    program = script("""
-        import subprocess
-        if rank == 0:
-            worker = subprocess.Popen(["sleep", "60"])
-            open(os.path.dirname(__file__) + "/pid_worker", "w").write(str(worker.pid))
-            time.sleep(60)
-        time.sleep(0.5)
-        sys.exit(1)
-    """)
-    assert program.run().returncode == 1
-    assert len(program.pids()) == 3 and program.survivors() == []
-
-
 def test_training_has_a_limit_also_when_it_writes_nothing(script, tmp_path):
     """As with --eval-only, for which no output folder is known."""
     job = replace(read_job(script("pass")), file=TRAINING)
@@ -278,11 +228,41 @@ def test_a_failure_after_a_stop_is_not_started_again(script, monkeypatch, capsys
     assert run_job(read_job(script("pass")), 1, None) == 1 and not capsys.readouterr().err
 
 
-@pytest.mark.e2e
-def test_ranks_do_not_outlive_a_killed_launcher(script):
-    program = script("time.sleep(60)")
-    process = program.start(2)
-    time.sleep(0.3)
-    process.kill()
-    process.communicate()
-    assert program.survivors() == []
+@pytest.mark.parametrize(
+    ("codes", "iterations", "said"),
+    [
+        ([1, 1, 0], [None] * 3, ["starting again as before", "starting again as before"]),
+        ([1, 1, 1], [None] * 3, ["starting again"] * 2 + ["failed after 2 restarts: giving up."]),
+        ([1, 1], [7, 7], ["starting again", "NaN in iteration 7 happened again: not restarting."]),
+        ([1, 1, 0], [7, 8, None], ["starting again"] * 2),
+        ([75], [None], []),
+        ([2], [None], []),
+    ],
+)
+def test_a_failure_is_tried_again_unless_it_would_happen_again(
+    script, monkeypatch, capsys, codes, iterations, said
+):
+    ends = iter(zip(codes, iterations))
+
+    def launch(job):
+        code, iteration = next(ends)
+        return Outcome(code, False, None if iteration is None else ("NaN", iteration), 0)
+
+    monkeypatch.setattr("libai.launch.job.launch", launch)
+    assert run_job(read_job(script("pass")), 2, None) == codes[-1]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(said) and not list(ends)
+    assert all(line.startswith(f"launch: {text}") for line, text in zip(lines, said))
+
+
+def test_a_restart_continues_from_a_checkpoint_of_the_job_itself(script, monkeypatch, capsys):
+    started = []
+
+    def launch(job):
+        started.append(job.arguments)
+        return Outcome(int(len(started) < 3), False, None, written=4 * (len(started) == 2))
+
+    monkeypatch.setattr("libai.launch.job.launch", launch)
+    assert run_job(replace(read_job(script("pass")), file=TRAINING), 3, None) == 0
+    assert started == [("a=1",), ("a=1",), ("a=1", "--resume", "--reset=")]
+    assert "launch: starting again from iter_0000004; 1 restarts left." in capsys.readouterr().err

@@ -100,6 +100,16 @@ def test_a_hung_rank_that_oneflow_ended_meanwhile_is_told_as_hung(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("head", "line"), [("Fatal Python error: Segmentation fault\n\n", 5), ("", 7)]
+)
+def test_a_crash_is_told_with_the_line_of_the_thread_that_crashed(tmp_path, head, line):
+    """A rank that is asked for its stack tells that of its main thread, which is written last."""
+    threads = 'Current thread 1:\n  File "w.py", line 5 in f\n\nThread 2:\n  File "m.py", line 7'
+    (tmp_path / "stack").write_text(head + threads)
+    assert f"line {line}" in read_stack(tmp_path / "stack")[0]
+
+
 def test_a_rank_that_hangs_after_its_failure_is_told_by_its_note(tmp_path):
     """As in a thread of the user's that never ends, for which Python waits."""
     rank = ended(0, tmp_path, KILL, 1.0, {})
@@ -136,48 +146,43 @@ def test_the_last_error_of_every_rank_is_kept(tmp_path):
     )
 
 
-@pytest.mark.e2e
-def test_a_rank_that_native_code_ends_is_told_with_the_line(script):
-    program = script(
-        "import ctypes\ndef forward():\n    if rank == 1: "
-        "ctypes.string_at(0)\nforward()\ntime.sleep(60)"
+@pytest.mark.parametrize("status", [0, 3, 75])
+def test_a_rank_that_leaves_without_a_note_has_failed_whatever_its_code(
+    tmp_path, monkeypatch, capsys, status
+):
+    """Negative control: a rank that noted the same code has ended well."""
+    rank = ended(1, tmp_path, status, 1.0)
+    assert rank.has_failed
+    monkeypatch.setattr("sys.argv", ["libai", "train", "--json"])
+    Supervisor(lambda: None, [rank])._report(1)
+    assert json.loads(capsys.readouterr().out)["error"] == (
+        f"launch: rank 1 failed first: it left with exit code {status} before its work was done "
+        "(os._exit?)."
     )
-    result = program.run()
-    assert result.returncode == 1
-    assert (
-        f"rank 1 failed first: killed by SIGSEGV in native code, with Python at {program.path}:"
-        in result.stderr
-    )
-    assert ": `if rank == 1: ctypes.string_at(0)`. Some operations" in result.stderr
+    rank.state.has_left, rank.state.code = 1, status
+    assert rank.has_failed is (status == 3)
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("code", [0, 3, 75])
-def test_a_rank_that_leaves_without_a_note_has_failed_whatever_its_code(script, code):
-    result = script(f"if rank == 1: os._exit({code})\ntime.sleep(60)").run(2, "--json")
-    assert result.returncode == 1
-    assert json.loads(result.stdout)["error"] == (
-        f"launch: rank 1 failed first: it left with exit code {code} before its work was done "
-        "(os._exit?); the other ranks were ended."
-    )
+def test_ranks_that_wait_for_another_machine_ask_for_it(tmp_path):
+    rank = ended(0, tmp_path, KILL, 1.0)
+    rank.state.hung_seconds, rank.state.phase = 15.0, b"meet"
+    told = Supervisor(lambda: None, [rank], num_machines=2)._describe(rank)
+    assert told.startswith("it waited 15 s for the other ranks. Are all machines running")
+    assert told.endswith("LIBAI_START_TIMEOUT=<seconds> waits longer")
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize(("phase", "code"), [("train", 1), ("build", 1), (None, 0)])
-def test_exit_0_in_the_middle_of_a_run_is_a_failure(script, phase, code):
-    """Negative control: outside of a run it is how a program ends well."""
-    program = script(f"""
-        from contextlib import nullcontext
-        from libai.utils import rank_notes
-        with {f"rank_notes.phase({phase!r})" if phase else "nullcontext()"}:
-            if rank == 1 or not {bool(phase)}:
-                sys.exit(0)
-            time.sleep(60)
-    """)
-    result = program.run()
-    assert result.returncode == code, result.stderr
-    if code:
-        assert f"error: rank 1: sys.exit(0) was called at {program.path}:" in result.stderr
-        assert "the run was not over" in result.stderr and result.stderr.count("\n") == 1
-    else:
-        assert result.stderr == ""
+@pytest.mark.parametrize(("limit", "is_ended"), [(1.0, True), (0.0, False)])
+def test_only_a_program_with_a_limit_is_ended(monkeypatch, tmp_path, limit, is_ended):
+    """Outside libai's phases, a user's program may take any time. With progress it goes on."""
+    killed = []
+    monkeypatch.setattr("os.kill", lambda pid, signum: killed.append(signum))
+    monkeypatch.setattr("libai.launch.rank.STACK_SECONDS", 0.0)
+    rank = Rank(0, str(tmp_path), RankState(pid=1234, limit=limit))
+    for _ in range(3):
+        rank.state.beats += 1  # progress
+        rank.end_if_hung(0.6)
+        rank.end_if_hung(0.6)
+    assert not killed and rank.code is None
+    rank.end_if_hung(0.6)
+    assert (signal.SIGKILL in killed) == bool(rank.state.hung_seconds) == is_ended
+    assert rank.has_failed is is_ended

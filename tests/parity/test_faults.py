@@ -40,11 +40,11 @@ def cases():
     mode refuses and samples of the others.
     """
     for number, (name, fault) in enumerate(faults.FAULTS.items()):
-        for mode, part, other in (("eager", 0, 4), ("graph", 1, 8)):
+        for mode, part, share in (("eager", 0, 8), ("graph", 1, 16)):
             is_refused = getattr(fault, mode) == "refused"
             is_daily = number % 2 == part and "refused" not in (fault.eager, fault.graph)
             mark = pytest.mark.e2e if is_refused or is_daily else pytest.mark.nightly
-            if (is_daily and number % other == part) or (is_refused and mode == "eager"):
+            if (is_daily and number % share == part) or (is_refused and mode == "eager"):
                 mark = pytest.mark.promise
             yield pytest.param(name, mode, marks=mark)
 

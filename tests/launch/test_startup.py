@@ -3,9 +3,11 @@
 import signal
 import subprocess
 import sys
+from itertools import product
 
 import jobs
 import pytest
+from marks import nightly_but
 
 from libai.launch.guard import NOT_BEGUN
 
@@ -66,18 +68,19 @@ def test_a_start_speaks_before_oneflow_is_imported_and_says_what_takes_long(slee
     assert launcher.returncode == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize(
-    ("statement", "text"),
-    [
-        ("time.sleep(600)", "LIBAI_START_TIMEOUT=<seconds> waits longer"),
-        ("os.abort()", "SIGABRT"),
-        ("os._exit(0)", "os._exit"),
-    ],
-)
-def test_a_config_that_hangs_or_dies_ends_the_start_with_its_line(
-    sleeping, statement, text, processes
-):
+#: statement of a config -> the error
+ENDS = {
+    "time.sleep(600)": "LIBAI_START_TIMEOUT=<seconds> waits longer",
+    "os.abort()": "SIGABRT",
+    "os._exit(0)": "os._exit",
+}
+DAILY = (("time.sleep(600)", 2), ("os.abort()", 1), ("os._exit(0)", 2))
+
+
+@pytest.mark.parametrize("case", nightly_but(product(ENDS, [1, 2]), *DAILY), ids=str)
+def test_a_config_that_hangs_or_dies_ends_the_start_with_its_line(sleeping, case):
+    statement, processes = case
+    text = ENDS[statement]
     sleeping.write_text(f"import os\nimport time\n{statement}\n")
     # enough for the imports before the config on a busy machine
     limit = {"LIBAI_START_TIMEOUT": "10"} if "sleep" in statement else {}

@@ -199,6 +199,10 @@ def test_a_resume_leaves_out_optimizer_schedule_and_data(first, mode, tmp_path, 
         and losses(tmp_path / "all")[5] != losses(first.output_dir)[5]
     )
     state = checkpoint.load(tmp_path / "all" / "checkpoints" / "iter_0000008").state
+    rates, first_rates = (
+        jobs.read_column(folder, "train/lr") for folder in (tmp_path / "all", first.output_dir)
+    )
+    assert rates[5] == first_rates[1] != first_rates[5]
     assert state["optimizer"]["step"] == 4 and state["trainer"]["data_loader"] == {
         "consumed_samples": 32
     }

@@ -215,12 +215,9 @@ def test_nan_stays_nan_and_float64_stays_oneflows(level, library, name):
 
 def test_infinities_and_zeros_have_limits(level):
     ends = flow.tensor([np.inf, -np.inf, 0.0])
-    for name, limits in {
-        "exp": [np.inf, 0.0, 1.0],
-        "sigmoid": [1.0, 0.0, 0.5],
-        "tanh": [1.0, -1.0, 0.0],
-    }.items():
-        assert POINTWISE[name](ends).numpy().tolist() == limits
+    for function in POINTWISE.values():
+        wide = function(ends.to(flow.float64)).numpy()
+        np.testing.assert_array_equal(function(ends).numpy(), wide.astype(np.float32))
     assert flow.sqrt(ends.abs()).numpy().tolist() == [np.inf, np.inf, 0.0]
     assert (
         np.isnan(flow.sqrt(flow.tensor([-1.0])).numpy()).all()

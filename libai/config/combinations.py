@@ -2,14 +2,14 @@
 
 Impossible combinations are refused, and useless ones give a warning.
 
-A setting counts as given if it differs from its default. `check_supported` refuses settings that a
+A setting counts as given if it differs from its default. What it needs to have an effect is the
+column `needs` of its row in libai/config/settings. `check_supported` refuses settings that a
 mode or a device cannot honour. `libai.config.validation` finds settings that are wrong on their
 own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -66,35 +66,15 @@ def refused(run: RunConfig) -> list[str]:
     """Return a message for each combination of settings in the checked config `run` that no run can
     honour.
     """
-    train, evaluation = run.train, run.train.evaluation
+    train = run.train
+    evaluation = train.evaluation
     metric = evaluation.eval_metric
     datasets = _datasets(run)
-    has_metric = evaluation.enabled and datasets and metric is not None
-    zero = train.zero_optimization
     inner = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size
     profile = train.profile or []
     start, end = profile if list(map(type, profile)) == [int, int] else (1, 0)
     rules = [
-        (
-            not has_metric,
-            ["train.evaluation.early_stop_patience"],
-            " does nothing: no metric is measured. It needs dataloader.test, "
-            "train.evaluation.enabled=true and "
-            'train.evaluation.eval_metric, for example "val/loss".',
-        ),
-        (
-            evaluation.enabled and not datasets,
-            ["train.evaluation.eval_metric"],
-            " does nothing: dataloader.test has no dataset to evaluate on. Add one, "
-            'dataloader.test = {"val": LazyCall(...)(...)}, or remove the setting.',
-        ),
-        (
-            not (has_metric and train.checkpointer.enabled),
-            ["train.load_best_at_end"],
-            " does nothing: no best checkpoint is kept. It needs dataloader.test, "
-            "train.evaluation.enabled=true, train.evaluation.eval_metric and "
-            "train.checkpointer.enabled=true.",
-        ),
+        *_unmet(run, 1, is_refused=True),
         (
             (metric or "").startswith("-" if evaluation.eval_mode == "max" else "+"),
             ["train.evaluation.eval_mode"],
@@ -114,19 +94,8 @@ def refused(run: RunConfig) -> list[str]:
             "be clipped. Choose bf16, or max_norm.",
         ),
         (
-            run.lr_scheduler is not None and not _schedule_warms_up(run.lr_scheduler),
-            ["train.warmup_ratio"],
-            " does nothing: lr_scheduler has no unset argument warmup_iter. Choose a schedule of "
-            "libai.scheduler without setting its warmup_iter, or set train.warmup_ratio=0.",
-        ),
-        (
-            not zero.enabled,
-            ["train.zero_optimization.stage"],
-            " does nothing: train.zero_optimization.enabled is false. Set it to true, or remove "
-            "stage.",
-        ),
-        (
-            train.dist.gradient_reduction != "global" and (inner > 1 or zero.enabled),
+            train.dist.gradient_reduction != "global"
+            and (inner > 1 or train.zero_optimization.enabled),
             ["train.dist.gradient_reduction"],
             " cannot be honoured: it averages over ranks that hold full replicas. With tensor or "
             "pipeline parallelism or ZeRO, global tensors average instead. Leave it at auto.",
@@ -247,53 +216,10 @@ def warnings(run: RunConfig, world_size: int, train_iter: int, start_iter: int) 
     `train_iter` is the length of the run, and `start_iter` is the iteration at which a resumed run
     begins.
     """
-    train, evaluation = run.train, run.train.evaluation
-    datasets = _datasets(run)
-    of_evaluation = ("eval_period", "eval_iter", "evaluators", "eval_metric", "eval_mode")
-    inner = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size
-    is_cut = inner > 1 or train.zero_optimization.enabled or train.activation_checkpoint.enabled
+    train = run.train
     start = train.profile[0] if train.profile is not None else 0
     rules = [
-        *_sections_switched_off(train),
-        (
-            not datasets and evaluation.enabled,
-            [
-                *(f"train.evaluation.{name}" for name in of_evaluation),
-                "train.test_micro_batch_size",
-            ],
-            " does nothing: dataloader.test has no dataset. Remove the settings, or add a dataset.",
-        ),
-        (
-            datasets and evaluation.enabled and evaluation.eval_metric is None,
-            ["train.evaluation.eval_mode"],
-            " does nothing: train.evaluation.eval_metric is null. Set it, for example to "
-            '"val/loss", or leave '
-            "eval_mode out.",
-        ),
-        (
-            run.lr_scheduler is None,
-            ["train.warmup_ratio"],
-            " does nothing: lr_scheduler is null, so the learning rate is constant. Set "
-            'lr_scheduler = LazyCall("libai.scheduler.WarmupConstantLR")(), or '
-            "train.warmup_ratio=0.",
-        ),
-        (
-            train.amp.enabled and train.amp.dtype == "bf16",
-            ["train.amp.init_scale", "train.amp.growth_factor", "train.amp.growth_interval"],
-            " does nothing: train.amp.dtype=bf16 needs no loss scaling. Remove it, or choose fp16.",
-        ),
-        (
-            not is_cut,
-            ["train.dist.plan"],
-            " does nothing without tensor or pipeline parallelism, ZeRO or activation "
-            "checkpointing. Remove it, or enable one of them.",
-        ),
-        (
-            world_size == 1,
-            ["train.dist.gradient_reduction"],
-            " does nothing: a single process has no gradients to average. Leave it at auto, or "
-            "start more processes.",
-        ),
+        *_unmet(run, world_size, is_refused=False),
         (
             train_iter and round(train_iter * train.warmup_ratio) == 0,
             ["train.warmup_ratio"],
@@ -316,28 +242,101 @@ def warnings(run: RunConfig, world_size: int, train_iter: int, start_iter: int) 
     return list(_lines(run, rules))
 
 
-def _sections_switched_off(train: schema.Train) -> Iterator[Rule]:
-    """Yield a rule for each section of `train` that has a switch: its values do nothing while the
-    switch is off.
+#: conditions of the column `needs` without which a run is refused; others cause a warning
+_REFUSED = {"metric", "data of the metric", "best checkpoint", "warm-up", "ZeRO"}
+
+
+def _needs(run: RunConfig, world_size: int) -> dict[str, tuple[object, str]]:
+    """Return the conditions of the column `needs` of the settings: name -> true if it is met in
+    this run, and a text that continues "… does nothing".
     """
-    for field in dataclasses.fields(train):
-        section = getattr(train, field.name)
-        switch = getattr(section, "switch", None)
-        if switch is None:
-            continue
-        path = f"train.{field.name}"
-        state = getattr(section, switch)
-        names = [
-            other.name
-            for other in dataclasses.fields(section)
-            if other.name not in section.works_alone
-        ]
-        remedy = "Set it to true" if state is False else "Set it"
-        why = (
-            f" does nothing: {path}.{switch} is {_shown(state) or 'empty'}. {remedy}, or remove "
-            "the other settings."
-        )
-        yield not state, [f"{path}.{name}" for name in names if name != switch], why
+    train, evaluation = run.train, run.train.evaluation
+    datasets = _datasets(run)
+    has_data = not evaluation.enabled or datasets
+    has_metric = evaluation.enabled and datasets and evaluation.eval_metric is not None
+    inner = train.dist.tensor_parallel_size * train.dist.pipeline_parallel_size
+    is_cut = inner > 1 or train.zero_optimization.enabled or train.activation_checkpoint.enabled
+    return {
+        "metric": (
+            has_metric,
+            ": no metric is measured. It needs dataloader.test, train.evaluation.enabled=true and "
+            'train.evaluation.eval_metric, for example "val/loss".',
+        ),
+        "data of the metric": (
+            has_data,
+            ": dataloader.test has no dataset to evaluate on. Add one, "
+            'dataloader.test = {"val": LazyCall(...)(...)}, or remove the setting.',
+        ),
+        "best checkpoint": (
+            has_metric and train.checkpointer.enabled,
+            ": no best checkpoint is kept. It needs dataloader.test, "
+            "train.evaluation.enabled=true, train.evaluation.eval_metric and "
+            "train.checkpointer.enabled=true.",
+        ),
+        "warm-up": (
+            run.lr_scheduler is None or _schedule_warms_up(run.lr_scheduler),
+            ": lr_scheduler has no unset argument warmup_iter. Choose a schedule of "
+            "libai.scheduler without setting its warmup_iter, or set train.warmup_ratio=0.",
+        ),
+        "ZeRO": (
+            train.zero_optimization.enabled,
+            ": train.zero_optimization.enabled is false. Set it to true, or remove stage.",
+        ),
+        "data": (
+            has_data,
+            ": dataloader.test has no dataset. Remove the settings, or add a dataset.",
+        ),
+        "eval_metric": (
+            not evaluation.enabled or not datasets or evaluation.eval_metric is not None,
+            ": train.evaluation.eval_metric is null. Set it, for example to "
+            '"val/loss", or leave eval_mode out.',
+        ),
+        "schedule": (
+            run.lr_scheduler is not None,
+            ": lr_scheduler is null, so the learning rate is constant. Set "
+            'lr_scheduler = LazyCall("libai.scheduler.WarmupConstantLR")(), or '
+            "train.warmup_ratio=0.",
+        ),
+        "fp16": (
+            not train.amp.enabled or train.amp.dtype == "fp16",
+            ": train.amp.dtype=bf16 needs no loss scaling. Remove it, or choose fp16.",
+        ),
+        "parts": (
+            is_cut,
+            " without tensor or pipeline parallelism, ZeRO or activation checkpointing. Remove "
+            "it, or enable one of them.",
+        ),
+        "ranks": (
+            world_size > 1,
+            ": a single process has no gradients to average. Leave it at auto, or start more "
+            "processes.",
+        ),
+    }
+
+
+def _unmet(run: RunConfig, world_size: int, is_refused: bool) -> Iterator[Rule]:
+    """Yield a rule for the settings that do nothing because something that they need is missing.
+
+    A setting needs a condition of `_needs`, or the setting of that name in its own section.
+    """
+    conditions = _needs(run, world_size)
+    found: dict[str, list[str]] = {}
+    for key in schema.settings():
+        for name in key.needs.split(", ") if key.needs else ():
+            if name in conditions:
+                is_met, why = conditions[name]
+            else:
+                switch = f"{key.path.rpartition('.')[0]}.{name}"
+                is_met = functools.reduce(getattr, switch.split("."), run)
+                why = (
+                    f": {switch} is {_shown(is_met) or 'empty'}. "
+                    f"{'Set it to true' if is_met is False else 'Set it'}, or remove the other "
+                    "settings."
+                )
+            if not is_met and (name in _REFUSED) == is_refused:
+                found.setdefault(why, []).append(key.path)
+    for why, paths in found.items():
+        yield True, paths, f" does nothing{why}"
 
 
 def _lines(run: RunConfig, rules: Iterable[Rule]) -> Iterator[str]:

@@ -114,7 +114,7 @@ WARNED = [
     (
         ["train.evaluation.eval_iter=3", "train.test_micro_batch_size=2"],
         {"test": False},
-        "train.evaluation.eval_iter=3, train.test_micro_batch_size=2 do nothing: dataloader.test "
+        "train.test_micro_batch_size=2, train.evaluation.eval_iter=3 do nothing: dataloader.test "
         "has no dataset",
         None,
     ),

@@ -219,14 +219,20 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def key(default: Any, doc: str, **bounds: float) -> Any:
-    """Return a dataclass field for a setting with its default, meaning and limits."""
-    return dataclasses.field(default=default, metadata={"doc": doc, "bounds": Bounds(**bounds)})
+def key(default: Any, doc: str, needs: str = "", **bounds: float) -> Any:
+    """Return a dataclass field for a setting with its default, meaning and limits.
+
+    `needs`: what the setting needs to have an effect, separated by commas: another setting of its
+    section, such as its switch `enabled`, or a condition in libai/config/combinations.py.
+    """
+    metadata = {"doc": doc, "needs": needs, "bounds": Bounds(**bounds)}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def section(cls: type) -> Any:
     return dataclasses.field(default_factory=cls)
 
 
-def lazy(factory: Callable[[], Any], doc: str) -> Any:
-    return dataclasses.field(default_factory=factory, metadata={"doc": doc, "bounds": Bounds()})
+def lazy(factory: Callable[[], Any], doc: str, needs: str = "") -> Any:
+    metadata = {"doc": doc, "needs": needs, "bounds": Bounds()}
+    return dataclasses.field(default_factory=factory, metadata=metadata)

@@ -73,7 +73,10 @@ class Train:
         at_least=1,
     )
     test_micro_batch_size: int | None = key(
-        None, "Samples of one forward pass in evaluation; null uses the training value.", at_least=1
+        None,
+        "Samples of one forward pass in evaluation; null uses the training value.",
+        at_least=1,
+        needs="data",
     )
 
     train_iter: int = key(0, "Iterations to train; 0 uses `train_epoch`.", at_least=0)
@@ -89,7 +92,11 @@ class Train:
         0, "Train repeatedly on the first N micro-batches; 0 trains on all.", at_least=0
     )
     warmup_ratio: float = key(
-        0.0, "Fraction of the iterations during which the learning rate rises.", at_least=0, below=1
+        0.0,
+        "Fraction of the iterations during which the learning rate rises.",
+        at_least=0,
+        below=1,
+        needs="warm-up, schedule",
     )
 
     log_period: int | Literal["epoch"] = key(
@@ -160,6 +167,7 @@ class Train:
         False,
         "Load the weights of the best checkpoint into the model at the end; the last one stays "
         "on disk.",
+        needs="best checkpoint",
     )
     extra_hooks: list[Any] = lazy(list, "LazyCalls of hooks added to the default ones.")
 
@@ -225,6 +233,7 @@ class Key:
     default: Any
     doc: str
     bounds: Bounds
+    needs: str
 
     def fit(self, value: Any) -> Any:
         """Convert `value` to the type of this setting.

@@ -8,16 +8,6 @@ from typing import Any, Literal
 from libai.config.settings.coercion import key, lazy
 
 
-class Switched:
-    """A section whose other settings have no effect while `switch` is false, null or empty.
-
-    `works_alone` lists settings that have an effect anyway.
-    """
-
-    switch = "enabled"
-    works_alone: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class ClipGrad:
     """Gradient clipping, by the norm over all parameters or by the value of each element."""
@@ -33,7 +23,7 @@ class ClipGrad:
 
 
 @dataclass(frozen=True)
-class Ema(Switched):
+class Ema:
     """Exponential moving average of the weights. The model is evaluated with the average."""
 
     enabled: bool = key(False, "Keep an average, which takes a second copy of the weights.")
@@ -43,59 +33,68 @@ class Ema(Switched):
         "/ (10 + n).",
         at_least=0,
         below=1,
+        needs="enabled",
     )
 
 
 @dataclass(frozen=True)
-class Lora(Switched):
+class Lora:
     """Low-rank adapters (LoRA).
 
     The adapters are trained, and the model's own parameters are frozen.
     """
 
-    switch = "patterns"
-
     patterns: list[str] | None = key(
         None,
         "Regular expressions. Linear layers with a matching name get an adapter; null adapts none.",
     )
-    rank: int = key(8, "Rank of the adapters.", at_least=1)
+    rank: int = key(8, "Rank of the adapters.", at_least=1, needs="patterns")
     alpha: float | None = key(
         None,
         "The output of an adapter is multiplied by `alpha / rank`; null multiplies by 1.",
         above=0,
+        needs="patterns",
     )
     dropout: float = key(
-        0.0, "Dropout probability on the input of the adapters.", at_least=0, below=1
+        0.0,
+        "Dropout probability on the input of the adapters.",
+        at_least=0,
+        below=1,
+        needs="patterns",
     )
     also_train: list[str] | None = key(
         None,
         "Regular expressions. Parameters with a matching name, such as a new head, are trained "
         "in full.",
+        needs="patterns",
     )
 
 
 @dataclass(frozen=True)
-class Amp(Switched):
+class Amp:
     """Automatic mixed precision."""
 
     enabled: bool | Literal["auto"] = key(
         False,
         "Compute in `dtype` where that is safe; `auto` stays in float32 on devices without AMP.",
     )
-    dtype: Literal["fp16", "bf16"] = key("fp16", "The lower precision.")
-    init_scale: float = key(65536.0, "fp16: initial factor of the loss.", above=0)
+    dtype: Literal["fp16", "bf16"] = key("fp16", "The lower precision.", needs="enabled")
+    init_scale: float = key(
+        65536.0, "fp16: initial factor of the loss.", above=0, needs="enabled, fp16"
+    )
     growth_factor: float = key(
         2.0,
         "fp16: factor by which the scale grows after `growth_interval` good updates and shrinks "
         "if gradients are not finite. Such an update is skipped.",
         above=1,
+        needs="enabled, fp16",
     )
     growth_interval: int | None = key(
         2000,
         "fp16: number of updates with finite gradients before the scale grows; null keeps "
         "`init_scale` and skips no update.",
         at_least=1,
+        needs="enabled, fp16",
     )
 
 
@@ -113,7 +112,7 @@ class ActivationCheckpoint:
 
 
 @dataclass(frozen=True)
-class ZeroOptimization(Switched):
+class ZeroOptimization:
     """Sharding of optimizer state, gradients and weights over the data-parallel ranks."""
 
     enabled: bool = key(
@@ -125,11 +124,12 @@ class ZeroOptimization(Switched):
         "Parts that are sharded: 1 optimizer state, 2 also gradients, 3 also weights.",
         at_least=1,
         at_most=3,
+        needs="ZeRO",
     )
 
 
 @dataclass(frozen=True)
-class Checkpointer(Switched):
+class Checkpointer:
     """Saving and keeping checkpoints.
 
     The best one is kept too if `train.evaluation.eval_metric` is set.
@@ -140,48 +140,54 @@ class Checkpointer(Switched):
         1000,
         "Iterations between checkpoints, or `epoch`. The end of a run is always saved.",
         at_least=1,
+        needs="enabled",
     )
     max_to_keep: int | None = key(
-        3, "Number of the newest checkpoints to keep; null keeps all.", at_least=1
+        3, "Number of the newest checkpoints to keep; null keeps all.", at_least=1, needs="enabled"
     )
-    weights_only: bool = key(False, "Save only the weights; such a run cannot be resumed.")
+    weights_only: bool = key(
+        False, "Save only the weights; such a run cannot be resumed.", needs="enabled"
+    )
     async_save: bool = key(
-        True, "Write in the background, from a copy in the host memory of rank 0."
+        True, "Write in the background, from a copy in the host memory of rank 0.", needs="enabled"
     )
 
 
 @dataclass(frozen=True)
-class Evaluation(Switched):
+class Evaluation:
     """Evaluation on `dataloader.test`. A run is always evaluated at its end."""
-
-    works_alone = ("eval_iter", "evaluators")  # also used by an evaluation on request
 
     enabled: bool = key(
         True, "Evaluate during training and at its end; false evaluates only on request."
     )
     eval_period: int | Literal["epoch"] = key(
-        500, "Iterations between evaluations, or `epoch`.", at_least=1
+        500, "Iterations between evaluations, or `epoch`.", at_least=1, needs="enabled, data"
     )
     eval_iter: int | None = key(
-        None, "Maximum number of batches of each dataset; null uses all.", at_least=1
+        None, "Maximum number of batches of each dataset; null uses all.", at_least=1, needs="data"
     )
     evaluators: dict[str, Any] = lazy(
-        dict, "Name -> LazyCall of an evaluator, or dataset -> a section of such names."
+        dict,
+        "Name -> LazyCall of an evaluator, or dataset -> a section of such names.",
+        needs="data",
     )
     eval_metric: str | None = key(
         None,
         'Metric that selects the best checkpoint, such as "val/loss". A sign sets the better '
         'direction: smaller in "-val/cost", larger in "+val/f1".',
+        needs="enabled, data of the metric, data",
     )
     eval_mode: Literal["min", "max"] | None = key(
         None,
         "Better direction of a metric without a sign; null uses the direction that its evaluator "
         "lists.",
+        needs="enabled, data, eval_metric",
     )
     early_stop_patience: int | None = key(
         None,
         "Stop after N evaluations without a better `eval_metric`; null never stops early.",
         at_least=1,
+        needs="enabled, metric",
     )
 
 
@@ -220,12 +226,14 @@ class Dist:
         None,
         "Layout of the model (split, blocks, last, divisible); null uses the model's attribute "
         "`plan`.",
+        needs="parts",
     )
     gradient_reduction: Literal["auto", "flat", "ddp", "global"] = key(
         "auto",
         "Averaging of gradients over eager ranks: `flat` once per iteration in a few messages, "
         "`ddp` with OneFlow's DDP in each backward pass, `global` with global tensors as in "
         "graph mode. `auto` is flat on CPU, ddp on CUDA, and global if `batch_scope` requires it.",
+        needs="ranks",
     )
     batch_scope: Literal["global", "rank"] = key(
         "global",
@@ -241,21 +249,23 @@ class Dist:
 
 
 @dataclass(frozen=True)
-class LoadWeight(Switched):
+class LoadWeight:
     """Initial weights of the model. `train.load_weight=PATH` sets only the path."""
 
     #: key that is set if the section is given as text
     text_key = "path"
-    switch = "path"
 
     path: str = key(
         "", "Checkpoint, safetensors file or folder of Hugging Face shards; empty loads nothing."
     )
     strict: bool = key(
-        True, "Refuse weights that do not match the model exactly; false loads the ones that match."
+        True,
+        "Refuse weights that do not match the model exactly; false loads the ones that match.",
+        needs="path",
     )
     revise_keys: list[Any] | None = key(
         None,
         "Pairs `[regular expression, replacement]`, applied in order to the names in the file; "
         "an empty name drops the tensor.",
+        needs="path",
     )

@@ -45,7 +45,7 @@ def model_config(folder: str | Path, **arguments: Any) -> Any:
     `arguments` override the arguments derived from config.json.
     """
     config = read_config(folder)
-    _, family = family_of(config)
+    family = family_of(config)
     found = family.read_arguments(config)
     if (found.get("has_pooler") or found.get("tie_head")) and has_weights(folder):
         source = read_folder(folder)
@@ -122,7 +122,7 @@ def export_folder(
 
 def _export(config: dict[str, Any], tensors: TensorGroup, out: Path) -> None:
     """Write tensors as `transformers` writes a model with this config."""
-    _, family = family_of(config)
+    family = family_of(config)
     found = match(family.rules_for(config), _specs_of(tensors))
     matches = {family.written_name(name): one for name, one in found.items()}
     zeros = {}

@@ -36,7 +36,6 @@ class Pretrained:
 
     folder: Path
     config: dict[str, Any]
-    architecture: str
     family: Family
     tensors: TensorGroup
 
@@ -66,7 +65,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     for images or patches that are not square.
     """
     config = read_json(Path(folder) / CONFIG)
-    config.setdefault("model_type", family_of(config)[1].model_type)
+    config.setdefault("model_type", family_of(config).model_type)
     for name in ("image_size", "patch_size"):
         sides = config.get(name)
         if isinstance(sides, list):
@@ -91,7 +90,7 @@ def read_folder(folder: str | Path) -> Pretrained:
     """
     folder = Path(folder)
     config = read_config(folder)
-    architecture, family = family_of(config)
+    family = family_of(config)
     if not has_weights(folder):
         pickled = sorted(
             path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".h5")
@@ -106,7 +105,7 @@ def read_folder(folder: str | Path) -> Pretrained:
         tensors = open_sharded(folder / INDEX)
     else:
         tensors = open_safetensors(folder / WEIGHTS)
-    return Pretrained(folder, config, architecture, family, tensors)
+    return Pretrained(folder, config, family, tensors)
 
 
 def write_like(folder: Path, source: Pretrained, fetch: Callable[[str], np.ndarray]) -> None:

@@ -110,11 +110,10 @@ def test_a_config_is_written_as_it_is_read(tmp_path):
     """The model of a run that is exported is the model that was trained."""
     for name in NAMES:
         config = json.loads((FIXTURES / name / "config.json").read_text())
-        architecture, family = family_of(config)
+        family = family_of(config)
         arguments = family.read_arguments(config)
-        assert family.read_arguments(family.write_config(architecture, arguments)) == arguments, (
-            name
-        )
+        written = family.write_config(config["architectures"][0], arguments)
+        assert family.read_arguments(written) == arguments, name
 
 
 def test_arguments_can_be_replaced():

@@ -11,8 +11,8 @@ from libai.utils.errors import UserError
 FAMILIES = {**TEXT_FAMILIES, **VISION_FAMILIES}
 
 
-def family_of(config: Config) -> tuple[str, Family]:
-    """Return the architecture named in a config.json, and its family.
+def family_of(config: Config) -> Family:
+    """Return the family of the architecture that a config.json names.
 
     Raises `UserError` for an unknown architecture.
     """
@@ -32,4 +32,4 @@ def family_of(config: Config) -> tuple[str, Family]:
         raise UserError(
             f"config.json is for {named[0]!r}, which libai.hf does not support; {known}."
         )
-    return named[0], FAMILIES[named[0]]
+    return FAMILIES[named[0]]

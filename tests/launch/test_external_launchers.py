@@ -243,7 +243,8 @@ def test_two_processes_train_one_run_until_a_signal_to_both(launcher, tmp_path):
     assert "--resume continues from" in done[0].stdout
     assert list((tmp_path / "out").iterdir()) == [folder]
     assert json.loads((folder / "env.json").read_text())["layout"]["world_size"] == 2
-    assert list(jobs.read_column(folder))[:2] == [1, 2] and not (folder / "previous").exists()
+    rows = list(jobs.read_column(folder))
+    assert rows and rows == list(range(1, len(rows) + 1)) and not (folder / "previous").exists()
 
 
 @pytest.mark.launch

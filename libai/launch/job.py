@@ -73,7 +73,8 @@ class Job:
         libai's own.
         """
         if self.is_training and SILENT.isdisjoint(self.arguments):
-            say(f"libai: {text}")
+            # `say` would remove a line that rank 0 has not finished
+            rank_notes.write_stderr(f"libai: {text}\n".encode())
 
     def announce_start(self) -> None:
         """Print the config and the number of processes immediately, because importing oneflow takes

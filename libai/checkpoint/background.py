@@ -77,14 +77,10 @@ class AsyncCheckpointer:
             self._pending = self._executor.submit(self._write, plan, arrays)
         return plan.path
 
-    def check(self) -> bool:
-        """Raise the error of a finished write on rank 0, if there is one.
-
-        Returns whether a write is still pending.
-        """
+    def check(self) -> None:
+        """Raise the error of a finished write on rank 0, if there is one."""
         if self._pending is not None and self._pending.done():
             self.wait()
-        return self._pending is not None
 
     def finish(self) -> None:
         """Wait for the pending write and raise its error on every rank. Collective."""

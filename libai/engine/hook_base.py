@@ -35,11 +35,6 @@ class EveryEpoch:
 Period = int | EveryEpoch
 
 
-def step_period_of(period: Period) -> int:
-    """Return the `HookBase.step_period` of a hook that acts with this period."""
-    return period if isinstance(period, int) else 1
-
-
 class Progress(Protocol):
     """The parts of a trainer from which `is_due` reads how far it is."""
 

@@ -478,7 +478,7 @@ class TrainerBase:
             setup_logging(None)
         writers = [hook for hook in self.hooks if isinstance(hook, WriterHook)]
         for hook in writers:
-            hook.set_period(period)
+            hook.period = period
         if not writers:
             self.register_hooks([WriterHook([ConsoleWriter(min_seconds=0.0)], period)])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -37,12 +37,6 @@ def get_event_storage() -> EventStorage:
     return storage
 
 
-class _Periodic(Protocol):
-    """A hook that is called with a period."""
-
-    step_period: int
-
-
 class EventStorage:
     """Stores the newest value of every scalar with its iteration.
 
@@ -55,7 +49,6 @@ class EventStorage:
     def __init__(self, start_iter: int = 0):
         self.iter = start_iter
         self._latest: dict[str, tuple[Any, int]] = {}
-        self._waiting: dict[str, list[_Periodic]] = {}
         self._tokens: list[Token[EventStorage | None]] = []
 
     def __enter__(self) -> EventStorage:
@@ -89,15 +82,6 @@ class EventStorage:
             name, None
         )  # keep the order of the calls, also after a resume: checkpoints sort names
         self._latest[name] = (value, self.iter if cur_iter is None else cur_iter)
-
-        for hook in self._waiting.get(name, ()):
-            hook.step_period = 1
-
-    def wake_at(self, name: str, hook: _Periodic) -> None:
-        """Set `step_period` of `hook` to 1 whenever a value of the scalar `name` is put, so its
-        `after_step` runs.
-        """
-        self._waiting.setdefault(name, []).append(hook)
 
     # a type checker also compares `cur_iter` with the values of `**metrics`
     def put_scalars(self, *, cur_iter: Any = None, **scalars: Any) -> None:

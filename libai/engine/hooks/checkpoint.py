@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libai.checkpoint import CheckpointError
 from libai.engine.checkpointer import TrainerCheckpointer
-from libai.engine.hook_base import HookBase, Period, is_due, step_period_of
+from libai.engine.hook_base import HookBase, Period, is_due
 from libai.engine.loop import TrainerBase
 from libai.engine.metrics import NonFiniteLoss
 from libai.utils.distributed import get_world_size
@@ -37,7 +37,6 @@ class CheckpointHook(HookBase):
     def __init__(self, checkpointer: TrainerCheckpointer, period: Period):
         self._checkpointer = checkpointer
         self._period = period
-        self.step_period = step_period_of(period)
 
     def before_train(self) -> None:
         """Raises any error that would make the first save fail."""
@@ -49,14 +48,10 @@ class CheckpointHook(HookBase):
         Raises the error of an earlier save that failed.
         """
         background = self._checkpointer.background
-        if background is None or not background.check():
-            self.step_period = step_period_of(self._period)
+        if background is not None:
+            background.check()
         if is_due(self._period, self.trainer):
             self._checkpointer.save()
-
-    def after_save(self) -> None:
-        """Requests a call of `after_step` in every iteration until the checkpoint is written."""
-        self.step_period = 1
 
     def after_train(self) -> None:
         """Saves the state of a run that ended early, and waits for a pending save."""

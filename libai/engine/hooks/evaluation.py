@@ -16,7 +16,7 @@ from typing import Any
 from libai.config.settings.errors import did_you_mean
 from libai.config.settings.sections import Evaluation
 from libai.engine.checkpointer import TrainerCheckpointer
-from libai.engine.hook_base import HookBase, Period, StopTraining, is_due, step_period_of
+from libai.engine.hook_base import HookBase, Period, StopTraining, is_due
 from libai.engine.loop import TrainerBase
 from libai.engine.trainer import ModelTrainer
 from libai.evaluation import directions_of
@@ -77,7 +77,6 @@ class EvalHook(HookBase):
         self._period = period
         self._function = function
         self._last_evaluated = -1
-        self.step_period = step_period_of(period)
 
     def after_step(self) -> None:
         """Evaluates if an evaluation is due, and after the last iteration."""
@@ -113,15 +112,10 @@ class MetricHook(HookBase):
     trainer: TrainerBase
 
     saved: tuple[str, ...] = ("last_iter",)
-    step_period = 0
 
     def __init__(self, metric: str):
         self.metric = metric
         self.last_iter: int | None = None
-
-    def before_train(self) -> None:
-        """Requests a call of `after_step` after each new value."""
-        self.trainer.storage.wake_at(self.metric, self)
 
     def judge(self, value: float) -> None:
         """Act on a new `value`. Called after the iteration in which it was evaluated."""
@@ -134,7 +128,6 @@ class MetricHook(HookBase):
 
     def after_step(self) -> None:
         """Calls `judge` if there is a new value."""
-        self.step_period = 0
         found = self.trainer.storage.get(self.metric)
         if found is not None and found[1] != self.last_iter:
             value, self.last_iter = found

@@ -13,7 +13,7 @@ import numpy as np
 
 from libai.engine.events.throughput import Throughput, memory_gb
 from libai.engine.events.writers import LogRecord, Writer
-from libai.engine.hook_base import HookBase, Period, is_due, step_period_of
+from libai.engine.hook_base import HookBase, Period, is_due
 from libai.patches.internals import wait_for_device
 from libai.utils.distributed import all_reduce, is_main_process
 
@@ -153,16 +153,11 @@ class WriterHook(HookBase):
     ):
         self._writers = list(writers) if is_main_process() else []
         self._timer, self._iters_per_epoch = timer, iters_per_epoch
-        self.set_period(period)
+        self.period = period
         self._best = best
         self._written: dict[str, int] = {}
         self._logged_at = 0
         self._has_evaluated = False
-
-    def set_period(self, period: Period) -> None:
-        """Log every `period` iterations from now on."""
-        self.period = period
-        self.step_period = step_period_of(period)
 
     def before_train(self) -> None:
         """Opens the writers and writes the results of an evaluation made before the first
@@ -181,7 +176,6 @@ class WriterHook(HookBase):
     def before_eval(self) -> None:
         """Writes the numbers of the iteration, if they are due, before its evaluation results."""
         self._has_evaluated = True
-        self.step_period = 1  # until the results are written
         self._log_if_due()
 
     def after_step(self) -> None:
@@ -189,7 +183,6 @@ class WriterHook(HookBase):
         self._log_if_due()
         if self._has_evaluated:
             self._has_evaluated = False
-            self.step_period = step_period_of(self.period)
             self._write(self.trainer.completed_iters)
 
     def _log_if_due(self) -> None:

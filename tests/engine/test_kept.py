@@ -45,13 +45,11 @@ LEVELS = {kind: 2 if kind == "method" else 1 for kind in OPENED}
 
 
 def change(value):
-    """Change one of `changed` in place."""
-    if isinstance(value, np.ndarray | flow.Tensor):
-        value += 1
-    elif isinstance(value, itertools.count):
-        next(value)
-    else:
+    """Change a list, an array or a tensor in place."""
+    if isinstance(value, list):
         value.append(1)
+    else:
+        value += 1
 
 
 @pytest.fixture
@@ -63,8 +61,14 @@ def warnings(caplog, monkeypatch):
     logger.removeHandler(caplog.handler)
 
 
-@pytest.mark.parametrize("innermost", [list, lambda: np.zeros(2), lambda: flow.zeros(2)])
-@pytest.mark.parametrize("kind", OPENED)
+@pytest.mark.parametrize(
+    "kind, innermost",
+    [
+        *((kind, list) for kind in OPENED),
+        ("list", lambda: np.zeros(2)),
+        ("list", lambda: flow.zeros(2)),
+    ],
+)
 @pytest.mark.parametrize("num_boxes", range(MAX_DEPTH + 3))
 def test_a_value_is_put_back_exactly_if_it_is_compared(kind, num_boxes, innermost, warnings):
     box, opened = OPENED[kind]

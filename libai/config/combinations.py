@@ -18,7 +18,6 @@ from omegaconf import DictConfig, ListConfig
 
 from libai.config.batch import batch_sizes_of, solve_data_parallel_size
 from libai.config.instantiation import TARGET, accepts, target_of
-from libai.config.optimizer_numbers import wrong_numbers
 from libai.config.run_config import RunConfig
 from libai.config.settings import schema
 from libai.config.settings.errors import ConfigError, did_you_mean
@@ -127,7 +126,7 @@ def refused(run: RunConfig) -> list[str]:
             f"({', '.join(datasets)}).{close} For example: {datasets[0]}/{name or 'loss'}."
         )
         rules.append((dataset not in datasets or not name, ["train.evaluation.eval_metric"], why))
-    return [*_lines(run, rules), *wrong_numbers(run.optim, "optim")]
+    return list(_lines(run, rules))
 
 
 def check_supported(run: RunConfig, mode: str, device: str) -> None:

@@ -7,7 +7,6 @@ iterations later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import ListConfig
@@ -56,15 +55,3 @@ def wrong_number(name: str, value: Any) -> str:
     return (
         f"expected {'two numbers' if is_pair else 'a finite number'} {bounds}, such as {example}."
     )
-
-
-def wrong_numbers(node: Any, path: str) -> Iterator[str]:
-    """Yield a problem for each wrong number in a section of optimizers, including their parameter
-    groups.
-    """
-    for name, value in node.items() if isinstance(node, Mapping) else ():
-        where = f"{path}.{name!s}"
-        if reason := wrong_number(str(name), value):
-            yield f"{where}={value}: {reason}"
-        else:
-            yield from wrong_numbers(value, where)

@@ -23,6 +23,7 @@ from libai.config.instantiation import (
     unknown_arguments,
 )
 from libai.config.lazy_config import LazyConfig
+from libai.config.optimizer_numbers import wrong_number
 from libai.config.overrides import format_override
 from libai.config.run_config import RunConfig
 from libai.config.settings import schema
@@ -270,10 +271,13 @@ def _check_below(node: Any, path: str, problems: list[str], has_calls: bool = Fa
         if key in kinds and is_plain and not (isinstance(value, Mapping) and TARGET in value):
             try:
                 converted = coerce(value, kinds[key])
-                if converted is not value:
-                    node[key] = converted  # type: ignore[index]
             except Mismatch as error:
                 problems.append(f"{format_override(where, value)}: {error}.")
+                continue
+            if converted is not value:
+                node[key] = value = converted  # type: ignore[index]
+        if path.startswith("optim") and (reason := wrong_number(str(key), value)):
+            problems.append(f"{where}={value}: {reason}")
         _check_below(value, where, problems, has_calls)
 
 

@@ -53,7 +53,10 @@ def test_new_adapters_change_nothing_and_names_stay():
 def test_merged_weights_compute_the_same(alpha):
     net = adapted(rank=2, alpha=alpha)
     before, plain = net(flow.tensor(X)).numpy(), Net()
+    added = (net.mix.lora_B.weight @ net.mix.lora_A.weight).numpy() * (3.0 if alpha else 1.0)
+    expected = net.mix.weight.numpy() + added  # alpha / rank
     merge_lora(net)
+    np.testing.assert_allclose(net.mix.weight.numpy(), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(
         net(flow.tensor(X)).numpy(), before, rtol=1e-5, atol=1e-5
     )  # float32 rounding

@@ -46,7 +46,7 @@ MakeFiles: TypeAlias = "Callable[[], Mapping[str, str]]"
 PREVIOUS = "previous"
 #: files that a run writes, in the order in which they are moved. Links come first, while their
 #: targets exist. Files with the run's id come last: an interrupted move can then continue.
-#: `rank_*.stderr` stays, because the launcher has it open and appends to it.
+#: `rank_*.stderr` stays, because the ranks have it open and append to it.
 _WRITTEN = (
     "last",
     "best",

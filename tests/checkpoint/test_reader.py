@@ -151,6 +151,22 @@ def test_a_planted_pickle_is_never_run(path, tmp_path):
     assert ran.exists()
 
 
+@pytest.mark.parametrize("change", ["missing", "added", "moved"])
+def test_an_index_and_its_shards_agree(path, change):
+    index = path / "model.safetensors.index.json"
+    assert len(checkpoint.open_weights(index)) == 3  # negative control
+    content = json.loads(index.read_text())
+    places = content["weight_map"]
+    file = places.pop("b")
+    if change == "added":
+        places |= {"b": file, "d": file}
+    elif change == "moved":
+        places["b"] = next(other for other in places.values() if other != file)
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="and its shards disagree on `[bd]`"):
+        checkpoint.open_weights(index)
+
+
 @pytest.mark.parametrize("name", ["optimizer.safetensors", "trainer.json", "anything"])
 @pytest.mark.parametrize("way", ["..", "absolute", "folder", "link"])
 def test_a_manifest_cannot_lead_out_of_the_folder(path, name, way):

@@ -109,10 +109,10 @@ def test_a_mistake_is_found_before_anything_starts(arguments, words, tmp_path, m
 
 @pytest.mark.e2e
 def test_ended_from_outside_it_leaves_no_process_and_no_file(tmp_path):
-    """Send the controller SIGTERM in the middle of a block that would take minutes."""
+    """Send the controller SIGTERM in the middle of a block that would take a quarter of an hour."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    command = (sys.executable, str(HERE / "sleeper.py"), "--first-seconds", "100")
+    command = (sys.executable, str(HERE / "sleeper.py"), "--first-seconds", "1000")
     program = (
         "import os, signal, threading\n"
         "from launched import children, wait_until\n"

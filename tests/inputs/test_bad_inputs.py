@@ -175,13 +175,8 @@ def test_help_behind_config_and_procs_is_shown(ask):
 
 @pytest.mark.e2e
 @pytest.mark.launch
-@pytest.mark.parametrize(
-    "override, text",
-    [
-        ("train.extra_hooks=[{_target_: user_parts.nothing}]", "HookBase"),
-        (f"train.output_dir={'long' * 100}", "cannot be written (File name too long)"),
-    ],
-)
-def test_two_ranks_tell_a_mistake_once(user, override, text):
-    result = jobs.train_sh("user_config.py", 2, override, cwd=user)
-    assert result.returncode == 2 and len(result.errors) == 1 and text in result.stderr, result
+def test_two_ranks_tell_a_mistake_once(user):
+    """Also a mistake that they only find when they are connected."""
+    result = jobs.train_sh("user_config.py", 2, f"train.output_dir={'long' * 100}", cwd=user)
+    assert result.returncode == 2 and len(result.errors) == 1, result
+    assert "cannot be written (File name too long)" in result.errors[0]

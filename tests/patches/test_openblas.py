@@ -54,16 +54,6 @@ def test_products_are_right(transposed, sizes):
     np.testing.assert_allclose(found, a.astype(np.float64) @ b, rtol=0, atol=tolerance)
 
 
-def test_oneflow_keeps_its_own_where_asked():
-    assert jobs.last_line(SHOW, LIBAI_PATCHES="-openblas") == "bundled"
-
-
 def test_oneflow_keeps_its_own_without_the_package(tmp_path):
     (tmp_path / "scipy_openblas32.py").write_text("raise ImportError('not here')")
     assert jobs.last_line(SHOW, PYTHONPATH=str(tmp_path)) == "bundled"
-
-
-def test_a_run_with_a_wrong_value_ends_with_one_error():
-    done = jobs.train_sh("configs/mlp_digits.py", 1, "--dry-run", LIBAI_PATCHES="-mkl")
-    assert done.returncode == 2
-    assert done.stderr.count("LIBAI_PATCHES") == 1, done

@@ -199,7 +199,7 @@ def files_in(folder):
 @pytest.mark.e2e
 def test_trains_and_resumes_from_any_folder(tmp_path, worker):
     small = ["train.train_iter=2", "train.device=cpu", "train.evaluation.enabled=false"]
-    done = jobs.run([*jobs.LIBAI, "train", "mlp_digits", *small], cwd=tmp_path)
+    done = worker.libai("train", "mlp_digits", *small, cwd=tmp_path)
     assert done.returncode == 0, done
     done = worker.libai("resume", "out/mlp_digits", "train.train_iter=4", cwd=tmp_path)
     assert done.returncode == 0, done

@@ -40,6 +40,10 @@ from libai.utils.rank_notes import (
     world_size,
 )
 
+# factor of the time limit within which another rank waits for rank 0, and the longest time in
+# seconds that one attempt to connect may take
+_PATIENCE, _LONGEST_TRY = 1.1, 1.1
+
 # option of `ulimit`, its limit, the smallest accepted value, what it limits. A rank opens about 20
 # files, and more for connections to other ranks and for processes that load data. It starts about
 # 20 threads, and more on many cores.
@@ -219,9 +223,11 @@ def wait_for_rank0() -> None:
     """
     limit = read_limit(START_LIMIT, DEFAULT_MEETING_SECONDS)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    end = time.monotonic() + (limit or float("inf"))
+    # The launcher ends a rank 0 that hangs after the same limit, and names it.
+    left = limit * _PATIENCE or float("inf")
     reason = None
-    while time.monotonic() < end:
+    while left > 0:
+        began = time.monotonic()
         try:
             socket.create_connection((address, port), timeout=1.0).close()
             return
@@ -229,6 +235,8 @@ def wait_for_rank0() -> None:
             reason = error
             note_progress()  # only the time limit of this function applies
             time.sleep(0.05)
+        # like the launcher, count only the time in which this process runs
+        left -= min(time.monotonic() - began, _LONGEST_TRY)
     raise UserError(
         f"rank {os.environ.get('RANK')} could not reach rank 0 at {address}:{port} within "
         f"{limit:g} s ({reason}). Is the first node running, with the same ADDR and PORT, and no "

@@ -114,13 +114,14 @@ def test_ended_from_outside_it_leaves_no_process_and_no_file(tmp_path):
     scratch.mkdir()
     command = (sys.executable, str(HERE / "sleeper.py"), "--first-seconds", "1000")
     program = (
-        "import os, signal, threading\n"
+        "import os, pathlib, signal, threading\n"
         "from launched import children, wait_until\n"
         "from libai.benchmark import process\n"
         "from libai.benchmark.variants import VariantSpec\n"
         "from libai.cli.commands import benchmark\n"
         "def end():\n"
-        "    wait_until(lambda: children('sleeper.py'))\n"
+        f"    logs = pathlib.Path({str(scratch)!r})\n"
+        "    wait_until(lambda: any(log.read_text() for log in logs.rglob('log.txt')))\n"
         "    print(children('sleeper.py')[0], flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "threading.Thread(target=end, daemon=True).start()\n"

@@ -22,7 +22,7 @@ class Worker:
         program: str | Path,
         *arguments: str | Path,
         cwd: str | Path = jobs.ROOT,
-        timeout: float = 120,
+        timeout: float = 280,
         **environment: str,
     ) -> jobs.Finished:
         """Run `python PROGRAM ARGUMENTS` in the folder `cwd`. `timeout` seconds end the process."""

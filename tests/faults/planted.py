@@ -4,21 +4,17 @@ The environment variable FAULT holds the fault as JSON (`fault_jobs.Fault`). The
 says that it has happened: a job that starts again is not disturbed.
 """
 
-import os
-import time
-
-if os.environ.get("RANK", "-") == os.environ.get("LATE_RANK"):
-    time.sleep(1000)  # before oneflow is imported, so that the other rank waits in vain
-
 import ctypes
 import json
 import logging
+import os
 import random
 import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 

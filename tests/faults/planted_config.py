@@ -1,16 +1,8 @@
 """The job of the planted faults: 40 iterations of 2 micro-batches, 8 samples over all ranks."""
 
-import planted
-from planted import (  # before oneflow, which waits for all ranks
-    Counted,
-    Model,
-    Planted,
-    StruckModel,
-    samples,
-)
-
-# isort: split
 import oneflow as flow
+import planted
+from planted import Counted, Model, Planted, StruckModel, samples
 
 from libai.config import LazyCall, defaults
 from libai.data import build_eval_loader, build_train_loader

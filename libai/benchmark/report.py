@@ -140,12 +140,27 @@ def compare(measured: Measured, baseline: Measured, floor: float) -> dict[str, A
 
 
 def _conclusions(trained: Mapping[str, Measured], floor: float) -> Iterator[str]:
-    """Yield sentences on the overhead of the trainers and on the gain of compilation."""
+    """Yield sentences on the trainers' overhead and on when compilation pays off."""
     for name, measured in trained.items():
-        others = {"The trainer": f"raw-{name}", "Compilation": name.replace("graph", "eager")}
-        for subject, other in others.items():
-            if other in trained and other != name:
-                yield f"{subject}: {compare(measured, trained[other], floor)['text']}."
+        if f"raw-{name}" in trained:
+            yield f"The trainer: {compare(measured, trained[f'raw-{name}'], floor)['text']}."
+        eager = trained.get(name.replace("graph", "eager"), measured)
+        if eager is not measured:
+            yield f"Compilation: {break_even(measured, eager, floor)}."
+
+
+def break_even(graph: Measured, eager: Measured, floor: float) -> str:
+    """Describe after how many iterations a compiled variant makes up for its slower start."""
+    found = compare(graph, eager, floor)
+    if found["verdict"] != FASTER:
+        return f"{found['text']}, so nothing shows that it pays off"
+    ratio = found["ratio"]
+    step = estimate(eager.blocks)["median"]
+    late = graph.first_seconds - eager.first_seconds + step * (1.0 - ratio["median"])
+    least, count, most = (
+        max(1, math.ceil(late / step / (1.0 - ratio[end]))) for end in ("low", "median", "high")
+    )
+    return f"{found['text']}, so it pays off after {count} iterations ({least} to {most})"
 
 
 def format_spread(found: Mapping[str, float], scale: float = 1.0) -> str:

@@ -24,9 +24,9 @@ LIBAI = (sys.executable, str(ROOT / "libai" / "__main__.py"))
 TRAIN_NET = str(ROOT / "tools" / "train_net.py")
 TRAIN_SH = str(ROOT / "tools" / "train.sh")
 #: folders whose modules the scripts of ranks import, besides their own
+_RANK_FOLDERS = ("contract", "dist", "engine", "inference", "layers", "parity", "zoo")
 RANK_FOLDERS = [
-    str(ROOT / name)
-    for name in ("", "tests", "tests/contract", "tests/engine", "tests/inference", "tests/parity")
+    str(ROOT / name) for name in ("", "tests", *(f"tests/{name}" for name in _RANK_FOLDERS))
 ]
 #: `import oneflow` in the test process fills the first group in; the others may come from the
 #: user's shell

@@ -1,16 +1,25 @@
-"""End scripts that tests start on several ranks: call `run_rank(main, *arguments)` in their last
-line.
-"""
+"""Helpers for scripts that tests start on several ranks: a common folder, and their end."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
-from libai.utils.distributed import barrier
+from libai.utils.distributed import barrier, broadcast_object, get_rank
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """Create a temporary folder for all ranks. Collective."""
+    with TemporaryDirectory() if get_rank() == 0 else nullcontext() as folder:
+        yield Path(broadcast_object(folder))
+        barrier()
 
 
 def run_rank(main: Callable[..., Any], *arguments: Any) -> NoReturn:

@@ -1,191 +1,186 @@
-"""Train planted faults on the ranks of one job and write the outcome of each.
-
-Started with the arguments RESULT.json by `jobs.run_ranks`, which sets PYTHONPATH.
+"""Cells with faults planted in models: each trains on two data-parallel ranks as in one process, or
+is refused: couplings of samples, views, state.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import coupled_models as cm
 import faults
 import numpy as np
+from cells import on_ranks
+from pairs import daily_rows
+from parity_cases import TRAINERS, build_trainer, compare, expected_of, record
+from seam_ranks import logged_lines
+
+from libai.utils.distributed import broadcast_object
+from libai.utils.errors import UserError
+
+GLOBAL = {"gradient_reduction": "global"}
+FLAT = {"gradient_reduction": "flat"}
+BY_RANK = {"batch_scope": "rank"}
+DDP = {"gradient_reduction": "ddp"}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A planted fault on two data-parallel ranks and its verdict. `parts`: 2 if each rank trains by
-    itself. `label`: label of a sample from the third iteration on.
-    """
-
-    fault: faults.Fault
-    mode: str
-    verdict: str
-    named: str = ""
-    parts: int = 1
-    label: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+def _outcome(fault: faults.Fault, mode: str, **options: Any) -> str:
+    return faults.outcome(faults.case_of(fault), mode, **options)
 
 
-def cells() -> dict[str, Cell]:
-    found = {}
-    eager_ranks = {"gradient_reduction": "global"}
-    for name, model in {**cm.COUPLED, **cm.UNCOUPLED}.items():
-        for mode in ("eager", "graph"):
-            found[f"{name}, {mode}"] = Cell(faults.Fault(model), mode, "right")
-    for name, culprit in (("contrastive", "Contrastive"), ("experts", "balance (SoftBalance)")):
-        fault = faults.Fault(cm.COUPLED[name])
-        by_rank = {"batch_scope": "rank"}
-        found[f"{name}, each rank, eager"] = Cell(fault, "eager", "right", parts=2, options=by_rank)
-        found[f"{name}, each rank, graph"] = Cell(
-            fault, "graph", "refused", culprit, options=by_rank
-        )
-        flat = {"gradient_reduction": "flat"}
-        found[f"{name}, flat, eager"] = Cell(fault, "eager", "refused", culprit, options=flat)
-    mean = faults.Fault(cm.BatchMean)
-    for reduction in ("flat", "ddp"):
-        found[f"mean, {reduction}"] = Cell(
-            mean, "eager", "refused", options={"gradient_reduction": reduction}
-        )
-    found["mean, each rank, global"] = Cell(
-        mean, "eager", "refused", options={**eager_ranks, "batch_scope": "rank"}
-    )
-    for mode in ("eager", "graph"):
-        found[f"kernel of one rank, {mode}"] = Cell(
-            faults.Fault(cm.KernelOfOneRank), mode, "refused", "KernelOfOneRank"
-        )
-    found["metrics, eager"] = Cell(faults.Fault(cm.Metered), "eager", "warned", "'largest'")
-    found["metrics, graph"] = Cell(faults.Fault(cm.Metered), "graph", "right")
-    for name in faults.LOST + faults.KEPT:
-        fault = faults.FAULTS[name]
-        found[f"{name}, eager"] = Cell(fault, "eager", "right")
-        found[f"{name}, graph"] = Cell(fault, "graph", fault.graph)
-        found[f"{name}, global"] = Cell(fault, "eager", fault.graph, options=eager_ranks)
-    for mode in ("eager", "graph"):
-        for label, verdict in ((3, "right"), (4, "refused"), (-1, "refused")):
-            named = f"y[0] is {label}, but " if verdict == "refused" else ""
-            found[f"label {label}, {mode}"] = Cell(
-                faults.Fault(cm.UNCOUPLED["plain"]), mode, verdict, named, label=label
-            )
+# ----------------------------------------------------------------------------------------------
+# models whose samples are coupled, and models that only look like it
+
+_MODELS = {**cm.COUPLED, **cm.UNCOUPLED}
+_ROWS = [(name, mode) for name in _MODELS for mode in TRAINERS]
+
+
+@on_ranks(2, map(", ".join, _ROWS), [*map(", ".join, daily_rows(_ROWS, together=1))])
+def samples_of_all_ranks_are_coupled(key: str) -> None:
+    name, mode = key.split(", ")
+    found = _outcome(faults.Fault(_MODELS[name]), mode)
+    assert found == "right", found
+
+
+# ----------------------------------------------------------------------------------------------
+# single verdicts
+
+
+_CONTRASTIVE, _EXPERTS, _MEAN, _PLAIN, _KERNEL = map(
+    faults.Fault,
+    (cm.Contrastive, cm.Experts, cm.BatchMean, cm.UNCOUPLED["plain"], cm.KernelOfOneRank),
+)
+_BALANCE = "balance (SoftBalance)"
+_PART = faults.FAULTS["a part of a parameter"]
+#: fault, mode, options, and the outcome: "right", or a text in the error
+VERDICTS = {
+    "contrastive, each rank, eager": (_CONTRASTIVE, "eager", BY_RANK, "right"),
+    "contrastive, each rank, graph": (_CONTRASTIVE, "graph", BY_RANK, "Contrastive"),
+    "contrastive, flat": (_CONTRASTIVE, "eager", FLAT, "Contrastive"),
+    "experts, each rank, eager": (_EXPERTS, "eager", BY_RANK, "right"),
+    "experts, each rank, graph": (_EXPERTS, "graph", BY_RANK, _BALANCE),
+    "experts, flat": (_EXPERTS, "eager", FLAT, _BALANCE),
+    "mean, ddp": (_MEAN, "eager", DDP, ""),
+    "mean, each rank, global": (_MEAN, "eager", {**GLOBAL, **BY_RANK}, ""),
+    "kernel of one rank, eager": (_KERNEL, "eager", {}, "KernelOfOneRank"),
+    "kernel of one rank, graph": (_KERNEL, "graph", {}, "KernelOfOneRank"),
+    "plain, each rank, graph": (_PLAIN, "graph", BY_RANK, "right"),
     # trains on one process; as global tensors, which a changed buffer takes, the part is a copy
-    found["a part of a buffer, eager"] = Cell(
-        faults.FAULTS["a part of a buffer"], "eager", "refused"
-    )
-    part = faults.FAULTS["a part of a parameter"]
-    found["a part of a parameter, eager"] = Cell(part, "eager", "right")
-    found["a part of a parameter, graph"] = Cell(part, "graph", "refused", "middle.part")
-    plain = faults.Fault(cm.UNCOUPLED["plain"])
-    found["plain, each rank, graph"] = Cell(
-        plain, "graph", "right", options={"batch_scope": "rank"}
-    )
-    found["a parameter unfrozen later, eager"] = Cell(
-        faults.FAULTS["a parameter unfrozen later"], "eager", "right"
-    )
-    for name in (
-        *(
-            "buffer, copy_",
-            "buffer, through detach",
-            "a frozen parameter that moves",
-            "a parameter without dimensions",
-        ),
-        *(
-            "hook of an object with a module",
-            "gradient hook",
-            "gradient hook that changes a buffer",
-        ),
-        *("parameters in float64", "tensors with shared memory", "columns that are replaced"),
-        *("samples chosen by a mask", "a buffer that is written by index"),
-    ):
-        for mode in ("eager", "graph"):
-            fault = faults.FAULTS[name]
-            found[f"{name}, {mode}"] = Cell(fault, mode, getattr(fault, mode))
-    found["gradient hook, ZeRO, graph"] = Cell(
-        faults.FAULTS["gradient hook"],
-        "graph",
-        "warned",
-        "middle.inner.weight",
-        options={"zero_stage": 2},
-    )
-    frozen = faults.FAULTS["a layer that is frozen in between"]
-    found["frozen in between, ddp"] = Cell(
-        frozen, "eager", "refused", "was frozen", options={"gradient_reduction": "ddp"}
-    )
-    found["attribute, eager"] = Cell(faults.FAULTS["an average in an attribute"], "eager", "right")
-    return found
+    "a part of a buffer": (faults.FAULTS["a part of a buffer"], "eager", {}, ""),
+    "a part of a parameter, eager": (_PART, "eager", {}, "right"),
+    "a part of a parameter, graph": (_PART, "graph", {}, "middle.part"),
+    "frozen in between": (
+        faults.FAULTS["a layer that is frozen in between"],
+        "eager",
+        DDP,
+        "was frozen",
+    ),
+    "unfrozen later": (faults.FAULTS["a parameter unfrozen later"], "eager", {}, "right"),
+    "an attribute": (faults.FAULTS["an average in an attribute"], "eager", {}, "right"),
+}
 
 
-def outcome(cell: Cell) -> str:
-    """Return `right`, or `warned: …`, `wrong: …`, `refused: …` or `late: …` with what was found."""
-    from toy import record_losses, split
+@on_ranks(2, VERDICTS)
+def a_fault_has_its_verdict(name: str) -> None:
+    fault, mode, options, expected = VERDICTS[name]
+    case = faults.case_of(fault)
+    if options == BY_RANK:
+        case = case.with_(cut_by="rank")
+    found = faults.outcome(case, mode, **options)
+    if expected == "right":
+        assert found == "right", found
+    else:
+        assert found.startswith("refused") and expected in found, found
 
-    from libai.engine import EagerTrainer, GraphTrainer
-    from libai.parallel import Mesh
-    from libai.utils.distributed import all_reduce, get_rank
-    from libai.utils.errors import UserError
 
-    fault = cell.fault
-    model, optimizer = faults.build(fault)
-    before = faults.state_of(model)
-    data = faults.batches(faults.UPDATES * fault.accumulation)
-    mine = [split(batch, 2)[get_rank()] for batch in data]
-    if cell.label is not None:
-        for batch in mine[2:]:
-            batch["y"][0] = cell.label
-    trainers = {"eager": EagerTrainer, "graph": GraphTrainer}
-    lines = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("libai").addHandler(handler)
+# ----------------------------------------------------------------------------------------------
+# faults whose verdict is that of one process
+
+#: ways to train, and the mode whose verdict in one process holds for it
+_WAYS = {"eager": ("eager", "eager"), "graph": ("graph", "graph"), "global": ("eager", "graph")}
+_STATE = (
+    "buffer, copy_",
+    "buffer, through detach",
+    "a frozen parameter that moves",
+    "a parameter without dimensions",
+    "hook of an object with a module",
+    "gradient hook",
+    "gradient hook that changes a buffer",
+    "parameters in float64",
+    "tensors with shared memory",
+    "columns that are replaced",
+    "samples chosen by a mask",
+    "a buffer that is written by index",
+)
+_SAME = [
+    *(
+        (name, way)
+        for name in (*faults.LOST, *faults.KEPT)
+        for way in _WAYS
+        if (name, way) != ("a part of a buffer", "eager")
+    ),
+    *((name, mode) for name in _STATE for mode in TRAINERS),
+]
+
+
+@on_ranks(2, map("; ".join, _SAME), [*map("; ".join, daily_rows(_SAME, together=1))])
+def a_fault_has_the_verdict_of_one_process(key: str) -> None:
+    """Views count as in a graph for global tensors."""
+    name, way = key.split("; ")
+    mode, judge = _WAYS[way]
+    fault = faults.FAULTS[name]
+    found = _outcome(fault, mode, **(GLOBAL if way == "global" else {}))
+    assert found.partition(":")[0] == getattr(fault, judge), found
+
+
+# ----------------------------------------------------------------------------------------------
+# warnings and labels
+
+
+def _warnings_of(mode: str, fault: faults.Fault, **options: Any) -> str:
+    """Return the warnings of rank 0 during a run that trains as one process does. Collective."""
+    with logged_lines(logging.WARNING) as lines:
+        found = _outcome(fault, mode, **options)
+    assert found == "right", found
+    return broadcast_object(" ".join(lines))
+
+
+@on_ranks(2)
+def metrics_that_are_no_means_are_named_in_eager_mode(_: str) -> None:
+    assert "'largest'" in _warnings_of("eager", faults.Fault(cm.Metered))
+    assert "'largest'" not in _warnings_of("graph", faults.Fault(cm.Metered))
+
+
+@on_ranks(2)
+def a_gradient_hook_of_a_sharded_weight_is_named_in_graph_mode(_: str) -> None:
+    found = _warnings_of("graph", faults.FAULTS["gradient hook"], zero_stage=2)
+    assert "middle.inner.weight" in found, found
+
+
+_LABELS = [(label, mode) for label in ("3", "4", "-1") for mode in TRAINERS]
+
+
+@on_ranks(2, map(", ".join, _LABELS), [*map(", ".join, daily_rows(_LABELS, together=1))])
+def a_label_that_is_no_class_is_refused(key: str) -> None:
+    """Labels 0 to 3 are classes."""
+    label, mode = key.split(", ")
+    case = faults.case_of(_PLAIN)
+    batches = case.batches()
+    for batch in batches[2:]:
+        batch["y"][[0, 6]] = int(label)  # the first of each rank
+    trainer = build_trainer(case.with_(batches=lambda: batches), mode)
+    lines = record(trainer)
     try:
-        trainer = trainers[cell.mode](
-            model,
-            mine,
-            optimizer,
-            mesh=Mesh.of_this_job("cpu"),
-            device="cpu",
-            num_accumulation_steps=fault.accumulation,
-            **cell.options,
-        )
-        losses = record_losses(trainer)
-        trainer.train(0, faults.UPDATES)
+        trainer.train(0, len(batches))
     except UserError as error:
-        has_moved = faults.distance_of_states(faults.state_of(model), before) > 0
-        is_late = (
-            bool(all_reduce(float(has_moved), "max")) and cell.label is None
-        )  # labels are bad from the third on
-        return f"{'late' if is_late else 'refused'}: {error}"
-    finally:
-        logging.getLogger("libai").removeHandler(handler)
-    if cell.label is not None:  # the plain loop has other labels
-        has_trained = len(losses) == faults.UPDATES and bool(np.isfinite(losses).all())
-        return "right" if has_trained else f"wrong: {losses}"
-    expected, state = faults.plain_loop(fault, cell.parts)
-    apart = max(
-        faults.distance(losses, expected), faults.distance_of_states(faults.state_of(model), state)
-    )
-    apart = float(all_reduce(apart, "max"))
-    if apart > 1e-5:
-        return f"wrong: {apart:.1e}"
-    return f"warned: {' '.join(lines)}" if cell.verdict == "warned" and lines else "right"
+        assert label != "3" and f"y[0] is {label}, but " in str(error), error
+    else:
+        assert label == "3" and np.isfinite([line["train/loss"] for line in lines]).all()
 
 
-def main(target: str) -> None:
-    from libai.utils.distributed import get_rank
-
-    rows = {}
-    for name, cell in cells().items():
-        rows[name] = outcome(cell)
-        if get_rank() == 0:
-            print(name, rows[name], flush=True)
-            Path(target).write_text(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    from ranks import run_rank
-
-    run_rank(main, sys.argv[1])
+@on_ranks(2)
+def a_rank_by_itself_is_not_the_whole_batch(_: str) -> None:
+    """Negative control: the plain loops of the two scopes differ."""
+    case = faults.case_of(_MEAN)
+    by_rank = expected_of(case.with_(cut_by="rank"), data_ranks=2)
+    assert compare(by_rank, expected_of(case)).loss > 1e-3

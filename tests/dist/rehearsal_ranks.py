@@ -1,75 +1,99 @@
-"""Runs with `train.rehearse` and `train.rehearse_every` on two ranks, for test_rehearsal_ranks.py.
-
-Started with the arguments FOLDER by `jobs.run_ranks`, which sets PYTHONPATH.
+"""Cells about rehearsals: on two data-parallel ranks they leave no trace, give one verdict and
+never hang.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import oneflow as flow
-import pytest
 import toy
+from cells import on_ranks
 from oneflow import nn
-from test_parity_in_training import NO_EVALUATION, Averaging, ByRank, Dropping, Wrong
+from parity_cases import TRAINERS, record
+from seam_ranks import logged_lines, own_batches
+from test_parity_in_training import Averaging, ByRank, Dropping, Wrong
 
-from libai.config import LazyCall, validate
-from libai.engine import EagerTrainer, Run, default_setup, hooks
+from libai.engine import hooks
 from libai.engine.rehearsal import one_process
-from libai.utils.distributed import barrier, gather_objects, get_rank
+from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
 
-
-def main(folder: str) -> None:
-    rows = {}
-    for mode in ("eager", "graph"):
-        for model in (Averaging, Dropping):
-            rows[f"plain, {mode}, {model.__name__}"] = run(folder, mode, model, "train.rehearse=0")
-            words = ["train.rehearse=2", "train.rehearse_every=1"]
-            rows[f"checked, {mode}, {model.__name__}"] = run(folder, mode, model, *words)
-    ddp = "train.dist.gradient_reduction=ddp"
-    rows["plain, ddp"] = run(folder, "eager", Dropping, ddp, "train.rehearse=0")
-    rows["checked, ddp"] = run(folder, "eager", Dropping, ddp, "train.rehearse_every=1")
-    rows["wrong, graph"] = run(folder, "graph", Wrong)
-    rows["wrong, eager"] = run(folder, "eager", ByRank)
-    rows["wrong, ddp"] = run(folder, "eager", ByRank, ddp)
-    rows["wrong, accumulation"] = run(folder, "eager", ByRank, "train.num_accumulation_steps=2")
-    shared = ("train.zero_optimization.enabled=true", "train.zero_optimization.stage=2")
-    rows["shared"] = run(folder, "graph", Averaging, *shared)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_process, "available_bytes", lambda: 10)
-        rows["too large"] = run(folder, "graph", Averaging, *shared)
-    for value in ("sum", "mean"):
-        rows[f"switched to {value}"] = switched(value)
-    if get_rank() == 0:
-        Path(folder, "rows.json").write_text(json.dumps(rows))
+DDP = {"gradient_reduction": "ddp"}
 
 
-def run(folder: str, mode: str, model: Any, *words: str) -> dict[str, Any]:
-    """Return the losses of a run of four iterations, and the error of every rank."""
-    from contract_runs import make_config
+def _run(mode: str, cls: Any, *its_hooks: Any, **options: Any) -> tuple[Any, list[float]]:
+    """Return the trainer of a run of four iterations, and its losses."""
+    flow.manual_seed(0)
+    model = cls()
+    optimizer = toy.optimizer_of("sgd", model)
+    trainer = TRAINERS[mode](model, own_batches(), optimizer, **options)
+    lines = record(trainer)
+    trainer.register_hooks(list(its_hooks))
+    trainer.train(0, 4)
+    return trainer, [line["train/loss"] for line in lines]
 
-    run.count = getattr(run, "count", 0) + 1  # type: ignore[attr-defined]
-    out = Path(folder, f"run_{run.count}")  # type: ignore[attr-defined]
-    config = make_config(
-        out, mode, NO_EVALUATION, "train.train_iter=4", "train.checkpointer.enabled=false", *words
-    )
-    config.model = LazyCall(model)()
-    error = None
+
+CURVES = {
+    "eager": ("eager", Averaging, {}),
+    "graph": ("graph", Dropping, {}),
+    "ddp": ("eager", Dropping, DDP),
+}
+
+
+@on_ranks(2, CURVES)
+def a_rehearsed_run_has_the_same_curve(name: str) -> None:
+    mode, model, options = CURVES[name]
+    _, plain = _run(mode, model, rehearse=0, **options)
+    with logged_lines() as lines:
+        _, checked = _run(mode, model, hooks.RehearsalHook(1), rehearse=2, **options)
+    assert checked == plain and len(plain) == 4
+    assert "different model" not in "".join(lines)
+
+
+#: mode, model, settings and the error
+REFUSED = {
+    "graph": (
+        "graph",
+        Wrong,
+        {},
+        "would train a different model than eager mode: in update 1 the loss",
+    ),
+    **{
+        name: ("eager", ByRank, options, "ByRank.forward differs between ranks: on rank 1, in u")
+        for name, options in {
+            "flat": {},
+            "ddp": DDP,
+            "accumulation": {"num_accumulation_steps": 2},
+        }.items()
+    },
+}
+
+
+@on_ranks(2, REFUSED)
+def another_training_ends_every_rank_with_one_message(name: str) -> None:
+    mode, model, options, text = REFUSED[name]
+    error = ""
     try:
-        Run(default_setup(validate(config, world_size=2))).train()
+        _run(mode, model, **options)
     except UserError as raised:
         error = str(raised)
-    barrier()
-    found = {"errors": gather_objects(error), "loss": []}
-    if get_rank() == 0 and error is None:
-        numbers = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        found["loss"] = [row["train/loss"] for row in numbers if "train/loss" in row]
-        found["log"] = (out / "log.txt").read_text()
-    return found
+    first, second = gather_objects(error)
+    assert first == second and text in first and "\n" not in first, first
+
+
+@on_ranks(2)
+def a_model_that_fits_on_no_rank_is_not_compared_with_one_process(_: str) -> None:
+    text = "not compared with one process: the whole model"
+    with logged_lines() as lines:
+        _, whole = _run("graph", Averaging, zero_stage=2)
+        assert text not in "".join(lines)
+        with mock.patch.object(one_process, "available_bytes", lambda: 10):
+            _, found = _run("graph", Averaging, zero_stage=2)
+    assert found == whole
+    first, second = gather_objects("".join(lines).count(text))
+    assert first + second >= 1
 
 
 class Switched(toy.Classifier):
@@ -80,26 +104,15 @@ class Switched(toy.Classifier):
         return {"losses": {"cls": nn.functional.cross_entropy(logits, y, reduction=self.reduction)}}
 
 
-def switched(value: str) -> dict[str, Any]:
-    """A run whose updates are all rehearsed, in which a hook sets the reduction of the loss before
-    the third one.
-    """
-    flow.manual_seed(0)
-    model = Switched()
-    data = toy.batches(6, seed=get_rank())
-    trainer = EagerTrainer(model, data, flow.optim.SGD(model.parameters(), lr=0.1))
-    switch = hooks.CallbackHook(before_step=lambda one: set_reduction(one, value), priority=5)
-    trainer.register_hooks([switch, hooks.RehearsalHook(1)])
-    trainer.train(0, 5)
-    return {"iters": trainer.completed_iters, "is_global": trainer.layout.is_global}
+@on_ranks(2, ["sum", "mean"])
+def a_rehearsed_switch_that_makes_the_loss_mix_samples_leads_to_global_tensors(value: str) -> None:
+    """All updates are rehearsed, and a hook sets the reduction of the loss before the third one."""
 
+    def switch(trainer: Any) -> None:
+        if trainer.iter == 2:
+            trainer.model.reduction = value
 
-def set_reduction(trainer: Any, value: str) -> None:
-    if trainer.iter == 2:
-        trainer.model.reduction = value
-
-
-if __name__ == "__main__":
-    from ranks import run_rank
-
-    run_rank(main, sys.argv[1])
+    switching = hooks.CallbackHook(before_step=switch, priority=5)
+    trainer, losses = _run("eager", Switched, switching, hooks.RehearsalHook(1))
+    assert len(losses) == 4
+    assert trainer.layout.is_global == (value == "sum")

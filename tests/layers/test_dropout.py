@@ -2,9 +2,6 @@
 two processes.
 """
 
-from pathlib import Path
-
-import jobs
 import numpy as np
 import oneflow as flow
 import pytest
@@ -135,19 +132,3 @@ def test_stock_dropout_repeats_its_mask_in_each_layer():
     # out of date
     x = flow.ones(*SHAPE)
     assert (nn.Dropout(0.5)(x).numpy() == nn.Dropout(0.5)(x).numpy()).all()
-
-
-@pytest.mark.launch
-@pytest.mark.e2e
-def test_two_processes_draw_the_masks_of_one(tmp_path):
-    script = Path(__file__).parent / "draw_on_two_ranks.py"
-    jobs.run_ranks(script, 2, tmp_path, cwd=tmp_path, timeout=120)
-    expected = run_eagerly(make_drops(), flow.tensor(numbers()))
-    for way in ("local", "global", "graph"):
-        assert (np.load(tmp_path / f"{way}.npy") == expected).all(), way
-    # negative control: ranks that do not know which they are
-    assert (np.load(tmp_path / "without-rank.npy") != expected).any()
-    # a split in the middle of a sample, as tensor parallel layers have it
-    expected = run_eagerly(make_drops()[0], flow.tensor(numbers()))
-    for way in ("split1", "split2", "split2-graph"):
-        assert (np.load(tmp_path / f"{way}.npy") == expected).all(), way

@@ -1,4 +1,4 @@
-"""ZeRO splits the expected axes of parameters. tests/dist/test_zero.py runs these layouts."""
+"""ZeRO splits the expected axes of parameters (training: tests/dist/zero_ranks.py)."""
 
 import logging
 

@@ -13,15 +13,25 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import oneflow as flow
 import oneflow.nn.functional as F
 from oneflow import nn
+from parity_cases import (
+    Case,
+    build_trainer,
+    compare,
+    expected_of,
+    run,
+    tensors_of,
+    worst_of_ranks,
+)
 
-from libai.parallel import full_tensor
-from libai.utils.tensors import saved_tensor_hooks
+from libai.utils.distributed import any_rank, get_world_size
+from libai.utils.errors import UserError
 
 UPDATES = 4
 WIDTH = 8
@@ -105,80 +115,66 @@ def with_a_norm(layer: nn.Module) -> None:
     layer.norm = nn.BatchNorm1d(WIDTH)
 
 
-def batches(count: int, size: int = 12) -> list[dict[str, np.ndarray]]:
+def batches(accumulation: int) -> list[dict[str, np.ndarray]]:
+    """Return a batch for each update, for micro-batches of 12 samples."""
     rng = np.random.default_rng(0)
-    draw = rng.standard_normal
-    return [
-        {"x": draw((size, 6)).astype(np.float32), "y": rng.integers(0, 4, size)}
-        for _ in range(count)
-    ]
+    return [_join([_draw(rng) for _ in range(accumulation)]) for _ in range(UPDATES)]
 
 
-def build(fault: Fault) -> tuple[nn.Module, flow.optim.Optimizer]:
-    """Return a model with the fault and its optimizer, always from the same weights and the same
-    Python state.
-    """
-    reset_python()
+def _draw(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    return {
+        "x": rng.standard_normal((12, 6)).astype(np.float32),
+        "y": rng.integers(0, 4, 12),
+    }
+
+
+def _join(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def case_of(fault: Fault) -> Case:
+    """Return the training of a fault. A micro-batch of all ranks counts as one."""
+    return Case(
+        lambda model: OPTIMIZERS[fault.optimizer](model.parameters()),
+        partial(_build, fault),
+        partial(batches, fault.accumulation),
+        max_norm=None,
+        accumulation=fault.accumulation,
+        cut_by="micro-batch",
+    )
+
+
+def _build(fault: Fault) -> nn.Module:
+    """Return a model with the fault, always from the same weights and the same Python state."""
+    STEPS[0] = 0
+    SCALES.clear()
+    flow.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
     model = fault.build()
     rng = np.random.default_rng(3)
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.ndim > 1:
             drawn = rng.standard_normal(tuple(parameter.shape), dtype=np.float32)
             parameter.data.copy_(flow.tensor(drawn * 0.4))
-    return model, OPTIMIZERS[fault.optimizer](model.parameters())
+    return model
 
 
-def reset_python() -> None:
-    """Restore the variables of this module and the random states."""
-    STEPS[0] = 0
-    SCALES.clear()
-    flow.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
+def outcome(case: Case, mode: str, **options: Any) -> str:
+    """Return `right`, or `wrong: …`, `refused: …` or `late: …` with the difference or the error.
 
-
-def plain_loop(fault: Fault, parts: int = 1) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Return the losses and the final state of a loop without libai; each batch is cut into
-    `parts`.
-
-    The values that the backward pass needs are copied. If they are changed in place, PyTorch raises
-    an error, but OneFlow 0.9 uses the new values.
+    Collective.
     """
-    model, optimizer = build(fault)
-    losses = []
-    data = batches(UPDATES * fault.accumulation)
-    for start in range(0, len(data), fault.accumulation):
-        total = 0.0
-        for batch in data[start : start + fault.accumulation]:
-            for part in range(parts):
-                tensors = {
-                    name: flow.tensor(np.split(array, parts)[part]) for name, array in batch.items()
-                }
-                with saved_tensor_hooks(lambda t: t.detach().clone(), lambda t: t):
-                    loss = sum(model(**tensors)["losses"].values()) / (fault.accumulation * parts)
-                loss.backward()
-                total += loss.item()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(total)
-    return losses, state_of(model)
-
-
-def state_of(model: nn.Module) -> dict[str, np.ndarray]:
-    return {name: full_tensor(tensor).numpy().copy() for name, tensor in model.state_dict().items()}
-
-
-def distance(found: list[float], expected: list[float]) -> float:
-    """Return the largest relative difference of two lists of losses."""
-    return max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(found, expected, strict=True))
-
-
-def distance_of_states(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    """Return the largest difference of two tensors with the same name, relative to the largest
-    element.
-    """
-    assert found.keys() == expected.keys()
-    return max(
-        np.abs(value - expected[name]).max() / max(np.abs(expected[name]).max(), 1e-3)
-        for name, value in found.items()
-    )
+    before = {}
+    trainer = None
+    try:
+        trainer = build_trainer(case, mode, **{"rehearse": None, **options})
+        before = tensors_of(trainer.model)
+        result = run(trainer, UPDATES)
+    except UserError as error:
+        after = tensors_of(trainer.model) if before else {}
+        has_moved = any(not np.array_equal(after[name], value) for name, value in before.items())
+        return f"{'late' if any_rank(has_moved) else 'refused'}: {error}"
+    apart = worst_of_ranks(compare(result, expected_of(case, get_world_size())))
+    is_right = max(apart.loss, apart.weights) <= 1e-5
+    return "right" if is_right else f"wrong: {apart}"

@@ -27,9 +27,8 @@ def check(build_model, build_optimizer=None, *, batches=None, num_iters=3, **opt
 
 
 def check_fault(name):
-    fault = faults.FAULTS[name]
-    model, optimizer = faults.build(fault)
-    return check(lambda: model, lambda _: optimizer, batches=faults.batches(4))
+    case = faults.case_of(faults.FAULTS[name])
+    return check(case.model, case.optimizer, batches=case.batches())
 
 
 @pytest.mark.promise

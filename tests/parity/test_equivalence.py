@@ -1,21 +1,23 @@
 """Eager mode, graph mode and a plain loop over full batches give the same result in one process.
 
-tests/dist/test_parity_two_ranks.py tests the same on two ranks. test_equivalence_controls.py plants
+tests/dist tests the same on two ranks. test_equivalence_controls.py plants
 differences.
 """
 
 import functools
 
 import pytest
+from families import IMAGES, TEXT
 from parity_cases import OPTIMIZERS, Case, compare, expected_of, trained
-from parity_variants import MOMENTUM, SCHEDULES, VARIANTS, groups_with
+from parity_variants import SCHEDULES, VARIANTS, groups_with, scheduled
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*param `maximize` takes effect:FutureWarning")
 
+FAMILIES = {name: {**IMAGES, **TEXT}[name] for name in ("gpt", "resnet")}
 CASES = {
     **{f"optimizer {name}": Case(build, accumulation=4) for name, build in OPTIMIZERS.items()},
-    **{f"schedule {name}": Case(MOMENTUM, schedule=build) for name, build in SCHEDULES.items()},
-    **{name: case.with_(accumulation=2) for name, case in VARIANTS.items()},
+    **{f"schedule {name}": scheduled(name) for name in SCHEDULES},
+    **{name: case.with_(accumulation=2) for name, case in {**VARIANTS, **FAMILIES}.items()},
     # the loss of such a model is not a sum over samples, so it changes if a batch is cut into parts
     "dropout, whole batches": VARIANTS["dropout"],
     "batch_norm, whole batches": VARIANTS["batch_norm"],

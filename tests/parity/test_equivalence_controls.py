@@ -5,7 +5,7 @@ detect it.
 import oneflow as flow
 import pytest
 from parity_cases import OPTIMIZERS, Case, compare, expected_of, plain_loop, trained
-from parity_variants import ADAMW, MOMENTUM, SCHEDULES, VARIANTS, MeanOfMeans, Normalized
+from parity_variants import ADAMW, MOMENTUM, SCHEDULES, VARIANTS, MeanOfMeans, Normalized, scheduled
 
 
 def assert_seen(difference, case, at_least=None):
@@ -52,7 +52,7 @@ class Late:
 
 @pytest.mark.e2e
 def test_a_schedule_that_is_one_iteration_late(mode):
-    case = Case(MOMENTUM, schedule=SCHEDULES["cosine"])
+    case = scheduled("cosine")
     difference = compare(trained(case.with_(schedule=Late), mode), expected_of(case))
     assert difference.rate > 0
     assert_seen(difference, case, 1e-4)

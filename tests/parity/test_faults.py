@@ -3,34 +3,7 @@ modes.
 """
 
 import faults
-import numpy as np
 import pytest
-import toy
-
-from libai.utils.errors import UserError
-
-
-def outcome(fault, mode, **options):
-    """Return `right`, or `wrong: …` or `refused: …` with the difference or the error."""
-    model, optimizer = faults.build(fault)
-    before = faults.state_of(model)
-    data = faults.batches(faults.UPDATES * fault.accumulation)
-    options = {"num_accumulation_steps": fault.accumulation, **fault.options, **options}
-    try:
-        trainer = toy.trainer_of(mode, model, data, optimizer, **options)
-        losses = toy.record_losses(trainer)
-        trainer.train(0, faults.UPDATES)
-    except UserError as error:
-        has_moved = any(
-            not np.array_equal(value, before[name])
-            for name, value in faults.state_of(model).items()
-        )
-        return f"late: {error}" if has_moved else f"refused: {error}"
-    expected, state = faults.plain_loop(fault)
-    apart = max(
-        faults.distance(losses, expected), faults.distance_of_states(faults.state_of(model), state)
-    )
-    return "right" if apart <= 1e-5 else f"wrong: {apart:.1e}"
 
 
 def cases():
@@ -52,7 +25,7 @@ def cases():
 @pytest.mark.parametrize(("name", "mode"), list(cases()))
 def test_a_planted_fault_has_its_verdict(name, mode):
     fault = faults.FAULTS[name]
-    found = outcome(fault, mode)
+    found = faults.outcome(faults.case_of(fault), mode, **fault.options)
     verdict = getattr(fault, mode)
     if verdict == "trains":
         assert found.partition(":")[0] in ("right", "wrong"), found
@@ -66,4 +39,4 @@ def test_a_planted_fault_has_its_verdict(name, mode):
 def test_a_fault_gives_a_wrong_result_without_a_rehearsal():
     """Negative control: without a rehearsal the gradient is wrong."""
     fault = faults.FAULTS["gradient of the mode, momentum"]
-    assert outcome(fault, "graph", rehearse=0).startswith("wrong")
+    assert faults.outcome(faults.case_of(fault), "graph", rehearse=0).startswith("wrong")

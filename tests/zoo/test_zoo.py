@@ -7,18 +7,8 @@ from pathlib import Path
 
 import pytest
 import zoo_data
-from zoo_runs import (
-    BOUND,
-    FAST,
-    Cell,
-    difference,
-    expected,
-    expected_of,
-    optimizer_name,
-    plain_loop,
-    trained,
-    zoo,
-)
+from parity_cases import compare, expected_of, plain_loop, trained
+from zoo_runs import BOUND, FAST, case_of, difference, expected, optimizer_name, zoo
 
 # OneFlow 0.9.0 says so of its own flow.zeros in a graph
 pytestmark = pytest.mark.filterwarnings(
@@ -35,8 +25,8 @@ QUICK = ("translator", "variance_penalty")
 )
 def test_a_plain_model_trains_alike_in_both_modes(mode, name):
     for accumulation in (1, 2):
-        cell = Cell(name, mode, accumulation=accumulation)
-        assert difference(trained(cell), expected_of(cell)) <= BOUND, cell
+        case = case_of(name, accumulation)
+        assert difference(trained(case, mode), expected_of(case)) <= BOUND, accumulation
 
 
 @pytest.mark.parametrize("name", sorted(TWINS))
@@ -47,17 +37,27 @@ def test_a_plain_model_trains_as_its_twin_in_pytorch_does(name):
     assert max(abs(a / b - 1) for a, b in zip(losses, twin)) <= BOUND
 
 
-def _shrink_the_parameters(model):
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data.mul_(0.999)
+class Shrinking:
+    """An optimizer after whose updates all weights shrink by a thousandth."""
+
+    def __init__(self, optimizer):
+        self.param_groups, self.zero_grad = optimizer.param_groups, optimizer.zero_grad
+        self._update = optimizer.step
+
+    def step(self):
+        self._update()
+        for group in self.param_groups:
+            for parameter in group.parameters:
+                parameter.data.mul_(0.999)
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", sorted(zoo()))
 def test_a_small_fault_in_any_model_is_seen(name):
-    """Negative control: weights that shrink by a thousandth at each update."""
-    assert difference(plain_loop(name, spoil=_shrink_the_parameters), expected(name)) > BOUND
+    """Negative control, by the losses alone."""
+    case = case_of(name)
+    spoiled = case.with_(optimizer=lambda model: Shrinking(case.optimizer(model)))
+    assert compare(plain_loop(spoiled), expected(name)).loss > BOUND
 
 
 @pytest.mark.e2e
@@ -67,6 +67,6 @@ def test_models_that_couple_their_samples_are_other_models_on_parts_of_a_batch()
         name
         for name, (model, _) in zoo().items()
         if not list(model().buffers())
-        and difference(plain_loop(name, parts=2), expected(name)) > BOUND
+        and difference(plain_loop(case_of(name), micro_batches=2), expected(name)) > BOUND
     }
     assert coupled == {name for name, (model, _) in zoo().items() if hasattr(model, "couples")}

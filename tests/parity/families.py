@@ -1,18 +1,22 @@
-"""Models of the mesh tests: a transformer written without regard to meshes, and batches for all
-models.
+"""The model families of libai as tiny cases, and a transformer written without regard to meshes.
+
+tests/parity trains them in one process and tests/dist on meshes.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import oneflow as flow
-import toy
 from oneflow import nn
+from parity_cases import FAMILY_WEIGHT_BOUND, ITERATIONS, Batches, Case, grouped
 
-from libai.layers import Dropout
+from libai.layers import Dropout, synchronize_batch_norms
+from libai.models import BERT, GPT, MLP, T5, Llama, ResMLP, ResNet, Swin, SwinV2, ViT
 
 VOCAB, LENGTH, WIDTH = 32, 8, 16
-ITERATIONS = 20
 
 
 class PlainAttention(nn.Module):
@@ -111,14 +115,14 @@ class PlainModel(nn.Module):
         return (labels != -100).sum()
 
 
-def token_batches() -> toy.Batches:
+def token_batches(iterations: int = ITERATIONS) -> Batches:
     """Return batches for `PlainModel` with about 40 % ignored labels, a different number in each
     sample.
     """
     size = 16
     rng = np.random.RandomState(0)
     made = []
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         ids = rng.randint(0, VOCAB, (size, LENGTH))
         labels = (ids + 1) % VOCAB
         labels[rng.rand(size, LENGTH) < rng.rand(size, 1) * 0.8] = -100
@@ -128,12 +132,12 @@ def token_batches() -> toy.Batches:
     return made
 
 
-def gpt_batches() -> toy.Batches:
+def gpt_batches() -> Batches:
     """Return the same batches without the mask, for GPT."""
     return [{"input_ids": batch["ids"], "labels": batch["labels"]} for batch in token_batches()]
 
 
-def bert_batches() -> toy.Batches:
+def bert_batches() -> Batches:
     """Return the same batches with BERT's mask, which is 0 on padding."""
     return [
         {
@@ -145,10 +149,70 @@ def bert_batches() -> toy.Batches:
     ]
 
 
-def image_batches() -> toy.Batches:
+def image_batches() -> Batches:
     """Return 8 x 8 images with one label each."""
     rng = np.random.RandomState(1)
     return [
         {"images": rng.randn(16, 1, 8, 8).astype(np.float32), "labels": rng.randint(0, 4, 16)}
         for _ in range(ITERATIONS)
     ]
+
+
+# ----------------------------------------------------------------------------------------------
+# cases
+
+CLIPPED = 0.5
+#: tails of `PlainModel` that belong to the last pipeline stage
+LAST = ["norm", "head", "labels"]
+# with eps=1e-8 Adam turns the rounding noise of gradients that are nearly zero into whole steps
+_case = partial(
+    Case,
+    optimizer=grouped("AdamW", 0.01, eps=1e-3),
+    max_norm=CLIPPED,
+    weight_bound=FAMILY_WEIGHT_BOUND,
+)
+
+
+def plain(**options: Any) -> Case:
+    """Return a case of `PlainModel` with these options, not clipped."""
+    model = partial(PlainModel, **options)
+    cut_by = "micro-batch" if options.get("dropout") else ""
+    return _case(model=model, batches=token_batches, max_norm=None, cut_by=cut_by)
+
+
+def _resnet(is_synchronized: bool = False) -> ResNet:
+    model = ResNet(1, 4, 4, (1, 1), "cifar")
+    if is_synchronized:
+        synchronize_batch_norms(model)
+    return model
+
+
+_images = partial(_case, batches=image_batches)
+VISION = {
+    "vit": _images(model=partial(ViT, 8, 4, 1, 4, 16, 2, 2)),
+    "swin": _images(model=partial(Swin, 8, 2, 1, 4, 8, (2, 1), (2, 2), 2)),
+    # norms after the branches amplify rounding: a small learning rate
+    "swinv2": _images(
+        model=partial(SwinV2, 8, 2, 1, 4, 16, (2, 1), (2, 2), 2),
+        optimizer=grouped("AdamW", 0.001, eps=1e-3),
+    ),
+    "resmlp": _images(model=partial(ResMLP, 8, 2, 1, 4, 16, 2, layer_scale=0.1)),
+}
+IMAGES = {
+    **VISION,
+    "mlp": _images(model=partial(MLP, 64, (16, 16), 4)),
+    "resnet": _images(model=_resnet, cut_by="rank"),
+    # statistics of all data-parallel ranks, as in one process
+    "synchronized": _images(model=partial(_resnet, True), cut_by="micro-batch"),
+}
+
+_ROBERTA = {"is_post_norm": True, "num_token_types": 1, "padding_token": 0}
+_T5 = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "inner_size": 24, "is_gated": True}
+_text = partial(_case, batches=bert_batches)
+TEXT = {
+    "gpt": _text(model=partial(GPT, VOCAB, LENGTH, 16, 2, 2, tie_head=False), batches=gpt_batches),
+    "llama": _text(model=partial(Llama, VOCAB, LENGTH, 16, 2, 4, 24, 2)),
+    "bert": _text(model=partial(BERT, VOCAB, LENGTH, 16, 2, 2)),
+    "roberta": _text(model=partial(BERT, VOCAB, LENGTH, 16, 2, 2, **_ROBERTA)),
+    "t5": _text(model=partial(T5, VOCAB, LENGTH, **_T5)),
+}

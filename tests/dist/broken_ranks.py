@@ -1,0 +1,40 @@
+"""Functions for test_rank_worker.py: cells that hold, raise, or end or block their job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from libai.utils.distributed import barrier, get_rank
+
+
+def holds(key: str) -> None:
+    barrier()
+    print(f"held {key}")
+
+
+def raises_on_one_rank(_: str) -> None:
+    assert get_rank() == 0, "wrong here"
+
+
+def raises_before_a_barrier(_: str) -> None:
+    assert get_rank() == 0, "not here"
+    barrier()
+
+
+def is_killed(_: str) -> None:
+    print("last words", flush=True)
+    if get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    barrier()
+
+
+def leaves(_: str) -> None:
+    os._exit(0)
+
+
+def blocks(_: str) -> None:
+    if get_rank() == 1:
+        time.sleep(3600)
+    barrier()

@@ -88,7 +88,7 @@ class Gradients:
         self.evaluated: tuple[str, int] | None = None
         #: factor for the loss before the backward pass (loss scaling); None: no scaling
         self.loss_scale: float | None = None
-        self._checked_keys: tuple[str, ...] = ()
+        self._ordered_keys: tuple[str, ...] = ()
         # a weak reference avoids a cycle: the trainer and its graph are freed with the last
         # reference to the trainer
         self._trainer: _Trainer = weakref.proxy(trainer)
@@ -104,11 +104,11 @@ class Gradients:
     def name_inputs(self, batch: Any) -> dict[str, Any]:
         """Return `as_batch_dict` for this model.
 
-        The signature of forward is checked only when the keys change.
+        The signature of forward is checked only when the keys or their order change.
         """
-        if not isinstance(batch, dict) or tuple(batch) != self._checked_keys:
-            batch = as_batch_dict(batch, self.model)
-            self._checked_keys = tuple(batch)
+        if not isinstance(batch, dict) or tuple(batch) != self._ordered_keys:
+            batch = as_batch_dict(batch, self.model, self._ordered_keys)
+            self._ordered_keys = tuple(batch)
         return batch
 
     def describe_batch(self) -> str:

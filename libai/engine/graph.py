@@ -44,7 +44,8 @@ from libai.utils.logging import engine_logger as logger
 from libai.utils.logging import warn_once
 from libai.utils.rank_notes import note_progress, phase
 
-Shapes = tuple[tuple[int, ...], ...]
+#: name, shape and type of each entry of a batch
+Entries = list[tuple[str, tuple[int, ...], Any]]
 
 
 class GraphTrainer(RehearsedTrainer):
@@ -114,7 +115,7 @@ class GraphTrainer(RehearsedTrainer):
         self.optimizer_state = GraphOptimizerState(
             self.model, self.optimizer, self.layout, has_loss_scale
         )
-        self._shapes: Shapes | None = None
+        self._entries: Entries | None = None
         #: batch norms that the compiled step runs in training mode, once for each call
         self._counting_norms = self._batch_norms
 
@@ -131,7 +132,7 @@ class GraphTrainer(RehearsedTrainer):
     def update(self, micro_batches: list[Any]) -> StepResult:
         """See `TrainerBase.update`.
 
-        Batches whose shape differs from the compiled one run eagerly.
+        Batches whose names, shapes or types differ from the compiled ones run eagerly.
         """
         batches = list(map(self.gradients.name_inputs, micro_batches))
         if not self._compile_if_needed(batches):
@@ -160,20 +161,22 @@ class GraphTrainer(RehearsedTrainer):
         """Return True once the graph can run this update, False if it must run eagerly.
 
         Compiles the graph if there is none, or if a value that was compiled in has changed. The
-        update runs eagerly if such a value changes often, or if the batches have a different shape.
+        update runs eagerly if such a value changes often, or if the entries of the batches differ
+        from the compiled ones.
         """
         if self.gradients.updates_eagerly:
             return False
-        shapes = list(map(_shapes, batches))
+        compiled = self._entries or _entries(batches[0])
+        found = next((each for each in map(_entries, batches) if each != compiled), None)
         # a number cannot be cut into micro-batches
-        if (len(shapes) > 1 and () in shapes[0]) or shapes != [self._shapes or shapes[0]] * len(
-            shapes
-        ):
+        has_number = len(batches) > 1 and any(shape == () for _, shape, _ in compiled)
+        if found is not None or has_number:
             warn_once(
                 logger,
                 "ragged",
-                f"iteration {self.iter + 1} has a batch of a different shape ({shapes}) than the "
-                "graph was compiled for, or a number that cannot be cut into micro-batches: such "
+                f"iteration {self.iter + 1} has a batch of a different shape, or with other names "
+                f"or types ({_describe(found or compiled)}), than the graph was compiled for "
+                f"({_describe(compiled)}), or a number that cannot be cut into micro-batches: such "
                 "updates run eagerly, with the same result.",
             )
             return False
@@ -352,7 +355,7 @@ class GraphTrainer(RehearsedTrainer):
                 state.prefix = MODULE_NAME
                 reads = graph.reads
                 inputs_of_step: Sequence[str] = INPUTS
-                self._shapes = _shapes(batches[0])
+                self._entries = _entries(batches[0])
             else:  # OneFlow itself refuses batches of a different shape
                 inputs = self.to_device(batches[0])
                 graph, state.prefix = make_own_graph(self._make_graph, self.model, self.optimizer)
@@ -445,10 +448,15 @@ class GraphTrainer(RehearsedTrainer):
 TRAINERS["graph"] = GraphTrainer
 
 
-def _shapes(batch: Mapping[str, Any]) -> Shapes:
-    return tuple(
-        [tuple(np.shape(value)) for value in batch.values()]
-    )  # a list is faster, and this runs every iteration
+def _entries(batch: Mapping[str, Any]) -> Entries:
+    return [
+        (name, tuple(np.shape(value)), getattr(value, "dtype", type(value)))
+        for name, value in batch.items()
+    ]
+
+
+def _describe(entries: Entries) -> str:
+    return ", ".join(f"{name} {shape} {kind}" for name, shape, kind in entries)
 
 
 def _join(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:

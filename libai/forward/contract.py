@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,11 +145,19 @@ def as_tensor(value: Any, name: str) -> flow.Tensor:
         ) from error
 
 
-def as_batch_dict(batch: Any, model: Any) -> dict[str, Any]:
-    """Return a batch as keyword arguments of `model.forward`.
+def as_batch_dict(batch: Any, model: Any, order: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a batch as keyword arguments of `model.forward`, in the order of its parameters.
 
-    A dict is returned as it is. The items of a tuple or list are matched by position. Raises
-    `ModelContractError` if forward does not accept the batch.
+    The items of a tuple or list are matched by position, the entries of a dict by name. Names that
+    only `**kwargs` takes follow in the order of `order`, then in the order of the batch. So only
+    its name decides the position of an entry, and code that passes on entries by position (a
+    compiled graph, an exchange between ranks) cannot mix them up. Raises `ModelContractError` if
+    forward does not accept the batch.
+
+    >>> class Model:
+    ...     def forward(self, x, y=0, **others): ...
+    >>> as_batch_dict({"b": 1, "y": 2, "x": 3}, Model())
+    {'x': 3, 'y': 2, 'b': 1}
     """
     signature = inspect.signature(model.forward)
     items = batch if isinstance(batch, (dict, tuple, list)) else [batch]
@@ -162,4 +170,8 @@ def as_batch_dict(batch: Any, model: Any) -> dict[str, Any]:
             f"{list(signature.parameters)}: {error}. Change what the dataset returns, or the "
             "arguments of forward and their defaults."
         ) from None
-    return batch if isinstance(batch, dict) else dict(bound.arguments)
+    if not isinstance(batch, dict):
+        return dict(bound.arguments)
+    names = [name for name in (*signature.parameters, *order) if name in batch]
+    names = list(dict.fromkeys([*names, *batch]))
+    return batch if names == list(batch) else {name: batch[name] for name in names}

@@ -271,3 +271,22 @@ def test_setting_anything_to_its_own_value_changes_nothing(leaf):
 def test_any_text_survives_the_trip_through_an_override(text):
     cfg = applied(format_override("train.output_dir", text))
     assert OmegaConf.to_container(cfg)["train"]["output_dir"] == text
+
+
+@pytest.mark.parametrize(
+    ("key", "suggested"),
+    [
+        ("dataloader.train.datset.seed", "dataloader.train.dataset"),
+        ("dataloader.train.datset.split", "dataloader.train.dataset.split"),
+        ("train.auto_scale.base_batch_sise", "train.auto_scale_lr.base_batch_size"),
+        ("train.auto_scale.enabled", "train.auto_scale_lr"),
+        ("train.graph.enabled", "graph.enabled"),
+        ("train.foo.enabled", ""),
+    ],
+)
+def test_a_misspelt_section_is_looked_for_beside_the_deepest_part_that_exists(key, suggested):
+    sections = {"train": {}, "dataloader": {"train": {"dataset": {"split": "train"}}}}
+    with pytest.raises(ConfigError) as raised:
+        LazyConfig.apply_overrides(OmegaConf.create(sections), [f"{key}=1"])
+    hint = f" Did you mean {suggested}?" if suggested else ""
+    assert str(raised.value) == f"{key}: no such setting.{hint}"

@@ -33,17 +33,25 @@ def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> list[s
     Empty if nothing is close.
 
     For dotted keys, the last names must also be similar: sharing a section is not enough. A choice
-    that ends in the same name counts too: `train.lr` finds `optim.lr`.
+    that ends in the same name counts too: `train.lr` finds `optim.lr`. If the key is deeper, only
+    the neighbours of its first unknown part are compared: a setting of another section would not
+    do what was asked.
 
     >>> nearest("train.trian_iter", ["train.train_iter", "train.log_period"])
     ['train.train_iter']
     >>> nearest("train.lr", ["optim.lr", "train.seed"])
     ['optim.lr']
+    >>> nearest("train.dsit.seed", ["train.dist.auto", "train.seed"])
+    ['train.dist']
     """
-    choices = [
-        choice for choice in dict.fromkeys(choices) if not f"{word}.".startswith(f"{choice}.")
-    ]
+    choices = list(dict.fromkeys(choices))
     parent, _, name = word.rpartition(".")
+    section = _deepest_section(word, choices)
+    if section and section != parent:
+        return _corrected(word, section, choices, at_least)
+    if "." in section:
+        choices = [choice for choice in choices if choice.startswith(f"{section}.")]
+    choices = [choice for choice in choices if not f"{word}.".startswith(f"{choice}.")]
     scores = {
         choice: _likeness(word, choice)
         for choice in choices
@@ -59,6 +67,32 @@ def nearest(word: str, choices: Iterable[str], at_least: float = 0.75) -> list[s
     return sorted(same_name, key=lambda choice: choice.count("."))[:2]
 
 
+def _deepest_section(word: str, choices: Iterable[str]) -> str:
+    """Return the longest section above `word` that has a choice, or an empty string.
+
+    >>> _deepest_section("train.amp.level.now", ["train.amp.enabled"])
+    'train.amp'
+    """
+    section = word.rpartition(".")[0]
+    choices = list(choices)
+    while section and not any(f"{choice}.".startswith(f"{section}.") for choice in choices):
+        section = section.rpartition(".")[0]
+    return section
+
+
+def _corrected(word: str, section: str, choices: list[str], at_least: float) -> list[str]:
+    """Return `word` with its first part below `section` corrected, or with one part left out."""
+    part, _, rest = word[len(section) + 1 :].partition(".")
+    depth = section.count(".") + 2
+    below = [choice for choice in choices if choice.startswith(f"{section}.")]
+    siblings = [".".join(choice.split(".")[:depth]) for choice in below]
+    for sibling in nearest(f"{section}.{part}", siblings, at_least):
+        whole = f"{sibling}.{rest}"
+        return [whole] if whole in choices else nearest(whole, choices, at_least) or [sibling]
+    shorter = (f"{section}.{rest}", word.partition(".")[2])
+    return [choice for choice in shorter if choice in choices]
+
+
 def did_you_mean(word: str, choices: Iterable[str], at_least: float = 0.75) -> str:
     """Return ` Did you mean a or b?` or the empty string, to be appended to a sentence."""
     close = nearest(word, choices, at_least)
@@ -68,7 +102,12 @@ def did_you_mean(word: str, choices: Iterable[str], at_least: float = 0.75) -> s
 def hint(key: str, choices: Iterable[str]) -> str:
     """Return a sentence about the unknown setting `key`: its libai name if other trainers use it,
     or similar names.
+
+    A misspelt section comes first: its last name may be a setting of any object.
     """
+    choices = list(choices)
+    if _deepest_section(key, choices) not in ("", key.rpartition(".")[0]):
+        return did_you_mean(key, choices) or meant(key)
     return meant(key) or did_you_mean(key, choices)
 
 

@@ -154,7 +154,9 @@ def WarmupMultiStepLR(run: _Run, milestones: Sequence[float], gamma: float = 0.1
     Milestones are iterations (or epochs), or fractions of `max_iter` if below 1.
     """
     points = [
-        round(point * run.max_iter) if 0 < point < 1 else int(int(point) * run.unit)
+        round(point * run.max_iter)
+        if 0 < point < 1
+        else schedules.first_iter(int(point), run.unit)
         for point in milestones
     ]
     if points != sorted(set(points)) or min(points, default=0) < 0:
@@ -171,13 +173,13 @@ def WarmupStepLR(run: _Run, step_size: int, gamma: float = 0.1) -> Schedule:
     """Return a schedule that multiplies the learning rate by `gamma` every `step_size` iterations
     (or epochs).
     """
-    return schedules.every_step(_positive("step_size", int(step_size * run.unit)), gamma)
+    return schedules.every_step(_positive("step_size", step_size), gamma, run.unit)
 
 
 @_with_warmup
 def WarmupExponentialLR(run: _Run, gamma: float) -> Schedule:
     """Return a schedule that multiplies the learning rate by `gamma` every iteration (or epoch)."""
-    return schedules.every_step(int(run.unit), gamma)
+    return schedules.every_step(1, gamma, run.unit)
 
 
 @_with_warmup
@@ -222,5 +224,5 @@ def _require_one_of(name: str, value: str, known: Collection[str]) -> None:
 
 def _positive(name: str, value: int) -> int:
     if value < 1:
-        raise UserError(f"{name}={value} is a number of iterations: use 1 or more.")
+        raise UserError(f"{name}={value} is a number of iterations (or epochs): use 1 or more.")
     return value

@@ -49,13 +49,16 @@ def multi_step(milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
     return lambda step: gamma ** bisect.bisect_right(milestones, step)
 
 
-def every_step(step_size: int, gamma: float = 0.1) -> Schedule:
-    """Return a schedule that multiplies by `gamma` after every `step_size` iterations.
+def every_step(step_size: int, gamma: float = 0.1, unit: float = 1) -> Schedule:
+    """Return a schedule that multiplies by `gamma` after every `step_size` epochs of `unit`
+    iterations; by default these are single iterations.
 
     >>> [every_step(2, gamma=0.5)(step) for step in (1, 2, 5)]
     [1.0, 0.5, 0.25]
+    >>> [every_step(2, gamma=0.5, unit=1.5)(step) for step in (2, 3, 5, 6)]
+    [1.0, 0.5, 0.5, 0.25]
     """
-    return lambda step: gamma ** (step // step_size)
+    return lambda step: gamma ** (epoch_at(step, unit) // step_size)
 
 
 def polynomial(
@@ -122,12 +125,23 @@ def held_per_epoch(schedule: Schedule, iters_per_epoch: float) -> Schedule:
     """
 
     def factor(step: int) -> float:
-        epoch = (
-            math.ceil((step + 0.5) / iters_per_epoch) - 1
-        )  # the last epoch that starts at or before `step`
-        return schedule(first_iter(epoch, iters_per_epoch))
+        return schedule(first_iter(epoch_at(step, iters_per_epoch), iters_per_epoch))
 
     return factor
+
+
+def epoch_at(step: int, iters_per_epoch: float) -> int:
+    """Return the last epoch that starts at or before iteration `step`, by the rounding of
+    `first_iter`.
+
+    >>> [epoch_at(step, 2.5) for step in (2, 3, 4, 5)]
+    [0, 1, 1, 2]
+    """
+    epoch = int(step / iters_per_epoch) + 1
+    # a closed formula would round a second time, and could be an epoch late at a boundary
+    while first_iter(epoch, iters_per_epoch) > step:
+        epoch -= 1
+    return epoch
 
 
 def first_iter(epochs: float, iters_per_epoch: float) -> int:

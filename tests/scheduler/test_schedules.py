@@ -168,6 +168,23 @@ def test_epochs_need_not_be_whole_iterations():
     assert factors == [1.0] * 6 + [0.5] * 11 + [0.25] * 5  # epoch 1 begins at 5.5, epoch 3 at 16.5
 
 
+@pytest.mark.parametrize(("samples", "batch"), [(29, 10), (48, 32), (1437, 256), (50_000, 4096)])
+def test_an_epoch_that_is_no_whole_number_of_iterations_decays_once(samples, batch):
+    """Every schedule over epochs changes in the same iteration, the nearest to the boundary."""
+    unit = samples / batch
+    starts = [int(epoch * unit + 0.5) for epoch in range(31)]
+    epochs = np.searchsorted(starts, np.arange(starts[-1]), side="right") - 1
+    options = {"max_iter": starts[-1], "gamma": 0.9, "by": "epoch", "iters_per_epoch": unit}
+    for build, own, decays in (
+        (WarmupExponentialLR, {}, epochs),
+        (WarmupStepLR, {"step_size": 1}, epochs),
+        (WarmupStepLR, {"step_size": 3}, epochs // 3),
+        (WarmupMultiStepLR, {"milestones": [4, 7]}, 1 * (epochs >= 4) + (epochs >= 7)),
+    ):
+        rates = rates_of(build, len(epochs), **options, **own)
+        np.testing.assert_allclose(rates, BASE_LR * 0.9**decays, rtol=1e-12, err_msg=str(build))
+
+
 def test_lengths_in_epochs_need_to_know_the_epoch():
     for name in ("max_epoch", "warmup_epoch"):
         with pytest.raises(

@@ -497,7 +497,8 @@ class ModelTrainer(TrainerBase):
                     found = evaluator.process(batch, outputs)
                     check_part("sums", found, f"the result of {type(evaluator).__name__}.process")
                     sums[name] = add_sums(sums[name], dict(found))
-        metrics = {}
+        metrics: dict[str, float] = {}
+        owners: dict[str, str] = {}
         for name, evaluator in evaluators.items():
             total = sums[name] if self.mesh.is_single else reduce_sums(sums[name])
             if not total:
@@ -507,6 +508,13 @@ class ModelTrainer(TrainerBase):
                     "with data that can be read again."
                 )
             for key, value in check_metrics(evaluator.compute(total), evaluator).items():
+                if (owner := owners.setdefault(key, name)) != name:
+                    raise UserError(
+                        f"the evaluators {owner!r} and {name!r} both return a metric called "
+                        f"{key!r}, and eval/{dataset}/{key} can be only one of them. Rename one "
+                        "metric: derive a class from its evaluator whose compute() and directions "
+                        "use another name."
+                    )
                 metrics[f"eval/{dataset}/{key}"] = value
         return metrics
 

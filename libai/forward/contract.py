@@ -25,6 +25,10 @@ _RIGHT_CODE = (
 )
 #: the name given to a loss that is returned without a name
 BARE_LOSS = "loss"
+#: names under which the trainer logs its own numbers, as `train/<name>`
+_OWN_NUMBERS = {"lr", "grad_norm", "loss_scale", "epoch", "bad_iterations"}
+#: names that a metric cannot have: `train/loss` is the sum of the losses
+_NOT_FOR_METRICS = {BARE_LOSS, *_OWN_NUMBERS}
 
 
 class ModelContractError(UserError):
@@ -72,7 +76,25 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
                 "metric: "
                 'return {"losses": {...}, "metrics": {...}}.'
             )
-    return losses, {} if metrics is None else metrics
+    if not _OWN_NUMBERS.isdisjoint(losses):
+        _refuse_name(model, "loss", _OWN_NUMBERS.intersection(losses), "number of the trainer")
+    if not metrics:
+        return losses, {}
+    if not metrics.keys().isdisjoint(losses):
+        _refuse_name(model, "metric", set(losses).intersection(metrics), "loss")
+    if not _NOT_FOR_METRICS.isdisjoint(metrics):
+        taken = _NOT_FOR_METRICS.intersection(metrics)
+        _refuse_name(model, "metric", taken, "number of the trainer")
+    return losses, metrics
+
+
+def _refuse_name(model: Any, kind: str, taken: set[str], owner: str) -> None:
+    """Raise an error about names of `kind` that already belong to an `owner`."""
+    name = min(taken)
+    raise ModelContractError(
+        f"{_source(model)} returned a {kind} called {name!r}, but train/{name} is already the name "
+        f"of a {owner}, and only one of them could be logged. Rename the {kind}."
+    )
 
 
 def total_loss(losses: dict[str, flow.Tensor]) -> flow.Tensor:

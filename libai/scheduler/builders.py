@@ -154,9 +154,7 @@ def WarmupMultiStepLR(run: _Run, milestones: Sequence[float], gamma: float = 0.1
     Milestones are iterations (or epochs), or fractions of `max_iter` if below 1.
     """
     points = [
-        round(point * run.max_iter)
-        if 0 < point < 1
-        else schedules.first_iter(int(point), run.unit)
+        round(point * run.max_iter) if 0 < point < 1 else schedules.first_iter(int(point), run.unit)
         for point in milestones
     ]
     if points != sorted(set(points)) or min(points, default=0) < 0:

@@ -80,6 +80,52 @@ def test_evaluation_follows_the_training_of_the_same_weights(mode):
     assert second == pytest.approx(whole, rel=1e-6) and second != first
 
 
+def test_two_evaluators_cannot_return_one_metric(mode):
+    """The order of the evaluators would decide which value selects the best checkpoint."""
+    trainer = make_trainer(mode)
+    loader = build_eval_loader(toy.batches(1)[0], micro_batch_size=8)
+    with pytest.raises(UserError, match="'a' and 'b' both return a metric called 'count'"):
+        trainer.evaluate(loader, {"a": Seen(), "b": Seen()})
+    found = trainer.evaluate(loader, {"val/a": Seen(), "test/b": Seen()})  # of two datasets
+    assert found["eval/val/count"] == 8
+
+
+class Named(toy.Classifier):
+    """A classifier with another name for its loss and its metric."""
+
+    def __init__(self, loss, metric):
+        super().__init__()
+        self.names = loss, metric
+
+    def forward(self, x, y):
+        outputs = super().forward(x, y)
+        loss, metric = self.names
+        metrics = {metric: outputs["metrics"]["mean_logit"]}
+        return {"losses": {loss: outputs["losses"]["cls"]}, "metrics": metrics}
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric", "named"),
+    [
+        ("cls", "cls", "a metric called 'cls', but train/cls is already the name of a loss"),
+        ("cls", "loss", "a metric called 'loss', but train/loss is already"),
+        ("cls", "lr", "a metric called 'lr', but train/lr is already"),
+        ("cls", "grad_norm", "a metric called 'grad_norm', but"),
+        ("epoch", "mean", "a loss called 'epoch', but train/epoch is already"),
+    ],
+)
+def test_a_name_is_logged_for_one_number_only(mode, loss, metric, named):
+    trainer = make_trainer(mode, Named(loss, metric), toy.batches(2))
+    with pytest.raises(UserError, match=named):
+        trainer.train(0, 2)
+
+
+def test_other_names_of_losses_and_metrics_are_logged(mode):
+    trainer = make_trainer(mode, Named("loss", "mean"), toy.batches(2))
+    trainer.train(0, 2)
+    assert {"train/loss", "train/mean", "train/lr"} <= trainer.fetch_metrics().keys()
+
+
 class Frozen(nn.BatchNorm1d):
     """A norm that keeps its statistics."""
 

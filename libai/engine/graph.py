@@ -214,16 +214,12 @@ class GraphTrainer(RehearsedTrainer):
             self.compile(batches)
         return self.graph is not None
 
-    def _trained_without_update(self) -> set[str]:
-        """Return the names of the parameters that need a gradient but are in no parameter group."""
+    def _trained_without_update(self) -> set[flow.Tensor]:
+        """Return the parameters that need a gradient but are in no parameter group."""
         held = {
             parameter for group in self.optimizer.param_groups for parameter in group.parameters
         }
-        return {
-            name
-            for name, one in self.model.named_parameters()
-            if one.requires_grad and one not in held
-        }
+        return {one for one in self.model.parameters() if one.requires_grad and one not in held}
 
     def _refuse_lost_gradients(self) -> None:
         """Raise `UserError` if the optimizer has got a parameter whose gradients would have piled
@@ -232,7 +228,7 @@ class GraphTrainer(RehearsedTrainer):
         added = self._without_update - self._trained_without_update()
         reached = self.gradients.facts.reached or ()
         for name, parameter in self.model.named_parameters():
-            if name in added and name in reached and parameter.requires_grad:
+            if parameter in added and name in reached and parameter.requires_grad:
                 raise UserError(
                     f"iteration {self.iter + 1}: {name} was added to the optimizer, but it has "
                     "been trainable before, so its gradients would have piled up, and a graph "
@@ -339,12 +335,11 @@ class GraphTrainer(RehearsedTrainer):
             )
         start = time.perf_counter()
         self._takes_key = draws_randomness(self.model)
-        if self.gradients.facts.reached is None and (
-            own_buffers(self.model) or frozen_parameters(self.model)
-        ):
-            self._use_facts(
-                facts_of(self, batches)
-            )  # no facts yet: `update` was called without `train`
+        # no facts yet if `update` was called without `train`. Before another compilation, modules
+        # may have other names, or forward may write to other buffers
+        is_known = self._guards is None and self.gradients.facts.reached is not None
+        if not is_known and (own_buffers(self.model) or frozen_parameters(self.model)):
+            self._use_facts(facts_of(self, batches))
             if self.gradients.updates_eagerly:
                 return
         state = self.optimizer_state

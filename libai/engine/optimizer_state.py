@@ -23,6 +23,7 @@ from libai.optim import (
     JoinedUpdates,
     export_graph_state,
     export_state,
+    graph_names,
     import_state,
     to_graph_state,
 )
@@ -130,10 +131,13 @@ class GraphOptimizerState(OptimizerState):
         self._layout = layout
         self._has_loss_scale = has_loss_scale
         self.prefix = MODULE_NAME
+        #: the state follows the parameter, whatever its name in the model is later
+        self._names: Mapping[flow.Tensor, str] = {}
 
     def keep_in(self, graph: nn.Graph) -> None:
         """Move the state into the compiled `graph`, which owns it from now on. Collective."""
         self.graph = graph
+        self._names = graph_names(self.prefix, self.model)
         if self.optimizer._state["step"] or "loss_scale" in self.optimizer._state:
             self._move_into_graph()
         else:
@@ -165,20 +169,22 @@ class GraphOptimizerState(OptimizerState):
         """See `OptimizerState.export`."""
         if self.graph is None:
             return super().export()
-        tensors, scalars = self._of_both(self.graph.state_dict())
+        tensors, scalars = self._of_both(self.graph.state_dict(), self._names)
         return tensors, scalars | self.loss_scale()
 
-    def _of_both(self, in_graph: Mapping[str, Any]) -> PortableState:
+    def _of_both(
+        self, in_graph: Mapping[str, Any], names: Mapping[flow.Tensor, str]
+    ) -> PortableState:
         """Return the state from the graph and the rest from the optimizer, in the form shared by
         both modes.
+
+        `names`: names of the parameters in that graph.
         """
         # with loss scaling the graph counts the steps, because it may skip updates; otherwise the
         # optimizer counts
         step = None if self._has_loss_scale else self.optimizer._state["step"]
         parameters = self._parameters()
-        tensors, scalars = export_graph_state(
-            in_graph, self.prefix, parameters, self.optimizer, step
-        )
+        tensors, scalars = export_graph_state(in_graph, names, parameters, self.optimizer, step)
         for name, parameter in parameters.items():
             for key, value in self.optimizer._state.get(
                 parameter, {}
@@ -209,26 +215,26 @@ class GraphOptimizerState(OptimizerState):
     def copy(self) -> Any:
         """See `OptimizerState.copy`. The copy can be restored before and after compilation."""
         if self.graph is None:
-            return super().copy(), None, {}
+            return super().copy(), None, {}, {}
         with self.variables() as variables:
             in_graph = {
                 name: variable.clone()
                 for name, variable in variables.items()
                 if not _is_zero(variable)
             }
-        return super().copy(), in_graph, self.loss_scale()
+        return super().copy(), in_graph, self.loss_scale(), self._names
 
     def put_back(self, copies: Any) -> None:
         """See `OptimizerState.put_back`."""
-        in_optimizer, in_graph, loss_scale = copies
+        in_optimizer, in_graph, loss_scale, names = copies
         self.updates = None
         super().put_back(in_optimizer)
-        if self.graph is None:
+        if self.graph is None or names is not self._names:
             if in_graph is not None:  # the graph was dropped after the copy
-                tensors, scalars = self._of_both(in_graph)
+                tensors, scalars = self._of_both(in_graph, names)
                 super().load(tensors, scalars | loss_scale)
-        elif in_graph is None:  # the graph was compiled after the copy
-            self._move_into_graph()
+            if self.graph is not None:  # the graph was compiled after the copy
+                self._move_into_graph()
         else:
             with self.variables() as variables:
                 for name, variable in variables.items():
@@ -282,14 +288,14 @@ class GraphOptimizerState(OptimizerState):
         assert self.graph is not None
         in_graph = set(self.graph._c_nn_graph.additional_var_names)
         suffixes = graph_state_names(self.optimizer).values()
-        for name, parameter in self._parameters().items():
-            if any(f"{self.prefix}.{name}-{suffix}" in in_graph for suffix in suffixes):
+        for parameter, name in self._names.items():
+            if any(f"{name}-{suffix}" in in_graph for suffix in suffixes):
                 self.optimizer._state[parameter] = {}
 
     def _tensors_for(self, graph: nn.Graph) -> dict[str, Any]:
         """Return the state held by the optimizer, keyed by the names in `graph`."""
         tensors, scalars = super().export()
-        state = to_graph_state(tensors, scalars, self.prefix, self.optimizer, self._parameters())
+        state = to_graph_state(tensors, scalars, self._names, self.optimizer, self._parameters())
         if self._has_loss_scale:
             for key, (suffix, dtype) in _LOSS_SCALE.items():
                 if key in scalars:

@@ -12,6 +12,7 @@ from libai.optim.state import (
     bias_corrections,
     export_graph_state,
     export_state,
+    graph_names,
     graph_state_names,
     import_state,
     to_graph_state,

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import oneflow as flow
+from oneflow import nn
 
 from libai.optim.several import optimizer_of
 from libai.utils.errors import UserError
@@ -280,25 +281,35 @@ def graph_state_names(optimizer: flow.optim.Optimizer) -> dict[str, str]:
     return names
 
 
+def graph_names(prefix: str, model: nn.Module) -> dict[flow.Tensor, str]:
+    """Return parameter → its name in a graph that is compiled now.
+
+    `prefix`: name of the graph attribute that holds `model`. Later the parameter may have another
+    name in the model, for example if a hook exchanges two layers.
+    """
+    return {parameter: f"{prefix}.{name}" for name, parameter in model.named_parameters()}
+
+
 def export_graph_state(
     graph_state_dict: Mapping[str, Any],
-    prefix: str,
+    names_in_graph: Mapping[flow.Tensor, str],
     named_parameters: NamedParameters,
     optimizer: flow.optim.Optimizer,
     step: int | None = None,
 ) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
     """Return the state of a compiled training graph in the canonical form `(tensors, scalars)`.
 
-    `graph_state_dict` is `graph.state_dict()` after the first call. `prefix` is the name of the
-    graph attribute that holds the module. `step` is the number of updates so far, for a graph that
-    does not count them itself. A graph has no state for a parameter without a gradient; its initial
-    value is exported instead. Collective for a global graph: every rank must call it.
+    `graph_state_dict` is `graph.state_dict()` after the first call. `names_in_graph` holds the name
+    that each parameter had when the graph was compiled (`graph_names`); the canonical form uses
+    those in `named_parameters`. `step` is the number of updates so far, for a graph that does not
+    count them itself. A graph has no state for a parameter without a gradient; its initial value is
+    exported instead. Collective for a global graph: every rank must call it.
     """
     suffixes = graph_state_names(optimizer)
     tensors = {}
     for name, parameter, group in walk_parameters(optimizer, named_parameters):
         for key in state_keys(optimizer, group) or ():
-            graph_name = f"{prefix}.{name}-{suffixes[key]}"
+            graph_name = f"{names_in_graph.get(parameter)}-{suffixes[key]}"
             if graph_name in graph_state_dict:
                 tensors[f"{name}/{key}"] = graph_state_dict[graph_name]
             else:
@@ -309,7 +320,7 @@ def export_graph_state(
 def to_graph_state(
     tensors: Mapping[str, Any],
     scalars: Mapping[str, Any],
-    prefix: str,
+    names_in_graph: Mapping[flow.Tensor, str],
     optimizer: flow.optim.Optimizer,
     named_parameters: NamedParameters,
 ) -> dict[str, flow.Tensor]:
@@ -324,7 +335,10 @@ def to_graph_state(
     """
     suffixes = graph_state_names(optimizer)
     fitted = _fitted_state(optimizer, named_parameters, tensors, scalars)
-    state = {f"{prefix}.{name}-{suffixes[key]}": value for name, _, key, value in fitted}
+    state = {
+        f"{names_in_graph.get(parameter)}-{suffixes[key]}": value
+        for _, parameter, key, value in fitted
+    }
     step = flow.tensor([int(scalars["step"])], dtype=flow.int64)
     is_global = any(parameter.is_global for _, parameter, _, _ in fitted)
     state[TRAIN_STEP] = (

@@ -11,6 +11,7 @@ from oneflow import nn, optim
 from libai.optim import (
     export_graph_state,
     export_state,
+    graph_names,
     graph_state_names,
     import_state,
     to_graph_state,
@@ -107,7 +108,9 @@ def from_eager_to_graph(model, optimizer, fresh):
     tensors, scalars = export_state(optimizer, model.named_parameters())
     graph = TrainGraph(model, fresh)
     graph.load_state_dict(
-        to_graph_state(tensors, scalars, "model", optimizer, model.named_parameters())
+        to_graph_state(
+            tensors, scalars, graph_names("model", model), optimizer, model.named_parameters()
+        )
     )
     return losses + graph_losses(graph, NUM_ITERS)
 
@@ -116,7 +119,7 @@ def from_graph_to_eager(model, optimizer, fresh):
     graph = TrainGraph(model, optimizer)
     losses = graph_losses(graph, NUM_ITERS)
     tensors, scalars = export_graph_state(
-        graph.state_dict(), "model", model.named_parameters(), optimizer
+        graph.state_dict(), graph_names("model", model), model.named_parameters(), optimizer
     )
     assert scalars == {"step": NUM_ITERS}
     import_state(fresh, model.named_parameters(), tensors, scalars)
@@ -149,10 +152,14 @@ def test_a_missing_tensor_and_another_shape_are_refused():
     with pytest.raises(
         UserError, match=r"1 mis-shaped: 2.bias/exp_avg_sq \(saved \(5,\), wanted \(4,\)\)"
     ):
-        to_graph_state(other, scalars, "model", optimizer, model.named_parameters())
+        to_graph_state(
+            other, scalars, graph_names("model", model), optimizer, model.named_parameters()
+        )
     del tensors["2.bias/exp_avg_sq"]
     with pytest.raises(UserError, match="1 missing: 2.bias/exp_avg_sq"):
-        to_graph_state(tensors, scalars, "model", optimizer, model.named_parameters())
+        to_graph_state(
+            tensors, scalars, graph_names("model", model), optimizer, model.named_parameters()
+        )
 
 
 def test_an_optimizer_of_the_users_own_is_refused():
@@ -172,7 +179,7 @@ def test_a_parameter_without_gradient_keeps_its_initial_state():
     graph = TrainGraph(model, optimizer)
     graph_losses(graph, 1)
     tensors, _ = export_graph_state(
-        graph.state_dict(), "model", model.named_parameters(), optimizer
+        graph.state_dict(), graph_names("model", model), model.named_parameters(), optimizer
     )
     assert set(np.unique(tensors["unused.weight/sum"].numpy())) == {0.25}
     assert (tensors["weight/sum"].numpy() > 0.25).any()

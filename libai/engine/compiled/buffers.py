@@ -68,14 +68,28 @@ def keep_buffers(before: Buffers) -> None:
     """Copy the value of a replaced buffer into the tensor in `before`, and register that tensor
     again.
 
-    A graph uses only the tensors in `before`. A buffer that has a new shape is not restored.
+    A graph uses only the tensors in `before`. A buffer that has a new shape is not restored. No
+    buffer is restored if the names that share a tensor have changed: writing to it would then
+    change a buffer that no longer belongs to it.
     """
+    replaced, pairs, stays = [], set(), set()
     for module, name, buffer in before:
         now = module._buffers.get(name)
-        if now is buffer or now is None or tuple(now.shape) != tuple(buffer.shape):
+        if now is None:
             continue
+        pairs.add((id(now), id(buffer)))
+        if tuple(now.shape) != tuple(buffer.shape):
+            stays.add(id(now))
+        elif now is not buffer:
+            replaced.append((module, name, buffer, now))
+    is_one_to_one = len(pairs) == len({new for new, _ in pairs}) == len({old for _, old in pairs})
+    if not is_one_to_one or any(id(buffer) in stays for _, _, buffer, _ in replaced):
+        return
+    # all values are read before the first is written, because buffers may have been exchanged
+    values = [like_parameter(now, buffer) for _, _, buffer, now in replaced]
+    for (module, name, buffer, _), value in zip(replaced, values):
         with flow.no_grad():
-            buffer.copy_(like_parameter(now, buffer))
+            buffer.copy_(value)
         module._buffers[name] = buffer
 
 

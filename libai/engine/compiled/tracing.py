@@ -35,7 +35,7 @@ from oneflow.nn.graph.proxy import (
 )
 
 from libai.forward.python_state import cell_value
-from libai.patches.compiled_graph import READING_TWICE
+from libai.patches.compiled_graph import READING_TWICE, Uncompilable
 from libai.patches.local_operations import ParameterHooks, hooks_of_parameter
 from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
 
@@ -60,8 +60,13 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
             wrap_forward(module, run_with_hooks)
             stack.callback(unwrap_forward, module)
         get_missing = functools.partialmethod(_get_missing, reads)
+        set_attribute = functools.partialmethod(_set_attribute, proxies)
         build = functools.partialmethod(_build_with_gradient, proxies)
-        of_this_trace = (ProxyModule, "__getattr__", get_missing), (ProxyTensor, "try_build", build)
+        of_this_trace = (
+            (ProxyModule, "__getattr__", get_missing),
+            (ProxyModule, "__setattr__", set_attribute),
+            (ProxyTensor, "try_build", build),
+        )
         stack.enter_context(replaced(*of_this_trace, *_REPLACEMENTS))
         yield
 
@@ -174,19 +179,34 @@ def _get_missing(self: Any, reads: Reads, name: str) -> Any:
     described = getattr(type(module), name, None)
     if isinstance(described, property):
         return described.fget(self)  # type: ignore[misc]
+    for held in (module._parameters, module._buffers):
+        if held.get(name) is not None:
+            # a proxy has a tensor only under the first of its names
+            name = next(first for first, one in held.items() if one is held[name])
+            break
     if not any(name in held for held in (module._parameters, module._buffers, module._modules)):
         reads.append((module, name))
     return _get_plainly(self, name)
 
 
-def _set_attribute(self: Any, name: str, value: Any) -> None:
+def _set_attribute(self: Any, proxies: Proxies, name: str, value: Any) -> None:
     """Set an attribute.
 
-    A tensor assigned to a buffer becomes the buffer's value for the rest of the trace.
+    A tensor assigned to a buffer becomes the buffer's value for the rest of the trace. Raises
+    `Uncompilable` if the buffer's tensor has other names, which keep the old value.
     """
-    if not isinstance(value, flow.Tensor) or name not in self.__dict__.get("_buffers", ()):
+    module = self.__dict__.get("_oneflow_internal_origin__")
+    buffer = None if module is None else module._buffers.get(name)
+    if not isinstance(value, flow.Tensor) or buffer is None:
         _set_plainly(self, name, value)
         return
+    names = [one for each in proxies for one in each._buffers.values() if one is buffer]
+    if len(names) > 1:
+        raise Uncompilable(
+            f"forward of {type(module).__name__} assigns to the buffer {name}, whose tensor has "
+            "another name too, and a compiled step has one value for both",
+            "register a copy under each name (`tensor.clone()`)",
+        )
     builder = LazyBuilder()
     builder.result = value
     builder.finished = True
@@ -279,7 +299,6 @@ def _detach_lazily(self: flow.Tensor) -> flow.Tensor:
 
 _REPLACEMENTS = (
     (ProxyModule, "__getattribute__", _get_attribute),
-    (ProxyModule, "__setattr__", _set_attribute),
     (ProxyModule, "parameters", _tensors("_parameters")),
     (ProxyModule, "named_parameters", _named_tensors("_parameters")),
     (ProxyModule, "buffers", _tensors("_buffers")),

@@ -30,7 +30,7 @@ from libai.forward.contract import (
     weighted_total,
 )
 from libai.forward.index_check import IndexCheck
-from libai.forward.state import Facts, values_kept
+from libai.forward.state import Facts, Places, places_of, values_kept
 from libai.layers.random import assign_layer_ids, fold, random_context
 from libai.parallel import Layout, Mesh
 from libai.utils.distributed import get_rank
@@ -83,6 +83,9 @@ class Gradients:
         self.counts_items = hasattr(self.model, "num_loss_items")
         self.index_check = IndexCheck(self)
         self.facts = Facts()
+        #: the facts that `_places` belongs to. Later a module may have another name
+        self._placed = self.facts
+        self._places: Places = []
         self.has_own_graph = False
         self.updates_eagerly = True
         self.evaluated: tuple[str, int] | None = None
@@ -143,9 +146,10 @@ class Gradients:
         model, layout = self.model, self._trainer.layout
         scales, shares = self._scales(batches)
         losses, metrics = [], []
-        written = self.facts.written
+        if self.facts is not self._placed:
+            self._placed, self._places = self.facts, places_of(model, self.facts.written)
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
-            with values_kept(model, written) if written else _NO_SCOPE:
+            with values_kept(self._places) if self._places else _NO_SCOPE:
                 random_keys = self.random_scope(micro) if self.draws_randomness else _NO_SCOPE
                 with random_keys, layout.source_ops() if layout.is_global else _NO_SCOPE:
                     try:

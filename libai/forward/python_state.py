@@ -11,9 +11,11 @@ from __future__ import annotations
 import ast
 import collections
 import copy
+import dis
 import functools
 import inspect
 import io
+import itertools
 import random
 import re
 import sys
@@ -70,17 +72,20 @@ Known = dict[tuple[int, int], tuple[Any, Any]]
 # values
 
 
-def fingerprint(value: Any, watched: Watched | None = None) -> Any:
+def fingerprint(value: Any, watched: Watched | None = None, by_identity: bool = False) -> Any:
     """Return a fingerprint of `value`. Two values with the same contents have equal fingerprints.
 
     `watched`: for a guard, receives the containers, arrays and tensors that were inspected, none of
     them large. A value that is not inspected is then identified by its `id`, and without `watched`
-    only by its type.
+    only by its type. `by_identity`: values with the same contents differ if they are not the same
+    objects.
     """
-    return _fingerprint(value, watched, 0, {})
+    return _fingerprint(value, watched, by_identity, 0, {})
 
 
-def _fingerprint(value: Any, watched: Watched | None, depth: int, known: Known) -> Any:
+def _fingerprint(
+    value: Any, watched: Watched | None, by_identity: bool, depth: int, known: Known
+) -> Any:
     """Return the fingerprint of a value inside `depth` containers.
 
     `known`: fingerprints found so far. Objects that refer to each other would otherwise be read
@@ -88,17 +93,24 @@ def _fingerprint(value: Any, watched: Watched | None, depth: int, known: Known) 
     """
     kind = type(value).__name__
     if isinstance(value, SIMPLE):
-        return (kind, value if value == value else "nan")
+        return (kind, value if value == value else "nan", by_identity and id(value))
     if isinstance(value, NOT_COMPARED) or depth > MAX_DEPTH:
         return kind if watched is None else (kind, "id", id(value))
     key = (id(value), depth)
     if key not in known:
         # keeps the value alive, because the id of a freed one could be reused
-        known[key] = (value, _fingerprint_of_contents(value, watched, depth, known))
+        found = _fingerprint_of_contents(value, watched, by_identity, depth, known)
+        # objects of a class without `__eq__` are never equal; a method is a new object at each read
+        is_plain = is_users(type(value).__module__) and type(value).__eq__ is object.__eq__
+        is_itself = watched is not None and not isinstance(value, types.MethodType)
+        is_itself = is_itself and (by_identity or is_plain)
+        known[key] = (value, (found, is_itself and id(value)))
     return known[key][1]
 
 
-def _fingerprint_of_contents(value: Any, watched: Watched | None, depth: int, known: Known) -> Any:
+def _fingerprint_of_contents(
+    value: Any, watched: Watched | None, by_identity: bool, depth: int, known: Known
+) -> Any:
     kind = type(value).__name__
     unknown = kind if watched is None else (kind, "id", id(value))
     if type(value) in RANDOM:
@@ -110,7 +122,7 @@ def _fingerprint_of_contents(value: Any, watched: Watched | None, depth: int, kn
         return (value.__qualname__, getattr(value, "__code__", None))
     if is_iterator(value) and not cannot_go_back(value):
         position = value.__reduce__()[1:]
-        return (kind, _fingerprint(position, watched, depth + 1, known))
+        return (kind, _fingerprint(position, watched, False, depth + 1, known))
     size, read = _contents_of(value, watched is not None)
     if read is None:
         return unknown
@@ -118,12 +130,15 @@ def _fingerprint_of_contents(value: Any, watched: Watched | None, depth: int, kn
         if size > _MAX_ENTRIES or len(watched) >= _MAX_WATCHED:
             return unknown
         watched.append((read, read()))
+        if by_identity and isinstance(container_in(value), dict | list):
+            ids = functools.partial(_ids_in, container_in(value))
+            watched.append((ids, ids()))
     contents = read()
     if isinstance(contents, bytes):
         return (kind, tuple(value.shape), str(value.dtype), contents)
     items = [*contents, *contents.values()] if isinstance(contents, dict) else contents
     inside = depth_inside(value, depth)
-    parts = [_fingerprint(item, watched, inside, known) for item in items]
+    parts = [_fingerprint(item, watched, by_identity, inside, known) for item in items]
     return (kind, frozenset(parts) if isinstance(contents, set | frozenset) else tuple(parts))
 
 
@@ -160,6 +175,10 @@ def container_in(value: Any) -> Any:
         return (value.__self__, value.__func__)
     held = getattr(value, "__dict__", None)
     return held if isinstance(held, dict) else None
+
+
+def _ids_in(container: dict[Any, Any] | list[Any]) -> list[int]:
+    return [*map(id, container.values() if isinstance(container, dict) else container)]
 
 
 def values_in(container: Any) -> list[Any]:
@@ -315,15 +334,23 @@ def variables_of(
     """Yield `(description, read, assign)` of the globals and closure variables that the user's
     functions use.
 
-    Functions that these functions name are searched too, except the functions in `seen`.
+    Functions that these functions name are searched too, except the functions in `seen`, to which
+    all that are searched are added.
     """
     seen = set() if seen is None else seen
     waiting = [*functions]
+    known = set()  # ids of containers
     for value in waiting:  # the list grows in the loop
+        if isinstance(value, CONTAINERS):
+            if len(value) <= _MAX_ENTRIES and id(value) not in known:
+                known.add(id(value))
+                waiting += values_in(value)
+            continue
         function = _function_in(value)
         if function is None or function in seen or not is_users(function.__module__ or ""):
             continue
         seen.add(function)
+        waiting += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         variables = function.__globals__
         for code in _codes_in(function.__code__):
             owners = []
@@ -337,7 +364,7 @@ def variables_of(
                         scopes.append(
                             (value.__name__, vars(value), functools.partial(setattr, value))
                         )
-                    if not isinstance(value, types.ModuleType) and not hasattr(value, "__get__"):
+                    if not isinstance(value, types.ModuleType):
                         where = f"the global {name} of {place}"
                         yield (
                             where,
@@ -353,6 +380,26 @@ def variables_of(
                     functools.partial(cell_value, cell),
                     functools.partial(setattr, cell, "cell_contents"),
                 )
+
+
+def compares_identity(functions: Iterable[Any]) -> bool:
+    """Return whether code of `functions` may tell two equal objects apart: with `is` (except for
+    None, True and False), `id` or `operator.is_`.
+    """
+    for function in functions:
+        for code in _codes_in(function.__code__):
+            if not {"id", "is_", "is_not"}.isdisjoint(code.co_names):
+                return True
+            steps = [*dis.get_instructions(code)]
+            for before, step in itertools.pairwise(steps):
+                is_singleton = before.opname == "LOAD_CONST" and before.argval in (
+                    None,
+                    True,
+                    False,
+                )
+                if step.opname == "IS_OP" and not is_singleton:
+                    return True
+    return False
 
 
 def _has_names_of_user(value: Any) -> bool:

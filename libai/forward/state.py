@@ -49,6 +49,10 @@ class Facts:
     parameters: Sequence[str] = ()
 
 
+#: `(buffers or parameters of a module, key)` of each tensor
+Places = list[tuple[dict[str, flow.Tensor], str]]
+
+
 def own_buffers(model: nn.Module) -> dict[str, flow.Tensor]:
     """Return the buffers that the model's forward may change, except in rank-local batch norms
     (decision 0003).
@@ -119,21 +123,26 @@ def with_class(model: nn.Module, name: str) -> str:
     return name if module is None else f"{name} ({type(module).__name__})"
 
 
-@contextmanager
-def values_kept(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Make operations keep the values that they read from the buffers `names`, in a forward and its
-    backward pass.
-
-    `names`: names of buffers and frozen parameters. Afterwards each has its last value in its
-    original memory. Inside the block, `.data` and `.detach()` of such a tensor return the tensor
-    itself, so that changes through them are changes of the tensor.
-    """
+def places_of(model: nn.Module, names: Sequence[str]) -> Places:
+    """Return the places of buffers and parameters, which stay the same if modules move."""
     modules = dict(model.named_modules())
     places = []
     for name in names:
         path, _, key = name.rpartition(".")
         owner = modules[path]
         places.append((owner._buffers if key in owner._buffers else owner._parameters, key))
+    return places
+
+
+@contextmanager
+def values_kept(places: Places) -> Iterator[None]:
+    """Make operations keep the values that they read from the tensors at `places`, in a forward and
+    its backward pass.
+
+    `places`: those of buffers and frozen parameters. Afterwards each has its last value in its
+    original memory. Inside the block, `.data` and `.detach()` of such a tensor return the tensor
+    itself, so that changes through them are changes of the tensor.
+    """
     memory = []
 
     def is_kept(tensor: flow.Tensor) -> bool:
@@ -142,7 +151,7 @@ def values_kept(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
         return tensor.is_leaf and any(tensors.get(key) is tensor for tensors, key in places)
 
     for tensors, key in places:
-        if tensors[key] is not None and is_kept(tensors[key]):
+        if tensors.get(key) is not None and is_kept(tensors[key]):
             memory.append((tensors[key], _detach(tensors[key])))
 
     def renewing(operation: Any) -> Any:

@@ -62,7 +62,8 @@ def count_batches(layers: Sequence[nn.Module], number: int) -> None:
     count.
     """
     for layer in layers:
-        counts = layer.training and layer.num_batches_tracked is not None
+        is_counting = layer.training and layer.track_running_stats
+        counts = is_counting and layer.num_batches_tracked is not None
         part = part_here(layer.num_batches_tracked) if counts else None
         if part is not None:
             part.add_(number)

@@ -5,7 +5,7 @@ Comparing all of them before every compiled step would take longer than a step o
 reading a counter is almost free. A changed counter only means that something may have changed;
 `libai.engine.compiled.guards` then compares. Writes that bypass `__setattr__`
 (`module.__dict__["x"] = 1`), writes to class attributes, and changes inside lists and dicts are not
-counted.
+counted; the guards compare those before every step.
 """
 
 from __future__ import annotations

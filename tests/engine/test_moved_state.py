@@ -156,7 +156,7 @@ def trained(kind, make_optimizer, move):
         act(net, move, trainer.iter)
         if trainer.iter == MOVED:
             tensors, _ = trainer.optimizer_state.export()
-            saved.update({name: value.numpy() for name, value in tensors.items()})
+            saved.update({name: value.numpy().copy() for name, value in tensors.items()})
 
     trainer.register_hooks([hooks.CallbackHook(after_step=after)])
     trainer.train(0, UPDATES)

@@ -17,7 +17,7 @@ user's code names.
 from __future__ import annotations
 
 import functools
-import types
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -26,7 +26,15 @@ from oneflow import nn
 
 from libai.engine.compiled.buffers import buffers_of, keep_buffers
 from libai.engine.compiled.tracing import Reads
-from libai.forward.python_state import Watched, fingerprint, functions_of, hooks_of, variables_of
+from libai.forward.python_state import (
+    Watched,
+    compares_identity,
+    fingerprint,
+    functions_of,
+    hooks_of,
+    is_users,
+    variables_of,
+)
 from libai.parallel import named_tensors
 from libai.patches.local_operations import hooks_of_parameter
 from libai.patches.writes import count_new_data, count_writes, watch_attributes
@@ -35,6 +43,7 @@ from libai.utils.tensors import local_part
 
 #: a value that changes again within this many iterations is not worth another compilation
 STEADY_ITERS = 50
+_PARTS_OF_FUNCTION = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 Decision = Literal["compiled", "recompile", "eager"]
 
 
@@ -62,7 +71,11 @@ class Guards:
             path = paths.get(module, type(module).__name__)
             self._attributes.append((f"{path}.{name}" if path else name, module, name))
         watch_attributes(name for _, _, name in self._attributes)
-        self._variables = list(variables_of(functions_of(model)))
+        self._functions: set[Any] = set()
+        self._variables = list(variables_of(functions_of(model), self._functions))
+        self._fingerprint = functools.partial(
+            fingerprint, by_identity=compares_identity(self._functions)
+        )
         self._buffers = buffers_of(model)
         self._changed_at: dict[str, int] = {} if before is None else before._changed_at
         self._differs: list[str] = []
@@ -98,7 +111,10 @@ class Guards:
         for read, value in self._unseen:
             if read() is not value:
                 return True
+        mappings, names, compiled = self._columns
         try:
+            if any(map(operator.is_not, map(operator.getitem, mappings, names), compiled)):
+                return True
             for read, contents in self._watched:
                 if read() != contents:
                     return True
@@ -134,29 +150,63 @@ class Guards:
         self._watched: Watched = []
         self._unseen: list[tuple[Callable[[], Any], Any]] = []
         self._held = []  # keeps the objects alive: the id of a freed one could be reused
+        #: `(mapping, key, value)` of attributes and methods
+        self._entries: list[tuple[Mapping[str, Any], str, Any]] = []
         values = {}
         for path, module, name in self._attributes:
             value = getattr(module, name, None)
-            values[path] = fingerprint(value, self._watched)
+            values[path] = self._fingerprint(value, self._watched)
             self._held.append(value)
-            if name not in vars(module) and not callable(value):
+            if name not in vars(module):
                 of_class = functools.partial(getattr, type(module), name, None)
-                self._unseen.append((of_class, of_class()))
+                if not callable(value):
+                    self._unseen.append((of_class, of_class()))
+            elif is_users(type(module).__module__):
+                self._entries.append((vars(module), name, value))
         for description, read, _ in self._variables:
             value = read()
-            if not isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
-                values[description] = fingerprint(value, self._watched)
-                self._unseen.append((read, value))
-        for path, module in self._model.named_modules():
-            name = f"the module {path or type(module).__name__} (itself or its forward hooks)"
-            values[name] = tuple(map(id, [module, vars(module).get("forward"), *hooks_of(module)]))
-            self._held.append(module)
+            values[description] = self._fingerprint(value, self._watched)
+            self._unseen.append((read, value))
+        for function in self._functions:
+            name = f"the code or defaults of {function.__qualname__}"
+            read = functools.partial(_PARTS_OF_FUNCTION, function)
+            contents = fingerprint(read(), self._watched)
+            values.setdefault(name, []).append((*map(id, read()), contents))
+            self._held.append(read())
+            self._watched.append((read, read()))
+        self._add_modules(values)
         for name, tensor in named_tensors(self._model):
             hooks = fingerprint(tuple(hooks_of_parameter(tensor)), self._watched)
             values[name] = (id(tensor), count_new_data(tensor), hooks, "tensor")
             values[f"{name}.requires_grad"] = fingerprint(tensor.requires_grad)
         self._add_groups(self._optimizer.param_groups, values)
+        self._columns = [*zip(*self._entries)] or ((), (), ())
         return values
+
+    def _add_modules(self, values: dict[str, Any]) -> None:
+        modules = [*self._model.modules()]
+        for path, module in self._model.named_modules():
+            name = f"the module {path or type(module).__name__} (itself or its forward hooks)"
+            own = vars(module)
+            held = {**module._modules, **module._parameters, **module._buffers}
+            shadows = [own[one] for one in held if one in own]
+            found = [module, type(module), own.get("forward"), *hooks_of(module), *shadows]
+            values[name] = tuple(map(id, found))
+            values[f"the tensors and modules of {path}"] = {
+                one: id(value) for one, value in held.items()
+            }
+            self._held += found
+
+        for kind in {
+            cls for one in modules for cls in type(one).__mro__ if is_users(cls.__module__)
+        }:
+            for name, value in vars(kind).items():
+                if callable(value) or hasattr(value, "__get__"):
+                    values[f"{kind.__qualname__}.{name}"] = id(value)
+                    self._held.append(value)
+                    self._entries.append((vars(kind), name, value))
+        sizes = functools.partial(_sizes, [vars(module) for module in modules])
+        self._watched.append((sizes, sizes()))
 
     def _add_groups(self, groups: list[Any], values: dict[str, Any]) -> None:
         self._watched.append((groups.copy, groups.copy()))
@@ -171,6 +221,10 @@ class Guards:
             self._watched.append((parameters.copy, parameters.copy()))
             if "lr" not in self._inputs:  # writes to it are not counted
                 self._watched.append((group._options.copy, group._options.copy()))
+
+
+def _sizes(mappings: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [*map(len, mappings)]
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -34,7 +34,7 @@ from oneflow.nn.graph.proxy import (
     ProxyTensor,
 )
 
-from libai.forward.python_state import cell_value
+from libai.forward.python_state import OF_MODULE, cell_value
 from libai.patches.compiled_graph import READING_TWICE, Uncompilable
 from libai.patches.local_operations import ParameterHooks, hooks_of_parameter
 from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
@@ -179,6 +179,9 @@ def _get_missing(self: Any, reads: Reads, name: str) -> Any:
     described = getattr(type(module), name, None)
     if isinstance(described, property):
         return described.fget(self)  # type: ignore[misc]
+    if name in vars(module) and name not in OF_MODULE:  # it may hide a submodule
+        reads.append((module, name))
+        return vars(module)[name]
     for held in (module._parameters, module._buffers):
         if held.get(name) is not None:
             # a proxy has a tensor only under the first of its names

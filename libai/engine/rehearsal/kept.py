@@ -156,8 +156,9 @@ class PythonKept:
         """
         known = set(self._functions)
         for name, read, assign in variables_of([function], self._functions):
-            if not isinstance(read(), types.FunctionType | type):
-                self._keep_variable(read(), assign, name)
+            value = read()
+            if not isinstance(value, type) and not hasattr(value, "__get__"):
+                self._keep_variable(value, assign, name)
         for one in self._functions - known:
             self._keep([one.__defaults__, one.__kwdefaults__], one.__qualname__)
 

@@ -1,0 +1,269 @@
+"""A hook exchanges code or an equal object: the compiled run trains like a plain loop."""
+
+import functools
+import types
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from libai.engine import EagerTrainer, GraphTrainer, hooks
+
+UPDATES = 9
+#: the update after which the hook acts
+CHANGED = 3
+
+
+def act(h):
+    return flow.tanh(h)
+
+
+def nested(h):
+    return act(h)
+
+
+def other(h):
+    return flow.sigmoid(h) * 2
+
+
+def with_default(h, function=act, *, factor=1.0):
+    return function(h) * factor
+
+
+class Shape:
+    @staticmethod
+    def static(h):
+        return flow.tanh(h)
+
+    @classmethod
+    def of_class(cls, h):
+        return flow.tanh(h)
+
+    def method(self, h):
+        return flow.tanh(h)
+
+
+class OtherShape(Shape):
+    @staticmethod
+    def static(h):
+        return other(h)
+
+
+class Kind(nn.Module):
+    def forward(self, h):
+        return flow.tanh(h)
+
+
+class OtherKind(Kind):
+    def forward(self, h):
+        return other(h)
+
+
+class Value:
+    """Objects with equal contents are equal."""
+
+    def __init__(self):
+        self.number = 1
+
+    def __eq__(self, another):
+        return vars(self) == vars(another)
+
+    def __hash__(self):
+        return 1
+
+
+class Plain:
+    """Every object differs from all others."""
+
+
+class Net(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.fc, self.kind, self.name, self.scale = nn.Linear(4, 4), Kind(), name, 1.0
+        self.first = MAKE[name]() if name in MAKE else None
+        self.now = self.first
+        self.holder = types.SimpleNamespace(now=self.first)
+        self.table = {Plain: 1.0}
+        function = act
+        self.closure = lambda h: function(h)
+
+    def run(self, h):
+        return flow.tanh(h)
+
+    def forward(self, x, y):
+        h, name = self.fc(x) * self.scale, self.name
+        if name in MAKE:
+            h = flow.tanh(h) if self.is_first() else other(h)
+        else:
+            h = USES[name](self, h)
+        return ((h - y) ** 2).mean()
+
+    def is_first(self):
+        if self.name == "plain":
+            return self.now == self.first
+        return self.now is self.first and self.holder.now is self.first
+
+
+MAKE = {
+    "object": Value,
+    "plain": Plain,
+    "list": lambda: [1, 2],
+    "dict": lambda: {"a": 1},
+    "tuple": lambda: (*[1, 2],),
+    "text": lambda: "".join(["a", "b c"]),
+    "number": lambda: int("12345"),
+    "array": lambda: np.ones(3, "float32"),
+    "tensor": lambda: flow.ones(3),
+}
+USES = {
+    "global": lambda net, h: act(h),
+    "nested": lambda net, h: nested(h),
+    "builtin": lambda net, h: flow.tanh(h) * reduce([1.0, 2.0]),
+    "class": lambda net, h: Shape.static(h),
+    "closure": lambda net, h: net.closure(h),
+    "default": lambda net, h: with_default(h),
+    "keyword": lambda net, h: with_default(h),
+    "code": lambda net, h: with_default(h),
+    "static": lambda net, h: Shape.static(h),
+    "classmethod": lambda net, h: Shape.of_class(h),
+    "method": lambda net, h: Shape().method(h),
+    "own method": lambda net, h: net.run(h),
+    "module class": lambda net, h: net.kind(h),
+    "shadowed": lambda net, h: net.kind(h),
+    "shadowed forward": lambda net, h: net.kind(h),
+    "written past": lambda net, h: flow.tanh(h),
+    "object past": lambda net, h: flow.tanh(h),
+}
+reduce = max
+
+
+def set_global(name, value):
+    return lambda net, patch: patch.setitem(globals(), name, value)
+
+
+def set_on(owner, name, value):
+    return lambda net, patch: patch.setattr(owner, name, value)
+
+
+def set_in_closure(net, patch):
+    net.closure.__closure__[0].cell_contents = other
+
+
+CHANGES = {
+    "global": set_global("act", other),
+    "nested": set_global("act", other),
+    "builtin": set_global("reduce", min),
+    "class": set_global("Shape", OtherShape),
+    "closure": set_in_closure,
+    "default": set_on(with_default, "__defaults__", (other,)),
+    "keyword": set_on(with_default, "__kwdefaults__", {"factor": 2.0}),
+    "code": set_on(with_default, "__code__", (lambda h, function=0, *, factor=0: h * 3).__code__),
+    "static": set_on(Shape, "static", staticmethod(other)),
+    "classmethod": set_on(Shape, "of_class", classmethod(lambda cls, h: other(h))),
+    "method": set_on(Shape, "method", lambda self, h: other(h)),
+    "own method": set_on(Net, "run", lambda self, h: other(h)),
+    "module class": lambda net, patch: setattr(net.kind, "__class__", OtherKind),
+    "shadowed": lambda net, patch: vars(net).update(kind=other),
+    "shadowed forward": lambda net, patch: vars(net.kind).update(forward=other),
+    "written past": lambda net, patch: vars(net).update(scale=2.0),
+    "object past": lambda net, patch: object.__setattr__(net, "scale", 2.0),
+}
+
+
+def change_to_equal(net, patch):
+    net.now = MAKE[net.name]()
+
+
+def change_inside(net, patch):
+    net.holder.now = MAKE[net.name]()
+
+
+CASES = [
+    *CHANGES.items(),
+    *((name, change_to_equal) for name in MAKE),
+    *((name, change_inside) for name in MAKE if name != "plain"),
+]
+
+
+def batch(i):
+    random = np.random.default_rng(i)
+    return {name: random.normal(size=(8, 4)).astype("float32") for name in "xy"}
+
+
+def build(name):
+    net = Net(name)
+    for seed, parameter in enumerate(net.parameters()):
+        values = np.random.default_rng(seed).normal(0, 0.3, tuple(parameter.shape))
+        parameter.data.copy_(flow.tensor(values.astype("float32")))
+    return net, flow.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+
+def plain_losses(name, change, patch):
+    net, optimizer = build(name)
+    losses = []
+    for i in range(UPDATES):
+        loss = net(**{key: flow.tensor(value) for key, value in batch(i).items()})
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        if i == CHANGED:
+            change(net, patch)
+    return losses
+
+
+def losses_of(kind, name, change, patch):
+    net, optimizer = build(name)
+    losses = []
+
+    def after(trainer):
+        losses.append(trainer.fetch_metrics()["train/loss"])
+        if trainer.iter == CHANGED:
+            change(net, patch)
+
+    trainer = kind(net, map(batch, range(UPDATES + 4)), optimizer)
+    trainer.register_hooks([hooks.CallbackHook(after_step=after)])
+    trainer.train(0, UPDATES)
+    return losses
+
+
+@pytest.mark.parametrize("kind", [EagerTrainer, GraphTrainer])
+@pytest.mark.parametrize(
+    ("name", "change"), CASES, ids=[f"{name}-{getattr(one, '__name__', '')}" for name, one in CASES]
+)
+def test_code_and_objects_that_a_hook_exchanges_take_effect(kind, name, change):
+    with pytest.MonkeyPatch.context() as patch:
+        expected = plain_losses(name, change, patch)
+    unchanged = plain_losses(name, lambda net, patch: None, None)
+    assert max(abs(np.array(expected) / unchanged - 1)) > 1e-3  # the change matters
+    with pytest.MonkeyPatch.context() as patch:
+        losses = losses_of(kind, name, change, patch)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_equal_values_that_no_code_tells_apart_are_not_compiled_again(monkeypatch):
+    """A hook that assigns an equal list in every iteration does not make updates eager."""
+    compiled = []
+    compile_it = GraphTrainer.compile
+    monkeypatch.setattr(
+        GraphTrainer, "compile", lambda self, *args: compiled.append(1) or compile_it(self, *args)
+    )
+
+    class Sums(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.powers = nn.Linear(4, 4), [1.0, 2.0]
+
+        def forward(self, x, y):
+            return ((self.fc(x) * sum(self.powers) - y) ** 2).mean()
+
+    net = Sums()
+    trainer = GraphTrainer(
+        net, map(batch, range(UPDATES + 4)), flow.optim.SGD(net.parameters(), lr=0.1)
+    )
+    assign = functools.partial(setattr, net, "powers")
+    trainer.register_hooks([hooks.CallbackHook(after_step=lambda trainer: assign([1.0, 2.0]))])
+    trainer.train(0, UPDATES)
+    assert len(compiled) == 1
+    assert not trainer.gradients.updates_eagerly

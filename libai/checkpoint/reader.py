@@ -205,6 +205,7 @@ def _open_folder(path: Path) -> tuple[int, _Folder]:
     """Return the iteration and files of the checkpoint folder `path`, after checking its name
     against the manifest.
     """
+    refuse_pickled(path)
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a checkpoint folder.")
     iteration, files = parse_manifest(_read(path / MANIFEST), str(path / MANIFEST))
@@ -213,6 +214,30 @@ def _open_folder(path: Path) -> tuple[int, _Folder]:
             f"{path} is the checkpoint of iteration {iteration} under another name."
         )
     return iteration, _Folder(path, files)
+
+
+def refuse_pickled(path: Path) -> None:
+    """Raise `CheckpointError` if `path` was written by `flow.save`, `torch.save` or pickle.
+
+    Only names and first bytes are read: unpickling can run any code.
+    """
+    is_folder = (path / "pickled_data").is_file()
+    if path.is_file():
+        with reading(path), path.open("rb") as file:
+            start = file.read(9)
+        # pickle, and torch's zip archive of pickles; a safetensors file begins with a length, which
+        # can be the same bytes, and its header
+        if not start.startswith((b"\x80", b"PK")) or start[8:] == b"{":
+            return
+    elif not is_folder:
+        return
+    program, writer = ("flow", "flow.save") if is_folder else ("torch", "torch.save or pickle")
+    raise CheckpointError(
+        f"{path} was written by {writer}. Opening it can run any code, so libai never does. If you "
+        f"trust it, load it yourself and pass the dict: libai.checkpoint.load_weights("
+        f"{program}.load({str(path)!r}), model), or run.load_weights. For a config, save them "
+        "once: libai.checkpoint.save('weights', 0, {'model': model.state_dict()}, {})."
+    )
 
 
 def open_safetensors(path: str | Path) -> TensorGroup:

@@ -15,7 +15,7 @@ from pathlib import Path
 from libai.checkpoint.durable import remove_directory, restore_replaced
 from libai.checkpoint.errors import CheckpointError, CheckpointWriteError, os_reason, reading
 from libai.checkpoint.manifest import BEST, iteration_of
-from libai.checkpoint.reader import read_json, verify
+from libai.checkpoint.reader import read_json, refuse_pickled, verify
 from libai.checkpoint.strict_json import dump_json
 from libai.utils.atomic import atomic_write_bytes
 from libai.utils.logging import warn_once
@@ -157,6 +157,7 @@ def resolve(path: str | Path) -> Path:
     checkpoint. Raises `CheckpointError` with the reasons if there is none.
     """
     path = Path(path)
+    refuse_pickled(path)
     if (path / "checkpoints").is_dir():
         path = path / "checkpoints"
     if path.name == "best" and not path.exists():

@@ -14,7 +14,13 @@ import numpy as np
 
 from libai.checkpoint.errors import CheckpointError
 from libai.checkpoint.manifest import MANIFEST, index_name
-from libai.checkpoint.reader import TensorGroup, load, open_safetensors, open_sharded
+from libai.checkpoint.reader import (
+    TensorGroup,
+    load,
+    open_safetensors,
+    open_sharded,
+    refuse_pickled,
+)
 from libai.checkpoint.retention import resolve
 from libai.checkpoint.tensor_files import TensorSpec, spec_of
 
@@ -170,6 +176,7 @@ def open_weights(source: str | Path, group: str = "model") -> TensorGroup:
     if group == "average":
         return open_weights(source).replaced_by(open_weights(source, "ema"))
     path = Path(source)
+    refuse_pickled(path)
     if path.is_file():
         return open_sharded(path) if path.name.endswith(".index.json") else open_safetensors(path)
     path = resolve(path)

@@ -1,6 +1,12 @@
 """Loading weights into modules: an exact report first, then a copy in place."""
 
+import json
+import pickle
+import zipfile
+from pathlib import Path
+
 import numpy as np
+import oneflow as flow
 import pytest
 from oneflow import nn
 from safetensors.numpy import save_file
@@ -159,6 +165,44 @@ def test_a_source_that_is_none_is_named(tmp_path):
     path = checkpoint.save(tmp_path, 1, {"optimizer": {"a": np.ones(1)}}, {})
     with pytest.raises(CheckpointError, match="has no tensor group 'model'; it has optimizer"):
         checkpoint.open_weights(path)
+
+
+@pytest.mark.parametrize("writer", ["flow", "torch", "pickle"])
+@pytest.mark.parametrize("reader", ["load_weights", "resolve", "load", "verify"])
+def test_weights_of_flow_save_are_refused_with_the_way(writer, reader, tmp_path):
+    """None of them may be unpickled: the file of this test would write another one."""
+    path, ran = tmp_path / "old.pth", tmp_path / "ran"
+
+    class Runs:
+        def __reduce__(self):
+            return Path.touch, (ran,)
+
+    if writer == "flow":
+        flow.save(Net().state_dict(), str(path))
+        (path / "pickled_data").write_bytes(pickle.dumps(Runs()))
+    elif writer == "torch":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("data.pkl", pickle.dumps(Runs()))
+    else:
+        path.write_bytes(pickle.dumps(Runs()))
+    read = {"load_weights": lambda one: checkpoint.load_weights(one, Net())}
+    try:
+        text = str(read.get(reader, getattr(checkpoint, reader))(path))  # `verify` returns it
+    except CheckpointError as error:
+        text = str(error)
+    program = "flow" if writer == "flow" else "torch"
+    assert f"{path} was written by {program}.save" in text
+    assert f"load_weights({program}.load('{path}'), model)" in text
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("length", [0x80, 0x4B50])
+def test_a_safetensors_file_that_begins_like_a_pickle_is_read(length, tmp_path):
+    """The first bytes of a file are the length of its header."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}})
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + header.ljust(length).encode() + b"\x07")
+    assert checkpoint.open_weights(path)["w"].tolist() == [7]
 
 
 def test_tied_weights_stay_tied(tmp_path):

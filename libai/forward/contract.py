@@ -17,6 +17,8 @@ import numpy as np
 import oneflow as flow
 
 from libai.utils.errors import UserError, first_line
+from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import warn_once
 
 _RIGHT_CODE = (
     'return {"losses": {"cls": loss}, "metrics": {"accuracy": acc}} in training '
@@ -75,6 +77,16 @@ def read_losses(outputs: Any, model: Any) -> tuple[dict[str, flow.Tensor], dict[
                 f"but {constant} depend on no parameter. To only log a value, return it as a "
                 "metric: "
                 'return {"losses": {...}, "metrics": {...}}.'
+            )
+        other = [name for name in losses if "loss" not in name]
+        if other and len(other) < len(losses):
+            # mmengine sums only the names with "loss"
+            warn_once(
+                logger,
+                f"losses {_source(model)} {other}",
+                f"{_source(model)} returned the dict {list(losses)}: all its values are added to "
+                f"the loss that is differentiated, also {', '.join(other)}. To only log a value, "
+                'return it as a metric: return {"losses": {...}, "metrics": {...}}.',
             )
     if not _OWN_NUMBERS.isdisjoint(losses):
         _refuse_name(model, "loss", _OWN_NUMBERS.intersection(losses), "number of the trainer")

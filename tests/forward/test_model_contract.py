@@ -45,6 +45,28 @@ def test_a_metric_among_losses_is_refused():
         read_losses(outputs, Net())
 
 
+@pytest.mark.parametrize(
+    "names, counted",
+    [(("loss_a", "error"), "error"), (("one", "other"), ""), (("loss_a", "b_loss"), "")],
+)
+def test_losses_that_mmengine_would_not_add_are_named_once(names, counted, mode, caplog):
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return dict.fromkeys(names, (self.layer(x) ** 2).mean())
+
+    Flat.__name__ = f"Flat_{mode}"  # each warning is logged once in a process
+    model = Flat()
+    batches = [{"x": np.ones((2, 4), "float32")}]
+    toy.trainer_of(mode, model, batches, toy.optimizer_of("sgd", model)).train(0, 3)
+    told = [text for text in caplog.messages if "added to the loss" in text]
+    assert len(told) == bool(counted)
+    assert not counted or f"also {counted}. To only log a value, return it as a metric" in told[0]
+
+
 class Returns(nn.Module):
     """A model that returns its loss in one of the supported forms."""
 

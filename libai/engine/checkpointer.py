@@ -75,6 +75,18 @@ class TrainerCheckpointer:
         before_save: Callable[[], None] | None = None,
         links: Path | None = None,
     ):
+        from libai.engine.trainer import ModelTrainer  # its own imports take a second
+
+        if not isinstance(trainer, ModelTrainer):
+            parts = ("model", "optimizer", "lr_scheduler")
+            lacks = [part for part in parts if not hasattr(trainer, part)]
+            raise UserError(
+                f"TrainerCheckpointer saves the parts of an EagerTrainer or GraphTrainer, and "
+                f"{type(trainer).__name__} is neither: it has no "
+                f"{', no '.join(lacks) or 'state of an optimizer'}. Derive the trainer from "
+                "EagerTrainer and override update or run_step, or save trainer.state_dict() with "
+                "your own tensors by libai.checkpoint.save."
+            )
         self.trainer = trainer
         self.root = Path(root)
         self.last_saved: Path | None = None

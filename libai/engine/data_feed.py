@@ -7,11 +7,13 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import length_hint
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from libai.engine.check_parts import check_part
+from libai.engine.hook_base import EveryEpoch
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
 from libai.utils.seeding import generators_kept
@@ -26,7 +28,8 @@ class DataFeed:
 
     Args:
         source: an iterable of micro-batches of this rank, or a function that returns such an
-            iterable. It is opened at the first read.
+            iterable. It is opened at the first read. None: a training step of the user's own reads
+            its data itself.
         num_micro_batches: micro-batches per iteration.
 
     Attributes:
@@ -39,7 +42,7 @@ class DataFeed:
             together.
     """
 
-    def __init__(self, source: LoaderOrBuilder, num_micro_batches: int = 1):
+    def __init__(self, source: LoaderOrBuilder | None, num_micro_batches: int = 1):
         self.seconds = 0.0
         self.items_per_iter: int | None = None
         self.is_ahead = False
@@ -47,7 +50,7 @@ class DataFeed:
         self._num_micro_batches = num_micro_batches
         self.reset(source)
 
-    def reset(self, source: LoaderOrBuilder) -> None:
+    def reset(self, source: LoaderOrBuilder | None) -> None:
         """See `TrainerBase.reset_data_loader`."""
         self._builder = source if callable(source) else None
         self._loader: Any = None if self._builder else source
@@ -62,6 +65,21 @@ class DataFeed:
         if self._loader is None and self._builder is not None:
             self._loader = self._builder()
         return self._loader
+
+    @property
+    def epoch(self) -> EveryEpoch | None:
+        """The iterations in which a pass over the loader ends; None if its length is unknown.
+
+        Counted in samples for a loader of libai, and otherwise in micro-batches.
+        """
+        loader, steps = self.loader, self._num_micro_batches
+        layout = getattr(loader, "layout", None)
+        samples = getattr(loader, "samples_per_epoch", None)
+        if layout is not None and samples:
+            return EveryEpoch(samples, steps * layout.samples_per_step)
+        # the __len__ of some loaders only raises TypeError
+        length = length_hint(loader, 0) if hasattr(loader, "__len__") else 0
+        return EveryEpoch(length, steps) if length else None
 
     def take(self) -> list[Any]:
         """Return the micro-batches of the next iteration."""
@@ -144,7 +162,7 @@ class DataFeed:
         """
         self._iterator = None
         self._ahead = []
-        if position is not None and not position:
+        if self.loader is None or (position is not None and not position):
             return
         if hasattr(self.loader, "load_state_dict") and position is not None:
             self.loader.load_state_dict(position)

@@ -30,6 +30,10 @@ class EveryEpoch:
             > (seen - self.samples_per_iter) // self.samples_per_epoch
         )
 
+    def begins(self, iteration: int) -> bool:
+        """Return whether the 0-based `iteration` is the first one that starts in its pass."""
+        return iteration == 0 or self.ends(iteration)
+
 
 #: every N iterations (0: never), or every epoch
 Period = int | EveryEpoch
@@ -55,10 +59,12 @@ def is_due(period: Period, trainer: Progress) -> bool:
     return period.ends(completed)
 
 
+EPOCH_POINTS = ("on_epoch_begin", "on_epoch_end")
 STEP_POINTS = ("before_step", "before_update", "after_backward", "after_step")
 HOOK_POINTS = (
     "before_train",
     "after_train",
+    *EPOCH_POINTS,
     *STEP_POINTS,
     "before_eval",
     "after_eval",
@@ -71,9 +77,10 @@ LIKE_POINTS = ("before_", "after_", "on_train_", "on_epoch_", "on_batch_", "on_s
 
 
 class StopTraining(Exception):
-    """Raised by a hook in `after_step` to end the loop early and cleanly (early stopping).
+    """Raised by a hook in `after_step` or `on_epoch_end` to end the loop early and cleanly (early
+    stopping).
 
-    The `after_step` methods of the other hooks still run.
+    The same methods of the other hooks still run.
     """
 
 
@@ -95,6 +102,7 @@ class HookBase:
 
         before_train()
         for iter in range(start_iter, max_iter):
+            on_epoch_begin()      # in the first iteration that starts in this epoch
             before_step()         # then, in the first iteration, trainer.prepare()
             ...micro-batches are read...
             before_update()       # trainer.feed.batches holds them
@@ -102,8 +110,14 @@ class HookBase:
             after_backward()      # eager mode only: a compiled step cannot stop here
             ...clip, optimizer step, zero, schedule...
             after_step()          # self.trainer.iter is the 0-based iteration just completed
+            on_epoch_end()        # in the iteration with the last samples of an epoch
         on_exception()            # when training fails: see trainer.loop.failure
         after_train()             # always, also after an error: see trainer.status
+
+    `on_epoch_end` of a hook directly follows its `after_step`, so evaluations and checkpoints of
+    the same iteration, whose hooks have larger priorities, see its effects. A run that was resumed
+    in the middle of an epoch continues it: each point is called once per epoch, in one of the
+    sessions. `trainer.epoch` is the 0-based number of the epoch.
 
     No hook is called for the updates of a rehearsal, which are undone.
 
@@ -131,6 +145,16 @@ class HookBase:
 
     def after_train(self) -> None:
         """Called once after the last iteration, even if training failed (see `trainer.status`)."""
+
+    def on_epoch_begin(self) -> None:
+        """Called before the first iteration that starts in an epoch.
+
+        If an epoch is not a whole number of iterations, the iteration before may have contained its
+        first samples.
+        """
+
+    def on_epoch_end(self) -> None:
+        """Called after the iteration in which an epoch ends, and after this hook's `after_step`."""
 
     def before_step(self) -> None:
         """Called at the start of each iteration, before its data is read."""
@@ -233,12 +257,25 @@ class HookBase:
         return getattr(type(self), point) is not getattr(HookBase, point)
 
 
-def keyed(hooks: Iterable[HookBase], method: str = "") -> list[tuple[str, HookBase]]:
+def refuse_hook_points(cls: type) -> None:
+    """Raise `UserError` if `cls`, a class that is not a hook, defines a point of hooks, which
+    nothing would call.
+    """
+    for point in HOOK_POINTS:
+        if hasattr(cls, point):
+            raise UserError(
+                f"{cls.__name__}.{point} would never be called: only hooks have points of the "
+                "loop. Move the method to a subclass of HookBase, in which the trainer is "
+                "self.trainer, and register it with register_hooks."
+            )
+
+
+def keyed(hooks: Iterable[HookBase], *methods: str) -> list[tuple[str, HookBase]]:
     """Return pairs `(state key, hook)` with unique keys.
 
     The key of a second `EvalHook` is `EvalHook-2`.
 
-    `method`: leave out the hooks that do not override it.
+    `methods`: leave out the hooks that override none of them.
 
     >>> [key for key, hook in keyed([HookBase(), HookBase()])]
     ['HookBase', 'HookBase-2']
@@ -247,6 +284,6 @@ def keyed(hooks: Iterable[HookBase], method: str = "") -> list[tuple[str, HookBa
     found = []
     for hook in hooks:
         seen[hook.state_key] = number = seen.get(hook.state_key, 0) + 1
-        if not method or hook.overrides(method):
+        if not methods or any(map(hook.overrides, methods)):
             found.append((hook.state_key if number == 1 else f"{hook.state_key}-{number}", hook))
     return found

@@ -20,6 +20,7 @@ from libai.engine.check_parts import accepts, check_iterations
 from libai.engine.data_feed import DataFeed, LoaderOrBuilder
 from libai.engine.events.storage import EventStorage
 from libai.engine.hook_base import (
+    EPOCH_POINTS,
     HOOK_POINTS,
     LIKE_POINTS,
     EveryEpoch,
@@ -27,6 +28,7 @@ from libai.engine.hook_base import (
     Interrupted,
     StopTraining,
     keyed,
+    refuse_hook_points,
 )
 from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics
 from libai.launch.stop import STOP, Agreement
@@ -41,6 +43,8 @@ from libai.utils.sizes import check_sizes
 
 #: key of the question that all ranks answer together: has a hook on the main rank requested a stop?
 _STOP_OF_MAIN = "stop of the main rank"
+#: `on_epoch_end` of a hook directly follows its `after_step`
+_AFTER_STEP = ("after_step", "on_epoch_end")
 #: seconds that a thread waits for the interpreter's lock before it requests a switch
 SWITCH_SECONDS = 1e-4
 
@@ -58,8 +62,8 @@ class LoopState:
         rates: learning rates of the latest update, by tag.
         calls_at: `(hook, method to call)` at each point, in order.
         result: `StepResult` of the latest update, on the device.
-        epoch: `epoch.ends(completed_iters)` returns whether a pass over the data has ended; None if
-            this is unknown.
+        epoch: `epoch.ends(completed_iters)` returns whether a pass over the data has ended; None:
+            the length of the loader decides, see `DataFeed.epoch`.
         failure: the error that `train` raised; None if it did not fail.
         is_mode_final: false while the mode may still change. Hooks are then registered without
             checking their mode.
@@ -145,7 +149,8 @@ class TrainerBase:
 
     Args:
         data_loader: an iterable of micro-batches of this rank, or a function that returns one; read
-            lazily. A finite loader is restarted when it ends.
+            lazily. A finite loader is restarted when it ends. None: an overridden `run_step` needs
+            none.
         num_accumulation_steps: micro-batches per iteration.
 
     Attributes:
@@ -164,9 +169,13 @@ class TrainerBase:
     #: see `quick_thread_switches`
     _switch_seconds = SWITCH_SECONDS
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_hook_points(cls)
+
     def __init__(
         self,
-        data_loader: LoaderOrBuilder,
+        data_loader: LoaderOrBuilder | None = None,
         *,
         num_accumulation_steps: int = 1,
     ):
@@ -179,6 +188,8 @@ class TrainerBase:
         self.loop = LoopState()
         #: true if `prepare` has run and the loader has not been replaced since
         self._is_prepared = False
+        #: length of an epoch, if a hook uses `on_epoch_begin` or `on_epoch_end`
+        self._epoch_of_hooks: EveryEpoch | None = None
         self.register_hooks([])
 
     def __repr__(self) -> str:
@@ -245,9 +256,37 @@ class TrainerBase:
             self.hooks.append(hook)
         self.hooks.sort(key=lambda hook: hook.priority)
         for point in HOOK_POINTS:
+            points = _AFTER_STEP if point == "after_step" else (point,)
             self.loop.calls_at[point] = [
-                (hook, getattr(hook, point)) for hook in self.hooks if hook.overrides(point)
+                (hook, getattr(hook, point)) for _, hook in keyed(self.hooks, *points)
             ]
+
+    @property
+    def epoch(self) -> int:
+        """0-based number of the epoch, a pass over the training data, in which iteration `iter`
+        starts.
+
+        Raises `UserError` if the length of an epoch is unknown.
+        """
+        length = self._epoch_length("trainer.epoch")
+        return self.iter * length.samples_per_iter // length.samples_per_epoch
+
+    def _epoch_length(self, user: str) -> EveryEpoch:
+        """Return the length of an epoch. `user`: what needs it, for the error."""
+        length = self.loop.epoch or self.feed.epoch
+        if length is None:
+            loader = self.data_loader
+            without = (
+                "the trainer has no loader"
+                if loader is None
+                else f"the training loader ({type(loader).__name__}) has no __len__"
+            )
+            raise UserError(
+                f"{user} needs the length of an epoch, and {without}. Use after_step and "
+                "trainer.completed_iters, or pass a loader with __len__, its number of "
+                "micro-batches."
+            )
+        return length
 
     @property
     def data_loader(self) -> Any:
@@ -294,6 +333,10 @@ class TrainerBase:
         assert max_iter is not None
         if log_period is not None:
             self._log_every(log_period)
+        for hook in self.hooks:
+            used = [point for point in EPOCH_POINTS if hook.overrides(point)]
+            if used and start_iter < max_iter:
+                self._epoch_of_hooks = self._epoch_length(f"{type(hook).__name__}.{used[0]}")
         is_new = self.status != "paused"
         self.iter = self.start_iter = self.completed_iters = start_iter
         self.max_iter = max_iter
@@ -334,6 +377,7 @@ class TrainerBase:
         answers = loop.agreement.answers
         poll = loop.agreement.poller()
         state = own_state()
+        epoch = self._epoch_of_hooks
         try:
             self._finish_interrupted_iteration()
             if self.start_iter < self.max_iter:
@@ -342,6 +386,8 @@ class TrainerBase:
                 self.iter = storage.iter = iteration
                 completed = iteration + 1
                 is_first_or_last = iteration == self.start_iter or completed == self.max_iter
+                if epoch is not None and epoch.begins(iteration):
+                    loop.call_hooks("on_epoch_begin")
                 for hook, call in loop.calls_at["before_step"]:
                     if is_first_or_last or (hook.step_period and completed % hook.step_period == 0):
                         call()
@@ -372,7 +418,7 @@ class TrainerBase:
             self.iter = max(self.max_iter, self.start_iter)
         except StopTraining as reason:
             self.status = "stopped"
-            self.iter += 1
+            self.iter = self.completed_iters
             logger.info("training stopped after iteration %d: %s", self.iter, reason)
 
     def prepare(self) -> None:
@@ -396,7 +442,7 @@ class TrainerBase:
         self.feed.is_ahead = False
 
     def _run_after_step(self, everything: bool, first: int = 0) -> None:
-        """Call `after_step` of the hooks from number `first` on.
+        """Call `after_step` of the hooks from number `first` on, and `on_epoch_end` if it is due.
 
         Raises `StopTraining` after the last of them.
 
@@ -405,12 +451,18 @@ class TrainerBase:
         stop = None
         calls = self.loop.calls_at["after_step"]
         completed = self.iter + 1
+        epoch = self._epoch_of_hooks
+        is_epoch_end = epoch is not None and epoch.ends(completed)
         for index in range(first, len(calls)):
             hook, call = calls[index]
-            if not everything and (not hook.step_period or completed % hook.step_period):
+            is_due = everything or (hook.step_period and completed % hook.step_period == 0)
+            if not is_due and not is_epoch_end:
                 continue
             try:
-                call()
+                if is_due:
+                    call()
+                if is_epoch_end and hook.overrides("on_epoch_end"):
+                    hook.on_epoch_end()
             except StopTraining as reason:
                 if hook.only_on == "main" and get_world_size() > 1:
                     self.loop.stop_of_main = reason  # the next agreement informs the other ranks
@@ -418,7 +470,7 @@ class TrainerBase:
                     stop = stop or reason
             except BaseException:
                 self.loop.unfinished_hooks = [
-                    key for key, _ in keyed(self.hooks, "after_step")[index:]
+                    key for key, _ in keyed(self.hooks, *_AFTER_STEP)[index:]
                 ]
                 raise
         if stop is not None:
@@ -431,7 +483,7 @@ class TrainerBase:
         unfinished, self.loop.unfinished_hooks = self.loop.unfinished_hooks, ()
         # the earlier session may have had hooks that this one does not have
         first = next(
-            (i for i, (key, _) in enumerate(keyed(self.hooks, "after_step")) if key in unfinished),
+            (i for i, (key, _) in enumerate(keyed(self.hooks, *_AFTER_STEP)) if key in unfinished),
             None,
         )
         if first is not None and self.start_iter:

@@ -5,7 +5,7 @@ members.
 import pytest
 import toy
 
-MOST_MEMBERS = 38
+MOST_MEMBERS = 39
 
 
 def public_members(instance):

@@ -6,8 +6,11 @@
 import contract_runs
 import jobs
 import pytest
+import toy
 
 from libai import checkpoint
+from libai.engine import HookBase
+from libai.engine.hooks import CallbackHook
 from libai.engine.run.batch_plan import BatchPlan
 from libai.utils.errors import UserError
 
@@ -46,6 +49,83 @@ def test_the_epoch_is_in_metrics_and_console_lines(mode, tmp_path):
     run.train()
     assert jobs.read_column(tmp_path, "train/epoch") == {11: 2.0}
     assert "iter 11/11  loss" in (tmp_path / "log.txt").read_text()
+
+
+class Epochs(HookBase):
+    """Records where epochs begin and end; its state is the number of ended epochs."""
+
+    def __init__(self, calls):
+        self.calls, self.ended, self.is_step_done = calls, 0, False
+
+    def on_epoch_begin(self):
+        self.calls.append(("begin", self.trainer.epoch, self.trainer.iter))
+
+    def after_step(self):
+        self.is_step_done = True
+
+    def on_epoch_end(self):
+        assert self.is_step_done  # the last iteration of an epoch belongs to it
+        self.ended += 1
+        self.calls.append(("end", self.trainer.epoch, self.trainer.iter))
+
+    def state_dict(self):
+        return {"ended": self.ended}
+
+    def load_state_dict(self, state):
+        self.ended = state["ended"]
+
+
+EVENTS = [("begin", 0, 0), ("end", 0, 5), ("begin", 1, 6), ("end", 1, 10), ("begin", 2, 11)]
+
+
+@pytest.mark.parametrize("first", [6, 8, 12], ids=["at an end", "in an epoch", "whole"])
+def test_each_epoch_begins_and_ends_once_for_hooks(mode, first, tmp_path):
+    """The first session ends after iteration `first`."""
+    calls = []
+    for resume, until in ((None, first), (True, 12)) if first < 12 else ((None, 12),):
+        run = contract_runs.make_run(tmp_path, mode, "train.train_iter=12", resume=resume)
+        hook = Epochs(calls)
+        run.trainer.register_hooks([hook])
+        if resume:
+            run.resume(run.output_dir / "checkpoints" / f"iter_{first:07d}")
+        run.train(until=until)
+    assert calls == EVENTS and hook.ended == 2
+
+
+def test_epochs_exist_for_hooks_without_a_config(mode):
+    """An epoch of 3 micro-batches, with 2 of them in an iteration."""
+    calls, model = [], toy.Classifier()
+    trainer = toy.trainer_of(
+        mode, model, toy.batches(3), toy.optimizer_of("sgd", model), num_accumulation_steps=2
+    )
+    trainer.register_hooks([Epochs(calls)])
+    trainer.train(0, 4)
+    expected = [("begin", 0, 0), ("end", 0, 1), ("begin", 1, 2), ("end", 1, 2), ("begin", 2, 3)]
+    assert calls == expected and trainer.epoch == 2
+
+
+def test_the_points_of_epochs_do_not_depend_on_the_period_of_a_hook(mode, tmp_path):
+    calls = []
+    hook = Epochs(calls)
+    hook.step_period = 0
+    hook.is_step_done = True
+    run = contract_runs.make_run(tmp_path, mode, "train.train_iter=12")
+    run.trainer.register_hooks([hook])
+    run.train()
+    assert calls == EVENTS
+
+
+def test_epochs_of_unknown_length_are_refused_for_hooks(mode):
+    model = toy.Classifier()
+    trainer = toy.trainer_of(mode, model, iter(toy.batches(3)), toy.optimizer_of("sgd", model))
+    trainer.register_hooks([CallbackHook(on_epoch_end=print)])
+    expected = (
+        r"CallbackHook.on_epoch_end needs the length of an epoch, and the training loader "
+        r"\(list_iterator\) has no __len__. Use after_step"
+    )
+    with pytest.raises(UserError, match=expected):
+        trainer.train(0, 1)
+    assert trainer.completed_iters == 0
 
 
 def test_overfitting_trains_on_the_same_batches_and_resumes_exactly(mode, tmp_path):

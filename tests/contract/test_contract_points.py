@@ -6,7 +6,6 @@ import contract_runs
 import numpy as np
 import pytest
 
-from libai.engine.hook_base import EveryEpoch
 from libai.engine.hooks import CallbackHook
 from libai.utils.errors import UserError
 
@@ -66,20 +65,6 @@ def test_a_callback_is_called_every_few_iterations(mode, tmp_path):
 def test_a_callback_at_an_unknown_point_is_a_mistake():
     with pytest.raises(TypeError, match="has no point after_steps; choose from before_train"):
         CallbackHook(after_steps=print)
-
-
-def test_a_hook_can_check_if_an_epoch_has_ended(mode, tmp_path):
-    """16 samples in iterations of 6: passes end in iterations 2, 5 and 7."""
-    run, ended = contract_runs.make_run(tmp_path, mode), []
-    run.trainer.loop.epoch = EveryEpoch(samples_per_epoch=16, samples_per_iter=6)
-
-    def look(trainer):
-        if trainer.loop.epoch.ends(trainer.completed_iters):
-            ended.append(trainer.iter)
-
-    run.trainer.register_hooks([CallbackHook(after_step=look)])
-    run.trainer.train(0, 8)
-    assert ended == [2, 5, 7]
 
 
 def test_hooks_see_batch_samples_and_result(mode, tmp_path):

@@ -36,7 +36,7 @@ from libai.config import load_config
 from libai.config.settings import schema
 from libai.config.settings.errors import ConfigError
 from libai.data import build_train_loader
-from libai.engine.hook_base import HOOK_POINTS, EveryEpoch
+from libai.engine.hook_base import HOOK_POINTS
 from libai.utils.errors import UserError
 from libai.utils.logging import reset_logging
 
@@ -107,7 +107,6 @@ class Session:
         optimizer = toy.optimizer_of("adamw", model)
         schedule = libai.scheduler.WarmupCosineLR(optimizer, max_iter=100)
         trainer = self.trainer_class(used, loader, toy.optimizer_of("adamw", used))
-        trainer.loop.epoch = EveryEpoch(8, 4)
         divisors = iter([0])
         fails_once = libai.engine.hooks.CallbackHook(before_step=lambda _: 1 / next(divisors, 1))
         trainer.register_hooks([hook, fails_once])

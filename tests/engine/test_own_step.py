@@ -9,9 +9,17 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.engine import EagerTrainer, GraphTrainer, TrainerBase, hooks
+from libai.engine import (
+    EagerTrainer,
+    GraphTrainer,
+    Run,
+    TrainerBase,
+    TrainerCheckpointer,
+    hooks,
+)
 from libai.scheduler import WarmupCosineLR
 from libai.utils.errors import UserError
+from libai.utils.logging import reset_logging, setup_logging
 
 BATCHES = toy.batches(12)
 
@@ -47,6 +55,54 @@ def test_a_custom_run_step_counts_iterations_and_logs():
     trainer.train(0, 5)
     assert trainer.completed_iters == 5 and trainer.state_dict()["iteration"] == 5
     assert trainer.storage.latest()["squares"] == (16.0, 4)
+
+
+class Pair(TrainerBase):
+    """A loop with its own data and names, as in detectron2."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = toy.Classifier()
+
+    def run_step(self):
+        self.storage.put_scalars(total_loss=0.5**self.iter, **{"gan/d": 2.0})
+
+
+def test_a_loop_without_a_loader_prints_its_numbers_and_continues(tmp_path):
+    trainer = Pair()
+    trainer.train(0, 3, log_period=1)
+    again = Pair()
+    again.load_state_dict(trainer.state_dict())
+    setup_logging(tmp_path)
+    try:
+        again.train(again.iter, 5, log_period=1)
+    finally:
+        reset_logging()
+    lines = re.findall("iter .*", (tmp_path / "log.txt").read_text())
+    assert lines == [
+        "iter 4/5  total_loss 0.125  gan/d 2",
+        "iter 5/5  total_loss 0.0625  gan/d 2",
+    ]
+
+
+def test_a_checkpointer_names_the_parts_that_an_own_loop_lacks(tmp_path):
+    expected = (
+        "Pair is neither: it has no optimizer, no lr_scheduler. Derive the trainer from "
+        "EagerTrainer and override update or run_step, or save trainer.state_dict()"
+    )
+    with pytest.raises(UserError, match=expected):
+        TrainerCheckpointer(Pair(), tmp_path)
+
+
+@pytest.mark.parametrize("base", [TrainerBase, EagerTrainer, GraphTrainer, Run])
+@pytest.mark.parametrize("point", ["after_step", "on_epoch_end"])
+def test_a_hook_point_of_a_trainer_is_refused(base, point):
+    """Also if another class without a trainer defines it; other methods are allowed."""
+    mixin = type("Mixin", (), {point: print})
+    for methods, bases in (({point: print}, (base,)), ({}, (mixin, base))):
+        with pytest.raises(UserError, match=f"Mine.{point} would never be called.*HookBase"):
+            type("Mine", bases, methods)
+    type("Mine", (base,), {"run_step": print})
 
 
 def test_checkpoints_are_named_after_the_iterations_of_a_custom_run_step(tmp_path, mode):

@@ -280,7 +280,7 @@ _MEMBERS = {
     "trainer.predict()": "test_step predict_step",
     "trainer.iter": "step cur_step cur_iter global_step current_iter",
     "trainer.max_iter": "n_steps max_steps total_steps",
-    "trainer.completed_iters and run.plan.iters_per_epoch": "epoch cur_epoch current_epoch",
+    "trainer.epoch": "epoch cur_epoch current_epoch",
     "trainer.register_hooks()": (
         "register_hooks register_hook register_callbacks add_callback callbacks callback_manager "
         "build_callbacks"

@@ -197,8 +197,9 @@ class AutoScaleLr:
 
     base_batch_size: int | None = key(
         None,
-        "Global batch size for which `optim.lr` was tuned. The learning rate is multiplied by "
-        "the run's global batch size divided by this value; null does not scale.",
+        "Global batch size, including accumulation, for which `optim.lr` was tuned. The learning "
+        "rate is multiplied by the run's global batch size divided by this value; null does not "
+        "scale.",
         at_least=1,
     )
 

@@ -65,7 +65,7 @@ class ConsoleWriter(Writer):
             self._show_bar(self._max_iter, logged=start_iter)
 
     def write(self, record: LogRecord) -> None:
-        if "train/loss" in record.scalars:
+        if any(map(_is_of_training, record.scalars)):
             self._step_ms.append(record.scalars.get("perf/step_ms", math.nan))
             fields = train_fields(record, median(self._step_ms))
             numbers = "  ".join(fields[kind] for kind in ("loss", "rate", "eta") if kind in fields)
@@ -167,7 +167,7 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
     is_plain = loss == 0 or 1e-3 <= abs(loss) < 1e6
     rows = [("loss", "train/loss", "loss {0:.4f}" if is_plain else "loss {0:.2e}"), *_RATES]
     for tag, value in record.scalars.items():
-        is_own = tag.startswith("train/") and tag not in _PLACED
+        is_own = _is_of_training(tag) and tag not in _PLACED
         if is_own and value != loss:  # a single loss equals the total
             rows.append((tag, tag, "{2} {0:.4g}"))
     if (
@@ -176,7 +176,7 @@ def train_fields(record: LogRecord, step_ms: float = math.nan) -> dict[str, str]
         rows.append(("data", _DATA_SHARE, "data {0:.1%}"))
     if math.isfinite(step_ms):
         remaining = timedelta(seconds=round((record.max_iter - record.iter) * step_ms / 1e3))
-        rows.append(("eta", "train/loss", f"eta {remaining}"))
+        rows.append(("eta", next(iter(numbers), ""), f"eta {remaining}"))
     fields = {"iter": f"iter {position(record.iter, record.max_iter)}"}
     for kind, tag, text in (*rows, *_LAST_FIELDS):
         if tag in numbers:
@@ -206,6 +206,13 @@ def position(iteration: int, max_iter: int) -> str:
     if iteration > max_iter:
         return str(iteration)  # saved outside of a run
     return f"{iteration:>{len(str(max_iter))}}/{max_iter}"
+
+
+def _is_of_training(tag: str) -> bool:
+    """Return whether `tag` is a number of the iteration. The `run_step` of a user may use names
+    without a prefix.
+    """
+    return not tag.startswith(("eval/", "perf/"))
 
 
 def _short(number: float) -> str:

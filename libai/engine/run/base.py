@@ -15,6 +15,7 @@ import oneflow as flow
 from libai.engine.checkpointer import TrainerCheckpointer
 from libai.engine.data_feed import LoaderOrBuilder
 from libai.engine.events.writers import Writer
+from libai.engine.hook_base import refuse_hook_points
 from libai.engine.hooks import IterationTimer
 from libai.engine.hooks.evaluation import refuse_unknown
 from libai.engine.options import TrainOptions
@@ -62,6 +63,10 @@ class RunBase(build.Parts):
     stop: StopRequest
     start_iter: int
     seed_offset: int
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_hook_points(cls)
 
     def build_writers(self) -> list[Writer]:
         """Return the writers of metrics."""

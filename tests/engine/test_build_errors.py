@@ -1,7 +1,9 @@
 """OneFlow's errors for a forward with global tensors are explained in the user's terms."""
 
+import numpy as np
 import oneflow as flow
 import pytest
+import toy
 from oneflow import nn
 
 from libai.engine.compiled.build_errors import explain_build_error, raise_forward_error
@@ -47,3 +49,43 @@ def test_an_unsupported_layout_for_an_operation_is_explained():
         "cannot be changed in place. Compute a new tensor (`h = h + 1` instead of `h += 1`)"
         in explained
     )
+
+
+class _Scale(flow.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class _NoGradient(nn.Module):
+    """A model whose loss OneFlow cannot differentiate, which is not the fault of its batch."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(flow.ones(4))
+        self.operation = operation
+
+    def forward(self, x):
+        h = self.layer(x)
+        if self.operation == "function":
+            return (_Scale.apply(h, self.scale) ** 2).mean()
+        return (h.index_add(0, flow.tensor([0, 1]), h[:2]) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    "operation, remedy",
+    [
+        ("function", "backward of the Function returns None .*flow.zeros_like"),
+        ("index_add", "OneFlow 0.9 has no gradient for this operation. Write it with other"),
+    ],
+)
+def test_a_missing_gradient_is_not_the_fault_of_the_batch(operation, remedy, mode):
+    model = _NoGradient(operation)
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+    trainer = toy.trainer_of(mode, model, [{"x": np.ones((8, 4), "float32")}], optimizer)
+    with pytest.raises(UserError, match=f"(?s)_NoGradient.forward failed: .*{remedy}"):
+        trainer.train(0, 1)

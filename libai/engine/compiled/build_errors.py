@@ -72,6 +72,16 @@ _REMEDIES = (
         "or set train.num_accumulation_steps=1",
     ),
     (
+        r"inputs\[\d+\] requires grad but got None grad",
+        "backward of the Function returns None for a tensor that requires a gradient. Return a "
+        "tensor, for example flow.zeros_like(x), or pass x.detach() to the Function",
+    ),
+    (
+        r"gradient function for op \w+ is not found",
+        "OneFlow 0.9 has no gradient for this operation. Write it with other operations, or "
+        "detach its inputs",
+    ),
+    (
         r"IsIndexDataType",
         "indices are floating point. Convert them to int64: astype('int64') in the dataset",
     ),

@@ -274,10 +274,22 @@ class EvalLoader:
         self.dataset = reader.dataset
         self.layout = layout
         self._prefetch = checked_count("prefetch", prefetch, MAX_PREFETCH, "read when asked")
-        self._slices = self._cut(len(self.dataset))[:max_batches]
+        self._slices = self._cut(len(self.dataset))
+        self._slices = self._slices[: self.num_items(max_batches)]
 
     def __len__(self) -> int:
         return len(self._slices)
+
+    def num_items(self, max_batches: int | None) -> int:
+        """Return the number of items that hold the samples of the first `max_batches` global
+        batches; None: of all.
+
+        The last global batch may be incomplete and then consists of several items.
+        """
+        full = len(self.dataset) // self.layout.samples_per_step
+        if max_batches is None or max_batches > full:
+            return len(self._slices)
+        return max_batches
 
     def __iter__(self) -> Iterator[tuple[Batch, bool]]:
         return read_ahead(self._read_slice, self._slices, self._prefetch, _reading_thread())
@@ -313,7 +325,8 @@ def build_eval_loader(
 ) -> EvalLoader:
     """Build an evaluation loader of `(batch, replicated)` pairs, see `EvalLoader`.
 
-    `max_batches` keeps only the first batches, each of `micro_batch_size` samples per rank. The
+    `max_batches` keeps only the first batches, each of `micro_batch_size` samples per rank (a last,
+    incomplete one is kept whole). The
     other arguments are the same as for `build_train_loader`. Raises `DataError` for an empty
     dataset or impossible numbers.
     """

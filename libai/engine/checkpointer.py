@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from libai import __version__, checkpoint
+from libai.checkpoint.manifest import BEST
 from libai.checkpoint.saving import DEFAULT_SHARD_BYTES, on_rank_0
 from libai.checkpoint.shards import cut_shards
 from libai.checkpoint.strict_json import dump_json
@@ -193,9 +194,27 @@ class TrainerCheckpointer:
             with suppress(OSError):  # links are optional: some file systems do not support them
                 point_link(self._links / name, path)
 
-    def keep_best(self, iteration: int) -> None:
-        """Keep the checkpoint of `iteration` as the best one so far, regardless of `best.json`."""
-        self._best = self.root / checkpoint.checkpoint_name(iteration)
+    def set_best(self, iteration: int | None, best: Best | None) -> None:
+        """Make `best.json` and the link name the checkpoint of `iteration`, with `best` as in
+        `save`.
+
+        If there is none, both are removed. A resume calls this, because the files may be newer than
+        its checkpoint.
+        """
+        self._best = None
+        path = None if iteration is None else self.root / checkpoint.checkpoint_name(iteration)
+        if path is not None and path.is_dir():
+            self._best = path
+        if not is_main_process():
+            return
+        if self._best is not None and best is not None:
+            checkpoint.mark_best(self.root, self._best, *best)
+            self._link("best", self._best)
+            return
+        (self.root / BEST).unlink(missing_ok=True)
+        link = None if self._links is None else self._links / "best"
+        if link is not None and link.is_symlink():
+            link.unlink()
 
     def check_can_save(self, with_hooks: bool = True) -> None:
         """Raise the error that would make the first save fail, if there is one.

@@ -92,6 +92,19 @@ class DataFeed:
         self.batches = micro_batches
         return micro_batches
 
+    def give_back(self, position: Any) -> None:
+        """Make the next `take` return the micro-batches of the last one again.
+
+        `position`: the position before it.
+        """
+        self.is_ahead = False
+        if position is not None and hasattr(self.loader, "load_state_dict"):
+            self.loader.load_state_dict(position)
+            self._iterator = None
+        else:
+            self._ahead = self.batches + self._ahead
+            self._position_before = position
+
     def sample_indices(self) -> list[np.ndarray]:
         """Return the dataset indices of the samples in `batches`: one `(samples,)` int64 array per
         micro-batch.

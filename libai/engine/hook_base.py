@@ -46,13 +46,13 @@ class Progress(Protocol):
     max_iter: int
 
 
-def is_due(period: Period, trainer: Progress) -> bool:
+def is_due(period: Period, trainer: Progress, last_iter: int | None = None) -> bool:
     """Return whether an action with this period is due.
 
-    After the last iteration of `trainer` it always is.
+    After iteration `last_iter` it always is; default: the last iteration of `trainer`.
     """
     completed = trainer.completed_iters
-    if completed == trainer.max_iter:
+    if completed == (trainer.max_iter if last_iter is None else last_iter):
         return True
     if isinstance(period, int):
         return period > 0 and completed % period == 0
@@ -77,10 +77,12 @@ LIKE_POINTS = ("before_", "after_", "on_train_", "on_epoch_", "on_batch_", "on_s
 
 
 class StopTraining(Exception):
-    """Raised by a hook in `after_step` or `on_epoch_end` to end the loop early and cleanly (early
-    stopping).
+    """Raised by a hook to end the loop early and cleanly (early stopping).
 
-    The same methods of the other hooks still run.
+    After `before_train`, `after_step` and `on_epoch_end` the same methods of the other hooks still
+    run. If it is raised
+    in `before_step` or `before_update`, the iteration is not made and its batches count as unread.
+    Every rank must raise it, except for a hook that exists only on the main rank.
     """
 
 

@@ -67,6 +67,7 @@ class LoopState:
         failure: the error that `train` raised; None if it did not fail.
         is_mode_final: false while the mode may still change. Hooks are then registered without
             checking their mode.
+        last_iter: the last iteration of a run that calls `train` several times; None: `max_iter`.
         is_pausing: true if the loop ends after this iteration, see `pause`.
         events: state of the `EventStorage` from a checkpoint, until training begins.
         unfinished_hooks: keys of the hooks whose `after_step` was interrupted or did not start.
@@ -87,6 +88,7 @@ class LoopState:
     epoch: EveryEpoch | None = None
     failure: BaseException | None = None
     is_mode_final: bool = True
+    last_iter: int | None = None
     is_pausing: bool = False
     events: Mapping[str, Any] | None = None
     unfinished_hooks: Sequence[str] = ()
@@ -353,9 +355,8 @@ class TrainerBase:
         threads = quick_thread_switches(self._switch_seconds)
         with self.storage, loop.training(), threads, phase("train"):
             try:
-                if is_new:
-                    loop.call_hooks("before_train")
-                self._run_iterations()
+                stop = self._begin() if is_new else None
+                self._run_iterations(stop)
                 self.check_finite()
             except Interrupted:
                 self.status = "interrupted"
@@ -370,8 +371,21 @@ class TrainerBase:
                 if self.status != "paused":
                     self._finish()
 
-    def _run_iterations(self) -> None:
-        """Run iterations until the last one, a stop or a pause, and set `status`."""
+    def _begin(self) -> StopTraining | None:
+        """Call `before_train` of all hooks. Return the first `StopTraining` that one raised."""
+        stop = None
+        for _, call in self.loop.calls_at["before_train"]:
+            try:
+                call()
+            except StopTraining as reason:
+                stop = stop or reason
+        return stop
+
+    def _run_iterations(self, stop: StopTraining | None = None) -> None:
+        """Run iterations until the last one, a stop or a pause, and set `status`.
+
+        `stop`: the reason to run none of them.
+        """
         loop, storage = self.loop, self.storage
         pending = loop.metrics
         answers = loop.agreement.answers
@@ -380,6 +394,8 @@ class TrainerBase:
         epoch = self._epoch_of_hooks
         try:
             self._finish_interrupted_iteration()
+            if stop is not None:
+                raise stop
             if self.start_iter < self.max_iter:
                 self._raise_if_stopping()
             for iteration in range(self.start_iter, self.max_iter):
@@ -434,9 +450,15 @@ class TrainerBase:
         """
         if not self._is_prepared:
             self.prepare()
+        calls = self.loop.calls_at["before_update"]
+        position = self.feed.position() if calls else None
         self.feed.take()
-        for _, call in self.loop.calls_at["before_update"]:  # faster than `call_hooks`
-            call()
+        try:
+            for _, call in calls:  # faster than `call_hooks`
+                call()
+        except StopTraining:
+            self.feed.give_back(position)
+            raise
         result = self.loop.result = self._as_result(self.update(self.feed.batches))
         self.loop.metrics.pending.append((self.iter, result))
         self.feed.is_ahead = False

@@ -18,6 +18,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.data.loaders import EvalLoader
 from libai.engine.check_parts import (
     check_arguments,
     check_metrics,
@@ -479,6 +480,8 @@ class ModelTrainer(TrainerBase):
         refuse_uncounted_samples(self.mesh, loader, dataset)
         sums: dict[str, dict[str, Any]] = {name: {} for name in evaluators}
         poll = self.loop.agreement.poller()
+        if isinstance(loader, EvalLoader):
+            max_batches = loader.num_items(max_batches)
         with self._evaluating():
             for number, item in enumerate(islice(loader, max_batches), start=1):
                 note_progress()

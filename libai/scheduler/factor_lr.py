@@ -111,17 +111,17 @@ class FactorLR(LRScheduler):
         self.last_step = int(state_dict["last_step"])
         self._write_rates()
 
-    def _write_rates(self) -> None:
+    def rates(self) -> list[float]:
+        """Return the learning rate of each group in the current iteration."""
         if callable(self.factor):
             factor = self.factor(self.last_step)
-            self.update_lrs([base_lr * factor for base_lr in self.base_lrs])
-        else:
-            self.update_lrs(
-                [
-                    base_lr * factor(self.last_step)
-                    for base_lr, factor in zip(self.base_lrs, self.factor)
-                ]
-            )
+            return [base_lr * factor for base_lr in self.base_lrs]
+        return [
+            base_lr * factor(self.last_step) for base_lr, factor in zip(self.base_lrs, self.factor)
+        ]
+
+    def _write_rates(self) -> None:
+        self.update_lrs(self.rates())
         if self.momentum_factor is None:
             return
         factor = self.momentum_factor(self.last_step)

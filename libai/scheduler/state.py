@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from libai.scheduler.factor_lr import FactorLR
 from libai.utils.errors import UserError
 
 
@@ -29,6 +30,7 @@ def scheduler_state(scheduler: Any, optimizer: Any) -> dict[str, Any] | None:
     """Return the state of `scheduler` and the current learning rates of `optimizer` as JSON values.
 
     The result is `{"class": str, "lrs": [float], "state": {...}}`, or None if `scheduler` is None.
+    For a `FactorLR`, `"as_scheduled"` is false if other code has changed the learning rates.
     Infinity, such as the initial `best` of `ReduceLROnPlateau`, is stored as `{"float": "inf"}`,
     because JSON does not support it.
 
@@ -53,7 +55,10 @@ def scheduler_state(scheduler: Any, optimizer: Any) -> dict[str, Any] | None:
             "numbers, text, lists and dicts (array.tolist())."
         )
     rates = [float(group["lr"]) for group in optimizer.param_groups]
-    return {"class": type(scheduler).__name__, "lrs": rates, "state": state}
+    saved = {"class": type(scheduler).__name__, "lrs": rates, "state": state}
+    if isinstance(scheduler, FactorLR):
+        saved["as_scheduled"] = rates == scheduler.rates()
+    return saved
 
 
 def has_state(scheduler: Any) -> bool:
@@ -83,6 +88,8 @@ def load_scheduler_state(scheduler: Any, saved: Mapping[str, Any], optimizer: An
             "group options of the saved run, or start a new schedule: --resume --reset schedule."
         )
     scheduler.load_state_dict(_decode(saved["state"]))
+    if saved.get("as_scheduled"):
+        return  # the schedule may be longer now, and has written its own rates
     for group, rate in zip(groups, saved["lrs"]):
         group["lr"] = rate
 

@@ -3,14 +3,21 @@
 """
 
 import json
+from typing import ClassVar
 
 import contract_runs
 import jobs
 import numpy as np
+import oneflow as flow
 import pytest
+import toy
 from contract_runs import weights
 
 from libai import checkpoint
+from libai.config import LazyCall, validate
+from libai.engine import HookBase, Run, StopTraining, default_setup
+from libai.evaluation import Evaluator
+from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e
 
@@ -107,3 +114,165 @@ def test_links_lead_to_the_last_and_the_best_checkpoint(wild):
         link = run.output_dir / name
         assert link.is_symlink() and link.resolve() == path.resolve()
         assert checkpoint.verify(link) == []
+
+
+class Scored(Evaluator):
+    """An evaluator whose score follows from the number of updates."""
+
+    scores: ClassVar[dict[int, float]] = {}
+    directions: ClassVar[dict[str, str]] = {"score": "max"}
+    trainer = None
+
+    def process(self, batch, outputs):
+        return {"n": 1.0}
+
+    def compute(self, sums):
+        return {"score": self.scores.get(self.trainer.completed_iters, 0.0)}
+
+
+def scored_run(folder, mode, scores, *overrides, resume=False, metric="val/score"):
+    """Return a run with an evaluation after every second of 8 updates."""
+    settings = [
+        "train.evaluation.eval_period=2",
+        f"train.evaluation.eval_metric={metric}",
+        "train.checkpointer.max_to_keep=null",
+        *overrides,
+    ]
+    config = contract_runs.make_config(folder, mode, *settings)
+    config.train.evaluation.evaluators = {"scored": LazyCall(Scored)()}
+    run = Run(default_setup(validate(config)), resume=resume)
+    Scored.scores, Scored.trainer = scores, run.trainer
+    return run
+
+
+def recorded(folder):
+    """Return the best checkpoint according to best.json, the link and the summary."""
+    best = json.loads((folder / "checkpoints" / "best.json").read_text())["checkpoint"]
+    summary = json.loads((folder / "summary.json").read_text())["best"]["checkpoint"]
+    return best, (folder / "best").resolve().name, summary
+
+
+def test_a_rewound_run_forgets_a_later_best_checkpoint(mode, tmp_path):
+    scored_run(tmp_path, mode, {2: 0.9, 4: 0.5, 8: 0.95}).train()
+    assert recorded(tmp_path) == ("iter_0000008",) * 3
+    older = str(tmp_path / "checkpoints" / "iter_0000004")
+    scored_run(tmp_path, mode, {6: 0.3, 8: 0.2}, resume=older).train()
+    assert recorded(tmp_path) == ("iter_0000002",) * 3
+
+
+def test_a_best_value_is_compared_with_the_same_metric_only(mode, tmp_path):
+    """The scores are far below the losses, so none would beat a best loss."""
+    scored_run(tmp_path, mode, {}, "train.train_iter=4", metric="-val/loss").train()
+    patience = "train.evaluation.early_stop_patience=2"
+    result = scored_run(tmp_path, mode, {6: 0.2, 8: 0.3}, patience, resume=True).train()
+    assert (result.status, result.best, result.best_iter) == ("finished", 0.3, 8)
+
+
+def test_a_metric_added_at_a_resume_is_not_judged_by_an_earlier_value(mode, tmp_path):
+    scored_run(tmp_path, mode, {4: 0.9}, "train.train_iter=4", metric="null").train()
+    result = scored_run(tmp_path, mode, {6: 0.3, 8: 0.2}, resume=True).train()
+    assert (result.best, result.best_iter) == (0.3, 6)
+
+
+def test_a_run_whose_patience_is_used_up_stays_stopped(mode, tmp_path):
+    patience = "train.evaluation.early_stop_patience=2"
+    first = scored_run(tmp_path, mode, {2: 0.5}, patience).train()
+    assert (first.status, first.iterations) == ("stopped", 6)
+    again = scored_run(tmp_path, mode, {8: 0.9}, patience, resume=True).train()
+    assert (again.status, again.iterations, again.best_iter) == ("stopped", 6, 2)
+    assert "early_stop_patience continues" in (tmp_path / "log.txt").read_text()
+    longer = "train.evaluation.early_stop_patience=9"
+    result = scored_run(tmp_path, mode, {8: 0.9}, longer, resume=True).train()
+    assert (result.status, result.best_iter) == ("finished", 8)
+
+
+class StopAt(HookBase):
+    """A hook that ends training at `point` after three updates."""
+
+    def __init__(self, point):
+        setattr(self, point, self.stop)
+        self.point = point
+
+    def overrides(self, point):
+        return point == self.point
+
+    def stop(self):
+        if self.trainer.completed_iters == 3:
+            raise StopTraining("enough")
+
+
+@pytest.mark.parametrize("point", ["before_step", "before_update", "after_step"])
+def test_the_last_evaluation_of_a_stopped_run_can_be_the_best(mode, point, tmp_path):
+    """The run continues with the batch that a stop before an update has left."""
+    scored_run(tmp_path / "whole", mode, {}).train()
+    run = scored_run(tmp_path / "cut", mode, {2: 0.5, 3: 0.7})
+    run.trainer.register_hooks([StopAt(point)])
+    result = run.train()
+    assert (result.status, result.iterations, result.best_iter) == ("stopped", 3, 3)
+    assert recorded(tmp_path / "cut") == ("iter_0000003",) * 3
+    scored_run(tmp_path / "cut", mode, {}, resume=True).train()
+    assert jobs.read_column(tmp_path / "cut") == jobs.read_column(tmp_path / "whole")
+
+
+def test_a_part_of_a_run_adds_no_evaluation(mode, tmp_path):
+    run = scored_run(tmp_path, mode, {})
+    run.train(until=3)
+    run.train()
+    assert list(jobs.read_column(tmp_path, "eval/val/score")) == [2, 4, 6, 8]
+
+
+def test_a_missing_best_checkpoint_is_refused_before_training(mode, tmp_path):
+    settings = ("train.load_best_at_end=true", "train.train_iter=4")
+    result = scored_run(tmp_path, mode, {2: 0.9}, *settings).train()
+    result.best_path.rename(tmp_path / "elsewhere")
+    run = scored_run(tmp_path, mode, {}, settings[0], resume=True)
+    with pytest.raises(UserError, match=r"load_best_at_end=true would load .*iter_0000002"):
+        run.train()
+    assert run.trainer.completed_iters == 4
+
+
+def test_a_plateau_in_the_wrong_direction_is_refused(mode, tmp_path):
+    schedule = "lr_scheduler._target_=oneflow.optim.lr_scheduler.ReduceLROnPlateau"
+    with pytest.raises(UserError, match=r"Set lr_scheduler\.mode=max"):
+        scored_run(tmp_path, mode, {}, "~lr_scheduler.alpha", schedule)
+    right = scored_run(
+        tmp_path, mode, {}, "~lr_scheduler.alpha", schedule, "+lr_scheduler.mode=max"
+    )
+    assert right.lr_scheduler.mode == right.better
+
+
+def test_the_best_checkpoint_evaluates_to_its_logged_value_with_averages(mode, tmp_path):
+    """Averages are evaluated in training, so `--eval-only` must evaluate them too."""
+    ema = ("train.ema.enabled=true", "train.ema.decay=0.9")
+    result = contract_runs.make_run(tmp_path / "run", mode, *WILD, *ema).train()
+    weights_of = f"train.load_weight={result.best_path}"
+    averaged = contract_runs.make_run(tmp_path / "other", mode, *WILD, *ema, weights_of)
+    assert averaged.report_evaluation()["eval/val/loss"] == pytest.approx(result.best, rel=1e-6)
+    plain = contract_runs.make_run(tmp_path / "other", mode, *WILD, weights_of)
+    found = plain.report_evaluation()["eval/val/loss"]  # negative control: the last weights
+    assert found != pytest.approx(result.best, rel=1e-3)
+
+
+class Counting(toy.Classifier):
+    """A classifier that counts its calls in a buffer, also in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", flow.tensor(0.0))
+
+    def forward(self, x, y):
+        self.calls.add_(1.0)
+        outputs = super().forward(x, y)
+        outputs["losses"]["cls"] = outputs["losses"]["cls"] / (1 + 0.05 * self.calls)
+        return outputs
+
+
+def test_a_resume_is_exact_for_a_buffer_that_evaluations_change(mode, tmp_path):
+    def make(folder, *overrides, resume=False):
+        sections = {"model": LazyCall(Counting)()}
+        return contract_runs.make_run_with(sections, folder, mode, *overrides, resume=resume)
+
+    make(tmp_path / "whole", "~lr_scheduler").train()
+    make(tmp_path / "cut", "~lr_scheduler", "train.train_iter=4").train()
+    make(tmp_path / "cut", "~lr_scheduler", resume=True).train()
+    assert jobs.read_column(tmp_path / "cut") == jobs.read_column(tmp_path / "whole")

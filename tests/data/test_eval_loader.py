@@ -45,3 +45,17 @@ def test_every_sample_counts_exactly_once(num_samples, micro, ranks):
 def test_nothing_to_evaluate_is_refused(count, options, text):
     with pytest.raises(DataError, match=text):
         loaders(count, 2, 1, **options)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_a_limit_counts_global_batches(num_ranks):
+    """An incomplete last batch consists of several items, which belong together."""
+    for limit in (1, 2, 9):
+        samples = min(9, limit * 4 * num_ranks)
+        for each, whole in zip(
+            loaders(9, 4, num_ranks, max_batches=limit), loaders(9, 4, num_ranks)
+        ):
+            assert len(each) == whole.num_items(limit)
+        parts = loaders(9, 4, num_ranks, max_batches=limit)
+        found = [np.asarray(next(iter(batch.values()))) for part in parts for batch, _ in part]
+        assert len({value.tobytes() for rows in found for value in rows}) == samples

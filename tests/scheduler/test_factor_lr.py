@@ -10,6 +10,7 @@ from oneflow.optim import lr_scheduler
 from libai.scheduler import (
     FactorLR,
     WarmupCosineLR,
+    WarmupLinearLR,
     in_sequence,
     load_scheduler_state,
     scheduler_state,
@@ -149,3 +150,18 @@ def test_a_forgotten_state_changes_the_curve():
         whole = advance(build(build_optimizer()), 12)
         start = advance(build(build_optimizer()), 6)
         assert start + advance(build(build_optimizer()), 6) != whole
+
+
+def test_a_longer_schedule_is_continued_at_its_own_rate():
+    """A rate that other code has set is kept, because the next update uses it."""
+    for changed, expected in ((None, 0.5), (0.7, 0.7)):
+        optimizer = flow.optim.SGD(flow.nn.Linear(1, 1).parameters(), lr=1.0)
+        short = WarmupLinearLR(optimizer, 4)
+        for _ in range(4):
+            short.step()
+        if changed is not None:
+            optimizer.param_groups[0]["lr"] = changed
+        saved = scheduler_state(short, optimizer)
+        other = flow.optim.SGD(flow.nn.Linear(1, 1).parameters(), lr=1.0)
+        load_scheduler_state(WarmupLinearLR(other, 8), saved, other)
+        assert other.param_groups[0]["lr"] == expected

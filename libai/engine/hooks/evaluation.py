@@ -22,6 +22,7 @@ from libai.engine.trainer import ModelTrainer
 from libai.evaluation import directions_of
 from libai.scheduler import needs_metric
 from libai.utils.errors import UserError
+from libai.utils.logging import engine_logger as logger
 
 
 def chosen_metric(evaluation: Evaluation, evaluators: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -79,14 +80,15 @@ class EvalHook(HookBase):
         self._last_evaluated = -1
 
     def after_step(self) -> None:
-        """Evaluates if an evaluation is due, and after the last iteration."""
-        if is_due(self._period, self.trainer):
+        """Evaluates if an evaluation is due, and after the last iteration of the run."""
+        if is_due(self._period, self.trainer, self.trainer.loop.last_iter):
             self._evaluate(self.trainer.completed_iters)
 
     def after_train(self) -> None:
-        """Evaluates the weights of a run that was stopped early."""
-        if self.trainer.status == "stopped":
-            self._evaluate(self.trainer.iter)
+        """Evaluates the weights of a run that was stopped early, if it has made an update."""
+        trainer = self.trainer
+        if trainer.status == "stopped" and trainer.completed_iters > trainer.start_iter:
+            self._evaluate(trainer.completed_iters)
 
     def _evaluate(self, completed: int) -> None:
         if completed == self._last_evaluated:
@@ -127,11 +129,22 @@ class MetricHook(HookBase):
             refuse_unknown(self.metric, self.trainer.storage.names("eval/"))
 
     def after_step(self) -> None:
-        """Calls `judge` if there is a new value."""
-        found = self.trainer.storage.get(self.metric)
-        if found is not None and found[1] != self.last_iter:
-            value, self.last_iter = found
+        """Calls `judge` if this iteration has a new value."""
+        value = self.new_value()
+        if value is not None:
             self.judge(value)
+
+    def new_value(self) -> float | None:
+        """Return the value of the current iteration, once; None if it was not evaluated.
+
+        The storage of a resumed run also has values of earlier weights, which must not be judged as
+        if they belonged to the current ones.
+        """
+        found = self.trainer.storage.get(self.metric)
+        if found is None or found[1] == self.last_iter or found[1] != self.trainer.iter:
+            return None
+        value, self.last_iter = found
+        return value
 
     def state_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.saved}
@@ -154,15 +167,17 @@ class BestCheckpointHook(MetricHook):
         evaluations without a better value; None: never.
 
     Attributes:
-        metric: tag of the metric.
+        metric, mode: tag of the metric, and its better direction.
         best: its best value; None before there is one.
         best_iter: number of updates made at that evaluation; None before there is one.
         best_metrics: all finite metrics of that evaluation, keyed `<dataset>/<name>`.
         bad_evaluations: number of evaluations since then.
     """
 
-    priority = 94
-    saved = ("best", "best_iter", "best_metrics", "bad_evaluations", "last_iter")
+    # directly before `CheckpointHook`, so that both kinds of checkpoints contain the effects of the
+    # same hooks
+    priority = 96
+    saved = ("metric", "mode", "best", "best_iter", "best_metrics", "bad_evaluations", "last_iter")
 
     def __init__(
         self,
@@ -173,6 +188,7 @@ class BestCheckpointHook(MetricHook):
     ):
         super().__init__(metric)
         self._checkpointer = checkpointer
+        self.mode = mode
         self._sign = {"min": 1.0, "max": -1.0}[mode]
         self._patience = patience
         self.best: float | None = None
@@ -184,18 +200,44 @@ class BestCheckpointHook(MetricHook):
         """Return whether `value` is finite and better than the best value so far."""
         return math.isfinite(value) and (self.best is None or self._sign * (self.best - value) > 0)
 
-    def judge(self, value: float) -> None:
-        if not self.is_better(value):
-            self.bad_evaluations += 1
-            if self._patience is not None and self.bad_evaluations >= self._patience:
-                best = "no finite value" if self.best is None else f"{self.best:.6g}"
-                raise StopTraining(
-                    f"{self.metric} has not improved on {best} for {self.bad_evaluations} "
-                    "evaluations"
-                )
+    def before_train(self) -> None:
+        """Makes the folder name the checkpoint that this hook knows as the best.
+
+        Raises `StopTraining` if the evaluations of an earlier session have used up the patience.
+        """
+        if self._checkpointer is not None:
+            best = None if self.best is None else (self.metric, self.best)
+            self._checkpointer.set_best(self.best_iter, best)
+        self._check_patience()
+
+    def after_train(self) -> None:
+        """Judges the last evaluation of a run that was stopped early."""
+        if self.trainer.status != "stopped":
             return
+        value = self.new_value()
+        if value is not None and self.is_better(value):
+            self._take(value)
+
+    def judge(self, value: float) -> None:
+        if self.is_better(value):
+            self._take(value)
+            return
+        self.bad_evaluations += 1
+        self._check_patience()
+
+    def _check_patience(self) -> None:
+        if self._patience is None or self.bad_evaluations < self._patience:
+            return
+        best = "no finite value" if self.best is None else f"{self.best:.6g}"
+        raise StopTraining(
+            f"{self.metric} has not improved on {best} for {self.bad_evaluations} evaluations "
+            "(a larger train.evaluation.early_stop_patience continues)"
+        )
+
+    def _take(self, value: float) -> None:
+        """Store `value` as the best one, and save its checkpoint."""
         self.best = value
-        self.best_iter = self.trainer.iter + 1
+        self.best_iter = self.trainer.completed_iters
         self.bad_evaluations = 0
         self.best_metrics = {
             tag.removeprefix("eval/"): found
@@ -206,9 +248,17 @@ class BestCheckpointHook(MetricHook):
             self._checkpointer.save(best=(self.metric, value))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        if self._checkpointer is not None and self.best_iter is not None:
-            self._checkpointer.keep_best(self.best_iter)
+        before = (state.get("metric", self.metric), state.get("mode", self.mode))
+        if before == (self.metric, self.mode):
+            super().load_state_dict({"metric": self.metric, "mode": self.mode, **state})
+            return
+        logger.warning(
+            "the best value so far, of %s (%s is better), cannot be compared with %s (%s is "
+            "better): the best checkpoint and the patience start again",
+            *before,
+            self.metric,
+            self.mode,
+        )
 
 
 class LRHook(MetricHook):

@@ -26,6 +26,7 @@ from libai.launch.stop import StopRequest
 from libai.optim import LossScaling
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
+from libai.utils.tensors import overwrite
 
 
 class RunBase(build.Parts):
@@ -164,7 +165,12 @@ class RunBase(build.Parts):
             )
         if not (self.test_loaders and (num_batches or self.config.train.evaluation.enabled)):
             return
+        # a forward may change buffers in eval mode too, and every resume evaluates here again
+        before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         metrics = self.evaluate(max(num_batches, 1))
+        with flow.no_grad():
+            for name, buffer in self.model.named_buffers():
+                overwrite(buffer.data, before[name])
         if (
             self.metric is not None and not self.config.train.extra_hooks
         ):  # a hook may add its own metric later

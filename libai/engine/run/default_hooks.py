@@ -22,6 +22,7 @@ from libai.engine.run.base import RunBase
 from libai.engine.run.build import build_part
 from libai.engine.run.report import starting_files
 from libai.scheduler import needs_metric
+from libai.utils.errors import UserError
 
 #: the names in `train.writers`
 _WRITERS = {
@@ -96,6 +97,14 @@ def _add_evaluation(run: RunBase, found: list[HookBase | None]) -> hooks.BestChe
                 saver, metric, run.better, evaluation.early_stop_patience
             )
             found.append(best)
-    if needs_metric(run.trainer.lr_scheduler):
+    scheduler = run.trainer.lr_scheduler
+    if needs_metric(scheduler):
         found.append(hooks.LRHook("" if best is None else best.metric))
+        mode = getattr(scheduler, "mode", run.better)
+        if mode in {"min", "max"} - {run.better}:
+            raise UserError(
+                f"the schedule {type(scheduler).__name__} waits for a metric with mode={mode!r}, "
+                f"but {run.better} is the better direction of {run.metric}: the learning rate "
+                f"would fall while the metric improves. Set lr_scheduler.mode={run.better}."
+            )
     return best

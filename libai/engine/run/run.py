@@ -47,6 +47,7 @@ from libai.utils.distributed import (
     default_device,
     get_world_size,
     is_main_process,
+    result_of_rank_0,
 )
 from libai.utils.errors import OutputLostError, UserError
 from libai.utils.logging import engine_logger as logger
@@ -241,6 +242,7 @@ class Run(RunBase):
     def _train(self, until: int | None) -> None:
         trainer, last = self.trainer, self.plan.train_iter
         agreement = trainer.loop.agreement
+        self._require_best()
         with suppress(Interrupted):  # the answer to STOP is read below
             self.resolve_mode()
             if trainer.completed_iters < last:
@@ -261,11 +263,28 @@ class Run(RunBase):
             return
         if self.config.train.checkpointer.enabled:
             self.checkpointer.check_can_save(with_hooks=False)
+        trainer.loop.last_iter = last  # a part of the run ends without an additional evaluation
         trainer.train(trainer.completed_iters, min(until or last, last))
         while trainer.status == "paused":
             modes.switch(self, self._next_mode or trainer.mode, "requested during the run")
             self._next_mode = None
             trainer.train(trainer.iter, trainer.max_iter)
+
+    def _require_best(self) -> None:
+        """Raise `UserError` if the end of the run could not load the best checkpoint so far.
+
+        Collective.
+        """
+        if not self.config.train.load_best_at_end:
+            return
+        best = result_of(self)
+        if best.best_path is not None and not result_of_rank_0(best.best_path.is_dir):
+            raise UserError(
+                f"train.load_best_at_end=true would load {best.best_path}, with the best "
+                f"{self.metric} so far ({best.best:.6g}), at the end, but there is no such "
+                "checkpoint: it was moved or deleted, or the resumed run has another folder. Copy "
+                "it there, or set train.load_best_at_end=false."
+            )
 
     def _load_best(self) -> None:
         """Load the weights of the best checkpoint once the run is over (`train.load_best_at_end`).
@@ -328,12 +347,25 @@ class Run(RunBase):
                 "these are the initial weights; to evaluate others, use --resume or "
                 "train.load_weight=FILE"
             )
+        path = self.config.train.load_weight.path
+        if path and not self.start_iter and self.config.train.ema.enabled:
+            self._load_averages(path)
         metrics = self.evaluate()
         scalars = {**metrics, EVAL_SECONDS: time.perf_counter() - start}
         record = LogRecord(self.start_iter, self.plan.train_iter, scalars)
         for line in format_eval_lines(record):
             logger.info("%s", line, extra={"is_result": True})
         return metrics
+
+    def _load_averages(self, path: str) -> None:
+        """Load the averaged weights of a checkpoint of a run, if `path` is one and has them."""
+        with suppress(checkpoint.CheckpointError):
+            saved = checkpoint.load(checkpoint.resolve(path))
+            averages = saved.tensors.get("ema")
+            if averages:
+                revise_keys = self.config.train.load_weight.revise_keys
+                checkpoint.load_weights(averages, self.model, revise_keys, strict=False)
+                logger.info("evaluating the averaged weights of %s (train.ema)", saved.path)
 
     dry_run = dry_run  # `--dry-run`
     load = Predictor.of_run  # `Run.load(folder).predict(batch)`

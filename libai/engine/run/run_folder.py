@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from libai import checkpoint
 from libai.checkpoint import list_checkpoints
-from libai.checkpoint.manifest import STATE
+from libai.checkpoint.manifest import BEST, STATE
 from libai.engine.checkpointer import RESETTABLE, find_checkpoint
 from libai.utils.atomic import atomic_write_text, read_json
 from libai.utils.distributed import barrier, result_of_rank_0
@@ -227,10 +227,15 @@ class RunFolder:
                 if (checkpoint.iteration_of(name) or 0) > iteration
             ]
             if newer:
+                num_newer = len(newer)
+                best = read_json(self.root / BEST).get("checkpoint")
+                if self.root / str(best) in newer:  # another checkpoint will have this name
+                    newer += [path for path in (self.path / "best",) if path.is_symlink()]
+                    newer.append(self.root / BEST)
                 target = _move_aside(self.path, newer, f"{self.run_id}-after-{iteration}")
                 logger.info(
                     "%d checkpoint(s) newer than iteration %d: moved to %s",
-                    len(newer),
+                    num_newer,
                     iteration,
                     target,
                 )

@@ -402,6 +402,18 @@ def compares_identity(functions: Iterable[Any]) -> bool:
     return False
 
 
+def owners_of(function: types.FunctionType) -> list[Any]:
+    """Return the globals of a user's function, and the user's classes, functions and modules that
+    it names: code may add attributes to them.
+    """
+    scope = function.__globals__
+    named = {name for code in _codes_in(function.__code__) for name in code.co_names}
+    values = [scope[name] for name in scope.keys() & named]
+    values += map(cell_value, function.__closure__ or ())
+    owners = [function, *filter(_has_names_of_user, values)]
+    return [scope, *(vars(one) if isinstance(one, types.ModuleType) else one for one in owners)]
+
+
 def _has_names_of_user(value: Any) -> bool:
     """Return whether `value` is a module, class or function of the user, whose attributes code may
     read.

@@ -1,5 +1,6 @@
 """What updates change in Python values is compared and put back to the same depth."""
 
+import enum
 import itertools
 import logging
 import threading
@@ -11,7 +12,7 @@ import toy
 from oneflow import nn
 from oneflow.optim.lr_scheduler import LambdaLR
 
-from libai.engine.rehearsal.kept import PythonKept, rolled_back
+from libai.engine.rehearsal.kept import PythonKept, forward_rolled_back, rolled_back
 from libai.engine.rehearsal.reference import reference_of
 from libai.forward import python_state
 from libai.forward.python_state import MAX_DEPTH, attributes_of
@@ -202,3 +203,61 @@ def test_the_schedule_is_the_same_object_after_a_rehearsal():
     assert trainer.lr_scheduler is schedule
     assert schedule.last_step == 0
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+class Choice(enum.Enum):
+    TANH = 1
+    RELU = 2
+
+
+class Whole(enum.IntFlag):
+    ONE = 1
+    TWO = 2
+
+
+class Fixed(type):
+    """A metaclass that forbids assignments."""
+
+    def __setattr__(cls, name, value):
+        raise AttributeError(f"{cls.__name__}.{name} is fixed")
+
+
+class Settings(metaclass=Fixed):
+    factor = 2.0
+
+
+class Tally:
+    """Code adds attributes to this class."""
+
+
+def helper(h):
+    helper.calls = getattr(helper, "calls", 0) + 1
+    return h
+
+
+class Leaving(nn.Module):
+    """Its forward adds names to classes, functions and globals, and reads constants of classes that
+    refuse assignments.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.choice = nn.Linear(4, 4), Choice.TANH
+
+    def forward(self, x):
+        global added_name
+        added_name = 1
+        Leaving.added = getattr(Leaving, "added", 0) + 1
+        Tally.added = getattr(Tally, "added", 0) + 1
+        h = helper(self.fc(x)) * Settings.factor * Whole.TWO.value
+        return (flow.tanh(h) if self.choice is Choice.TANH else flow.relu(h)).mean()
+
+
+def test_names_that_forward_adds_are_deleted_and_constants_are_not_assigned():
+    model = Leaving()
+    owners = [vars(Leaving), vars(Tally), vars(helper), globals()]
+    before = [set(owner) for owner in owners]
+    with forward_rolled_back(model):
+        model(flow.ones(2, 4))
+        assert Leaving.added == Tally.added == helper.calls == added_name
+    assert [set(owner) for owner in owners] == before

@@ -11,6 +11,8 @@ tensors record operations instead of running them. During that time, and in this
 * a parameter that is first read under `no_grad` keeps its gradient;
 * `isinstance(self.layer, nn.Linear)` and `super()` work, and `parameters()`, `ParameterList` and
   `ParameterDict` return tensors;
+* special methods of the user's class run (`self.layer[0]`, `len`, `in`, iteration), and the dicts
+  `_parameters` and `_buffers` have traced tensors;
 * `copy_`, `zero_`, and changes made through `.data` and `.detach()` change the traced tensor;
 * an operation may read the same tensor twice.
 """
@@ -19,9 +21,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import oneflow as flow
@@ -159,12 +163,86 @@ def _traced_value(proxies: Proxies, value: Any) -> Any:
 def _get_attribute(self: Any, name: str) -> Any:
     """Return an attribute of the proxy.
 
-    `__class__`, which `isinstance` and `super()` read, is the original class.
+    `__class__`, which `isinstance` and `super()` read, is the original class. `_parameters` and
+    `_buffers` have the traced tensors: OneFlow's own have proxies, which operations cannot read.
     """
+    if name in ("_parameters", "_buffers"):
+        reader = sys._getframe(1).f_globals.get("__name__")
+        if reader != ProxyModule.__module__:
+            return _TracedTensors(self, name)
     if name == "__class__":
         origin = object.__getattribute__(self, "__dict__").get("_oneflow_internal_origin__")
         return type(self) if origin is None else type(origin)
     return object.__getattribute__(self, name)
+
+
+class _TracedTensors(MutableMapping[str, Any]):
+    """The parameters or buffers (`kind`) of a `proxy`, by name."""
+
+    def __init__(self, proxy: Any, kind: str):
+        self._proxy = proxy
+        self._originals = getattr(proxy.to(nn.Module), kind)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._originals:
+            raise KeyError(name)
+        return getattr(self._proxy, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self._originals:
+            raise KeyError(f"{name}: register it in the constructor, not while a graph is traced")
+        setattr(self._proxy, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        raise KeyError(f"{name}: a compiled step cannot delete it")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._originals)
+
+    def __len__(self) -> int:
+        return len(self._originals)
+
+
+_SPECIAL = ("__getitem__", "__len__")
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    """Return a special method of proxies, which runs the method of the module's class."""
+
+    def method(self: Any, *args: Any) -> Any:
+        kind = type(self.to(nn.Module))
+        if not hasattr(kind, name):
+            raise TypeError(f"{kind.__name__} has no {name}")
+        return getattr(kind, name)(self, *args)
+
+    return method
+
+
+def _iterate(self: Any) -> Iterator[Any]:
+    kind = type(self.to(nn.Module))
+    if hasattr(kind, "__iter__"):
+        yield from kind.__iter__(self)
+        return
+    for index in itertools.count():
+        try:
+            value = self[index]
+        except IndexError:
+            return
+        yield value
+
+
+def _contains(self: Any, value: Any) -> bool:
+    kind = type(self.to(nn.Module))
+    if hasattr(kind, "__contains__"):
+        return bool(kind.__contains__(self, value))
+    return any(one is value or one == value for one in self)
+
+
+def _is_true(self: Any) -> bool:
+    kind = type(self.to(nn.Module))
+    if hasattr(kind, "__bool__"):
+        return bool(kind.__bool__(self))
+    return not hasattr(kind, "__len__") or len(self) > 0
 
 
 _get_plainly, _set_plainly = ProxyModule.__getattr__, ProxyModule.__setattr__
@@ -302,6 +380,10 @@ def _detach_lazily(self: flow.Tensor) -> flow.Tensor:
 
 _REPLACEMENTS = (
     (ProxyModule, "__getattribute__", _get_attribute),
+    (ProxyModule, "__bool__", _is_true),
+    (ProxyModule, "__iter__", _iterate),
+    (ProxyModule, "__contains__", _contains),
+    *((ProxyModule, name, _forwarded(name)) for name in _SPECIAL),
     (ProxyModule, "parameters", _tensors("_parameters")),
     (ProxyModule, "named_parameters", _named_tensors("_parameters")),
     (ProxyModule, "buffers", _tensors("_buffers")),

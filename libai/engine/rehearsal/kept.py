@@ -37,6 +37,7 @@ from libai.forward.python_state import (
     is_iterator,
     is_of_library,
     is_users,
+    owners_of,
     values_in,
     variables_of,
 )
@@ -74,6 +75,8 @@ class PythonKept:
         self.called: list[Any] = []
         self._put_back: list[Callable[[], None]] = []
         self._functions: set[Any] = set()
+        #: classes, functions and globals to which nothing may be added, by id
+        self._owners: dict[int, Any] = {}
         #: keeps the objects alive, because the id of a freed one could be reused
         self._seen: dict[int, Any] = {}
         #: id of an object → smallest number of containers around it so far
@@ -138,6 +141,7 @@ class PythonKept:
             if id(cls) in self._seen or not is_users(cls.__module__):
                 continue
             self._seen[id(cls)] = cls
+            self._drop_new(cls, vars(cls))
             for name, value in list(vars(cls).items()):
                 if isinstance(value, types.FunctionType):
                     self.keep_function(value)
@@ -147,7 +151,9 @@ class PythonKept:
                     and not hasattr(value, "__get__")
                 ):
                     self._keep_variable(
-                        value, partial(setattr, cls, name), f"{cls.__name__}.{name}"
+                        partial(vars(cls).get, name),
+                        partial(setattr, cls, name),
+                        f"{cls.__name__}.{name}",
                     )
 
     def keep_function(self, function: Any) -> None:
@@ -158,8 +164,10 @@ class PythonKept:
         for name, read, assign in variables_of([function], self._functions):
             value = read()
             if not isinstance(value, type) and not hasattr(value, "__get__"):
-                self._keep_variable(value, assign, name)
+                self._keep_variable(read, assign, name)
         for one in self._functions - known:
+            for owner in owners_of(one):
+                self._drop_new(owner, owner if isinstance(owner, dict) else vars(owner))
             self._keep([one.__defaults__, one.__kwdefaults__], one.__qualname__)
 
     def _keep_entries(
@@ -177,14 +185,47 @@ class PythonKept:
 
         self._put_back.append(drop_new)
         for name in sorted(known - skip):
-            self._keep_variable(owner[name], partial(owner.__setitem__, name), f"{label}.{name}")
+            self._keep_variable(
+                partial(owner.get, name), partial(owner.__setitem__, name), f"{label}.{name}"
+            )
 
-    def _keep_variable(self, value: Any, assign: Callable[[Any], None], name: str) -> None:
+    def _keep_variable(
+        self, read: Callable[[], Any], assign: Callable[[Any], None], name: str
+    ) -> None:
+        value = read()
         if cannot_go_back(value):
             self.iterators.append(name)
         kept = copy_of_iterator(value)
-        self._put_back.append(lambda: assign(copy_of_iterator(kept)))
+
+        def put_back() -> None:
+            # some classes, such as enumerations, refuse even the value that they have
+            if kept is not value or read() is not value:
+                assign(copy_of_iterator(kept))
+
+        self._put_back.append(put_back)
         self._keep(value, name)
+
+    def _drop_new(self, owner: Any, scope: Mapping[str, Any]) -> None:
+        """Delete on restoring what code has added to `scope`, the attributes of a class or function
+        (`owner`), or the names of a module (`owner` is the scope itself).
+
+        Modules that were imported and names with two underscores stay.
+        """
+        if id(owner) in self._owners:
+            return
+        self._owners[id(owner)] = owner
+        known = set(scope)
+
+        def drop_new() -> None:
+            for name in scope.keys() - known:
+                if name.startswith("__") or isinstance(scope[name], types.ModuleType):
+                    continue
+                if isinstance(owner, dict):
+                    del owner[name]
+                else:
+                    delattr(owner, name)
+
+        self._put_back.append(drop_new)
 
     def _keep(self, value: Any, name: str, depth: int = 0, is_own: bool = True) -> None:
         """Keep the contents of `value`, which is inside `depth` containers and objects.

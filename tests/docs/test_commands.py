@@ -37,7 +37,7 @@ def commands(text):
     and usage lines.
     """
     shell = [block for language, block in BLOCK.findall(text) if language in ("", "bash", "text")]
-    lines = [line for block in shell for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line for block in shell for line in re.sub(r" *\\\n *", " ", block).splitlines()]
     lines = [
         re.sub(r"\s\[--.*?\]|\s{3,}(?! *--).*| # .*| > .*", "", line.removeprefix("$ "))
         for line in lines

@@ -51,7 +51,7 @@ def commands(text):
 def stop_after_parsing(patch, folder):
     """Make every parser and the launcher raise `Parsed` instead of continuing.
 
-    `folder` contains the run that the pages refer to.
+    `folder` contains the runs that the pages refer to.
     """
 
     def launch(words):
@@ -66,8 +66,9 @@ def stop_after_parsing(patch, folder):
 
         patch.setattr(argparse.ArgumentParser, name, parse)
     patch.setattr("libai.cli.launch.run", launch)
-    (folder / "out/mlp_digits").mkdir(parents=True, exist_ok=True)
-    (folder / "out/mlp_digits/config.yaml").touch()
+    for name in ("mlp_digits", "NAME"):
+        (folder / "out" / name).mkdir(parents=True, exist_ok=True)
+        (folder / "out" / name / "config.yaml").touch()
     patch.chdir(folder)
 
 
@@ -98,7 +99,7 @@ def accept(words, monkeypatch):
         _, config, processes, *rest = [
             "configs/mlp_digits.py" if word == "CONFIG" else word for word in job
         ]
-        if config.endswith("out/mlp_digits/config.yaml"):
+        if re.search(r"out/(mlp_digits|NAME)/config\.yaml$", config):
             config = "configs/mlp_digits.py"
         shipped = next(
             (path for path in (config, f"configs/{config}.py") if (ROOT / path).is_file()), None

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -333,6 +334,12 @@ class GraphTrainer(RehearsedTrainer):
                 f"{type(self.model).__name__} is in eval mode, which would be compiled into the "
                 "training graph. Call model.train() first."
             )
+        shadowed = _forward_functions(self.model)
+        if shadowed and self._make_graph is None:
+            return self._update_eagerly(
+                f"{shadowed[0]} has an attribute `forward` that is a function",
+                "define forward in its class",
+            )
         start = time.perf_counter()
         self._takes_key = draws_randomness(self.model)
         # no facts yet if `update` was called without `train`. Before another compilation, modules
@@ -441,6 +448,18 @@ class GraphTrainer(RehearsedTrainer):
 
 
 TRAINERS["graph"] = GraphTrainer
+
+
+def _forward_functions(model: nn.Module) -> list[str]:
+    """Return the modules with a function as attribute `forward`.
+
+    nn.Graph of OneFlow 0.9 reads `module.forward.__func__`, which a function does not have.
+    """
+    return [
+        path or type(module).__name__
+        for path, module in model.named_modules()
+        if isinstance(vars(module).get("forward"), FunctionType)
+    ]
 
 
 def _entries(batch: Mapping[str, Any]) -> Entries:

@@ -161,7 +161,7 @@ def a_buffer_that_no_checkpoint_holds(self, h, x):
     return h / self.unsaved.clone() + self.average.clone()
 
 
-@plant("right", "refused")
+@plant()
 def a_buffer_registered_again(self, h, x):
     self.register_buffer("average", self.average * 0.9 + h.mean(0).detach())
     return h * self.average

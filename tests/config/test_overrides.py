@@ -262,6 +262,7 @@ def test_setting_anything_to_its_own_value_changes_nothing(leaf):
     assert applied(format_override(key, value)) == config()
 
 
+@pytest.mark.e2e
 @settings(deadline=None, max_examples=15)
 @given(
     st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1).filter(

@@ -10,6 +10,9 @@ from oneflow import nn
 
 from libai.engine import EagerTrainer, GraphTrainer, hooks
 
+# a hundred short trainings; tests/engine/test_guards.py is in the first command
+pytestmark = pytest.mark.e2e
+
 UPDATES = 9
 #: the update after which the hook acts
 CHANGED = 3

@@ -11,6 +11,9 @@ from oneflow import nn
 
 from libai.engine import EagerTrainer, GraphTrainer, hooks
 
+# trainings with several compilations
+pytestmark = pytest.mark.e2e
+
 UPDATES = 12
 #: the update after which the hook acts
 MOVED = 4
@@ -174,7 +177,6 @@ def test_state_follows_the_object_that_a_hook_moves(kind, name):
         np.testing.assert_allclose(run.state[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("move", [exchange_layers, rename])
 def test_a_checkpoint_right_after_the_move_has_the_state_under_the_new_names(move):
     saved = {kind: trained(kind, adam, move).saved for kind in (EagerTrainer, GraphTrainer)}

@@ -210,6 +210,8 @@ def _apply_patches() -> None:
         kernels.use_kernels()
     if kernels.are_kernels_on() and is_on("layer-norm"):
         layer_norm.use_operation()
+    if is_on("contiguous-copies"):
+        kernels.copy_without_nodes()
     if is_on("threads"):
         openblas.use_threads(kernels.loaded_library())
     if is_on("memory-plan"):

@@ -55,6 +55,7 @@ _UNITS = {
     "kernels": ("kernels.cpp", (*_COMMON, *_KERNELS)),
     "second_order": ("second_order.cpp", (*_COMMON, *_KERNELS)),
     "memory_plan": ("memory_plan.cpp", (*_COMMON, *_KERNELS)),
+    "contiguous": ("contiguous.cpp", (*_COMMON, *_KERNELS)),
     "products": ("products.cpp", (*_COMMON, "-O2")),
     "team": ("team.cpp", (*_COMMON, "-O2")),
     "sse2": ("level.cpp", (*_COMMON, *_LOOPS, "-DLIBAI_LEVEL=kMathsSse2")),

@@ -25,6 +25,8 @@ OWN_MEMORY_PLANNER = "_ZN7oneflow22IntraJobMemSharingUtil30InferMemBlockId4MemRe
 #: OneFlow's `ConstructKernel` and `Thread::AddTask`
 OWN_KERNEL_MAKER = "_ZN7oneflow15ConstructKernelERKNS_10KernelConfEPNS_13KernelContextE"
 OWN_TASK_ADDER = "_ZN7oneflow6Thread7AddTaskERKNS_9TaskProtoE"
+#: OneFlow's `functional::ToContiguous`
+OWN_COPY = "_ZN7oneflow3one10functional12ToContiguousERKSt10shared_ptrINS0_6TensorEE"
 
 
 class Library:
@@ -133,6 +135,29 @@ class Library:
         self._replace(OWN_KERNEL_MAKER, "libai_lean_kernels")
         self._replace(OWN_TASK_ADDER, "libai_lean_plans")
 
+    def copy_without_nodes(self) -> None:
+        """Make the copies of strided inputs without a node in the autograd graph
+        (src/contiguous.cpp).
+
+        A copy that `Tensor.contiguous` returns keeps its node, because hooks may be registered on
+        it. Call it once per process. Raises `Unavailable` if this is not possible.
+        """
+        import oneflow as flow
+
+        self._replace(OWN_COPY, "libai_contiguous")
+        keep_node = self._library.libai_contiguous_keeps_node
+        copy = flow.Tensor.contiguous
+
+        @functools.wraps(copy)
+        def contiguous(tensor: Any) -> Any:
+            keep_node(ctypes.c_bool(True))
+            try:
+                return copy(tensor)
+            finally:
+                keep_node(ctypes.c_bool(False))
+
+        flow.Tensor.contiguous = contiguous
+
     def _replace(self, own: str, name: str) -> None:
         """Replace OneFlow's function `own` with the function whose address our function `name`
         returns.
@@ -223,6 +248,15 @@ def drop_descriptions() -> None:
     if _library is not None:
         with contextlib.suppress(Unavailable):
             _library.drop_descriptions()
+
+
+def copy_without_nodes() -> None:
+    """Make contiguous copies without a node in the autograd graph, if our library is loaded and
+    OneFlow allows it.
+    """
+    if _library is not None:
+        with contextlib.suppress(Unavailable):
+            _library.copy_without_nodes()
 
 
 def kernels_in_use() -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import oneflow as flow
 
+from libai.native.kernels import are_kernels_on
 from libai.optim.joined import are_joinable, joined_sum_of_squares
 
 _EPSILON = 1e-6  # as in OneFlow and PyTorch: keeps the coefficient finite for a zero norm
@@ -83,6 +84,10 @@ def joint_norm(gradients: list[flow.Tensor]) -> flow.Tensor:
     if gradients[0].is_global:
         placement = gradients[0].placement
         broadcast = [flow.sbp.broadcast] * len(gradients[0].sbp)
+        if len(parts) > 1 and all(part.placement == placement for part in parts):
+            # each rank adds its own parts first, in the order of libai.patches.job.clip.order_norms
+            own = [flow.sbp.partial_sum] * len(broadcast)
+            parts = [flow.stack([part.to_global(sbp=own) for part in parts]).sum()]
         parts = [part.to_global(sbp=[flow.sbp.broadcast] * len(part.sbp)) for part in parts]
         parts = [part.to_global(placement=placement, sbp=broadcast) for part in parts]
     total = parts[0] if len(parts) == 1 else flow.stack(parts).sum()
@@ -91,9 +96,21 @@ def joint_norm(gradients: list[flow.Tensor]) -> flow.Tensor:
 
 def _sum_of_squares(tensors: list[flow.Tensor]) -> flow.Tensor:
     """Return the sum of squares over all elements of `tensors`, which must have the same layout."""
-    if are_joinable(tensors):
+    if are_joinable(tensors) or _are_joinable_parts(tensors):
         return joined_sum_of_squares(tensors)
     return flow.stack([flow.square(tensor).sum().to(tensors[0].dtype) for tensor in tensors]).sum()
+
+
+def _are_joinable_parts(tensors: list[flow.Tensor]) -> bool:
+    """Return True if the joined sum supports these global tensors: float32 on CPU, whole or split
+    over ranks.
+    """
+    if not (are_kernels_on() and tensors[0].is_global and tensors[0].placement.type == "cpu"):
+        return False
+    return (
+        all(tensor.dtype == flow.float32 for tensor in tensors)
+        and flow.sbp.partial_sum not in tensors[0].sbp
+    )
 
 
 def _by_layout(gradients: list[flow.Tensor]) -> list[list[flow.Tensor]]:
@@ -103,4 +120,4 @@ def _by_layout(gradients: list[flow.Tensor]) -> list[list[flow.Tensor]]:
     groups: dict[Any, list[flow.Tensor]] = {}
     for gradient in gradients:
         groups.setdefault((gradient.placement, tuple(gradient.sbp)), []).append(gradient)
-    return list(groups.values())
+    return [groups[layout] for layout in sorted(groups, key=lambda layout: str(layout[1]))]

@@ -23,7 +23,7 @@ def are_joinable(tensors: Sequence[flow.Tensor]) -> bool:
     """Return True if the operations in this file support `tensors`: local float32 tensors on CPU,
     with our kernels on.
 
-    Global tensors are not supported, because OneFlow's `multi_...` operations ignore their layouts.
+    Global tensors are not supported, because OneFlow's `multi_...` updates ignore their layouts.
     """
     if (
         not are_kernels_on()

@@ -32,6 +32,8 @@ OPTIONAL = (
     "memory-plan",
     "lean-kernels",
     "joined-gradients",
+    "ordered-sums",
+    "contiguous-copies",
 )
 #: required patches; without them, results are wrong or the process crashes
 NEEDED = (

@@ -293,6 +293,12 @@ def compare(result: Result, expected: Result) -> Difference:
     return Difference(*np.where(np.isfinite(numbers), numbers, np.inf).tolist())
 
 
+def different_tensors(one: Result, other: Result) -> list[str]:
+    """Return the names of the tensors of the module in which at least one bit differs."""
+    tensors = other.tensors
+    return [name for name, value in one.tensors.items() if (value != tensors[name]).any()]
+
+
 def worst_of_ranks(difference: Difference) -> Difference:
     """Return the largest differences on any rank. Collective."""
     return Difference(*all_reduce(np.array(list(vars(difference).values())), "max").tolist())

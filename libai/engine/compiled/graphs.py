@@ -31,7 +31,9 @@ from libai.patches.job.clip import clip_by_value
 from libai.patches.job.gradients import sum_gradients
 from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.passes import JobFacts, repair_job, simplify_job
+from libai.patches.job.sums import order_sums
 from libai.patches.job.variables import first_of_equal, is_update
+from libai.patches.table import is_on
 
 #: name of the user's module inside the graph, and thus the name prefix of its variables in a
 #: compiled job
@@ -209,6 +211,8 @@ class TrainGraph(CompiledGraph):
             self._connect(job, out2name)
 
     def _connect(self, job: JobEdit, out2name: Any) -> None:
+        if is_on("ordered-sums"):
+            order_sums(job, self._forward_job_proto)
         if self._accumulation > 1:
             sum_gradients(job)
         repair_job(job, self._facts)

@@ -25,6 +25,7 @@ from libai.patches.job.variables import is_update
 _SUM_OP = "multi_reduce_sum_pow_abs"
 _DECAY = "l1_l2_regularize_gradient"
 _COEFFICIENT = "System-ClipGradient-GlobalNorm-Clamp"
+_NORM_SUM = "System-ClipGradient-GlobalNorm-Add-"
 
 
 def join_clip_norms(job: JobEdit) -> None:
@@ -50,6 +51,25 @@ def join_clip_norms(job: JobEdit) -> None:
         )
         for op in chain:
             job.remove(op.name)
+
+
+def order_norms(job: JobEdit) -> None:
+    """Add the norms of parameters with different layouts in the order of `libai.optim.clip`, which
+    sorts the layouts.
+    """
+    for op in job.ops.values():
+        if op.name.startswith(_NORM_SUM):
+            norms = op.user_conf.input["in"].s
+            job.set_sources(op, "in", sorted(norms, key=lambda norm: _layout_text(job, norm)))
+
+
+def _layout_text(job: JobEdit, norm: str) -> str:
+    """Return a text that sorts like the text of the layout's sbp in eager mode: broadcast, then
+    split by axis.
+    """
+    layout = job.layout_of(job.maker(norm).name, "x_0")
+    kinds = layout.sbp_parallel if layout is not None else []
+    return str([(kind.WhichOneof("parallel_type"), kind.split_parallel.axis) for kind in kinds])
 
 
 def _chain(job: JobEdit, op: Any) -> list[Any]:

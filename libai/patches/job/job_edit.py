@@ -173,6 +173,16 @@ class JobEdit:
         signature = self.layouts.op_name2nd_sbp_signature_conf.get(op_name)  # [] would add an entry
         return signature.bn_in_op2nd_sbp.get(name) if signature is not None else None
 
+    def set_sources(self, op: Any, argument: str, sources: Sequence[str]) -> None:
+        """Replace the values of an argument, which have one layout, by equally many or fewer values."""
+        values = op.user_conf.input[argument].s
+        for index in range(len(sources), len(values)):
+            name = f"{argument}_{index}"
+            self.layouts.op_name2nd_sbp_signature_conf[op.name].bn_in_op2nd_sbp.pop(name, None)
+            self.layouts.op_name2sbp_signature_conf[op.name].bn_in_op2sbp_parallel.pop(name, None)
+        values[:] = sources
+        self._learn(op)
+
     def remove(self, name: str) -> None:
         """Remove an operation from the job. No other operation may still read its outputs."""
         del self.ops[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from libai.patches.job.clip import join_clip_norms, make_clip_norm_exact
+from libai.patches.job.clip import join_clip_norms, make_clip_norm_exact, order_norms
 from libai.patches.job.fusions import (
     decay_in_updates,
     join_additions,
@@ -46,6 +46,7 @@ def repair_job(job: JobEdit, facts: JobFacts) -> None:
     if facts.joins_gradients and is_on("joined-gradients"):
         join_gradients(job)
     join_clip_norms(job)
+    order_norms(job)
     make_clip_norm_exact(job)
     if facts.copied_variables:
         read_copies_of_variables(job, set(facts.copied_variables))

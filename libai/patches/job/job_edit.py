@@ -174,7 +174,7 @@ class JobEdit:
         return signature.bn_in_op2nd_sbp.get(name) if signature is not None else None
 
     def set_sources(self, op: Any, argument: str, sources: Sequence[str]) -> None:
-        """Replace the values of an argument, which have one layout, by equally many or fewer values."""
+        """Replace the values of an argument, which have one layout. `sources` may be fewer."""
         values = op.user_conf.input[argument].s
         for index in range(len(sources), len(values)):
             name = f"{argument}_{index}"

@@ -100,5 +100,18 @@ def parse_manifest(data: bytes, what: str) -> tuple[int, dict[str, FileRecord]]:
         raise CheckpointError(f"{what} is incomplete: {error!r}.") from None
 
 
+def digest_of_weights(files: Mapping[str, FileRecord]) -> str:
+    """Return one SHA-256 of the files that hold the weights.
+
+    Equal weights have equal digests, in every mode and on every mesh, because the files contain
+    whole tensors sorted by name. The digest of a single file is its own, as `sha256sum` prints it;
+    for several, it is the digest of their digests in order.
+    """
+    digests = [files[name].sha256 for name in sorted(files) if group_of(name) == "model"]
+    return (
+        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    )
+
+
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(dump_json(body, MANIFEST)).hexdigest()

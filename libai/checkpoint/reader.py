@@ -18,7 +18,14 @@ import numpy as np
 
 from libai.checkpoint.durable import FileRecord, digest
 from libai.checkpoint.errors import CheckpointError, reading
-from libai.checkpoint.manifest import MANIFEST, STATE, group_of, iteration_of, parse_manifest
+from libai.checkpoint.manifest import (
+    MANIFEST,
+    STATE,
+    digest_of_weights,
+    group_of,
+    iteration_of,
+    parse_manifest,
+)
 from libai.checkpoint.strict_json import parse_json
 from libai.checkpoint.tensor_files import Slot, TensorSpec, open_file, read_slots, read_tensor
 
@@ -178,6 +185,14 @@ def load(path: str | Path) -> Checkpoint:
         state = parse_json(file.read(), file.name)
     tensors = {group: folder.group(folder.path, slots) for group, slots in groups.items()}
     return Checkpoint(folder.path, iteration, state, tensors)
+
+
+def read_digest_of_weights(path: Path) -> str:
+    """Return the digest of a checkpoint's weights from its manifest, without reading the weights.
+
+    Raises `CheckpointError`.
+    """
+    return digest_of_weights(_open_folder(path)[1].records)
 
 
 def verify(path: str | Path, deep: bool = True) -> list[str]:

@@ -10,7 +10,9 @@ from libai.cli.commands import compare
 from libai.utils.errors import UserError
 
 
-def make_run(folder, lr=0.1, losses=(2.0, 1.0), *, processes=1, status="finished", **config):
+def make_run(
+    folder, lr=0.1, losses=(2.0, 1.0), *, processes=1, status="finished", weights=None, **config
+):
     """Write the files of a run."""
     folder.mkdir(parents=True)
     settings = {"optim": {"lr": lr}, "train": {"output_dir": str(folder), "seed": 1}, **config}
@@ -22,7 +24,9 @@ def make_run(folder, lr=0.1, losses=(2.0, 1.0), *, processes=1, status="finished
     if rows:  # the last line is one that the run has begun to write
         (folder / "metrics.jsonl").write_text("\n".join(rows) + '\n{"iter": 99, "tr')
     if status:
-        (folder / "summary.json").write_text(json.dumps({"status": status}))
+        (folder / "summary.json").write_text(
+            json.dumps({"status": status, "weights_sha256": weights})
+        )
     return str(folder)
 
 
@@ -76,6 +80,16 @@ def test_what_differs_and_the_last_metrics_are_printed(tmp_path, capsys):
         ["model.path", '""', "-"],
         ["layout.world_size", "1", "2"],
     ]
+
+
+def test_runs_with_the_weights_of_the_first_are_named(tmp_path, capsys):
+    digests = {"a": "1" * 64, "b": "1" * 64, "c": "2" * 64, "d": None}
+    runs = [make_run(tmp_path / name, weights=digest) for name, digest in digests.items()]
+    row = ["weights", "sha256 111111111111", "same weights", "sha256 222222222222", "-"]
+    assert row in compared(capsys, *runs)
+    assert compare.run([*runs, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["runs"]
+    assert [found[run]["weights_sha256"] for run in runs] == list(digests.values())
 
 
 def test_json_has_the_values_unrounded(tmp_path, capsys):

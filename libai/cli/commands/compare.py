@@ -42,12 +42,14 @@ class Record:
         settings: dotted key -> value, from the resolved config and env.json.
         status: how the run ended, or `unfinished` if it is still running or was killed.
         best: metric, value and iteration of the best checkpoint; empty if there is none.
+        weights: SHA-256 of the weights in the last checkpoint, or None.
     """
 
     settings: dict[str, Any]
     curves: Curves
     status: str
     best: dict[str, Any]
+    weights: str | None
 
     @property
     def iterations(self) -> int:
@@ -112,6 +114,7 @@ def read_record(run: Path) -> Record:
         read_curves(run / "metrics.jsonl"),
         status,
         summary.get("best") or {},
+        summary.get("weights_sha256"),
     )
 
 
@@ -185,9 +188,18 @@ def metrics_table(records: dict[str, Record]) -> list[list[str]]:
     rows.append(["iterations", *(str(record.iterations) for record in found)])
     if any(record.best for record in found):
         rows.append(["best", *(_show_best(record.best) for record in found)])
+    if any(record.weights for record in found):
+        rows.append(["weights", *(_show_weights(record, found[0]) for record in found)])
     for tag in dict.fromkeys(tag for record in found for tag in record.metrics):
         rows.append([tag, *(_show(record.metrics.get(tag, _MISSING)) for record in found)])
     return rows
+
+
+def _show_weights(record: Record, first: Record) -> str:
+    """Return the first digits of the SHA-256, or a note that the first run has the same weights."""
+    if record is not first and record.weights and record.weights == first.weights:
+        return "same weights"
+    return f"sha256 {record.weights[:12]}" if record.weights else "-"
 
 
 def _show_best(best: dict[str, Any]) -> str:
@@ -218,6 +230,7 @@ def as_json(records: dict[str, Record]) -> dict[str, Any]:
             "status": record.status,
             "iterations": record.iterations,
             "best": record.best,
+            "weights_sha256": record.weights,
             "metrics": metrics,
         }
     return {"runs": runs, "differs": differing(records)}

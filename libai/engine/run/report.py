@@ -205,6 +205,7 @@ def write_summary(run: RunBase) -> None:
         "build_seconds": trainer.graph and trainer.graph.build_seconds,
         "throughput": rates,
         "last_checkpoint": result.last_path and result.last_path.name,
+        "weights_sha256": result.last_path and checkpoint.read_digest_of_weights(result.last_path),
         "best": best if result.metric else None,
         "metrics": {tag: value if math.isfinite(value) else None for tag, value in metrics.items()},
         "seed": run.seed,

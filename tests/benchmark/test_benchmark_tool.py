@@ -86,7 +86,7 @@ def test_a_variant_of_another_training_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "arguments, words",
     [
         ([], "no config given"),
         ([CONFIG, "--modes", "eagre"], "unknown mode 'eagre'. Use eager, graph"),

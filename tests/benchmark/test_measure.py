@@ -58,7 +58,7 @@ def test_a_command_that_does_not_exist_takes_no_part(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("losses", "samples", "words"),
+    "losses, samples, words",
     [
         ([2.0, 1.00005], 8, None),
         ([2.0, 1.0002], 8, "in iteration 2"),

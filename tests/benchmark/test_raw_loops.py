@@ -26,7 +26,7 @@ def several():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("overrides", "optim", "refused"),
+    "overrides, optim, refused",
     [
         (("train.clip_grad.value=0.01",), None, {"eager": "by value", "graph": "by value"}),
         (("train.clip_grad={max_norm: 0.01}",), None, {"graph": "by its own norm"}),

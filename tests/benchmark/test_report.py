@@ -63,7 +63,7 @@ def test_drift_that_both_see_cancels_and_a_twin_is_not_different():
 
 
 @pytest.mark.parametrize(
-    ("step", "words"),
+    "step, words",
     [
         (0.75, "pays off after 5 iterations"),
         (1.3, "(slower), so nothing shows"),
@@ -91,7 +91,7 @@ def test_a_case_has_ratios_verdicts_and_notes(case):
 
 
 @pytest.mark.parametrize(
-    ("twin", "load", "verdict"), [(1.2, 0.5, None), (1.0, 9.0, None), (1.0, 0.5, "faster")]
+    "twin, load, verdict", [(1.2, 0.5, None), (1.0, 9.0, None), (1.0, 0.5, "faster")]
 )
 def test_a_machine_that_is_too_noisy_is_said_and_decides_nothing(twin, load, verdict):
     everyone = [

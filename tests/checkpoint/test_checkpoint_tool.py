@@ -88,7 +88,7 @@ def test_convert_exports_weights_as_one_file(root, run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    "arguments, expected",
     [
         (["ls", "nowhere"], "nowhere is not a folder"),
         (["diff", "nowhere", "root"], "nowhere does not exist"),

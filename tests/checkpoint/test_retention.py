@@ -40,7 +40,7 @@ def test_damaged_ones_are_skipped_with_their_reasons(root):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "left"),
+    "arguments, left",
     [
         ({"max_to_keep": 2}, [4, 5]),
         ({"max_to_keep": None}, [1, 2, 3, 4, 5]),

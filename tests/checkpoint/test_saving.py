@@ -52,7 +52,7 @@ def test_arrays_of_any_memory_layout_are_saved_by_value(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    "change, expected",
     [
         (
             {"iteration": -1},

@@ -113,7 +113,7 @@ def test_weights_of_which_nothing_fits_are_an_error_also_without_strict(saved):
 
 
 @pytest.mark.parametrize(
-    ("mapping", "expected"),
+    "mapping, expected",
     [
         ([("(", "x")], "revise_keys is not valid"),
         ([("a", r"\9")], "is not valid"),

@@ -18,7 +18,7 @@ def test_the_config_may_be_named_by_a_flag():
 
 
 @pytest.mark.parametrize(
-    ("argv", "text"),
+    "argv, text",
     [
         (["exp.py", "--resum"], "--resum: unknown flag. Did you mean --resume?"),
         (
@@ -47,7 +47,7 @@ def test_mistakes_are_explained(argv, text):
 
 
 @pytest.mark.parametrize(
-    ("argv", "asked"),
+    "argv, asked",
     [
         (["exp.py"], False),
         (["exp.py", "--find-lr", "train.seed=1"], "1e-7,10,100"),
@@ -59,7 +59,7 @@ def test_a_range_of_rates_may_follow_find_lr(argv, asked):
 
 
 @pytest.mark.parametrize(
-    ("argv", "resume", "reset"),
+    "argv, resume, reset",
     [
         (["exp.py", "--resume"], True, ()),
         (["--resume", "exp.py"], True, ()),

@@ -164,7 +164,7 @@ WARNED = [
 
 
 @pytest.mark.parametrize(
-    ("overrides", "options", "text", "remedy"), WARNED, ids=lambda value: str(value)[:40]
+    "overrides, options, text, remedy", WARNED, ids=lambda value: str(value)[:40]
 )
 def test_what_does_nothing_is_warned_about_by_name_and_once(overrides, options, text, remedy):
     lines = warned(*overrides, **options)
@@ -279,9 +279,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "options", "text"), REFUSED, ids=lambda value: str(value)[:40]
-)
+@pytest.mark.parametrize("overrides, options, text", REFUSED, ids=lambda value: str(value)[:40])
 def test_an_outcome_that_cannot_come_is_refused(overrides, options, text):
     (problem,) = refusals(*overrides, **options)
     assert problem.startswith(text)

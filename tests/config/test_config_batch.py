@@ -22,7 +22,7 @@ def test_accumulation_defaults_to_one():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    "arguments, text",
     [
         (
             (4, 30, None, 2),
@@ -59,7 +59,7 @@ def test_sizes_that_do_not_fit_are_explained(arguments, text):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    "arguments, text",
     [
         (
             (4, None, 3, 1),

@@ -143,7 +143,7 @@ def test_edits_never_reach_another_load(folder):
 
 
 @pytest.mark.parametrize(
-    ("file", "module"), [("my_net.py", "my_net"), ("sub/helper.py", ".sub.helper")]
+    "file, module", [("my_net.py", "my_net"), ("sub/helper.py", ".sub.helper")]
 )
 def test_a_class_of_another_file_can_be_built_also_afterwards(folder, file, module):
     """The other file is a module, or a config file that is imported relatively."""
@@ -158,7 +158,7 @@ def test_a_class_of_another_file_can_be_built_also_afterwards(folder, file, modu
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "what"),
+    "text, line, what",
     [
         (
             "from libai.config import LazyCall\nmodel = LazyCal(dict)()",
@@ -210,7 +210,7 @@ def test_a_missing_file_names_the_nearest(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    "text, what",
     [
         ("train:\n  seed: [1", "exp.yaml:2: "),
         ("train: 1\ntrain: 2", "exp.yaml:2: found duplicate key train."),
@@ -258,7 +258,7 @@ def test_plain_dicts_of_imported_config_files_have_attributes(folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "written"),
+    "name, written",
     [
         ("my.experiments/exp-1.v2.py", "from ..base import train"),
         ("exp.py", "from .base import *"),

@@ -47,7 +47,7 @@ def judged(*overrides):
 
 
 @pytest.mark.parametrize(
-    ("override", "key", "value"),
+    "override, key, value",
     [
         ("graph.enabled=off", "graph.enabled", False),
         ("train.train_iter=1e3", "train.train_iter", 1000),
@@ -126,7 +126,7 @@ def test_a_section_that_was_set_to_a_text_still_takes_its_keys():
 
 
 @pytest.mark.parametrize(
-    ("override", "text"),
+    "override, text",
     [
         ("grpah.enabled=false", "grpah.enabled: no such setting. Did you mean graph.enabled?"),
         (
@@ -275,7 +275,7 @@ def test_any_text_survives_the_trip_through_an_override(text):
 
 
 @pytest.mark.parametrize(
-    ("key", "suggested"),
+    "key, suggested",
     [
         ("dataloader.train.datset.seed", "dataloader.train.dataset"),
         ("dataloader.train.datset.split", "dataloader.train.dataset.split"),

@@ -11,7 +11,7 @@ CONFIG = "raise SystemExit('the launcher must not execute a config')"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    "arguments, text",
     [
         (["--resum"], "--resum: unknown flag. Did you mean --resume?"),
         (["train.seed=1", "train.seed=2"], "train.seed is given twice, as 1 and as 2."),

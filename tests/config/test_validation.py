@@ -56,7 +56,7 @@ def test_interpolations_are_resolved():
 
 
 @pytest.mark.parametrize(
-    ("sections", "text"),
+    "sections, text",
     [
         (
             {"train": {"trian_iter": 5}},

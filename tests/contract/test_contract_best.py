@@ -36,7 +36,7 @@ def same(first, second):
 
 
 @pytest.mark.parametrize(
-    ("metric", "choose"),
+    "metric, choose",
     [("-val/loss", min), ("val/loss", min), ("+val/loss", max), ("+val/accuracy", max)],
 )
 def test_a_sign_gives_the_better_direction_of_the_metric(metric, choose, tmp_path):

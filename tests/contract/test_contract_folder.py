@@ -284,7 +284,7 @@ def banner_of(run):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "expected"),
+    "overrides, expected",
     [
         (
             ["train.evaluation.eval_period=9", "train.checkpointer.period=100"],

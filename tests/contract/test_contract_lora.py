@@ -7,6 +7,7 @@ import oneflow as flow
 import pytest
 import toy
 from contract_runs import weights
+from numpy.testing import assert_allclose
 
 from libai.layers import merge_lora
 from libai.utils.errors import UserError
@@ -34,7 +35,7 @@ def test_adapters_train_identically_in_both_modes(tmp_path):
     for mode in ("eager", "graph"):
         contract_runs.train(tmp_path / mode, mode, *LORA, *SHORT)
     eager, graph = (list(jobs.read_column(tmp_path / mode).values()) for mode in ("eager", "graph"))
-    np.testing.assert_allclose(graph, eager, rtol=1e-5)
+    assert_allclose(graph, eager, rtol=1e-5)
     assert len(eager) == 8 and eager[-1] != eager[0]
 
 
@@ -45,9 +46,7 @@ def test_a_merged_model_predicts_like_the_run(mode, tmp_path):
     merged = contract_runs.Run.load(tmp_path, mode="eager")
     merge_lora(merged.model)
     assert sorted(merged.model.state_dict()) == ["a.bias", "a.weight", "b.bias", "b.weight"]
-    np.testing.assert_allclose(
-        merged.predict(batch)["logits"].numpy(), expected, rtol=1e-5, atol=1e-6
-    )
+    assert_allclose(merged.predict(batch)["logits"].numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_patterns_that_match_nothing_are_refused(mode, tmp_path):

@@ -108,7 +108,7 @@ def test_several_optimizers_are_resumed_exactly(mode, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sections", "text"),
+    "sections, text",
     [
         (
             {

@@ -3,8 +3,8 @@
 """
 
 import contract_runs
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from libai.cli.commands import predict
 from libai.engine import Run
@@ -29,12 +29,10 @@ def test_a_run_predicts_from_its_folder(run, mode):
     loaded = Run.load(run.output_dir)
     assert (loaded.mode, loaded.checkpoint.name) == (mode, "iter_0000008")
     expected = run.predict(batch)["logits"].numpy()
-    np.testing.assert_allclose(
-        loaded.predict(batch)["logits"].numpy(), expected, rtol=1e-6, atol=1e-7
-    )
+    assert_allclose(loaded.predict(batch)["logits"].numpy(), expected, rtol=1e-6, atol=1e-7)
     other = "graph" if mode == "eager" else "eager"
     found = Run.load(run.output_dir, mode=other).predict(batch)["logits"].numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     earlier = Run.load(run.output_dir, "iter_0000004").predict(batch)["logits"].numpy()
     latest = Run.load(run.output_dir, overrides=["train.ema.enabled=false"]).predict(batch)
     assert (

@@ -92,7 +92,7 @@ def test_training_continues_after_interrupts_in_the_same_process(mode, tmp_path,
     assert all(np.array_equal(a, b) for a, b in zip(weights(run).values(), weights(plain).values()))
 
 
-@pytest.mark.parametrize(("is_saving", "code"), [("true", 75), ("false", 143)])
+@pytest.mark.parametrize("is_saving, code", [("true", 75), ("false", 143)])
 def test_a_stop_without_checkpoints_is_not_resumable(tmp_path, is_saving, code):
     run = contract_runs.make_run(tmp_path, "eager", f"train.checkpointer.enabled={is_saving}")
     stopping = CallbackHook(after_step=lambda trainer: signal.raise_signal(signal.SIGTERM))

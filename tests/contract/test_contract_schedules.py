@@ -82,7 +82,7 @@ def test_the_momentum_follows_its_schedule_or_is_refused(mode, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sections", "text"),
+    "sections, text",
     [
         (
             {"lr_scheduler": [LazyCall(WarmupConstantLR)(), LazyCall(WarmupCosineLR)()]},

@@ -15,7 +15,7 @@ from libai.engine.hooks import CallbackHook
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize(("eval_iter", "count"), [("1", 2), ("null", 5)])
+@pytest.mark.parametrize("eval_iter, count", [("1", 2), ("null", 5)])
 def test_eval_iter_limits_the_batches_of_each_dataset(tmp_path, mode, eval_iter, count):
     run = cr.make_run(
         tmp_path, mode, f"train.evaluation.eval_iter={eval_iter}", "train.train_iter=1"

@@ -6,6 +6,7 @@ import oneflow as flow
 import pytest
 import toy
 from contract_runs import weights
+from numpy.testing import assert_allclose
 
 from libai import checkpoint
 from libai.engine.checkpointer import TrainerCheckpointer
@@ -50,7 +51,7 @@ def test_weights_are_averaged_after_every_update(mode, tmp_path):
     found = averages(run)
     assert found.keys() == expected.keys()
     for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, atol=1e-6)
+        assert_allclose(found[name], array, atol=1e-6)
         assert not np.allclose(found[name], history[-1][name], atol=1e-4)
 
 
@@ -90,7 +91,7 @@ def test_averages_continue_in_the_other_mode(mode, tmp_path):
     run.train()
     found = averages(run)
     for name, array in averages(whole).items():
-        np.testing.assert_allclose(found[name], array, atol=1e-5)
+        assert_allclose(found[name], array, atol=1e-5)
 
 
 def test_two_averages_without_a_config_are_saved_and_continue(mode, tmp_path):

@@ -90,7 +90,7 @@ def test_a_custom_writer_gets_facts_about_its_run(mode, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("writers", "told"),
+    "writers, told",
     [
         (
             "[wandbb]",

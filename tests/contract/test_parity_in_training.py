@@ -95,7 +95,7 @@ def test_a_rehearsed_run_has_the_same_curve(mode, loader, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    "words, expected",
     [
         (["train.rehearse=2", "train.rehearse_every=4"], [2, 1]),
         (["train.train_iter=1"], [1]),
@@ -166,7 +166,7 @@ def write_rates_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "when"), [((), 0), (("train.rehearse=1", "train.rehearse_every=3"), 2)]
+    "words, when", [((), 0), (("train.rehearse=1", "train.rehearse_every=3"), 2)]
 )
 def test_a_wrong_update_of_the_optimizer_is_refused(words, when, tmp_path, monkeypatch):
     """The error comes at the start, or during the run if nothing was compared before."""

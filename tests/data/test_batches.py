@@ -30,7 +30,7 @@ def read(*samples, num_workers=0):
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype"),
+    "value, dtype",
     [
         (np.uint16(3), np.int64),
         (0.5, np.float32),
@@ -46,7 +46,7 @@ def test_numbers_become_int64_float32_or_bool(value, dtype, num_workers):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
-    ("samples", "text"),
+    "samples, text",
     [
         ([(1, 2)], "a sample of ListDataset is a tuple, not a dict: return a dict whose keys"),
         (
@@ -80,7 +80,7 @@ def test_a_failing_get_batch_names_the_samples():
 
 
 @pytest.mark.parametrize(
-    ("arrays", "text"),
+    "arrays, text",
     [
         ({}, "no arrays"),
         ({"x": np.zeros(3), "y": np.zeros(2)}, r"'x': \(3,\), 'y': \(2,\)"),

@@ -71,7 +71,7 @@ def test_a_truncated_file_is_refused(cifar10):
 
 
 @pytest.mark.parametrize(
-    ("options", "text"), [({"name": "mnist"}, "cifar100"), ({"split": "val"}, "test")]
+    "options, text", [({"name": "mnist"}, "cifar100"), ({"split": "val"}, "test")]
 )
 def test_unknown_names_list_the_known_ones(cifar10, options, text):
     with pytest.raises(DataError, match=text):

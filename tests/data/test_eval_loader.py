@@ -40,7 +40,7 @@ def test_every_sample_counts_exactly_once(num_samples, micro, ranks):
 
 
 @pytest.mark.parametrize(
-    ("count", "options", "text"), [(0, {}, "empty"), (3, {"max_batches": 0}, "max_batches=0")]
+    "count, options, text", [(0, {}, "empty"), (3, {"max_batches": 0}, "max_batches=0")]
 )
 def test_nothing_to_evaluate_is_refused(count, options, text):
     with pytest.raises(DataError, match=text):

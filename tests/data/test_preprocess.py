@@ -90,7 +90,7 @@ def test_plain_text_is_a_document_a_file_or_a_paragraph(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "message"),
+    "content, options, message",
     [
         ('{"text": "a"}\n{"text"\n', [], "line 2: not JSON"),
         ('{"text": "a"}\n[1]\n', [], r"line 2: there is no text 'text', only a list"),

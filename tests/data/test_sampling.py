@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from libai.data import DataError, SampleRandom, SampleStream
 
 
-@pytest.mark.parametrize(("num_samples", "seed", "text"), [(0, 0, "empty"), (3, -1, "seed=-1")])
+@pytest.mark.parametrize("num_samples, seed, text", [(0, 0, "empty"), (3, -1, "seed=-1")])
 def test_impossible_streams_are_refused(num_samples, seed, text):
     with pytest.raises(DataError, match=text):
         SampleStream(num_samples, seed=seed)

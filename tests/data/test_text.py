@@ -61,7 +61,7 @@ def test_changed_files_and_options_are_prepared_anew(corpus, cache):
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    "options, text",
     [
         ({"files": "missing/*.txt"}, r"'missing/\*\.txt' .* matches no file"),
         ({"files": []}, "no text files were given"),

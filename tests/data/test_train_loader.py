@@ -82,7 +82,7 @@ class SlowDataset:
         return {"x": index}
 
 
-@pytest.mark.parametrize(("num_workers", "prefetch"), [(0, 0), (0, 3), (3, 0), (3, 2)])
+@pytest.mark.parametrize("num_workers, prefetch", [(0, 0), (0, 3), (3, 0), (3, 2)])
 def test_threads_change_neither_the_batches_nor_the_state(num_workers, prefetch):
     expected = take(build_train_loader(numbers(10), micro_batch_size=4, seed=5), PROOF + 4)
     loader = build_train_loader(
@@ -117,7 +117,7 @@ def test_only_delivered_batches_count_as_consumed():
     loader.close()
 
 
-@pytest.mark.parametrize(("num_workers", "prefetch"), [(0, 0), (0, 2), (2, 2)])
+@pytest.mark.parametrize("num_workers, prefetch", [(0, 0), (0, 2), (2, 2)])
 def test_a_failing_sample_is_named_where_its_batch_would_have_come(num_workers, prefetch):
     first = 3 * PROOF
     dataset = SlowDataset(first + 12, broken=[first + 7])
@@ -159,7 +159,7 @@ def test_augmentation_follows_the_stream_not_the_layout():
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    "options, text",
     [
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"data_rank": 2, "num_data_ranks": 2}, "data_rank=2 is not one of the 2"),

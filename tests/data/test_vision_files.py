@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from libai.data import DataError, ImageFolderDataset, MnistDataset, build_train_loader
 from libai.data.vision import MEAN, STD, resize
@@ -34,8 +35,8 @@ def mnist(folder, is_packed):
 def test_mnist_is_read_packed_or_not(tmp_path, is_packed):
     dataset = MnistDataset(mnist(tmp_path, is_packed))
     batch = dataset.get_batch(np.array([4, 0]))
-    np.testing.assert_array_equal(batch["labels"], [5, 3])
-    np.testing.assert_array_equal(batch["images"][:, 0], PIXELS[[4, 0]] / np.float32(255))
+    assert_array_equal(batch["labels"], [5, 3])
+    assert_array_equal(batch["images"][:, 0], PIXELS[[4, 0]] / np.float32(255))
     assert batch["images"].dtype == np.float32 and len(dataset) == 5
 
 
@@ -57,9 +58,7 @@ def test_a_folder_for_each_class(tmp_path):
     assert dataset.classes == ["cat", "dog"] and len(dataset) == 2
     sample = dataset[1]
     assert sample["images"].shape == (3, 16, 16) and sample["labels"] == 1
-    np.testing.assert_allclose(
-        sample["images"][:, 8, 8], (np.array([0, 0, 1]) - MEAN) / STD, rtol=1e-5
-    )
+    assert_allclose(sample["images"][:, 8, 8], (np.array([0, 0, 1]) - MEAN) / STD, rtol=1e-5)
     augmented = ImageFolderDataset(tmp_path, image_size=8, augment=True)
     options = {"micro_batch_size": 2, "seed": 3, "prefetch": 0}
     whole = next(build_train_loader(augmented, **options))["images"]
@@ -68,7 +67,7 @@ def test_a_folder_for_each_class(tmp_path):
         next(build_train_loader(augmented, data_rank=rank, **options))["images"] for rank in (0, 1)
     ]
     assert whole.shape == (2, 3, 8, 8)
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert_array_equal(np.concatenate(parts), whole)
     (tmp_path / "dog" / "two.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"two.png is not an image"):
         ImageFolderDataset(tmp_path)[2]
@@ -89,4 +88,4 @@ def test_resizing_a_part_follows_pillow():
             picture.resize((size, size), image_module.Resampling.BILINEAR, box=box)
         )
         inner = slice(2, -2)  # Pillow does not look beyond the box
-        np.testing.assert_allclose(found[0, 0, inner, inner], expected[inner, inner], atol=1e-5)
+        assert_allclose(found[0, 0, inner, inner], expected[inner, inner], atol=1e-5)

@@ -15,6 +15,7 @@ import oneflow as flow
 import test_own_step as own_step
 import toy
 from cells import on_ranks
+from numpy.testing import assert_allclose, assert_array_equal
 from oneflow import nn
 from parity_cases import TRAINERS
 from test_non_finite import Fragile
@@ -95,7 +96,7 @@ def a_loader_gives_each_rank_its_own_part(_: str) -> None:
     assert first != second
     assert sum(len(batch["x"]) for batch, _ in _eval_loader()) == 48
     eager, graph = (weights(trained(cls, _train_loader())) for cls in TRAINERS.values())
-    np.testing.assert_allclose(graph, eager, rtol=1e-5, atol=1e-6)
+    assert_allclose(graph, eager, rtol=1e-5, atol=1e-6)
     first, second = gather_objects(eager.tolist())
     assert first == second
 
@@ -133,7 +134,7 @@ class Forgets(own_step.Own):
 @on_ranks(2)
 def a_custom_update_trains_or_is_refused_if_it_forgets_the_reduction(_: str) -> None:
     own, given = (weights(trained(cls, own_batches())) for cls in (own_step.Own, EagerTrainer))
-    np.testing.assert_allclose(own, given, rtol=1e-6)
+    assert_allclose(own, given, rtol=1e-6)
     text = "after iteration 1 .* differs between the ranks.*self.reduce_gradients()"
     check_refused(text, lambda: trained(Forgets, own_batches()))
 
@@ -142,7 +143,7 @@ def a_custom_update_trains_or_is_refused_if_it_forgets_the_reduction(_: str) -> 
 def a_custom_graph_trains_like_the_eager_loop(_: str) -> None:
     graph = trained(GraphTrainer, own_batches(), train_graph=own_step.OwnGraph)
     eager = trained(EagerTrainer, own_batches())
-    np.testing.assert_allclose(weights(graph), weights(eager), rtol=1e-4, atol=1e-6)
+    assert_allclose(weights(graph), weights(eager), rtol=1e-4, atol=1e-6)
 
 
 @on_ranks(2)
@@ -161,8 +162,8 @@ def the_recipe_with_two_losses_is_alike_in_both_modes_and_resumes_exactly(_: str
         second.model.load_state_dict(first.model.state_dict())
         second.load_state_dict(first.state_dict())
         second.train(5, 12)
-        np.testing.assert_array_equal(weights(second), ends[-1])
-    np.testing.assert_allclose(*ends, rtol=1e-5, atol=1e-6)
+        assert_array_equal(weights(second), ends[-1])
+    assert_allclose(*ends, rtol=1e-5, atol=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ def _switched(reduction: str) -> np.ndarray:
 
 @on_ranks(2)
 def hooks_of_ddp_that_stay_in_parameters_change_no_graph(_: str) -> None:
-    np.testing.assert_allclose(_switched("ddp"), _switched("flat"), rtol=1e-6)
+    assert_allclose(_switched("ddp"), _switched("flat"), rtol=1e-6)
 
 
 @on_ranks(2)
@@ -336,7 +337,7 @@ def a_trainer_with_a_plan_that_graph_mode_cannot_follow_stays_eager(_: str) -> N
     trainer = trained(EagerTrainer, own_batches(), 3, plan={"split": {"no.such.weight": 0}})
     check_refused("no.such.weight.*matches nothing", lambda: trainer.switch_to("graph"))
     trainer.train(3, 6)
-    np.testing.assert_array_equal(weights(trainer), weights(trained(EagerTrainer, own_batches())))
+    assert_array_equal(weights(trainer), weights(trained(EagerTrainer, own_batches())))
 
 
 class StopsOnMain(HookBase):

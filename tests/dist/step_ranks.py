@@ -12,6 +12,7 @@ import oneflow as flow
 import test_guards
 from cells import on_ranks
 from families import CLIPPED, plain
+from numpy.testing import assert_allclose
 from oneflow import nn
 from parity_cases import build_trainer, run
 from seam_ranks import check_refused, weights
@@ -67,7 +68,7 @@ def a_gradient_becomes_the_mean_of_those_that_ranks_have(bucket_bytes: str) -> N
             assert (parameter.grad is None) == is_unreached, name
             if parameter.grad is not None:
                 assert parameter.grad.dtype == parameter.dtype
-                np.testing.assert_allclose(parameter.grad.numpy(), mean, rtol=1e-6)
+                assert_allclose(parameter.grad.numpy(), mean, rtol=1e-6)
 
 
 @on_ranks(2)
@@ -145,4 +146,4 @@ def a_change_of_a_hook_has_the_same_effect_in_both_modes(key: str) -> None:
         eager, graph = (
             weights(test_guards.train(mode, optimizer, change)) for mode in ("eager", "graph")
         )
-    np.testing.assert_allclose(graph, eager, rtol=1e-6, atol=1e-7)
+    assert_allclose(graph, eager, rtol=1e-6, atol=1e-7)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import jobs
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from libai.config import ConfigError, load_config, parse_args
 
@@ -121,9 +122,7 @@ def assert_same_curve(first, second):
         expected, found = jobs.read_column(first, tag), jobs.read_column(second, tag)
         assert expected and list(expected) == list(found), tag
         # measured: equal bits; 1e-5 is what docs/modes.md promises
-        np.testing.assert_allclose(
-            list(found.values()), list(expected.values()), rtol=1e-5, err_msg=tag
-        )
+        assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5, err_msg=tag)
 
 
 @pytest.mark.promise
@@ -183,9 +182,7 @@ def test_the_ported_libai_project_trains_alike_in_both_modes(tmp_path, worker):
         assert result.returncode == 0, result
     losses = [jobs.read_column(tmp_path / name) for name in ("false", "true")]
     assert losses[0][60] < 0.5 * losses[0][1]
-    np.testing.assert_allclose(
-        list(losses[1].values()), list(losses[0].values()), rtol=1e-5
-    )  # docs/modes.md
+    assert_allclose(list(losses[1].values()), list(losses[0].values()), rtol=1e-5)  # docs/modes.md
 
 
 # ------------------------------------------------------------------------------ what all pages show

@@ -40,7 +40,7 @@ def trained(iterations, **options):
     return trainer
 
 
-@pytest.mark.parametrize(("amp", "data_type"), [("fp16", 9), ("bf16", 11)])
+@pytest.mark.parametrize("amp, data_type", [("fp16", 9), ("bf16", 11)])
 def test_the_compiled_job_uses_mixed_precision(amp, data_type):
     job = trained(1, amp=amp).graph._full_job_proto.job_conf
     assert job.enable_auto_mixed_precision and job.mixed_precision_data_type == data_type

@@ -92,7 +92,7 @@ def test_a_batch_of_float64_or_text(parts, x, text):
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    "call, said",
     [
         (
             lambda net, x: net.missing(x),

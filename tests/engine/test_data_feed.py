@@ -46,7 +46,7 @@ def test_peeked_batches_are_not_kept_if_they_can_be_read_again():
     assert feed.position() == {"next": 0} and feed.take() == [0, 1]
 
 
-@pytest.mark.parametrize(("broken_at", "is_ahead"), [(2, False), (3, True)])
+@pytest.mark.parametrize("broken_at, is_ahead", [(2, False), (3, True)])
 def test_a_partly_read_iteration_is_ahead_of_the_weights(broken_at, is_ahead):
     feed = DataFeed(Counting(broken_at), 2)
     feed.take()

@@ -4,6 +4,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from numpy.testing import assert_allclose
 
 from libai.utils.errors import GraphBuildError
 
@@ -33,7 +34,7 @@ LISTS = [{"x": batch["x"], "y": batch["y"].tolist()} for batch in RAGGED]
 
 
 @pytest.mark.parametrize(
-    ("accumulation", "data"),
+    "accumulation, data",
     [
         (1, RAGGED),
         (2, RAGGED),
@@ -46,9 +47,9 @@ def test_a_batch_of_another_shape_gives_the_eager_update(accumulation, data):
     count = len(data) // accumulation
     expected, eager = run("eager", data, count, accumulation, max_grad_norm=0.5)
     losses, graph = run("graph", data, count, accumulation, max_grad_norm=0.5)
-    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert_allclose(losses, expected, rtol=1e-6)
     for p, q in zip(eager.model.parameters(), graph.model.parameters()):
-        np.testing.assert_allclose(q.numpy(), p.numpy(), rtol=1e-5, atol=1e-6)
+        assert_allclose(q.numpy(), p.numpy(), rtol=1e-5, atol=1e-6)
 
 
 class Branching(toy.Classifier):
@@ -63,7 +64,7 @@ class Masking(toy.Classifier):
         return toy.Classifier.forward(self, x * x[x > 0].mean(), y)
 
 
-@pytest.mark.parametrize(("model", "text"), [
+@pytest.mark.parametrize("model, text", [
     (Branching, r"test_graph_trainer.py.*if x.sum\(\) > 0.*flow.where"),
     (Masking, r"test_graph_trainer.py.*x\[x > 0\].*mask"),
 ])  # fmt: skip

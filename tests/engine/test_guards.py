@@ -8,6 +8,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from numpy.testing import assert_allclose
 from oneflow import nn
 
 from libai.engine import EagerTrainer, GraphTrainer, HookBase
@@ -257,7 +258,7 @@ def test_a_change_has_the_same_effect_in_both_modes(name, optimizer, caplog):
     with caplog.at_level(logging.INFO, "libai.engine"):
         graph = weights(train("graph", optimizer, change))
     # the same operations on the same values: bitwise equal, or within 1e-6 if kernels differ
-    np.testing.assert_allclose(graph, eager, rtol=1e-6, atol=1e-7)
+    assert_allclose(graph, eager, rtol=1e-6, atol=1e-7)
     assert caplog.text.count("compiling the graph again") == most_compilations
 
 
@@ -293,7 +294,7 @@ def test_a_parameter_that_was_frozen_meanwhile_joins_a_compiled_step():
     eager, graph = (
         weights(train(mode, "sgd", taken_and_given_back)) for mode in ("eager", "graph")
     )
-    np.testing.assert_allclose(graph, eager, rtol=1e-6, atol=1e-7)  # as above
+    assert_allclose(graph, eager, rtol=1e-6, atol=1e-7)  # as above
 
 
 def test_another_optimizer_is_refused(mode):
@@ -333,7 +334,7 @@ def test_a_change_that_is_ignored_would_be_noticed(monkeypatch):
 )
 def test_a_change_has_the_same_effect_with_accumulation_and_clipping(change, build, settings):
     both = [weights(train(mode, "sgd", change, build, **settings)) for mode in TRAINERS]
-    np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-7)
+    assert_allclose(*both, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +387,7 @@ def test_evaluation_follows_a_change(mode):
     for shift in (1.0, 2.0, 3.0):
         trainer.model.dropout.shift = shift
         now = trainer.predict(batch)["prediction"].numpy()
-        np.testing.assert_allclose(now, before + shift, rtol=1e-6, atol=1e-6)
+        assert_allclose(now, before + shift, rtol=1e-6, atol=1e-6)
 
 
 class Clamping(flow.optim.SGD):

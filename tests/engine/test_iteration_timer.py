@@ -49,7 +49,7 @@ def counted(timer):
     return timer.first_seconds + timer.throughput.summary()["seconds"]
 
 
-@pytest.mark.parametrize(("point", "priority"), [("before_step", 5), ("after_step", 99)])
+@pytest.mark.parametrize("point, priority", [("before_step", 5), ("after_step", 99)])
 def test_a_hook_that_takes_a_second_makes_iterations_of_a_second(mode, point, priority):
     clock = FakeTime()
     hook = CallbackHook(**{point: clock.pass_by(1.0)}, priority=priority)

@@ -105,7 +105,7 @@ class Named(toy.Classifier):
 
 
 @pytest.mark.parametrize(
-    ("loss", "metric", "named"),
+    "loss, metric, named",
     [
         ("cls", "cls", "a metric called 'cls', but train/cls is already the name of a loss"),
         ("cls", "loss", "a metric called 'loss', but train/loss is already"),

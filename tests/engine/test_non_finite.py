@@ -194,7 +194,7 @@ def test_rollback_drops_the_updates_since_the_last_good_state(mode):
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"),
+    "model, reason",
     [
         (Fragile, "first the output of middle (Log) is not finite"),
         # its loss is finite: the bad update is found before the next iteration

@@ -4,6 +4,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from numpy.testing import assert_allclose, assert_array_equal
 
 from libai.optim import export_state
 from libai.scheduler import WarmupCosineLR
@@ -37,7 +38,7 @@ def test_model_and_trainer_state_continue_bit_for_bit(mode, optimizer):
     for trainer in (first, second):  # the two trainers share nothing
         trainer.train(5, 11)
         for name, value in weights(whole).items():
-            np.testing.assert_array_equal(weights(trainer)[name], value, err_msg=name)
+            assert_array_equal(weights(trainer)[name], value, err_msg=name)
 
 
 @pytest.mark.e2e
@@ -68,7 +69,7 @@ def test_the_optimizer_shows_its_state_in_both_modes(optimizer):
         }
     assert found["eager"].keys() == found["graph"].keys() and found["eager"]
     for key, value in found["eager"].items():
-        np.testing.assert_allclose(found["graph"][key], value, rtol=1e-5, atol=1e-7)
+        assert_allclose(found["graph"][key], value, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.e2e

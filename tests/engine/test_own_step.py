@@ -7,6 +7,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from numpy.testing import assert_allclose, assert_array_equal
 from oneflow import nn
 
 from libai.engine import (
@@ -146,7 +147,7 @@ def test_a_custom_update_trains_and_reports_its_losses(scale, monkeypatch):
     """This also holds if one update is skipped because its batch is not finite."""
     monkeypatch.setitem(BATCHES[6], "x", BATCHES[6]["x"] * scale)
     own, given = (trained(cls, schedule=True, non_finite="skip") for cls in (Own, EagerTrainer))
-    np.testing.assert_allclose(weights(own), weights(given), rtol=1e-6)
+    assert_allclose(weights(own), weights(given), rtol=1e-6)
     assert own.fetch_metrics() == pytest.approx(given.fetch_metrics())
 
 
@@ -203,7 +204,7 @@ def test_a_custom_graph_trains_like_the_eager_loop(optimizer):
     )
     assert isinstance(own.graph, OwnGraph)
     # OneFlow's own graph computes Adam's bias corrections in float32
-    np.testing.assert_allclose(weights(own), weights(eager), rtol=1e-4, atol=1e-6)
+    assert_allclose(weights(own), weights(eager), rtol=1e-4, atol=1e-6)
     assert own.fetch_metrics() == pytest.approx(eager.fetch_metrics(), rel=1e-4)
 
 
@@ -214,9 +215,7 @@ def test_a_run_with_a_custom_graph_continues_in_eager_mode():
     trainer.train(0, 6)
     trainer.switch_to("eager")
     trainer.train(6, 12)
-    np.testing.assert_allclose(
-        weights(trainer), weights(trained(EagerTrainer)), rtol=1e-5, atol=1e-7
-    )
+    assert_allclose(weights(trainer), weights(trained(EagerTrainer)), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.e2e
@@ -233,7 +232,7 @@ def test_a_changed_learning_rate_compiles_a_custom_graph_again():
         trainer.register_hooks([hooks.CallbackHook(before_step=halve)])
         trainer.train(0, 12)
         found.append(weights(trainer))
-    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
+    assert_allclose(*found, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +307,7 @@ def test_two_alternating_losses_train_like_a_plain_loop(mode):
     batches = gan_batches(12)
     trainer = gan(mode, batches)
     trainer.train(0, 12)
-    np.testing.assert_allclose(weights(trainer), plain_gan(batches), rtol=1e-5, atol=1e-6)
+    assert_allclose(weights(trainer), plain_gan(batches), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.e2e
@@ -321,4 +320,4 @@ def test_two_alternating_losses_are_resumed_exactly(mode):
     resumed.model.load_state_dict(parts.model.state_dict())
     resumed.load_state_dict(parts.state_dict())
     resumed.train(5, 11)
-    np.testing.assert_array_equal(weights(resumed), weights(whole))
+    assert_array_equal(weights(resumed), weights(whole))

@@ -30,7 +30,7 @@ def make_run(mode, **settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "where", "text"),
+    "settings, where, text",
     [
         ({"train__amp__enabled": True}, ON_CPU, "does nothing on this device"),
         ({"train__amp__enabled": "auto"}, [], ""),

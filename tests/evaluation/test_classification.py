@@ -62,7 +62,7 @@ def test_tokens_are_judged_one_by_one_and_ignored_labels_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("evaluator", "labels", "text"),
+    "evaluator, labels, text",
     [
         (ClassificationEvaluator(), [0, 3], "labels from 0 to 3 do not fit logits with 3 classes"),
         (ClassificationEvaluator(), [0, -1], "labels from -1 to 0"),

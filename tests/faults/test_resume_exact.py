@@ -44,7 +44,7 @@ def verify(*arguments, timeout=240):
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    ("graph", "procs"),
+    "graph, procs",
     [
         pytest.param("true", "2", marks=pytest.mark.slow),
         *(pytest.param(*case, marks=pytest.mark.nightly) for case in MORE),

@@ -146,7 +146,7 @@ def strand(tmp_path_factory):
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "fault"), cells())
+@pytest.mark.parametrize("layout, fault", cells())
 def test_a_fault_ends_the_job_with_its_cause_and_the_run_goes_on(strand, layout, fault):
     found = strand(layout)
     arguments = ["train.max_seconds=0.5"] if fault.act == "time limit" else []
@@ -247,7 +247,7 @@ def test_one_process_speaks_and_each_keeps_its_own_files(strand):
 @pytest.mark.launch
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "point"), [(("graph", 2), "forward"), (("eager", 1), "evaluation")], ids=str
+    "layout, point", [(("graph", 2), "forward"), (("eager", 1), "evaluation")], ids=str
 )
 def test_a_stop_in_the_rehearsal_or_first_evaluation_leaves_an_earlier_run(strand, layout, point):
     job = strand(layout).reference
@@ -260,7 +260,7 @@ def test_a_stop_in_the_rehearsal_or_first_evaluation_leaves_an_earlier_run(stran
 @pytest.mark.launch
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("late", "line"), [(0, "rank 0 was "), (1, "rank 1 failed first: no progress for 3 s ")]
+    "late, line", [(0, "rank 0 was "), (1, "rank 1 failed first: no progress for 3 s ")]
 )
 def test_a_rank_that_never_comes_to_meet_the_others_is_named(script, late, line):
     """It sleeps before it imports oneflow, so the other rank waits in vain."""
@@ -334,7 +334,7 @@ def test_a_random_fault_is_survived_or_a_clear_error(strand, tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    ("changes", "rank", "problem"),
+    "changes, rank, problem",
     [
         ({}, 1, ""),
         ({"code": -signal.SIGKILL, "stderr": ""}, None, ""),  # the launcher could not speak

@@ -32,7 +32,7 @@ def replaced(x: flow.Tensor, number) -> flow.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"), [("bool", True), ("int32", -100), ("int64", 0.5), ("float64", 2)]
+    "kind, number", [("bool", True), ("int32", -100), ("int64", 0.5), ("float64", 2)]
 )
 def test_a_graph_assigns_numbers_as_eager_mode_does(kind, number):
     class Assigning(nn.Graph):

@@ -11,7 +11,7 @@ from libai.forward.flops import counted_flops
 
 
 @pytest.mark.parametrize(
-    ("function", "expected"),
+    "function, expected",
     [
         (lambda x: x @ flow.ones(6, 3), 5 * 6 * 3),
         (lambda x: flow.matmul(x, x, transpose_a=True), 6 * 5 * 6),

@@ -33,7 +33,7 @@ def test_a_changing_buffer_that_is_not_saved_is_named(mode, caplog):
 
 
 @pytest.mark.parametrize(
-    ("name", "named"), [("an average in an attribute", True), ("a cached mask", False)]
+    "name, named", [("an average in an attribute", True), ("a cached mask", False)]
 )
 def test_an_eager_run_names_tensors_that_no_checkpoint_holds(caplog, name, named):
     trainer_of(name, "eager").train(0, 2)

@@ -73,7 +73,7 @@ def error_of(mode, model, batches, **options):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("iteration", "label"), [(1, 4), (6, -1)])
+@pytest.mark.parametrize("iteration, label", [(1, 4), (6, -1)])
 def test_a_label_without_a_class_is_named(mode, iteration, label):
     batches = toy.batches(6, ignored=0.2)
     batches[iteration - 1]["y"][3] = label
@@ -85,9 +85,7 @@ def test_a_label_without_a_class_is_named(mode, iteration, label):
     assert text == f"iteration {iteration}: y[3] is {label}, but {takes}"
 
 
-@pytest.mark.parametrize(
-    ("iteration", "token", "options"), [(1, -3, {}), (6, ROWS, {"padding_idx": 0})]
-)
+@pytest.mark.parametrize("iteration, token, options", [(1, -3, {}), (6, ROWS, {"padding_idx": 0})])
 def test_an_id_without_a_row_is_named(mode, iteration, token, options):
     batches = language_batches(6)
     batches[iteration - 1]["ids"][3, 2] = token
@@ -154,7 +152,7 @@ def test_ids_are_checked_with_accumulation_and_in_tensors_of_the_loader(mode, st
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("has_trained", "number"), [(True, 1), (False, 3)])
+@pytest.mark.parametrize("has_trained, number", [(True, 1), (False, 3)])
 def test_evaluation_names_its_batch(mode, has_trained, number):
     subject = trainer(mode, toy.Classifier(), toy.batches(2))
     if has_trained:

@@ -8,9 +8,9 @@ import importlib.util
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import oneflow as flow
 import pytest
+from numpy.testing import assert_allclose
 from tokenizers import Tokenizer
 
 from libai.hf import export_folder, import_folder, load_pretrained
@@ -60,8 +60,8 @@ def test_minilm_gives_the_published_similarities_in_both_modes(minilm):
     with flow.no_grad():
         eager = model(*batch)["embeddings"].numpy()
         compiled = Embed(model)(*batch).numpy()
-    np.testing.assert_allclose(eager @ eager.T, SIMILARITIES, atol=5e-5)
-    np.testing.assert_allclose(compiled, eager, atol=1e-6)
+    assert_allclose(eager @ eager.T, SIMILARITIES, atol=5e-5)
+    assert_allclose(compiled, eager, atol=1e-6)
 
 
 def test_minilm_is_exported_with_the_bytes_that_came(minilm, tmp_path):

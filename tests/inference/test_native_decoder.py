@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import oneflow as flow
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from oneflow import nn
 
 from libai.inference import GenerationOptions, Generator
@@ -42,9 +43,7 @@ def test_scores_are_those_of_the_model(name, rows, library):
     tokens = random.integers(0, 61, (rows, 5))
     is_token = np.arange(5) >= random.integers(0, 5, (rows, 1))
     native, plain = NativeDecoder(model, LAYOUT), Decoder(model, LAYOUT)
-    np.testing.assert_array_equal(
-        *(decoder.start(tokens, is_token, 24) for decoder in (native, plain))
-    )
+    assert_array_equal(*(decoder.start(tokens, is_token, 24) for decoder in (native, plain)))
     for step in range(19):
         if step == 4 and rows > 1:
             order = random.integers(0, rows, rows)
@@ -52,7 +51,7 @@ def test_scores_are_those_of_the_model(name, rows, library):
             plain.select(order)
         token = random.integers(0, 61, rows)
         found, expected = native.append(token), plain.append(token)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+        assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 def generated():

@@ -12,6 +12,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 from hf_folders import FIXTURES, with_tokenizer
+from numpy.testing import assert_allclose, assert_array_equal
 from omegaconf import OmegaConf
 
 from libai.cli.commands import generate, predict
@@ -158,8 +159,8 @@ def test_a_character_of_several_tokens_is_streamed_when_it_is_complete(run):
 def test_texts_are_embedded_alone_as_beside_others(tmp_path, capsys):
     pipeline = Pipeline(with_tokenizer("bert", tmp_path / "bert"))
     together, alone = pipeline.embed(TEXTS), pipeline.embed(TEXTS, batch_size=1)
-    np.testing.assert_allclose(together, alone, atol=1e-6)
-    np.testing.assert_allclose((alone**2).sum(1), 1.0, rtol=1e-5)
+    assert_allclose(together, alone, atol=1e-6)
+    assert_allclose((alone**2).sum(1), 1.0, rtol=1e-5)
     assert np.abs(alone[0] - alone[1]).max() > 1e-3
     (tmp_path / "in.csv").write_text("text\n" + "\n".join(TEXTS))
     words = [
@@ -170,7 +171,7 @@ def test_texts_are_embedded_alone_as_beside_others(tmp_path, capsys):
         str(tmp_path / "out.npz"),
     ]
     assert predict.run([*words, "--only", "embeddings"]) == 0
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["embeddings"], together)
+    assert_array_equal(np.load(tmp_path / "out.npz")["embeddings"], together)
     with pytest.raises(
         UserError,
         match="forward returned embeddings, features, pooled for .*: no logits with a row for each "
@@ -203,7 +204,7 @@ def test_images_are_classified(mode):
     classes = Pipeline(FIXTURES / "vit", mode=mode).classify(reference["pixel_values"])
     assert [name for name, _ in classes] == [f"LABEL_{i}" for i in scores.argmax(1)]
     exact = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    np.testing.assert_allclose([p for _, p in classes], exact.max(1), rtol=1e-5)
+    assert_allclose([p for _, p in classes], exact.max(1), rtol=1e-5)
 
 
 @pytest.mark.e2e

@@ -38,7 +38,7 @@ def small_files():
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("limit", "code"), [("-f 0", 2), ("-f 20", 1), ("-n 6", 2)])
+@pytest.mark.parametrize("limit, code", [("-f 0", 2), ("-f 20", 1), ("-n 6", 2)])
 def test_a_run_on_a_full_disk_or_with_few_files_ends_with_one_error(tmp_path, limit, code):
     command = shlex.join([*jobs.LIBAI, "train", *COMMAND[2:], f"train.output_dir={tmp_path}"])
     result = jobs.run(

@@ -63,7 +63,7 @@ OTHER_HALF = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    "environment, expected",
     [
         (oneflow(1, 2), ("oneflow.distributed.launch", 1, 2, 1, 2, "127.0.0.1", 29501)),
         (open_mpi(1, 2, PORT="29502"), ("mpirun of Open MPI", 1, 2, 1, 2, "127.0.0.1", 29502)),
@@ -98,7 +98,7 @@ def test_the_place_is_found(environment, expected):
 
 
 @pytest.mark.parametrize(
-    ("environment", "launcher", "rank"),
+    "environment, launcher, rank",
     [
         (
             open_mpi(1, 2) | srun(0, 2, SLURM_STEP_TASKS_PER_NODE="1(x2)", ADDR="a"),
@@ -114,7 +114,7 @@ def test_of_launchers_inside_of_each_other_the_inner_one_counts(environment, lau
 
 
 @pytest.mark.parametrize(
-    ("environment", "text"),
+    "environment, text",
     [
         (
             open_mpi(1, 2) | oneflow(0, 4),
@@ -171,7 +171,7 @@ def test_one_process_a_machine_starts_its_own_ranks(dispatch):
 
 
 @pytest.mark.parametrize(
-    ("environment", "words", "text"),
+    "environment, words, text",
     [
         (
             srun(1, 2),

@@ -29,7 +29,7 @@ def run_python(code, *arguments, **environment):
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "core"),
+    "cpuinfo, core",
     [
         ("vendor_id : AuthenticAMD\nflags : avx2 fma\n", "Zen"),
         (f"vendor_id\t: AuthenticAMD\nflags\t\t: fpu {AVX512}\n", "SkylakeX"),
@@ -121,7 +121,7 @@ NO_MEMORY = "libcudnn.so.8: failed to map segment from shared object"
 
 
 @pytest.mark.parametrize(
-    ("message", "start", "advice"),
+    "message, start, advice",
     [
         (
             "libcudnn_cnn_infer.so.8: cannot open shared object file: No such file or directory",
@@ -265,7 +265,7 @@ def test_a_phase_has_the_limit_of_the_start_until_an_iteration_is_completed(monk
 
 
 @pytest.mark.parametrize(
-    ("body", "code"),
+    "body, code",
     [
         ("pass", 0),
         ("return 75", 75),
@@ -317,7 +317,7 @@ def test_a_traceback_has_the_rank_and_the_frames_of_the_user_unless_all_are_aske
     ],
 )
 @pytest.mark.parametrize(
-    ("end", "code", "printed"),
+    "end, code, printed",
     [("return 0", 0, ""), ("raise UserError('asked, found')", 2, "error: asked, found")],
 )
 def test_what_fails_on_the_way_out_replaces_neither_error_nor_exit_code(

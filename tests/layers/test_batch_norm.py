@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import oneflow as flow
 import pytest
+from numpy.testing import assert_allclose
 from oneflow import nn
 from toy import record_losses, trainer_of
 
@@ -64,7 +65,7 @@ def test_values_gradients_and_running_statistics_are_those_of_the_kernel(shape, 
     )
     assert all(differ(a, b) <= 2e-6 for a, b in zip(stock.buffers(), synchronized.buffers()))
     expected = 0.81 + 0.19 * x.numpy().swapaxes(0, 1).reshape(4, -1).var(axis=1, ddof=1)
-    np.testing.assert_allclose(synchronized.running_var.numpy(), expected, rtol=1e-5)  # unbiased
+    assert_allclose(synchronized.running_var.numpy(), expected, rtol=1e-5)  # unbiased
     assert differ(stock.eval()(x), synchronized.eval()(x)) <= 2e-6
 
 
@@ -81,7 +82,7 @@ def test_a_converted_model_trains_as_the_stock_one_does(mode):
         losses.append(record_losses(trainer))
         trainer.train(0, 6)
         losses[-1].append(float(trainer.predict(images(1)[0])["losses"]["mse"].numpy()))
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert_allclose(losses[0], losses[1], rtol=1e-5)
     state, other = stock.state_dict(), model.state_dict()
     assert list(state) == list(other)
     assert {

@@ -3,6 +3,7 @@
 import numpy as np
 import oneflow as flow
 import pytest
+from numpy.testing import assert_allclose
 from oneflow import nn
 
 from libai.layers import add_lora, merge_lora
@@ -56,10 +57,8 @@ def test_merged_weights_compute_the_same(alpha):
     added = (net.mix.lora_B.weight @ net.mix.lora_A.weight).numpy() * (3.0 if alpha else 1.0)
     expected = net.mix.weight.numpy() + added  # alpha / rank
     merge_lora(net)
-    np.testing.assert_allclose(net.mix.weight.numpy(), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        net(flow.tensor(X)).numpy(), before, rtol=1e-5, atol=1e-5
-    )  # float32 rounding
+    assert_allclose(net.mix.weight.numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert_allclose(net(flow.tensor(X)).numpy(), before, rtol=1e-5, atol=1e-5)  # float32 rounding
     assert list(net.state_dict()) == list(plain.state_dict()) and type(net.mix) is nn.Linear
     plain.load_state_dict(net.state_dict())
     assert np.array_equal(plain(flow.tensor(X)).numpy(), net(flow.tensor(X)).numpy())

@@ -19,7 +19,7 @@ def rms_norm_float64(x, weight, grad, eps):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("shape", "spread"), [((2, 5, 13), 1.0), ((1, 7), 1.0), ((4, 24), 1e-4), ((4, 24), 1e6)]
+    "shape, spread", [((2, 5, 13), 1.0), ((1, 7), 1.0), ((4, 24), 1e-4), ((4, 24), 1e6)]
 )
 def test_rms_norm_equals_float64(shape, spread, way):
     rng = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 import numpy as np
 import oneflow as flow
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from libai.data import MaskedTokens
 from libai.models import BERT
@@ -31,8 +32,8 @@ def test_masking_keeps_its_shares(masked):
     original = np.stack([masked.dataset[i]["input_ids"] for i in range(1000)])
     batch = masked.get_batch(np.arange(1000))
     chosen = batch["labels"] != -100
-    np.testing.assert_array_equal(batch["labels"][chosen], original[chosen])
-    np.testing.assert_array_equal(batch["input_ids"][~chosen], original[~chosen])
+    assert_array_equal(batch["labels"][chosen], original[chosen])
+    assert_array_equal(batch["input_ids"][~chosen], original[~chosen])
     # 64,000 positions: 5 standard errors of each share
     assert chosen.mean() == pytest.approx(0.15, abs=0.008)
     assert (batch["input_ids"][chosen] == MASK).mean() == pytest.approx(0.8, abs=0.025)
@@ -53,6 +54,6 @@ def test_padding_does_not_change_the_other_positions():
     real = (padded != 0).astype(np.int64)
     short = model(flow.tensor(padded[:, :4].copy()))["logits"].numpy()
     full = model(flow.tensor(padded), attention_mask=flow.tensor(real))["logits"].numpy()[:, :4]
-    np.testing.assert_allclose(full, short, atol=1e-6)
+    assert_allclose(full, short, atol=1e-6)
     unmasked = model(flow.tensor(padded))["logits"].numpy()[:, :4]
     assert np.abs(unmasked - short).max() > 1e-4

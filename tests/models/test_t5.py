@@ -6,6 +6,7 @@
 import numpy as np
 import oneflow as flow
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from libai.models import T5
 from libai.models.t5 import relative_buckets
@@ -52,7 +53,7 @@ def test_the_decoder_sees_earlier_targets_and_all_of_the_text(model):
     later, last_of_text = TARGET.copy(), TEXT.copy()
     later[:, 4] = 0
     after = logits(model, TEXT, later)
-    np.testing.assert_array_equal(after[:, :4], before[:, :4])
+    assert_array_equal(after[:, :4], before[:, :4])
     assert np.abs(after[:, 4:] - before[:, 4:]).max(axis=2).min() > 1e-4
     last_of_text[:, -1] = 0
     assert np.abs(logits(model, last_of_text, TARGET) - before).max(axis=2).min() > 1e-6
@@ -61,7 +62,7 @@ def test_the_decoder_sees_earlier_targets_and_all_of_the_text(model):
 def test_padding_of_the_text_is_not_seen(model):
     mask = np.ones_like(TEXT)
     mask[:, 7:] = 0
-    np.testing.assert_allclose(
+    assert_allclose(
         logits(model, TEXT, TARGET, attention_mask=mask),
         logits(model, TEXT[:, :7], TARGET),
         rtol=0,

@@ -39,7 +39,7 @@ def test_windows_are_apart_until_they_are_shifted():
 
 
 @pytest.mark.parametrize(
-    ("build", "text"),
+    "build, text",
     [
         (lambda: ViT(8, 3), r"image_size=8 is not a multiple of patch_size=3.*\[1, 2, 4, 8\]"),
         (lambda: ResNet(stem="mnist"), r'stem="mnist" is unknown.*"imagenet".*"cifar"'),

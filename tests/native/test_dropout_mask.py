@@ -3,6 +3,7 @@
 import numpy as np
 import oneflow as flow
 import pytest
+from numpy.testing import assert_array_equal
 
 from libai.layers.dropout import Dropout
 from libai.layers.random import fold, random_context
@@ -22,7 +23,7 @@ def dropped(x, key, p, layer_id, data_rank=0):
 
 
 @pytest.mark.parametrize(
-    ("shape", "p", "data_rank"),
+    "shape, p, data_rank",
     [
         ((7,), 0.5, 0),
         ((8, 6, 33), 0.001, 3),
@@ -40,5 +41,5 @@ def test_one_operation_gives_the_bits_of_the_formula(level, counted, stock, shap
     counted("quantization")
     expected = stock(lambda: dropped(x, KEY, **options))
     for one, other, formula in zip(found, of_a_tensor, expected):
-        np.testing.assert_array_equal(one, formula)
-        np.testing.assert_array_equal(other, formula)
+        assert_array_equal(one, formula)
+        assert_array_equal(other, formula)

@@ -4,6 +4,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 from native_reference import EPS, close, compare, random, results
+from numpy.testing import assert_allclose, assert_array_equal
 from oneflow import nn
 from oneflow.nn import functional as F
 
@@ -195,9 +196,9 @@ def test_functions_far_out_and_near_zero(level, name):
     found = results(POINTWISE[name], [x], np.float32)
     expected = [array.astype(np.float32) for array in results(POINTWISE[name], [x], np.float64)]
     near = np.abs(x) < 1e-2
-    np.testing.assert_allclose(found[0][near], expected[0][near], rtol=8 * EPS, atol=1e-37)
+    assert_allclose(found[0][near], expected[0][near], rtol=8 * EPS, atol=1e-37)
     for ours, theirs in zip(found, expected):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+        assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", POINTWISE)
@@ -217,7 +218,7 @@ def test_infinities_and_zeros_have_limits(level):
     ends = flow.tensor([np.inf, -np.inf, 0.0])
     for function in POINTWISE.values():
         wide = function(ends.to(flow.float64)).numpy()
-        np.testing.assert_array_equal(function(ends).numpy(), wide.astype(np.float32))
+        assert_array_equal(function(ends).numpy(), wide.astype(np.float32))
     assert flow.sqrt(ends.abs()).numpy().tolist() == [np.inf, np.inf, 0.0]
     assert (
         np.isnan(flow.sqrt(flow.tensor([-1.0])).numpy()).all()
@@ -256,8 +257,8 @@ def test_comparisons_are_numpys(level, counted, name):
     for left, right in ((x, x), (x, column), (column, x), (x[:0], x[:1])):
         found = operation(flow.tensor(left), flow.tensor(right))
         assert found.dtype == flow.bool
-        np.testing.assert_array_equal(found.numpy(), expected(left, right))
-    np.testing.assert_array_equal(operation(flow.tensor(x), -0.5).numpy(), expected(x, -0.5))
+        assert_array_equal(found.numpy(), expected(left, right))
+    assert_array_equal(operation(flow.tensor(x), -0.5).numpy(), expected(x, -0.5))
     counted(f"broadcast_{name}", f"scalar_logical_{name}")
 
 
@@ -268,7 +269,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("left", "right"), PAIRS)
+@pytest.mark.parametrize("left, right", PAIRS)
 def test_arithmetic_is_numpys_bit_for_bit(level, left, right):
     x, y = random(*left), random(*right, seed=1) + np.float32(5.0)
     for ours, numpys in (
@@ -277,21 +278,19 @@ def test_arithmetic_is_numpys_bit_for_bit(level, left, right):
         (flow.mul, np.multiply),
         (flow.div, np.divide),
     ):
-        np.testing.assert_array_equal(ours(flow.tensor(x), flow.tensor(y)).numpy(), numpys(x, y))
-        np.testing.assert_array_equal(ours(flow.tensor(y), flow.tensor(x)).numpy(), numpys(y, x))
+        assert_array_equal(ours(flow.tensor(x), flow.tensor(y)).numpy(), numpys(x, y))
+        assert_array_equal(ours(flow.tensor(y), flow.tensor(x)).numpy(), numpys(y, x))
 
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_a_sum_of_tensors_is_numpys_bit_for_bit(level, counted, count):
     terms = [random(13, 7, seed=seed) for seed in range(count)]
     expected = sum(terms[1:], start=terms[0])
-    np.testing.assert_array_equal(
-        flow._C.add([flow.tensor(term) for term in terms]).numpy(), expected
-    )
+    assert_array_equal(flow._C.add([flow.tensor(term) for term in terms]).numpy(), expected)
     tensor = flow.tensor(terms[0])
     for term in terms[1:]:
         tensor += flow.tensor(term)
-    np.testing.assert_array_equal(tensor.numpy(), expected)
+    assert_array_equal(tensor.numpy(), expected)
     counted("add_n")
 
 
@@ -306,21 +305,19 @@ def test_long_sums_and_large_means_keep_their_digits(level):
         expected = (wide - wide.mean(axis, keepdims=True)) / np.sqrt(
             wide.var(axis, keepdims=True) + 1e-5
         )
-        np.testing.assert_allclose(norm(flow.tensor(x)).detach().numpy(), expected, atol=1e-3)
+        assert_allclose(norm(flow.tensor(x)).detach().numpy(), expected, atol=1e-3)
 
 
 def test_copies_of_views_are_numpys(level, counted):
     x = random(3, 4, 5, 6, 33)
     for order in ((4, 3, 2, 1, 0), (0, 2, 1, 3, 4), (3, 4, 0, 1, 2), (1, 0, 4, 2, 3)):
         found = flow.tensor(x)[:, 1:3, ::2, 2:, 1:].permute(*order).contiguous()
-        np.testing.assert_array_equal(found.numpy(), x[:, 1:3, ::2, 2:, 1:].transpose(order))
+        assert_array_equal(found.numpy(), x[:, 1:3, ::2, 2:, 1:].transpose(order))
         found = flow.tensor(x[:, :1]).expand(3, 4, 5, 6, 33).permute(*order).contiguous()
-        np.testing.assert_array_equal(
-            found.numpy(), np.broadcast_to(x[:, :1], x.shape).transpose(order)
-        )
+        assert_array_equal(found.numpy(), np.broadcast_to(x[:, :1], x.shape).transpose(order))
     for width in (3, 7, 12, 25, 300):  # widths of rows that are copied whole
         x = random(5, 6, width)
-        np.testing.assert_array_equal(
+        assert_array_equal(
             flow.tensor(x).transpose(0, 1).contiguous().numpy(), x.transpose(1, 0, 2)
         )
     counted("to_contiguous")
@@ -340,7 +337,7 @@ def test_views_are_computed_as_their_copies(library):
         *((function, x) for function in functions),
         (nn.MaxPool1d(3, 2, 1), sequences),
     ):
-        np.testing.assert_array_equal(function(view).numpy(), function(view.contiguous()).numpy())
+        assert_array_equal(function(view).numpy(), function(view.contiguous()).numpy())
 
 
 def test_nothing_gives_nothing(library):
@@ -357,7 +354,7 @@ def test_nothing_gives_nothing(library):
     assert flow.zeros(0, 3).transpose(0, 1).contiguous().shape == (3, 0)
     for a, b in (((0, 6), (6, 9)), ((5, 0), (0, 9)), ((3, 0, 6), (3, 6, 9))):
         found = flow.matmul(flow.zeros(*a), flow.zeros(*b)).numpy()
-        np.testing.assert_array_equal(found, np.zeros((*a[:-1], 9), np.float32))
+        assert_array_equal(found, np.zeros((*a[:-1], 9), np.float32))
 
 
 def test_nan_and_inf_reach_what_sees_them_and_nothing_else(level):
@@ -369,8 +366,8 @@ def test_nan_and_inf_reach_what_sees_them_and_nothing_else(level):
     a, b = random(40, 40), random(40, 40, seed=1)
     a[3, 7], b[5, 39] = np.nan, np.inf
     found, expected = flow.matmul(flow.tensor(a), flow.tensor(b)).numpy(), a.astype(np.float64) @ b
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
-    np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
+    assert_array_equal(np.isnan(found), np.isnan(expected))
+    assert_array_equal(np.isinf(found), np.isinf(expected))
 
 
 def test_what_a_kernel_cannot_do_stays_oneflows(library):
@@ -434,7 +431,7 @@ def test_maxima_are_oneflows_with_their_places_bit_for_bit(library, counted, sto
         return [pool(flow.tensor(x))[1].numpy(), *results(lambda t: pool(t)[0], [x], np.float32)]
 
     for found, expected in zip(run(), stock(run)):
-        np.testing.assert_array_equal(found, expected)
+        assert_array_equal(found, expected)
     counted("max_pool_2d", "max_pool_2d_grad")
 
 
@@ -460,7 +457,7 @@ def test_layer_norm_has_gradients_of_gradients(library, counted):
     expected = penalties(norm.to(flow.float64), x.detach().to(flow.float64))
     for order, tolerance in enumerate((1e-5, 1e-4)):  # errors grow from order to order
         for f, e in zip(found[order], expected[order]):
-            np.testing.assert_allclose(f, e, rtol=0, atol=tolerance * np.abs(e).max())
+            assert_allclose(f, e, rtol=0, atol=tolerance * np.abs(e).max())
 
 
 def test_the_gradient_of_a_layer_norm_adds_each_row_to_its_own(level, library):
@@ -479,7 +476,7 @@ def test_the_gradient_of_a_layer_norm_adds_each_row_to_its_own(level, library):
         )
         for count in (5, 6)
     )
-    np.testing.assert_array_equal(added.numpy(), (alone + more).numpy())
+    assert_array_equal(added.numpy(), (alone + more).numpy())
 
 
 @pytest.mark.parametrize("shape", [(3, 700, 64), (300, 600, 48), (1100, 1000, 1000), (5, 3, 7)])
@@ -497,10 +494,8 @@ def test_a_product_scales_its_result_and_adds_to_it_as_operations_of_their_own_d
         )
 
     product = linear(x, weight, flow.zeros(columns))
-    np.testing.assert_allclose(product, x.numpy() @ weight.numpy().T, rtol=1e-4, atol=1e-3)
-    np.testing.assert_array_equal(matmul("b", 0.3)(x, weight).numpy(), (product * 0.3).numpy())
-    np.testing.assert_array_equal(linear(x, weight, bias).numpy(), (product + bias).numpy())
-    np.testing.assert_array_equal(
-        linear(x, weight, bias, more).numpy(), (product + bias + more).numpy()
-    )
+    assert_allclose(product, x.numpy() @ weight.numpy().T, rtol=1e-4, atol=1e-3)
+    assert_array_equal(matmul("b", 0.3)(x, weight).numpy(), (product * 0.3).numpy())
+    assert_array_equal(linear(x, weight, bias).numpy(), (product + bias).numpy())
+    assert_array_equal(linear(x, weight, bias, more).numpy(), (product + bias + more).numpy())
     counted("fused_matmul_bias")

@@ -24,7 +24,7 @@ def expected():
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("environment", "kernels"),
+    "environment, kernels",
     [
         pytest.param({"LIBAI_PATCHES": "-kernels"}, "oneflow's own", marks=pytest.mark.slow),
         ({"CXX": "no-such-compiler"}, NO_COMPILER),

@@ -134,7 +134,7 @@ def test_the_choice_follows_the_machine(library):
 
 
 @pytest.mark.parametrize(
-    ("environment", "threads"),
+    "environment, threads",
     [
         ({}, 8),
         ({"LIBAI_LOCAL_RANKS": "2"}, 4),
@@ -150,7 +150,7 @@ def test_the_number_is_the_users_else_that_of_the_cores(monkeypatch, environment
 
 
 @pytest.mark.parametrize(
-    ("quota", "cores"), [("max 100000", 8), ("250000 100000", 3), ("10000 100000", 1), ("?", 8)]
+    "quota, cores", [("max 100000", 8), ("250000 100000", 3), ("10000 100000", 1), ("?", 8)]
 )
 def test_a_containers_share_of_time_counts(monkeypatch, tmp_path, quota, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))

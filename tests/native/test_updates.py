@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import oneflow as flow
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from oneflow import nn
 
 from libai.optim import norm_and_coefficient
@@ -73,9 +74,9 @@ def check(library, stock, name, mode):
     if (
         op == "lamb_update"
     ):  # OneFlow adds the squares of a parameter one by one; our sum is more exact
-        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
+        assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
     else:
-        np.testing.assert_array_equal(found, expected)
+        assert_array_equal(found, expected)
 
 
 @pytest.mark.filterwarnings("ignore:Only Momentum")

@@ -3,6 +3,7 @@
 import numpy as np
 import oneflow as flow
 import pytest
+from numpy.testing import assert_allclose
 from oneflow import nn
 
 from libai.optim import clip_grad_norm, norm_and_coefficient
@@ -40,7 +41,7 @@ def test_norm_and_scaled_gradients(dtype):
     assert norm.shape == ()
     assert norm.numpy().item() == pytest.approx(expected, rel=1e-6)
     for parameter, gradient in zip(parameters, before):
-        np.testing.assert_allclose(parameter.grad.numpy(), gradient * (0.5 / expected), rtol=1e-5)
+        assert_allclose(parameter.grad.numpy(), gradient * (0.5 / expected), rtol=1e-5)
 
 
 def test_gradients_that_are_views_are_clipped_by_their_own_values():
@@ -55,8 +56,8 @@ def test_gradients_that_are_views_are_clipped_by_their_own_values():
     expected = np.linalg.norm(values[:36])
     assert norm.numpy() == pytest.approx(expected, rel=1e-6)
     scaled = values * (0.5 / expected)
-    np.testing.assert_allclose(parameters[0].grad.numpy(), scaled[:32].reshape(4, 8), rtol=1e-5)
-    np.testing.assert_allclose(parameters[1].grad.numpy(), scaled[32:36].reshape(2, 2), rtol=1e-5)
+    assert_allclose(parameters[0].grad.numpy(), scaled[:32].reshape(4, 8), rtol=1e-5)
+    assert_allclose(parameters[1].grad.numpy(), scaled[32:36].reshape(2, 2), rtol=1e-5)
 
 
 def test_gradients_within_the_bound_stay_bitwise():

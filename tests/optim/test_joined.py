@@ -6,6 +6,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from numpy.testing import assert_array_equal
 from oneflow import nn
 
 from libai.engine import EagerTrainer
@@ -67,7 +68,7 @@ def test_updates_are_those_of_single_operations(library, name, missing):
     assert steps == expected_steps == 5
     assert len(found) == len(expected)
     for one, other in zip(found, expected):
-        np.testing.assert_array_equal(one, other)
+        assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
@@ -115,4 +116,4 @@ def test_gradients_that_are_kept_are_clipped(library):
     assert norm == pytest.approx(1e-3, rel=1e-2)
     assert all(parameter.grad is None for parameter in dropped)
     for one, other in zip(kept, dropped):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+        assert_array_equal(one.numpy(), other.numpy())

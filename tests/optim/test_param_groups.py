@@ -65,7 +65,7 @@ def test_bias_norm_and_one_axis_do_not_decay():
 
 
 @pytest.mark.parametrize(
-    ("no_decay", "decaying"),
+    "no_decay, decaying",
     [
         (("bias",), {"blocks.0.norm.weight", "scale"}),
         (("norm",), {"blocks.0.linear.bias", "scale"}),
@@ -116,7 +116,7 @@ def test_overrides_apply_in_order_and_multiply():
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    "options, text",
     [
         (
             {"overrides": {"hed.weight": {"lr": 0.1}}},

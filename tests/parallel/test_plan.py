@@ -62,7 +62,7 @@ def test_tensor_ranks_without_a_split_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "text"),
+    "pattern, text",
     [
         ("heads", "heads is 3, which cannot be split over 2 tensor-parallel ranks"),
         ("head.weight", "not a whole number"),

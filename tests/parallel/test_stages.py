@@ -17,7 +17,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "stages", "counts"),
+    "sizes, stages, counts",
     [
         ((1, [4] * 4, 1), 2, [2, 2]),
         ((8, [4] * 4, 1), 2, [1, 3]),

@@ -56,7 +56,7 @@ def test_accumulation_clipping_a_schedule_and_batch_statistics_are_compared_too(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("name", "stage"),
+    "name, stage",
     [
         ("a number of python", "forward"),
         ("a closure that counts", "forward"),
@@ -75,7 +75,7 @@ def test_the_module_in_which_a_fault_begins_is_named(name, stage):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("name", "text"),
+    "name, text",
     [
         ("a branch on a value", "return h * 2 if h.sum() > 0 else h"),
         ("a counter that branches", "middle.calls"),

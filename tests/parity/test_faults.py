@@ -22,7 +22,7 @@ def cases():
             yield pytest.param(name, mode, marks=mark)
 
 
-@pytest.mark.parametrize(("name", "mode"), list(cases()))
+@pytest.mark.parametrize("name, mode", list(cases()))
 def test_a_planted_fault_has_its_verdict(name, mode):
     fault = faults.FAULTS[name]
     found = faults.outcome(faults.case_of(fault), mode, **fault.options)

@@ -8,6 +8,7 @@ import oneflow as flow
 import pytest
 import toy
 from marks import nightly_but
+from numpy.testing import assert_allclose, assert_array_equal
 
 from libai.patches.job.job_edit import JobEdit
 
@@ -70,7 +71,7 @@ def test_weights_are_those_of_single_updates(case, monkeypatch):
     assert ops["l1_l2_regularize_gradient"] == (4 if "decay" in name else 0)
     assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (0, 4)
     for one, other in zip(found, expected):
-        np.testing.assert_array_equal(one, other)
+        assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -90,7 +91,7 @@ def test_a_joined_update_waits_for_all_who_read_its_weights(accumulation):
         return [parameter.numpy() for parameter in model.parameters()]
 
     for one, other in zip(weights("graph"), weights("eager")):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_the_comparison_would_see_another_bound():

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize(
-    ("threads", "cores", "expected"),
+    "threads, cores, expected",
     [(2, 2, {"compute-0"}), (1, 1, {""}), (1, 2, {"compute-0", "compute-1"})],
     ids=["shared operations", "one core", "a core for a second thread"],
 )

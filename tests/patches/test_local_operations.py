@@ -3,6 +3,7 @@
 import numpy as np
 import oneflow as flow
 import pytest
+from numpy.testing import assert_allclose
 
 from libai.patches.local_operations import repair_operations
 from libai.utils.errors import UserError
@@ -36,7 +37,7 @@ def test_values_and_gradients_are_numpys(name):
     tensor = flow.tensor(array, requires_grad=True)
     found = operation(tensor)
     expected = reference(array)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+    assert_allclose(found.numpy(), expected, rtol=1e-12)
     factors = np.random.default_rng(1).standard_normal(expected.shape)
     (found * flow.tensor(factors)).sum().backward()
     gradient = np.zeros(shape)
@@ -46,7 +47,7 @@ def test_values_and_gradients_are_numpys(name):
         gradient[index] = (
             (reference(array + step) - reference(array - step)) * factors
         ).sum() / 2e-6
-    np.testing.assert_allclose(tensor.grad.numpy(), gradient, rtol=1e-6, atol=1e-8)
+    assert_allclose(tensor.grad.numpy(), gradient, rtol=1e-6, atol=1e-8)
 
 
 def test_oneflows_own_gradient_has_another_shape():

@@ -3,6 +3,7 @@
 import numpy as np
 import oneflow as flow
 import pytest
+from numpy.testing import assert_allclose
 from oneflow.optim import lr_scheduler
 
 from libai.scheduler import (
@@ -80,19 +81,17 @@ SAME_AS_ONEFLOW = {
 def test_same_rates_as_oneflow_with_and_without_warmup(kind, method):
     ours, options, theirs = SAME_AS_ONEFLOW[kind]
     warmup = {"warmup_iter": 6, "warmup_factor": 0.1, "warmup_method": method}
-    np.testing.assert_allclose(
+    assert_allclose(
         rates_of(ours, max_iter=MAX_ITER, **warmup, **options),
         rates_of(warm(theirs, method)),
         rtol=1e-12,
     )
-    np.testing.assert_allclose(
-        rates_of(ours, max_iter=MAX_ITER, **options), rates_of(theirs), rtol=1e-12
-    )
+    assert_allclose(rates_of(ours, max_iter=MAX_ITER, **options), rates_of(theirs), rtol=1e-12)
 
 
 def test_constant_after_a_linear_warmup():
     rates = rates_of(WarmupConstantLR, max_iter=MAX_ITER, warmup_iter=4, warmup_factor=0.0)
-    np.testing.assert_allclose(rates[:6], BASE_LR * np.array([0, 0.25, 0.5, 0.75, 1, 1]))
+    assert_allclose(rates[:6], BASE_LR * np.array([0, 0.25, 0.5, 0.75, 1, 1]))
 
 
 def test_by_epoch_counts_own_lengths_in_epochs():
@@ -131,7 +130,7 @@ def test_groups_keep_their_own_rates():
 
 
 @pytest.mark.parametrize(
-    ("build", "options", "text"),
+    "build, options, text",
     [
         (WarmupCosineLR, {"warmup_method": "cosine"}, "warmup_method='cosine' is unknown"),
         (
@@ -168,7 +167,7 @@ def test_epochs_need_not_be_whole_iterations():
     assert factors == [1.0] * 6 + [0.5] * 11 + [0.25] * 5  # epoch 1 begins at 5.5, epoch 3 at 16.5
 
 
-@pytest.mark.parametrize(("samples", "batch"), [(29, 10), (48, 32), (1437, 256), (50_000, 4096)])
+@pytest.mark.parametrize("samples, batch", [(29, 10), (48, 32), (1437, 256), (50_000, 4096)])
 def test_an_epoch_that_is_no_whole_number_of_iterations_decays_once(samples, batch):
     """Every schedule over epochs changes in the same iteration, the nearest to the boundary."""
     unit = samples / batch
@@ -182,7 +181,7 @@ def test_an_epoch_that_is_no_whole_number_of_iterations_decays_once(samples, bat
         (WarmupMultiStepLR, {"milestones": [4, 7]}, 1 * (epochs >= 4) + (epochs >= 7)),
     ):
         rates = rates_of(build, len(epochs), **options, **own)
-        np.testing.assert_allclose(rates, BASE_LR * 0.9**decays, rtol=1e-12, err_msg=str(build))
+        assert_allclose(rates, BASE_LR * 0.9**decays, rtol=1e-12, err_msg=str(build))
 
 
 def test_lengths_in_epochs_need_to_know_the_epoch():

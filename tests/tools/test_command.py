@@ -52,7 +52,7 @@ def test_every_subcommand_has_help(name, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    "words, text",
     [
         (["trian", "mlp_digits"], "trian: unknown command. Did you mean train?"),
         (["train"], "no config given. `libai train --help` lists"),
@@ -102,7 +102,7 @@ def test_a_mistake_in_a_training_is_json_too(worker):
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "place", "fix"),
+    "text, key, place, fix",
     [
         (
             "train.seedd: no such setting. Did you mean train.seed?",
@@ -157,7 +157,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("words", "found"),
+    "words, found",
     [
         ("compare . -o config.yaml/new/page.html", "config.yaml/new: Not a directory"),
         ("train mlp_digits train.output_dir=.", "env.json: Is a directory"),

@@ -152,7 +152,7 @@ def test_the_page_holds_everything_and_refers_to_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    "words, text",
     [
         ([], "the following arguments are required: RUN."),
         (["A", "nowhere"], "nowhere does not contain a run: it has no config.yaml"),

@@ -278,7 +278,7 @@ def test_wrong_python_is_named(checkout):
 
 
 @pytest.mark.parametrize(
-    ("variables", "line"),
+    "variables, line",
     [
         (
             {"NEED_MB": TOO_MUCH_MB},

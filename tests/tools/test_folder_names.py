@@ -59,7 +59,7 @@ def output_dir_of(overrides):
 
 
 @pytest.mark.parametrize(
-    ("words", "processes", "is_resumed"),
+    "words, processes, is_resumed",
     [
         (["resume", "{}", "train.train_iter=9"], "4", True),
         (["resume", "-n", "3", "{}"], "3", True),
@@ -85,7 +85,7 @@ def test_the_path_of_a_checkpoint_may_follow_resume(folder):
 
 
 @pytest.mark.parametrize("flags", [[], ["--trust"]])
-@pytest.mark.parametrize(("command", "words"), [("predict", ["--data", "a"]), ("generate", ["b"])])
+@pytest.mark.parametrize("command, words", [("predict", ["--data", "a"]), ("generate", ["b"])])
 def test_a_model_is_loaded_from_its_folder(folder, monkeypatch, command, words, flags):
     class Loaded(Exception):
         pass

@@ -21,7 +21,7 @@ def read_job(script, processes="2", **environment):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "text"),
+    "wanted, text",
     [
         ({"processes": "0"}, "PROCS is '0'; it must be the number of processes on this machine"),
         ({"NODE": "two"}, "NODE is 'two'; it must be the number of machines"),
@@ -82,7 +82,7 @@ def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "variable", "expected"),
+    "words, variable, expected",
     [
         ([], None, (0, [])),
         (["a=1", "--max-restarts", "3", "--resume", "x"], None, (3, ["a=1", "--resume", "x"])),
@@ -136,7 +136,7 @@ def test_files_of_the_user_do_not_replace_pythons_modules(script):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("body", "code", "line"),
+    "body, code, line",
     [
         ("sys.exit(0)", 0, ""),
         (
@@ -229,7 +229,7 @@ def test_a_failure_after_a_stop_is_not_started_again(script, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(
-    ("codes", "iterations", "said"),
+    "codes, iterations, said",
     [
         ([1, 1, 0], [None] * 3, ["starting again as before", "starting again as before"]),
         ([1, 1, 1], [None] * 3, ["starting again"] * 2 + ["failed after 2 restarts: giving up."]),

@@ -28,7 +28,7 @@ def write_stack(path, file):
 
 
 @pytest.mark.parametrize(
-    ("ends", "first"),
+    "ends, first",
     [
         ([(ABRT, 1.0), (KILL, 1.05)], 1),
         ([(ABRT, 1.0), (ABRT, 1.1), (-signal.SIGSEGV, 1.2)], 2),
@@ -44,7 +44,7 @@ def test_what_follows_from_another_failure_never_comes_first_beside_it(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "printed"),
+    "said, code, printed",
     [
         (["error: loss is NaN", "error: loss is NaN"], 1, "error: loss is NaN\n"),
         (
@@ -100,9 +100,7 @@ def test_a_hung_rank_that_oneflow_ended_meanwhile_is_told_as_hung(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("head", "line"), [("Fatal Python error: Segmentation fault\n\n", 5), ("", 7)]
-)
+@pytest.mark.parametrize("head, line", [("Fatal Python error: Segmentation fault\n\n", 5), ("", 7)])
 def test_a_crash_is_told_with_the_line_of_the_thread_that_crashed(tmp_path, head, line):
     """A rank that is asked for its stack tells that of its main thread, which is written last."""
     threads = 'Current thread 1:\n  File "w.py", line 5 in f\n\nThread 2:\n  File "m.py", line 7'
@@ -171,7 +169,7 @@ def test_ranks_that_wait_for_another_machine_ask_for_it(tmp_path):
     assert told.endswith("LIBAI_START_TIMEOUT=<seconds> waits longer")
 
 
-@pytest.mark.parametrize(("limit", "is_ended"), [(1.0, True), (0.0, False)])
+@pytest.mark.parametrize("limit, is_ended", [(1.0, True), (0.0, False)])
 def test_only_a_program_with_a_limit_is_ended(monkeypatch, tmp_path, limit, is_ended):
     """Outside libai's phases, a user's program may take any time. With progress it goes on."""
     killed = []

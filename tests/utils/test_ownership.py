@@ -36,7 +36,7 @@ def users(monkeypatch):
 
 @pytest.mark.parametrize("trust", [False, True])
 @pytest.mark.parametrize(
-    ("caller", "owners", "is_refused"),
+    "caller, owners, is_refused",
     [
         (ALICE, {"run": BOB, "config.yaml": BOB}, True),
         (ALICE, {"config.yaml": BOB}, True),

@@ -85,7 +85,7 @@ def packing(packed):
 
 
 @pytest.mark.parametrize(
-    ("hooks", "frees"),
+    "hooks, frees",
     [(saved_tensor_hooks, True), (flow.autograd.graph.saved_tensors_hooks, False)],
 )
 def test_values_saved_by_hooks_are_freed_after_the_backward_pass(hooks, frees):

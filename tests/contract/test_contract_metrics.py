@@ -3,7 +3,6 @@ defects 3, 7).
 """
 
 import logging
-import math
 
 import contract_runs
 import jobs
@@ -13,7 +12,6 @@ import pytest
 import toy
 from oneflow import nn
 
-from libai.engine import NonFiniteLoss
 from libai.engine.events.writers import AsyncWriter, Writer
 from libai.engine.hooks import WriterHook
 from libai.utils.errors import UserError
@@ -55,11 +53,6 @@ def make_trainer(mode, loader=None, model=None, optimizer="adamw", **options):
     return toy.trainer_of(mode, model, loader, toy.optimizer_of(optimizer, model), **options)
 
 
-def poison(batch):
-    """Return a batch whose loss is NaN."""
-    return {**batch, "x": np.full_like(batch["x"], np.nan)}
-
-
 # ------------------------------------------------------------------------------- losses and metrics
 
 
@@ -86,21 +79,6 @@ def test_every_component_is_differentiated_whatever_its_name(mode):
 
 
 # --------------------------------------------------------------------------------- the finite check
-
-
-def test_a_loss_that_is_not_finite_names_its_first_iteration(mode):
-    data = toy.batches(8)
-    trainer = make_trainer(mode, data[:3] + [poison(data[3])] + data[4:])
-    with pytest.raises(
-        NonFiniteLoss, match=r"iteration 4 is not finite: train/loss=nan.*clip_grad"
-    ) as caught:
-        trainer.train(
-            0, 8
-        )  # no log point in between: the check at the end must still name the fourth
-    assert isinstance(caught.value, FloatingPointError)
-    assert caught.value.iteration == 4
-    assert math.isnan(caught.value.losses["train/loss"])
-    assert trainer.status == "failed"
 
 
 # ----------------------------------------------------------------------------------------------

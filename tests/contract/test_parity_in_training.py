@@ -229,9 +229,3 @@ def test_a_resumed_run_is_rehearsed_at_its_iteration(mode, tmp_path):
     make_run(tmp_path / "run", mode).train(until=4)
     train(tmp_path / "run", mode, "train.rehearse=2", resume=True)
     assert jobs.read_column(tmp_path / "run") == jobs.read_column(tmp_path / "whole")
-
-
-def test_impossible_settings_are_refused(tmp_path):
-    for words in ("train.rehearse=-1", "train.rehearse_every=-1", "train.rehearse=1.5"):
-        with pytest.raises(UserError, match=words.partition("=")[0]):
-            make_run(tmp_path, "graph", words)

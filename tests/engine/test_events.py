@@ -28,12 +28,6 @@ def test_putting_a_tensor_never_fetches_it(monkeypatch):
     assert fetched == [2]  # negative control: reading fetches, all scalars at once
 
 
-def test_a_stored_loss_does_not_keep_its_graph_alive():
-    storage, loss = EventStorage(), (flow.ones(1, requires_grad=True) * 2).sum()
-    storage.put_scalar("loss", loss)
-    assert not storage._latest["loss"][0].requires_grad
-
-
 def test_a_tensor_of_several_elements_is_an_error_that_names_it():
     with pytest.raises(ValueError, match=r"'logits' is a tensor of shape \(3,\).*mean\(\)"):
         EventStorage().put_scalar("logits", flow.ones(3))

@@ -103,7 +103,8 @@ def test_a_bad_loss_ends_training_with_its_iteration_and_advice(mode):
     trainer = build(mode, data_with_a_bad_batch(8, [4]))
     with pytest.raises(NonFiniteLoss) as caught:
         trainer.train(0, 8)  # no log point before the end
-    assert caught.value.iteration == 5
+    assert caught.value.iteration == 5 and trainer.status == "failed"
+    assert isinstance(caught.value, FloatingPointError)
     assert str(caught.value) == (
         "iteration 5 is not finite: train/loss=nan. The weights in memory are corrupted; no "
         "checkpoint contains them. Lower the learning rate, or clip the gradients "

@@ -3,7 +3,6 @@ import math
 import os
 import re
 import sys
-import threading
 from pathlib import Path
 
 import jobs
@@ -12,11 +11,9 @@ import pytest
 from libai.engine.events import console, writers
 from libai.engine.events.console import ConsoleWriter, format_eval_lines, train_fields
 from libai.engine.events.writers import (
-    AsyncWriter,
     JSONLinesWriter,
     LogRecord,
     TensorBoardWriter,
-    Writer,
 )
 from libai.utils.errors import OutputLostError
 from libai.utils.logging import reset_logging, setup_logging
@@ -291,32 +288,3 @@ class TestTensorBoard:
 
 def _full_disk(*_):
     raise OSError("disk full")
-
-
-class Recorder(Writer):
-    """Records the calls that it receives, and their threads."""
-
-    def __init__(self):
-        self.got, self.threads = [], set()
-
-    def begin(self, start_iter=0):
-        self.got.append(f"begin {start_iter}")
-
-    def write(self, record):
-        self.threads.add(threading.current_thread())
-        self.got.append(record.iter)
-
-    def close(self):
-        self.got.append("close")
-
-
-def test_everything_is_written_in_order_in_another_thread():
-    """Errors are tested in tests/contract/test_contract_metrics.py."""
-    inner = Recorder()
-    writer = AsyncWriter(inner)
-    writer.begin(7)
-    for i in range(50):
-        writer.write(record(i))
-    writer.close()
-    assert inner.got == ["begin 7", *range(50), "close"]
-    assert threading.current_thread() not in inner.threads

@@ -13,17 +13,6 @@ from libai.utils.errors import UserError
 QWEN2 = Path(__file__).resolve().parent / "fixtures" / "qwen2"
 
 
-def test_import_and_export(tmp_path, capsys):
-    assert main(["import", str(QWEN2), str(tmp_path / "ours")]) == 0
-    assert "26 tensors fit, 0 missing, 0 unexpected" in capsys.readouterr().out
-    assert (
-        main(["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--like", str(QWEN2)]) == 0
-    )
-    assert (tmp_path / "back/model.safetensors").read_bytes() == (
-        QWEN2 / "model.safetensors"
-    ).read_bytes()
-
-
 def test_averages_are_exported_where_they_are_asked_for(tmp_path):
     main(["import", str(QWEN2), str(tmp_path / "ours")])
     weights = load_file(tmp_path / "ours/model.safetensors")

@@ -44,30 +44,6 @@ def test_loss_is_the_mean_over_counted_labels(model, input_ids):
     assert model.num_loss_items(input_ids, labels) == np.sum(labels != -100)
 
 
-def logits_before_the_last_token(model, input_ids, last):
-    changed = input_ids.copy()
-    changed[:, -1] = last
-    return model(flow.tensor(changed))["logits"].numpy()[:, :-1]
-
-
-def test_last_token_never_changes_earlier_logits(model, input_ids):
-    first, second = (logits_before_the_last_token(model, input_ids, last) for last in (0, 1))
-    np.testing.assert_array_equal(first, second)
-
-
-def test_without_the_mask_the_last_token_does_change_them(model, input_ids):
-    for block in model.blocks:
-        block.attention.causal_mask.fill_(0.0)
-    first, second = (logits_before_the_last_token(model, input_ids, last) for last in (0, 1))
-    assert np.abs(first - second).max() > 0.1
-
-
-def test_tied_head_is_one_parameter(model):
-    tables = [name for name, p in model.named_parameters() if VOCABULARY in p.shape]
-    assert tables == ["token_embedding.weight"]
-    assert [name for name in model.state_dict() if "head" in name or "mask" in name] == []
-
-
 def test_too_long_a_sequence_is_refused(model):
     with pytest.raises(
         UserError, match=r"sequences of 8 tokens, but the model has 7 positions.*Cut"

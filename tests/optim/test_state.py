@@ -108,29 +108,6 @@ def test_differences_are_listed_exactly_and_nothing_is_loaded():
         assert np.array_equal(after[name].numpy(), array)
 
 
-def test_state_of_another_optimizer_is_refused():
-    model = build_model()
-    optimizer = BUILDERS["adamw"](model.parameters())
-    train(model, optimizer, 1)
-    tensors, scalars = export_state(optimizer, model.named_parameters())
-    with pytest.raises(
-        UserError,
-        match="does not fit this SGD: 4 missing: .*8 unexpected: 0.weight/exp_avg, .* 3 more",
-    ):
-        import_state(
-            BUILDERS["momentum"](model.parameters()), model.named_parameters(), tensors, scalars
-        )
-
-
-def test_an_optimizer_of_another_model_is_refused():
-    optimizer = BUILDERS["adamw"](build_model().parameters())
-    with pytest.raises(
-        UserError,
-        match=r"group 0 has a parameter of shape \(8, 4\) that is not one of the model's 4",
-    ):
-        export_state(optimizer, build_model().named_parameters())
-
-
 class CountingSGD(optim.Optimizer):
     """An optimizer of a user's own: a tensor and a number per parameter, and a number of its
     own.

@@ -79,7 +79,7 @@ def split(batch: dict[str, np.ndarray], parts: int) -> Batches:
 
 def optimizer_of(name: str, model: nn.Module, lr: float = 0.01):
     """`sgd` with momentum or `adamw`, each with two groups: decay on matrices only, half the rate
-    on biases.
+    on biases; or `plain` SGD.
     """
     groups = [
         {
@@ -93,6 +93,8 @@ def optimizer_of(name: str, model: nn.Module, lr: float = 0.01):
             "weight_decay": 0.0,
         },
     ]
+    if name == "plain":
+        return flow.optim.SGD(model.parameters(), lr=0.1)
     if name == "sgd":
         return flow.optim.SGD(groups, lr=lr, momentum=0.9)
     return flow.optim.AdamW(groups, lr=lr)
@@ -104,9 +106,43 @@ def flat_weights(model: nn.Module) -> np.ndarray:
 
 
 def trainer_of(mode: str, model: nn.Module, loader, optimizer, **options):
-    """Return the trainer of a mode on one process."""
-    cls = {"eager": EagerTrainer, "graph": GraphTrainer}[mode]
+    """Return the trainer of a mode, or of a class, on one process."""
+    cls = {"eager": EagerTrainer, "graph": GraphTrainer}.get(mode, mode)
     return cls(model, loader, optimizer, mesh=Mesh(), device="cpu", **options)
+
+
+def make_trainer(
+    mode, loader=None, model=Classifier, optimizer="adamw", schedule=None, seed: int = 0, **options
+):
+    """Return a trainer of a new model, whose weights depend only on `seed`.
+
+    `model()`, `optimizer(model)` (or its name) and `schedule(optimizer)` build the parts.
+    """
+    flow.manual_seed(seed)
+    net = model()
+    built = optimizer(net) if callable(optimizer) else optimizer_of(optimizer, net)
+    if schedule is not None:
+        options["lr_scheduler"] = schedule(built)
+    return trainer_of(mode, net, batches(4) if loader is None else loader, built, **options)
+
+
+def losses_of(trainer, stop: int, start: int = 0) -> list[float]:
+    """Train and return the loss of every iteration."""
+    losses = record_losses(trainer)
+    trainer.train(start, stop)
+    return losses
+
+
+def weights_of(trainer) -> dict[str, np.ndarray]:
+    """Return copies of the parameters of a trainer's model by name."""
+    return {name: value.numpy().copy() for name, value in trainer.model.named_parameters()}
+
+
+def are_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    """Return whether two dicts of arrays have the same names and values."""
+    return found.keys() == expected.keys() and all(
+        np.array_equal(found[name], value) for name, value in expected.items()
+    )
 
 
 def record_losses(trainer) -> list[float]:

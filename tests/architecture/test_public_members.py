@@ -3,7 +3,7 @@ members.
 """
 
 import pytest
-import toy
+from toy import make_trainer
 
 MOST_MEMBERS = 39
 
@@ -13,16 +13,11 @@ def public_members(instance):
     return {name for name in dir(instance) if not name.startswith("_")}
 
 
-def trainer_of(mode):
-    model = toy.Classifier()
-    return toy.trainer_of(mode, model, toy.batches(1), toy.optimizer_of("sgd", model))
-
-
 def test_trainers_show_few_members(mode):
-    trainer = trainer_of(mode)
+    trainer = make_trainer(mode)
     assert len(public_members(trainer)) <= MOST_MEMBERS, sorted(public_members(trainer))
 
 
 @pytest.mark.parametrize("part", ["feed", "loop", "gradients", "optimizer_state"])
 def test_what_a_trainer_is_made_of_shows_few_members(mode, part):
-    assert len(public_members(getattr(trainer_of(mode), part))) <= MOST_MEMBERS
+    assert len(public_members(getattr(make_trainer(mode), part))) <= MOST_MEMBERS

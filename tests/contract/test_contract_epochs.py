@@ -94,10 +94,8 @@ def test_each_epoch_begins_and_ends_once_for_hooks(mode, first, tmp_path):
 
 def test_epochs_exist_for_hooks_without_a_config(mode):
     """An epoch of 3 micro-batches, with 2 of them in an iteration."""
-    calls, model = [], toy.Classifier()
-    trainer = toy.trainer_of(
-        mode, model, toy.batches(3), toy.optimizer_of("sgd", model), num_accumulation_steps=2
-    )
+    calls = []
+    trainer = toy.make_trainer(mode, toy.batches(3), num_accumulation_steps=2)
     trainer.register_hooks([Epochs(calls)])
     trainer.train(0, 4)
     expected = [("begin", 0, 0), ("end", 0, 1), ("begin", 1, 2), ("end", 1, 2), ("begin", 2, 3)]
@@ -116,8 +114,7 @@ def test_the_points_of_epochs_do_not_depend_on_the_period_of_a_hook(mode, tmp_pa
 
 
 def test_epochs_of_unknown_length_are_refused_for_hooks(mode):
-    model = toy.Classifier()
-    trainer = toy.trainer_of(mode, model, iter(toy.batches(3)), toy.optimizer_of("sgd", model))
+    trainer = toy.make_trainer(mode, iter(toy.batches(3)))
     trainer.register_hooks([CallbackHook(on_epoch_end=print)])
     expected = (
         r"CallbackHook.on_epoch_end needs the length of an epoch, and the training loader "

@@ -61,8 +61,7 @@ def test_everything_is_as_before(mode, rewinds, tmp_path):
 
 
 def test_it_stops_when_the_loss_diverges(mode):
-    model = toy.Classifier()
-    trainer = toy.trainer_of(mode, model, toy.batches(30), toy.optimizer_of("sgd", model))
+    trainer = toy.make_trainer(mode, toy.batches(30), optimizer="sgd")
     curve = find_lr(trainer, 1e-3, 1e6, 40)
     assert len(curve.lrs) < 40
     assert 1e-4 < curve.suggestion < curve.lrs[-1] / 10
@@ -71,8 +70,7 @@ def test_it_stops_when_the_loss_diverges(mode):
 
 
 def test_impossible_arguments_of_find_lr_are_refused(mode):
-    model = toy.Classifier()
-    trainer = toy.trainer_of(mode, model, toy.batches(2), toy.optimizer_of("sgd", model))
+    trainer = toy.make_trainer(mode)
     for numbers in ((1.0, 0.1), (0.1, 1.0, 3)):
         with pytest.raises(UserError, match="0 < lowest < highest and at least 10 updates"):
             find_lr(trainer, *numbers)

@@ -5,21 +5,12 @@ import logging
 import weakref
 from functools import wraps
 
-import oneflow as flow
 import pytest
-import toy
+from toy import make_trainer
 
 from libai.engine import HookBase
 from libai.engine.hooks import CallbackHook
 from libai.utils.errors import UserError
-
-
-def make_trainer(mode, count=4, **options):
-    flow.manual_seed(0)
-    model = toy.Classifier()
-    return toy.trainer_of(
-        mode, model, toy.batches(count), toy.optimizer_of("adamw", model), **options
-    )
 
 
 class Recorder(HookBase):

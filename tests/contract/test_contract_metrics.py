@@ -7,10 +7,9 @@ import logging
 import contract_runs
 import jobs
 import numpy as np
-import oneflow as flow
 import pytest
-import toy
 from oneflow import nn
+from toy import make_trainer
 
 from libai.engine.events.writers import AsyncWriter, Writer
 from libai.engine.hooks import WriterHook
@@ -46,18 +45,11 @@ class Recording(Writer):
         self.records.append(record)
 
 
-def make_trainer(mode, loader=None, model=None, optimizer="adamw", **options):
-    flow.manual_seed(0)
-    model = model or toy.Classifier()
-    loader = toy.batches(4) if loader is None else loader
-    return toy.trainer_of(mode, model, loader, toy.optimizer_of(optimizer, model), **options)
-
-
 # ------------------------------------------------------------------------------- losses and metrics
 
 
 def test_the_total_is_the_sum_of_the_losses_and_each_is_logged(mode):
-    trainer = make_trainer(mode, model=TwoLosses())
+    trainer = make_trainer(mode, model=TwoLosses)
     trainer.train(0, 2)
     metrics = trainer.fetch_metrics()
     assert metrics["train/loss"] == pytest.approx(
@@ -72,7 +64,7 @@ def test_every_component_is_differentiated_whatever_its_name(mode):
 
     Here only the penalty can change the weights.
     """
-    trainer = make_trainer(mode, model=TwoLosses(weight=0.0), optimizer="sgd")
+    trainer = make_trainer(mode, model=lambda: TwoLosses(0.0), optimizer="sgd")
     before = trainer.model.a.weight.numpy().copy()
     trainer.train(0, 2)
     assert np.abs(trainer.model.a.weight.numpy() - before).max() > 1e-4

@@ -7,7 +7,6 @@ import pstats
 import contract_runs as cr
 import pytest
 import toy
-from oneflow.optim import SGD
 
 from libai.engine import loop
 from libai.engine.hooks import CallbackHook
@@ -38,8 +37,7 @@ def test_the_profiler_writes_its_window(tmp_path, mode):
 
 
 def test_a_hook_for_the_main_rank_is_left_out_on_the_others(mode, monkeypatch):
-    model = toy.Classifier()
-    trainer = toy.trainer_of(mode, model, toy.batches(2), SGD(model.parameters(), lr=0.1))
+    trainer = toy.make_trainer(mode)
     mine, everywhere = [], []
     on_main = CallbackHook(after_step=lambda t: mine.append(t.iter))
     on_main.only_on = "main"

@@ -7,6 +7,7 @@ import pytest
 import toy
 from contract_runs import weights
 from numpy.testing import assert_allclose
+from toy import are_equal
 
 from libai import checkpoint
 from libai.engine.checkpointer import TrainerCheckpointer
@@ -25,12 +26,6 @@ def ema_of(run):
 
 def averages(run):
     return {name: tensor.numpy().copy() for name, tensor in ema_of(run).average.tensors.items()}
-
-
-def equal(first, second):
-    return first.keys() == second.keys() and all(
-        np.array_equal(first[name], second[name]) for name in first
-    )
 
 
 def test_weights_are_averaged_after_every_update(mode, tmp_path):
@@ -62,7 +57,7 @@ def test_averaged_weights_are_evaluated_and_swapped_back(mode, tmp_path):
     run.train()
     before, averaged = weights(run), averages(run)
     metrics = run.evaluate()
-    assert equal(weights(run), before) and equal(averages(run), averaged)
+    assert are_equal(weights(run), before) and are_equal(averages(run), averaged)
     run.trainer.hooks.remove(ema_of(run))
     assert run.evaluate() != metrics
     for name, parameter in run.model.named_parameters():
@@ -76,9 +71,11 @@ def test_averages_are_saved_and_resumed_exactly(mode, tmp_path):
     run.train(until=4)
     resumed = contract_runs.train(tmp_path / "parts", mode, *EMA, resume=True)
     assert resumed.start_iter == 4 and ema_of(resumed).average.updates == 8
-    assert equal(averages(resumed), averages(whole)) and equal(weights(resumed), weights(whole))
+    assert are_equal(averages(resumed), averages(whole)) and are_equal(
+        weights(resumed), weights(whole)
+    )
     saved = checkpoint.load(resumed.checkpointer.last_saved)
-    assert equal(
+    assert are_equal(
         {name: saved.tensors["ema"][name] for name in saved.tensors["ema"]}, averages(whole)
     )
 
@@ -96,9 +93,7 @@ def test_averages_continue_in_the_other_mode(mode, tmp_path):
 
 def test_two_averages_without_a_config_are_saved_and_continue(mode, tmp_path):
     def make():
-        flow.manual_seed(0)
-        model = toy.Classifier()
-        trainer = toy.trainer_of(mode, model, toy.batches(8), toy.optimizer_of("adamw", model))
+        trainer = toy.make_trainer(mode, toy.batches(8))
         hooks = [EMAHook(0.2), EMAHook(0.9)]
         trainer.register_hooks(hooks)
         return trainer, hooks, TrainerCheckpointer(trainer, tmp_path)
@@ -114,7 +109,7 @@ def test_two_averages_without_a_config_are_saved_and_continue(mode, tmp_path):
     for one, other in zip(of_whole, of_second):
         assert one.average.updates == other.average.updates == 6
         assert all(
-            np.array_equal(one.tensors()[name], other.tensors()[name]) for name in one.tensors()
+            np.array_equal(value, other.tensors()[name]) for name, value in one.tensors().items()
         )
     assert not np.allclose(
         of_whole[0].tensors()["a.weight"], of_whole[1].tensors()["a.weight"], atol=1e-4

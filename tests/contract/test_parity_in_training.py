@@ -196,11 +196,10 @@ class TurnsWrong(toy.Classifier):
 
 @pytest.mark.parametrize("every", [3, 100])
 def test_a_wrong_gradient_during_a_run_is_refused(every):
-    model = TurnsWrong()
-    trainer = toy.trainer_of("eager", model, toy.batches(6), toy.optimizer_of("adamw", model))
+    trainer = toy.make_trainer("eager", toy.batches(6), TurnsWrong)
 
     def turn_wrong(trainer):
-        model.is_wrong = trainer.completed_iters >= 2
+        trainer.model.is_wrong = trainer.completed_iters >= 2
 
     trainer.register_hooks([CallbackHook(after_step=turn_wrong), RehearsalHook(every)])
     if every == 100:  # negative control
@@ -215,10 +214,7 @@ def test_a_wrong_gradient_during_a_run_is_refused(every):
 
 def test_another_precision_is_not_compared(monkeypatch):
     monkeypatch.setattr(trainer_module, "AMP_DEVICES", ("cpu",))
-    model = toy.Classifier()
-    trainer = toy.trainer_of(
-        "graph", model, toy.batches(2), toy.optimizer_of("sgd", model), amp="fp16"
-    )
+    trainer = toy.make_trainer("graph", amp="fp16")
     trainer.register_hooks([RehearsalHook(1)])
     with pytest.raises(UserError, match="cannot compare updates: amp=fp16 rounds them differently"):
         trainer.train(0, 1)

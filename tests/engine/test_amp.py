@@ -29,41 +29,24 @@ def _amp_on_cpu(monkeypatch):
     monkeypatch.setattr(flow, "autocast", lambda *_, **__: contextlib.nullcontext())
 
 
-def trained(iterations, **options):
-    flow.manual_seed(0)
-    model = toy.Classifier()
-    trainer = toy.trainer_of(
-        "graph", model, toy.batches(12), toy.optimizer_of("adamw", model), **options
-    )
-    trainer.losses = toy.record_losses(trainer)
-    trainer.train(0, iterations)
-    return trainer
-
-
-@pytest.mark.parametrize("amp, data_type", [("fp16", 9), ("bf16", 11)])
+@pytest.mark.parametrize("amp, data_type", [("fp16", 9), ("bf16", 11), (None, False)])
 def test_the_compiled_job_uses_mixed_precision(amp, data_type):
-    job = trained(1, amp=amp).graph._full_job_proto.job_conf
-    assert job.enable_auto_mixed_precision and job.mixed_precision_data_type == data_type
+    trainer = toy.make_trainer("graph", amp=amp)
+    trainer.train(0, 1)
+    job = trainer.graph._full_job_proto.job_conf
+    assert (job.enable_auto_mixed_precision and job.mixed_precision_data_type) == data_type
     assert job.train_conf.HasField("dynamic_loss_scale_policy") == (amp == "fp16")
-
-
-def test_without_amp_the_job_computes_in_float32():
-    job = trained(1).graph._full_job_proto.job_conf
-    assert not job.enable_auto_mixed_precision and not job.train_conf.HasField(
-        "dynamic_loss_scale_policy"
-    )
 
 
 def scaled(mode, scaling, overflows=(), iterations=8, **options):
     """Return `(trainer, loss and loss scale of every iteration)`; the batches `overflows` have
     large inputs.
     """
-    flow.manual_seed(0)
-    model, batches, seen = toy.Classifier(), toy.batches(12), []
+    batches, seen = toy.batches(12), []
     for index in overflows:
         batches[index]["x"] *= 1e4
     options = {"amp": "fp16", "max_grad_norm": 0.5, "loss_scaling": scaling, **options}
-    trainer = toy.trainer_of(mode, model, batches, toy.optimizer_of("sgd", model), **options)
+    trainer = toy.make_trainer(mode, batches, optimizer="sgd", **options)
     names = ("train/loss", "train/loss_scale")
     look = CallbackHook(
         after_step=lambda t: seen.append([t.fetch_metrics().get(name) for name in names])
@@ -89,8 +72,7 @@ def test_both_modes_scale_the_loss_alike():
 def test_an_overflow_leaves_weights_and_moments_unchanged(mode):
     before = scaled(mode, LARGE, iterations=2)[0]
     after = scaled(mode, LARGE, overflows=(2,), iterations=3)[0]
-    for name, weight in before.model.named_parameters():
-        assert (dict(after.model.named_parameters())[name].numpy() == weight.numpy()).all()
+    assert toy.are_equal(toy.weights_of(after), toy.weights_of(before))
     moments, expected = (trainer.optimizer_state.export()[0] for trainer in (after, before))
     assert all((moments[name].numpy() == value.numpy()).all() for name, value in expected.items())
     moved = scaled(mode, LossScaling(), overflows=(2,), iterations=3)[0]  # does not overflow
@@ -166,18 +148,14 @@ def test_eager_bf16_runs_the_forward_under_autocast(monkeypatch):
         yield
 
     monkeypatch.setattr(flow, "autocast", autocast)
-    model = toy.Classifier()
-    toy.trainer_of(
-        "eager", model, toy.batches(2), toy.optimizer_of("sgd", model), amp="bf16"
-    ).train(0, 2)
+    toy.make_trainer("eager", amp="bf16").train(0, 2)
     assert entered == [("cuda", flow.bfloat16)] * 2
 
 
 @pytest.mark.parametrize("amp", ["fp16", "bf16"])
 def test_amp_on_a_cpu_is_also_refused_without_a_config(mode, amp, monkeypatch):
     monkeypatch.undo()
-    model = toy.Classifier()
     with pytest.raises(
         UserError, match=f"amp='{amp}' does nothing on cpu.*Remove amp, or train with device='cuda'"
     ):
-        toy.trainer_of(mode, model, [], toy.optimizer_of("sgd", model), amp=amp)
+        toy.make_trainer(mode, amp=amp)

@@ -7,7 +7,6 @@ import toy
 from oneflow import nn
 
 from libai.engine import EagerTrainer, GraphTrainer
-from libai.patches.layer_sizes import checked_sizes
 from libai.utils.errors import UserError
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
@@ -134,33 +133,3 @@ def test_the_error_for_float_ids_recommends_int64(mode, dtype):
         UserError, match=r"floating point. Convert them to int64: astype\('int64'\)"
     ):
         trainer.train(0, 1)
-
-
-# ----------------------------------------------------------------------------------------------
-# sizes of layers
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.Linear(4, -3),
-        lambda: nn.Linear(0, 3),
-        lambda: nn.Linear(4, True),
-        lambda: nn.Embedding(-3, 4),
-        lambda: nn.Conv2d(3, -3, 3),
-        lambda: nn.Conv2d(3, 3, (3, 0)),
-        lambda: nn.Conv2d(3, 3, 3, groups=0),
-        lambda: nn.BatchNorm2d(-3),
-        lambda: nn.LSTM(-1, 4),
-        lambda: nn.Linear(10**6, 10**9),
-        lambda: flow.zeros(-3, 4),
-        lambda: flow.rand((-3, 4)),
-        lambda: flow.full((-3, 4), 1.0),
-    ],
-)
-def test_a_size_that_would_end_the_process_is_an_error(make):
-    with (
-        checked_sizes(),
-        pytest.raises(ValueError, match="whole numbers >= 1|lengths >= 0|are free"),
-    ):
-        make()

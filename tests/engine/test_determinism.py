@@ -38,16 +38,9 @@ def unseeded():
 
 
 def train(mode, noise, deterministic=True):
-    flow.manual_seed(0)
-    model = Noisy(noise)
-    options = {"deterministic": deterministic}
-    trainer = toy.trainer_of(
-        mode, model, toy.batches(4), toy.optimizer_of("adamw", model), **options
-    )
+    trainer = toy.make_trainer(mode, model=lambda: Noisy(noise), deterministic=deterministic)
     trainer.register_hooks([RandomStateHook(3)])
-    losses = toy.record_losses(trainer)
-    trainer.train(0, 3)
-    return losses
+    return toy.losses_of(trainer, 3)
 
 
 def test_a_random_number_without_a_seed_is_refused(mode):
@@ -94,16 +87,11 @@ def test_the_check_changes_nothing(mode):
 
 def test_a_rehearsal_does_not_change_the_random_numbers_of_the_run():
     def losses(rehearse):
-        flow.manual_seed(0)
-        model = Noisy(Noise(lambda: flow.rand(1) + random.random() + float(np.random.rand())))
-        trainer = toy.trainer_of(
-            "eager", model, toy.batches(4), toy.optimizer_of("sgd", model), rehearse=rehearse
-        )
-        found = toy.record_losses(trainer)
+        noise = Noise(lambda: flow.rand(1) + random.random() + float(np.random.rand()))
+        trainer = toy.make_trainer("eager", model=lambda: Noisy(noise), rehearse=rehearse)
         random.seed(1)
         np.random.seed(1)
         flow.manual_seed(7)
-        trainer.train(0, 3)
-        return found
+        return toy.losses_of(trainer, 3)
 
     assert losses(0) == losses(2)

@@ -1,6 +1,5 @@
 """The graph trainer beyond the common contract: shapes, state in place, build errors."""
 
-import numpy as np
 import oneflow as flow
 import pytest
 import toy
@@ -10,19 +9,9 @@ from libai.utils.errors import GraphBuildError
 
 
 def run(mode, data, iterations, accumulation=1, **options):
-    flow.manual_seed(0)
-    model = toy.Tagger()
-    trainer = toy.trainer_of(
-        mode,
-        model,
-        data,
-        toy.optimizer_of("adamw", model),
-        num_accumulation_steps=accumulation,
-        **options,
-    )
-    losses = toy.record_losses(trainer)
-    trainer.train(0, iterations)
-    return losses, trainer
+    options["num_accumulation_steps"] = accumulation
+    trainer = toy.make_trainer(mode, data, toy.Tagger, **options)
+    return toy.losses_of(trainer, iterations), trainer
 
 
 RAGGED = (
@@ -69,15 +58,12 @@ class Masking(toy.Classifier):
     (Masking, r"test_graph_trainer.py.*x\[x > 0\].*mask"),
 ])  # fmt: skip
 def test_a_build_error_names_the_users_line_and_the_remedy(model, text, capfd):
-    built = model()
-    trainer = toy.trainer_of(
-        "graph", built, toy.batches(2), toy.optimizer_of("sgd", built), num_accumulation_steps=2
-    )
-    before = [p.numpy().copy() for p in built.parameters()]
+    trainer = toy.make_trainer("graph", model=model, num_accumulation_steps=2)
+    before = toy.weights_of(trainer)
     with pytest.raises(GraphBuildError, match=text):
         trainer.prepare()
     assert "[ERROR]" not in capfd.readouterr().out
-    assert all(np.array_equal(p.numpy(), q) for p, q in zip(built.parameters(), before))
+    assert toy.are_equal(toy.weights_of(trainer), before)
 
 
 class WithoutKernel(toy.Classifier):
@@ -86,10 +72,7 @@ class WithoutKernel(toy.Classifier):
 
 
 def test_after_a_failed_compilation_another_model_compiles():
-    model = WithoutKernel()
-    trainer = toy.trainer_of(
-        "graph", model, toy.batches(2), toy.optimizer_of("adamw", model), rehearse=0
-    )
+    trainer = toy.make_trainer("graph", model=WithoutKernel, rehearse=0)
     with pytest.raises(GraphBuildError, match="Cannot find the kernel"):
         trainer.prepare()
     run("graph", toy.batches(2), 2)

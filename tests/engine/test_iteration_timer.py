@@ -34,10 +34,7 @@ def run_by(clock, mode, *hooks, loader=None):
 
     Return the timer and its numbers at the log points.
     """
-    model = toy.Classifier()
-    trainer = toy.trainer_of(
-        mode, model, loader or toy.batches(2), toy.optimizer_of("adamw", model)
-    )
+    trainer = toy.make_trainer(mode, loader)
     timer, writer = IterationTimer(samples_per_iter=8), Recording()
     trainer.register_hooks([timer, *hooks, WriterHook([writer], 4, timer)])
     trainer.loop.now = clock

@@ -7,16 +7,11 @@ import oneflow as flow
 import pytest
 import toy
 from oneflow import nn
+from toy import make_trainer
 
 from libai.data import build_eval_loader
 from libai.evaluation import Evaluator, MeanLossEvaluator
 from libai.utils.errors import UserError
-
-
-def make_trainer(mode, model=None, loader=(), **options):
-    flow.manual_seed(0)
-    model = model or toy.Classifier()
-    return toy.trainer_of(mode, model, loader, toy.optimizer_of("adamw", model), **options)
 
 
 def loss_of(trainer, data):
@@ -62,7 +57,7 @@ def test_every_sample_counts_once_for_any_batch_size(mode, micro_batch_size):
 
 def test_evaluation_weights_losses_by_counted_items(mode):
     data = toy.batches(1, size=21, ignored=0.5)[0]
-    trainer = make_trainer(mode, toy.Tagger())
+    trainer = make_trainer(mode, model=toy.Tagger)
     loader = build_eval_loader(data, micro_batch_size=4)
     found = trainer.evaluate(loader, {"loss": MeanLossEvaluator()}, "dev")["eval/dev/loss"]
     whole = loss_of(trainer, data)
@@ -71,7 +66,7 @@ def test_evaluation_weights_losses_by_counted_items(mode):
 
 def test_evaluation_follows_the_training_of_the_same_weights(mode):
     data = toy.batches(1, size=16)[0]
-    trainer = make_trainer(mode, loader=toy.batches(4))
+    trainer = make_trainer(mode)
     loader = build_eval_loader(data, micro_batch_size=8)
     first = trainer.evaluate(loader, {"loss": MeanLossEvaluator()})["eval/val/loss"]
     trainer.train(0, 4)
@@ -115,13 +110,13 @@ class Named(toy.Classifier):
     ],
 )
 def test_a_name_is_logged_for_one_number_only(mode, loss, metric, named):
-    trainer = make_trainer(mode, Named(loss, metric), toy.batches(2))
+    trainer = make_trainer(mode, model=lambda: Named(loss, metric))
     with pytest.raises(UserError, match=named):
         trainer.train(0, 2)
 
 
 def test_other_names_of_losses_and_metrics_are_logged(mode):
-    trainer = make_trainer(mode, Named("loss", "mean"), toy.batches(2))
+    trainer = make_trainer(mode, model=lambda: Named("loss", "mean"))
     trainer.train(0, 2)
     assert {"train/loss", "train/mean", "train/lr"} <= trainer.fetch_metrics().keys()
 
@@ -140,7 +135,7 @@ def test_an_evaluation_keeps_each_module_in_its_mode(mode):
     model = toy.Classifier()
     model.fixed = Frozen(4)
     model.frozen = nn.BatchNorm1d(4).eval()
-    trainer = make_trainer(mode, model)
+    trainer = make_trainer(mode, model=lambda: model)
     for _ in range(2):
         assert (model.training, model.b.training) == (True, True)
         assert (model.fixed.training, model.frozen.training) == (False, False)
@@ -163,7 +158,7 @@ def test_stock_dropout_is_reported(mode, caplog):
             self.off = nn.Dropout(0.0)
 
     with caplog.at_level(logging.WARNING, "libai"):
-        make_trainer(mode, WithDropout())
+        make_trainer(mode, model=WithDropout)
     assert "drop: OneFlow 0.9's own dropout ignores the seed" in caplog.text
 
 

@@ -61,16 +61,11 @@ def data_with_a_bad_batch(count, bad):
 
 
 def build(mode, data, policy="raise", model=Fragile):
-    flow.manual_seed(0)
-    net = model()
-    optimizer = toy.optimizer_of("adamw", net)
-    schedule = WarmupCosineLR(optimizer, max_iter=len(data), warmup_iter=2)
-    return toy.trainer_of(
+    return toy.make_trainer(
         mode,
-        net,
         data,
-        optimizer,
-        lr_scheduler=schedule,
+        model,
+        schedule=lambda optimizer: WarmupCosineLR(optimizer, len(data), warmup_iter=2),
         max_grad_norm=1.0,
         non_finite=policy,
         ema_decay=0.8,

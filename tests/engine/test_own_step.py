@@ -29,15 +29,14 @@ def weights(trainer):
     return toy.flat_weights(trainer.model)
 
 
-def trained(cls, iterations=12, optimizer="sgd", schedule=False, **settings):
-    flow.manual_seed(0)
-    model = toy.Classifier()
-    optimizer = toy.optimizer_of(optimizer, model)
-    if schedule:
-        settings["lr_scheduler"] = WarmupCosineLR(optimizer, max_iter=iterations, warmup_iter=2)
-    trainer = cls(model, BATCHES, optimizer, **settings)
+def trained(cls, iterations=12, optimizer="sgd", schedule=None, **settings):
+    trainer = toy.make_trainer(cls, BATCHES, optimizer=optimizer, schedule=schedule, **settings)
     trainer.train(0, iterations)
     return trainer
+
+
+def cosine(optimizer):
+    return WarmupCosineLR(optimizer, max_iter=12, warmup_iter=2)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -114,9 +113,7 @@ def test_checkpoints_are_named_after_the_iterations_of_a_custom_run_step(tmp_pat
             super().run_step()
             self.storage.put_scalar("mine", 1.0)
 
-    flow.manual_seed(0)
-    model = toy.Classifier()
-    trainer = Logging(model, BATCHES, toy.optimizer_of("sgd", model))
+    trainer = toy.make_trainer(Logging, BATCHES)
     saved = []
     trainer.register_hooks(
         [hooks.CallbackHook(after_step=lambda one: saved.append(one.completed_iters), every=2)]
@@ -146,7 +143,7 @@ class Own(EagerTrainer):
 def test_a_custom_update_trains_and_reports_its_losses(scale, monkeypatch):
     """This also holds if one update is skipped because its batch is not finite."""
     monkeypatch.setitem(BATCHES[6], "x", BATCHES[6]["x"] * scale)
-    own, given = (trained(cls, schedule=True, non_finite="skip") for cls in (Own, EagerTrainer))
+    own, given = (trained(cls, schedule=cosine, non_finite="skip") for cls in (Own, EagerTrainer))
     assert_allclose(weights(own), weights(given), rtol=1e-6)
     assert own.fetch_metrics() == pytest.approx(given.fetch_metrics())
 
@@ -209,10 +206,7 @@ def test_a_custom_graph_trains_like_the_eager_loop(optimizer):
 
 
 def test_a_run_with_a_custom_graph_continues_in_eager_mode():
-    flow.manual_seed(0)
-    model = toy.Classifier()
-    trainer = GraphTrainer(model, BATCHES, toy.optimizer_of("sgd", model), train_graph=OwnGraph)
-    trainer.train(0, 6)
+    trainer = trained(GraphTrainer, 6, train_graph=OwnGraph)
     trainer.switch_to("eager")
     trainer.train(6, 12)
     assert_allclose(weights(trainer), weights(trained(EagerTrainer)), rtol=1e-5, atol=1e-7)
@@ -226,9 +220,7 @@ def test_a_changed_learning_rate_compiles_a_custom_graph_again():
 
     found = []
     for cls, settings in ((EagerTrainer, {}), (GraphTrainer, {"train_graph": OwnGraph})):
-        flow.manual_seed(0)
-        model = toy.Classifier()
-        trainer = cls(model, BATCHES, toy.optimizer_of("sgd", model), **settings)
+        trainer = toy.make_trainer(cls, BATCHES, optimizer="sgd", **settings)
         trainer.register_hooks([hooks.CallbackHook(before_step=halve)])
         trainer.train(0, 12)
         found.append(weights(trainer))
@@ -240,7 +232,7 @@ def test_a_changed_learning_rate_compiles_a_custom_graph_again():
     [
         ({"num_accumulation_steps": 2}, "cannot honour num_accumulation_steps"),
         ({"max_grad_norm": 1.0}, "cannot honour max_grad_norm"),
-        ({"schedule": True}, "lr_scheduler.*lr_sch"),
+        ({"schedule": cosine}, "lr_scheduler.*lr_sch"),
         (
             {"train_graph": lambda model, optimizer: model},
             "returned a Classifier, not an nn.Graph with the trainer's model",

@@ -2,7 +2,6 @@
 gradients.
 """
 
-import functools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +26,9 @@ LR = 0.1
 class Lookahead(flow.optim.SGD):
     """An optimizer that moves its slow weights every third step."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters, lr):
         self.fast = list(parameters)
-        super().__init__(self.fast, lr=LR)
+        super().__init__(self.fast, lr=lr)
         self.slow = [parameter.detach().clone() for parameter in self.fast]
         self.steps = 0
 
@@ -96,22 +95,17 @@ class Counting(flow.optim.SGD):
         super().step(closure)
 
 
-def losses(mode, rehearse, schedule=None, own=None):
-    flow.manual_seed(0)
-    model = toy.Classifier()
-    if own is not None:
-        optimizer = own(model.parameters())
-    else:
-        optimizer = flow.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
-        schedule = schedule(optimizer)
-    trainer = toy.trainer_of(
-        mode, model, toy.batches(8), optimizer, lr_scheduler=schedule, rehearse=rehearse
+def momentum(model):
+    return flow.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
+
+
+def losses(mode, rehearse, schedule=None, optimizer=momentum):
+    trainer = toy.make_trainer(
+        mode, toy.batches(8), optimizer=optimizer, schedule=schedule, rehearse=rehearse
     )
-    found = toy.record_losses(trainer)
     if rehearse:
         trainer.register_hooks([RehearsalHook(3)])
-    trainer.train(0, 8)
-    return found
+    return toy.losses_of(trainer, 8)
 
 
 @pytest.mark.parametrize("schedule", [of_a_function, of_an_iterator, of_a_counting_lambda, Cyclic])
@@ -120,9 +114,12 @@ def test_a_schedule_with_its_own_state_starts_from_its_initial_state(mode, sched
     assert losses(mode, 2, schedule) == losses(mode, 0, schedule)
 
 
-@pytest.mark.parametrize("own", [Lookahead, functools.partial(Counting, lr=LR)])
+@pytest.mark.parametrize("own", [Lookahead, Counting])
 def test_an_optimizer_with_its_own_state_starts_from_its_initial_state(own):
-    assert losses("eager", 2, own=own) == losses("eager", 0, own=own)
+    def build(model):
+        return own(model.parameters(), lr=LR)
+
+    assert losses("eager", 2, optimizer=build) == losses("eager", 0, optimizer=build)
 
 
 def update(gradient, bound=0.0):

@@ -34,19 +34,19 @@ OPTIMIZERS = {
 
 
 def build(mode, optimizer_name, data):
-    flow.manual_seed(0)
-    model = toy.Tagger()
-    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
-    schedule = WarmupCosineLR(optimizer, max_iter=12, warmup_iter=3)
-    return toy.trainer_of(mode, model, data, optimizer, lr_scheduler=schedule, max_grad_norm=1.0)
+    return toy.make_trainer(
+        mode,
+        data,
+        toy.Tagger,
+        lambda model: OPTIMIZERS[optimizer_name](model.parameters()),
+        lambda optimizer: WarmupCosineLR(optimizer, max_iter=12, warmup_iter=3),
+        max_grad_norm=1.0,
+    )
 
 
 def straight_losses(mode, optimizer_name, data, num_iters):
     """Return the losses of an uninterrupted run."""
-    trainer = build(mode, optimizer_name, data)
-    losses = toy.record_losses(trainer)
-    trainer.train(0, num_iters)
-    return losses
+    return toy.losses_of(build(mode, optimizer_name, data), num_iters)
 
 
 @pytest.mark.parametrize("is_dropped", [False, True], ids=["graph_stays", "graph_is_dropped"])
@@ -125,8 +125,7 @@ def test_a_trainer_with_custom_methods_is_not_switched():
         def run_step(self):
             super().run_step()
 
-    model = toy.Classifier()
-    trainer = Own(model, toy.batches(1), toy.optimizer_of("sgd", model))
+    trainer = toy.make_trainer(Own)
     with pytest.raises(UserError, match="Own cannot switch to graph mode.*overridden methods"):
         trainer.switch_to("graph")
 

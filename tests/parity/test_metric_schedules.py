@@ -21,11 +21,8 @@ def plateau(optimizer):
 
 
 def trainer_with(mode, hooks):
-    flow.manual_seed(0)
-    model = toy.Tagger()
-    optimizer = toy.optimizer_of("sgd", model)
     data = toy.batches(PERIOD * len(METRICS), ignored=0.4)
-    trainer = toy.trainer_of(mode, model, data, optimizer, lr_scheduler=plateau(optimizer))
+    trainer = toy.make_trainer(mode, data, toy.Tagger, "sgd", plateau)
     trainer.register_hooks(hooks)
     return trainer, data
 
@@ -37,8 +34,7 @@ def evaluation():
 
 def test_a_plateau_schedule_is_stepped_by_evaluations_and_equals_a_plain_loop(mode):
     trainer, data = trainer_with(mode, [LRHook("eval/val/loss"), evaluation()])
-    losses = toy.record_losses(trainer)
-    trainer.train(0, len(data))
+    losses = toy.losses_of(trainer, len(data))
 
     flow.manual_seed(0)
     model = toy.Tagger()

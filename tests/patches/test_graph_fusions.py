@@ -3,12 +3,11 @@
 from collections import Counter
 from itertools import product
 
-import numpy as np
 import oneflow as flow
 import pytest
 import toy
 from marks import nightly_but
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from libai.patches.job.job_edit import JobEdit
 
@@ -34,22 +33,16 @@ def trained(build, max_norm=0.05, accumulation=1):
     """Return (weights, number of operations of each kind) after 6 updates of a model with two
     groups.
     """
-    flow.manual_seed(0)
-    model = toy.Classifier()
-    matrices, biases = ([p for p in model.parameters() if p.ndim == n] for n in (2, 1))
-    optimizer = build([{"params": matrices}, {"params": biases, "lr": 0.03}])
-    trainer = toy.trainer_of(
-        "graph",
-        model,
-        toy.batches(6),
-        optimizer,
-        max_grad_norm=max_norm,
-        num_accumulation_steps=accumulation,
-        rehearse=0,
-    )
+
+    def optimizer(model):
+        matrices, biases = ([p for p in model.parameters() if p.ndim == n] for n in (2, 1))
+        return build([{"params": matrices}, {"params": biases, "lr": 0.03}])
+
+    options = {"max_grad_norm": max_norm, "num_accumulation_steps": accumulation, "rehearse": 0}
+    trainer = toy.make_trainer("graph", toy.batches(6), optimizer=optimizer, **options)
     trainer.train(0, 6)
     job = JobEdit(trainer.graph._full_job_proto)
-    return [p.numpy() for p in model.parameters()], Counter(job.kind(op) for op in job.ops.values())
+    return toy.weights_of(trainer), Counter(job.kind(op) for op in job.ops.values())
 
 
 #: name of the optimizer, bound of the norm, accumulation
@@ -70,34 +63,28 @@ def test_weights_are_those_of_single_updates(case, monkeypatch):
     expected, ops = trained(build, max_norm, accumulation)
     assert ops["l1_l2_regularize_gradient"] == (4 if "decay" in name else 0)
     assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (0, 4)
-    for one, other in zip(found, expected):
-        assert_array_equal(one, other)
+    assert toy.are_equal(found, expected)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_joined_update_waits_for_all_who_read_its_weights(accumulation):
-    def weights(mode):
-        flow.manual_seed(0)
-        model = toy.LateReader()
-        groups = [
-            {"params": list(model.a.parameters()) + list(model.b.parameters())},
-            {"params": [model.v], "lr": 0.3},
-        ]
-        optimizer = flow.optim.SGD(groups, lr=0.1)
-        trainer = toy.trainer_of(
-            mode, model, toy.batches(6), optimizer, num_accumulation_steps=accumulation
-        )
-        trainer.train(0, 6)
-        return [parameter.numpy() for parameter in model.parameters()]
+    def optimizer(model):
+        first = list(model.a.parameters()) + list(model.b.parameters())
+        return flow.optim.SGD([{"params": first}, {"params": [model.v], "lr": 0.3}], lr=0.1)
 
-    for one, other in zip(weights("graph"), weights("eager")):
-        assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    def weights(mode):
+        options = {"optimizer": optimizer, "num_accumulation_steps": accumulation}
+        trainer = toy.make_trainer(mode, toy.batches(6), toy.LateReader, **options)
+        trainer.train(0, 6)
+        return toy.flat_weights(trainer.model)
+
+    assert_allclose(weights("graph"), weights("eager"), rtol=1e-5, atol=1e-6)
 
 
 def test_the_comparison_would_see_another_bound():
     """Negative control: the comparison detects a clip norm that differs by 2 %."""
     build = OPTIMIZERS["sgd"][1]
-    assert not np.array_equal(trained(build, 0.05)[0][0], trained(build, 0.051)[0][0])
+    assert not toy.are_equal(trained(build, 0.05)[0], trained(build, 0.051)[0])
 
 
 def test_oneflows_own_kernels_get_single_updates_and_additions(kernels_off):

@@ -1,6 +1,5 @@
 """A compiled CPU step uses one or two compute threads, depending on the cores."""
 
-import oneflow as flow
 import pytest
 import toy
 
@@ -18,8 +17,6 @@ def test_a_second_thread_computes_only_on_a_core_of_its_own(monkeypatch, threads
     monkeypatch.setattr(passes, "threads_in_use", lambda: threads)
     monkeypatch.setattr(passes, "usable_cores", lambda: cores)
     monkeypatch.setattr(schedule, "_SHORT", 0.0)  # the operations of this model are short
-    model = toy.Classifier()
-    optimizer = flow.optim.AdamW(model.parameters(), lr=1e-3)
-    trainer = toy.trainer_of("graph", model, toy.batches(2), optimizer)
+    trainer = toy.make_trainer("graph")
     trainer.train(0, 2)
     assert {op.stream_name_hint for op in trainer.graph._full_job_proto.net.op} == expected

@@ -37,16 +37,8 @@ class Deep(nn.Module):
 
 
 def compiled(num_layers, **options):
-    flow.manual_seed(0)
-    net = Deep(num_layers)
-    trainer = toy.trainer_of(
-        "graph",
-        net,
-        [{"x": np.ones((2, 4), np.float32)}],
-        toy.optimizer_of("adamw", net),
-        rehearse=0,
-        **options,
-    )
+    batch = {"x": np.ones((2, 4), np.float32)}
+    trainer = toy.make_trainer("graph", [batch], lambda: Deep(num_layers), rehearse=0, **options)
     trainer.prepare()
     return trainer.graph
 

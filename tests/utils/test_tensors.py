@@ -59,9 +59,7 @@ class Parts(toy.Classifier):
 def test_losses_and_metrics_that_are_views_are_logged_as_they_are(mode):
     logged = []
     for model in (toy.Classifier, Parts):
-        flow.manual_seed(0)
-        net = model()
-        trainer = toy.trainer_of(mode, net, toy.batches(2), toy.optimizer_of("sgd", net))
+        trainer = toy.make_trainer(mode, model=model)
         trainer.train(0, 1)
         logged.append(trainer.fetch_metrics())
     assert logged[1]["train/cls"] == pytest.approx(logged[0]["train/cls"], rel=1e-6)
@@ -105,9 +103,5 @@ def test_values_saved_by_hooks_are_freed_after_the_backward_pass(hooks, frees):
 
 
 def test_an_eager_rehearsal_frees_the_values_that_it_saves():
-    model = toy.Tagger()
-    trainer = toy.trainer_of(
-        "eager", model, toy.batches(3), flow.optim.SGD(model.parameters(), lr=0.1)
-    )
-    trainer.prepare()
+    toy.make_trainer("eager", model=toy.Tagger).prepare()
     assert saved_values == {}

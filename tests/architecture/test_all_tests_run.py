@@ -43,8 +43,7 @@ def collected(tmp_path_factory):
     (folder / "marker_plugin.py").write_text(
         PLUGIN.replace("MARKERS", str(folder / "markers.json"))
     )
-    command = [
-        sys.executable,
+    options = [
         "-m",
         "pytest",
         "--collect-only",
@@ -53,9 +52,10 @@ def collected(tmp_path_factory):
         "no:cacheprovider",
         "-p",
         "marker_plugin",
+        "-m",
     ]
     finished = subprocess.run(
-        [*command, "-m", QUICK],
+        [sys.executable, *options, QUICK],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
         capture_output=True,

@@ -4,10 +4,8 @@ All other code asks a trainer or gets the mode as an argument.
 """
 
 import ast
-from collections import Counter
 
-import pytest
-from jobs import ROOT
+from source_checks import findings, finds
 
 #: names of variables with a run's config
 CONFIGS = ("run", "config", "cfg")
@@ -27,13 +25,7 @@ OTHER_RUNS = ("libai/engine/rehearsal/check_parity.py",)
 
 
 def _name(node):
-    return (
-        node.attr
-        if isinstance(node, ast.Attribute)
-        else node.id
-        if isinstance(node, ast.Name)
-        else ""
-    )
+    return getattr(node, "attr", None) or getattr(node, "id", "")
 
 
 def readers(source):
@@ -57,28 +49,16 @@ def readers(source):
 
 
 def test_few_places_read_the_mode():
-    found = Counter(
-        {
-            str(path.relative_to(ROOT)): count
-            for folder in ("libai", "tools", "projects")
-            for path in sorted((ROOT / folder).rglob("*.py"))
-            if "tests" not in path.parts and (count := readers(path.read_text()))
-        }
-    )
+    found = findings(readers, "libai", "tools", "projects")
     assert {name: count for name, count in found.items() if name not in OTHER_RUNS} == READERS
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "if run.graph.enabled: pass",
-        "if graph.enabled: pass",
-        "x = cfg['graph']['enabled']",
-        "x = OmegaConf.select(cfg, 'graph.enabled')",
-        "if self.config.mode == 'graph': pass",
-        "if facts.run.mode != 'eager': pass",
-    ],
+test_another_reader_would_be_counted = finds(
+    lambda line: readers(line) == 1,
+    "if run.graph.enabled: pass",
+    "if graph.enabled: pass",
+    "x = cfg['graph']['enabled']",
+    "x = OmegaConf.select(cfg, 'graph.enabled')",
+    "if self.config.mode == 'graph': pass",
+    "if facts.run.mode != 'eager': pass",
 )
-def test_another_reader_would_be_counted(line):
-    """Negative control."""
-    assert readers(line) == 1

@@ -5,8 +5,8 @@
 
 import re
 
-import pytest
 from jobs import ROOT
+from source_checks import finds
 
 UNPICKLES = re.compile(
     r"\b(flow|oneflow|torch)\.(save|load)\(|\b(pickle|marshal|joblib|dill|shelve)\.\w+\("
@@ -34,16 +34,11 @@ def test_nothing_is_unpickled():
     assert len(list(texts())) > 300
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "saved = flow.load(path)",
-        "flow.save(state, path)",
-        "state = torch.load(path)",
-        "pickle.loads(data)",
-        "np.load(path, allow_pickle=True)",
-    ],
+test_an_unpickling_line_is_found = finds(
+    UNPICKLES.search,
+    "saved = flow.load(path)",
+    "flow.save(state, path)",
+    "state = torch.load(path)",
+    "pickle.loads(data)",
+    "np.load(path, allow_pickle=True)",
 )
-def test_an_unpickling_line_is_found(line):
-    """Negative control."""
-    assert UNPICKLES.search(line)

@@ -3,12 +3,10 @@ process.
 """
 
 import ast
-from pathlib import Path
 
-import pytest
+from source_checks import findings, finds
 
-PACKAGE = Path(__file__).resolve().parents[2] / "libai"
-HOMES = ("patches", "native")
+HOMES = ("libai/patches/", "libai/native/")
 PROCESS_WIDE = (
     "sched_setaffinity",
     "sched_setparam",
@@ -18,10 +16,10 @@ PROCESS_WIDE = (
 )
 #: file -> uses that concern the system, not OneFlow
 ELSEWHERE = {
-    "launch/rank.py": {"ctypes"},  # prctl: a rank ends with its launcher
-    "launch/supervisor.py": {"ctypes"},  # prctl: it waits for what its launcher has started
-    "utils/rank_notes.py": {"ctypes"},  # a structure in a file that is mapped into memory
-    "checkpoint/tensor_files.py": {
+    "libai/launch/rank.py": {"ctypes"},  # prctl: a rank ends with its launcher
+    "libai/launch/supervisor.py": {"ctypes"},  # prctl: it waits for what its launcher has started
+    "libai/utils/rank_notes.py": {"ctypes"},  # a structure in a file that is mapped into memory
+    "libai/checkpoint/tensor_files.py": {
         "ctypes"
     },  # numpy's address of an array, for the package safetensors
 }
@@ -46,26 +44,16 @@ def private_parts(source):
 
 
 def test_private_parts_are_used_at_home_only():
-    used = {
-        str(path.relative_to(PACKAGE)): parts
-        for path in PACKAGE.rglob("*.py")
-        if path.relative_to(PACKAGE).parts[0] not in HOMES
-        and (parts := private_parts(path.read_text()))
-    }
-    assert used == ELSEWHERE
+    found = findings(private_parts, "libai")
+    assert {file: used for file, used in found.items() if not file.startswith(HOMES)} == ELSEWHERE
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import ctypes",
-        "from ctypes import CDLL",
-        "from oneflow import _oneflow_internal",
-        "flow._oneflow_internal.eager.Sync()",
-        "os.setpriority(os.PRIO_PROCESS, 0, 19)",
-        "class A(Graph):\n    def _Graph__rebuild_outputs(self): pass",
-    ],
+test_a_use_elsewhere_would_be_found = finds(
+    private_parts,
+    "import ctypes",
+    "from ctypes import CDLL",
+    "from oneflow import _oneflow_internal",
+    "flow._oneflow_internal.eager.Sync()",
+    "os.setpriority(os.PRIO_PROCESS, 0, 19)",
+    "class A(Graph):\n    def _Graph__rebuild_outputs(self): pass",
 )
-def test_a_use_elsewhere_would_be_found(line):
-    """Negative control."""
-    assert private_parts(line)

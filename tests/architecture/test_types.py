@@ -2,8 +2,7 @@
 
 import ast
 
-import pytest
-from jobs import ROOT
+from source_checks import findings, finds
 
 #: parameters that always hold an object of the library, which has a type
 NOT_ANY = ("trainer", "run")
@@ -35,42 +34,24 @@ def untyped(source):
 
 
 def test_every_function_is_typed():
-    paths = sorted((ROOT / "libai").rglob("*.py"))
-    assert len(paths) > 100
-    missing = {
-        str(path.relative_to(ROOT)): places
-        for path in paths
-        if (places := untyped(path.read_text()))
-    }
-    assert missing == {}
+    assert findings(untyped, "libai") == {}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def f(x) -> None: ...",
-        "def f(x: int): ...",
-        "def f(*x) -> None: ...",
-        "def f(*, x) -> None: ...",
-        "class A:\n    def __init__(self, x): ...",
-        "def f() -> None:\n    def g(x): ...",
-        "def f(trainer: Any) -> None: ...",
-        "def f(run: Any | None) -> None: ...",
-    ],
+test_a_missing_type_is_found = finds(
+    untyped,
+    "def f(x) -> None: ...",
+    "def f(x: int): ...",
+    "def f(*x) -> None: ...",
+    "def f(*, x) -> None: ...",
+    "class A:\n    def __init__(self, x): ...",
+    "def f() -> None:\n    def g(x): ...",
+    "def f(trainer: Any) -> None: ...",
+    "def f(run: Any | None) -> None: ...",
 )
-def test_a_missing_type_is_found(source):
-    """Negative control."""
-    assert untyped(source)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def f(x: Any, trainer: ModelTrainer) -> Any: ...",
-        "class A:\n    def __init__(self, x: int): ...",
-        "class A:\n    @classmethod\n    def of(cls) -> A: ...",
-        "f = lambda x: x",
-    ],
+test_typed_functions_pass = finds(
+    lambda source: untyped(source) == [],
+    "def f(x: Any, trainer: ModelTrainer) -> Any: ...",
+    "class A:\n    def __init__(self, x: int): ...",
+    "class A:\n    @classmethod\n    def of(cls) -> A: ...",
+    "f = lambda x: x",
 )
-def test_typed_functions_pass(source):
-    assert untyped(source) == []

@@ -60,7 +60,7 @@ setup(
     name="libai-oneflow",
     version=read_version(),
     description=(
-        "Train one OneFlow model eagerly or compiled, with proof that both give the same losses"
+        "Train one OneFlow model eagerly or compiled, with proof that both give the same weights"
     ),
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

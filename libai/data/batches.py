@@ -7,7 +7,7 @@ of arrays`, that is used instead of `ds[i]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from libai.data.datasets import Batch, as_dataset
 from libai.data.errors import DataError, SampleError, checked_count
+from libai.data.random_state import GATE, Seeds
 from libai.utils.errors import UserError
 
 #: function that turns a list of the values returned by `ds[i]` into a batch
@@ -59,21 +60,36 @@ class BatchReader:
         self._num_workers = num_workers
         self._map = ThreadPoolExecutor(num_workers, "libai-data-worker").map if num_workers else map
 
-    def read(self, indices: np.ndarray, together: np.ndarray | None = None) -> Batch:
+    def read(
+        self,
+        indices: np.ndarray,
+        together: np.ndarray | None = None,
+        seeds: Seeds | None = None,
+    ) -> Batch:
         """Return the samples at `indices`, in this order.
 
         An error in a sample is raised with its index, see `SampleError`.
 
         `together`: indices that all ranks read in this step, for collate functions that pad
-        (default: `indices`).
+        (default: `indices`). `seeds`: seeds the global generators for each sample. The samples are
+        then read one after another in the calling thread.
         """
         collate = self.collate
+        workers: Callable[..., Iterable[Any]] = self._map
+        read_rows: Callable[..., Any] = _read_rows
+        read_sample: Callable[..., Any] = _read_sample
+        num_chunks = max(1, min(self._num_workers, len(indices)))
+        if seeds is not None:
+            workers, num_chunks = map, len(indices)
+            read_rows, read_sample = seeds.before(_read_rows), seeds.before(_read_sample)
         if self._has_batches:
-            chunks = np.array_split(indices, max(1, min(self._num_workers, len(indices))))
-            parts = list(self._map(partial(_read_rows, self.dataset), chunks))
+            chunks = np.array_split(indices, num_chunks)
+            parts = list(workers(partial(read_rows, self.dataset), chunks))
             batch = parts[0] if len(parts) == 1 else _combined(self.dataset, parts, np.concatenate)
         else:
-            samples = list(self._map(partial(_read_sample, self.dataset), indices.tolist()))
+            samples = list(workers(partial(read_sample, self.dataset), indices.tolist()))
+            if seeds is not None:
+                seeds.for_batch()
             if collate is None:
                 batch = _combined(self.dataset, samples, np.stack)
             elif self._lengths is not None and hasattr(collate, "pad_to"):
@@ -112,14 +128,16 @@ def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch
 
 def _read_sample(dataset: Any, index: int) -> Any:
     try:
-        return dataset[index]
+        with GATE:
+            return dataset[index]
     except Exception as error:
         raise _reading_failed(dataset, f"sample {index}", error) from error
 
 
 def _read_rows(dataset: Any, indices: np.ndarray) -> Mapping[str, Any]:
     try:
-        batch = dataset.get_batch(indices)
+        with GATE:
+            batch = dataset.get_batch(indices)
     except Exception as error:
         raise _reading_failed(
             dataset, f"samples {', '.join(map(str, indices[:8].tolist()))}", error

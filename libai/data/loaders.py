@@ -7,97 +7,52 @@ Both produce the same samples for any number of ranks.
 from __future__ import annotations
 
 import itertools
-import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import numpy as np
 
 from libai.data.batches import BatchReader, Collate, as_batch
 from libai.data.datasets import Batch
 from libai.data.errors import DataError, checked_count
+from libai.data.random_state import Seeds, keys_of
+from libai.data.reading import RepeatableReading
 from libai.data.sampling import DataLayout, SampleRandom, SampleStream
 from libai.utils.distributed import get_rank, get_world_size
-
-Request = TypeVar("Request")
-Result = TypeVar("Result")
-
-# Handing a result from one thread to another takes 20-30 us (measured on 2 cores). Reading from
-# memory or a memory map takes 2-10 us. So reads stay in the caller's thread until several in a row
-# are slow. The time counted for a single read is limited: it may have been a cold start, or the
-# scheduler may have given the core to another process.
-_INLINE_SECONDS = 100e-6
-_GRACE_SECONDS = 10e-3
-_MAX_COUNTED_SECONDS = 3e-3
 
 MAX_PREFETCH = 10_000
 
 
-def read_ahead(
-    read: Callable[[Request], Result],
-    requests: Iterable[Request],
-    depth: int,
-    pool: ThreadPoolExecutor,
-) -> Generator[Result, None, None]:
-    """Yield `read(request)` for every request in order, and compute up to `depth` results ahead.
+class _Steps:
+    """Reads this rank's micro-batch of the step that starts at a stream position.
 
-    Results are computed ahead in the thread of `pool`, which starts only if reading is slow enough
-    to benefit from it. The results are the same either way. An exception in `read` is raised in
-    place of its result and ends the iteration. At the end, results that were not begun are
-    cancelled, without waiting for the current read, which may take long.
+    It is not part of the loader, because the background thread must not keep a reference to it.
     """
-    requests = iter(requests)
-    spare_seconds = _GRACE_SECONDS
-    for request in requests:
-        start = time.perf_counter()
-        result = read(request)
-        spare_seconds += _INLINE_SECONDS - min(time.perf_counter() - start, _MAX_COUNTED_SECONDS)
-        spare_seconds = min(spare_seconds, _GRACE_SECONDS)
-        if spare_seconds < 0 and depth > 0:
-            break
-        yield result
-    else:
-        return
-    pending: deque[Future[Result]] = deque()
-    try:
-        pending.extend(pool.submit(read, request) for request in itertools.islice(requests, depth))
-        yield result
-        while True:
-            # one more than `depth`, because the caller is about to take one
-            new = itertools.islice(requests, depth + 1 - len(pending))
-            pending.extend(pool.submit(read, request) for request in new)
-            if not pending:
-                return
-            yield pending.popleft().result()
-    finally:
-        for future in pending:
-            future.cancel()
 
+    def __init__(self, reader: BatchReader, layout: DataLayout, stream: SampleStream):
+        self._reader, self._layout, self._stream = reader, layout, stream
 
-def _reading_thread() -> ThreadPoolExecutor:
-    """Return an executor whose thread starts with the first task and ends when the executor is
-    deleted.
-    """
-    return ThreadPoolExecutor(1, "libai-read-ahead")
+    def read(self, step_start: int, seeds: Seeds | None) -> Batch:
+        """Return the micro-batch, for `RepeatableReading`."""
+        start, stop = self._layout.slice_of_step(step_start)
+        together = self._stream.indices(step_start, step_start + self._layout.samples_per_step)
+        own = together[start - step_start : stop - step_start]
+        batch = self._reader.read(own, together, seeds)
+        dataset = self._reader.dataset
+        if hasattr(dataset, "augment_batch"):
+            if seeds is not None:
+                seeds.for_batch(1)
+            positions = np.arange(start, stop)
+            augmented = dataset.augment_batch(batch, SampleRandom(self._stream.seed, positions))
+            if augmented is not batch:
+                batch = as_batch(dataset, augmented, stop - start)
+        return batch
 
-
-def _read_step(
-    reader: BatchReader, layout: DataLayout, stream: SampleStream, step_start: int
-) -> Batch:
-    """Return this rank's micro-batch of the step that starts at stream position `step_start`."""
-    start, stop = layout.slice_of_step(step_start)
-    together = stream.indices(step_start, step_start + layout.samples_per_step)
-    batch = reader.read(together[start - step_start : stop - step_start], together)
-    if hasattr(reader.dataset, "augment_batch"):
-        augmented = reader.dataset.augment_batch(
-            batch, SampleRandom(stream.seed, np.arange(start, stop))
-        )
-        if augmented is not batch:
-            batch = as_batch(reader.dataset, augmented, stop - start)
-    return batch
+    def keys(self, step_start: int) -> np.ndarray:
+        """Return a key for each sample: it depends on the seed, the epoch and the index."""
+        start, stop = self._layout.slice_of_step(step_start)
+        epochs = np.arange(start, stop) // self._stream.num_samples
+        return keys_of(self._stream.seed, epochs, self._stream.indices(start, stop))
 
 
 class TrainLoader:
@@ -128,8 +83,8 @@ class TrainLoader:
         self.collate = reader.collate
         self.layout = layout
         self._stream = SampleStream(len(self.dataset), seed=seed, shuffle=shuffle)
-        # not a method: the background thread must not keep a reference to the loader
-        self._read = partial(_read_step, reader, layout, self._stream)
+        steps = _Steps(reader, layout, self._stream)
+        self._reading = RepeatableReading(type(self.dataset).__name__, steps.read, steps.keys)
         self._prefetch = checked_count("prefetch", prefetch, MAX_PREFETCH, "read when asked")
         self._consumed_samples = 0
         self._ahead: Generator[Batch, None, None] | None = None
@@ -144,9 +99,10 @@ class TrainLoader:
 
     def __next__(self) -> Batch:
         if self._ahead is None:
-            starts = itertools.count(self._consumed_samples, self.layout.samples_per_step)
-            self._pool = _reading_thread()
-            self._ahead = read_ahead(self._read, starts, self._prefetch, self._pool)
+            first, step = self._consumed_samples, self.layout.samples_per_step
+            self._ahead = self._reading.batches(
+                lambda number: itertools.count(first + number * step, step), self._prefetch
+            )
         try:
             batch = next(self._ahead)
         except BaseException:
@@ -188,6 +144,14 @@ class TrainLoader:
         starts = range(end - num_batches * step, end, step)
         return [self._stream.indices(*self.layout.slice_of_step(start)) for start in starts]
 
+    def seed_always(self) -> None:
+        """Read samples in the calling thread from now on, and seed the global random generators of
+        Python, NumPy and OneFlow for each of them.
+
+        The loader does so by itself if the first micro-batch uses one of them.
+        """
+        self._reading.seed_always()
+
     def close(self) -> None:
         """Stop the background thread and discard what it read ahead.
 
@@ -195,7 +159,7 @@ class TrainLoader:
         """
         if self._ahead is not None:
             self._ahead.close()
-            self._pool.shutdown()
+            self._reading.stop()
             self._ahead = None
 
 
@@ -263,6 +227,7 @@ class EvalLoader:
         reader: BatchReader,
         layout: DataLayout,
         *,
+        seed: int = 0,
         max_batches: int | None = None,
         prefetch: int = 2,
     ):
@@ -274,6 +239,11 @@ class EvalLoader:
         self.dataset = reader.dataset
         self.layout = layout
         self._prefetch = checked_count("prefetch", prefetch, MAX_PREFETCH, "read when asked")
+        self._reading = RepeatableReading(
+            type(self.dataset).__name__,
+            self._read_slice,
+            lambda slice_: keys_of(seed, np.arange(*slice_[:2])),
+        )
         self._slices = self._cut(len(self.dataset))
         self._slices = self._slices[: self.num_items(max_batches)]
 
@@ -292,13 +262,15 @@ class EvalLoader:
         return max_batches
 
     def __iter__(self) -> Iterator[tuple[Batch, bool]]:
-        return read_ahead(self._read_slice, self._slices, self._prefetch, _reading_thread())
+        return self._reading.batches(
+            lambda number: itertools.islice(self._slices, number, None), self._prefetch
+        )
 
-    def _read_slice(self, slice_: tuple[int, int, bool]) -> tuple[Batch, bool]:
+    def _read_slice(self, slice_: tuple[int, int, bool], seeds: Seeds | None) -> tuple[Batch, bool]:
         start, stop, replicated = slice_
         first = start if replicated else start - start % self.layout.samples_per_step
         together = np.arange(first, stop if replicated else first + self.layout.samples_per_step)
-        return self._reader.read(np.arange(start, stop), together), replicated
+        return self._reader.read(np.arange(start, stop), together, seeds), replicated
 
     def _cut(self, num_samples: int) -> list[tuple[int, int, bool]]:
         """Return `(start, stop, replicated)` of every batch for this rank."""
@@ -318,6 +290,7 @@ def build_eval_loader(
     micro_batch_size: int,
     data_rank: int | None = None,
     num_data_ranks: int | None = None,
+    seed: int = 0,
     max_batches: int | None = None,
     num_workers: int = 0,
     collate: Collate | None = None,
@@ -326,10 +299,10 @@ def build_eval_loader(
     """Build an evaluation loader of `(batch, replicated)` pairs, see `EvalLoader`.
 
     `max_batches` keeps only the first batches, each of `micro_batch_size` samples per rank (a last,
-    incomplete one is kept whole). The
-    other arguments are the same as for `build_train_loader`. Raises `DataError` for an empty
-    dataset or impossible numbers.
+    incomplete one is kept whole). `seed`: for samples that use global random generators; a sample
+    gets the same numbers in every evaluation. The other arguments are the same as for
+    `build_train_loader`. Raises `DataError` for an empty dataset or impossible numbers.
     """
     layout = _layout(micro_batch_size, data_rank, num_data_ranks)
     reader = BatchReader(dataset, num_workers, collate=collate)
-    return EvalLoader(reader, layout, max_batches=max_batches, prefetch=prefetch)
+    return EvalLoader(reader, layout, seed=seed, max_batches=max_batches, prefetch=prefetch)

@@ -61,6 +61,7 @@ from libai.utils.distributed import default_device, gather_objects
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
 from libai.utils.rank_notes import note_progress, phase
+from libai.utils.seeding import generators_kept
 from libai.utils.tensors import detached, digest_of, local_part, map_tensors, saved_values
 
 _lr_of = itemgetter("lr")
@@ -471,7 +472,8 @@ class ModelTrainer(TrainerBase):
         batches and ranks in float64. An evaluator called `<dataset>/<name>` is used only for that
         dataset.
 
-        Afterwards each module returns to its previous train or eval mode. Raises `Interrupted`
+        Afterwards each module returns to its previous train or eval mode, and the global generators
+        of Python and NumPy to their previous states. Raises `Interrupted`
         between two batches if the ranks have agreed to stop. Collective.
         """
         from libai.evaluation import add_sums, evaluators_of, reduce_sums
@@ -482,7 +484,7 @@ class ModelTrainer(TrainerBase):
         poll = self.loop.agreement.poller()
         if isinstance(loader, EvalLoader):
             max_batches = loader.num_items(max_batches)
-        with self._evaluating():
+        with self._evaluating(), generators_kept():
             for number, item in enumerate(islice(loader, max_batches), start=1):
                 note_progress()
                 poll()

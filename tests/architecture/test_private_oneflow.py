@@ -16,6 +16,7 @@ PROCESS_WIDE = (
 )
 #: file -> uses that concern the system, not OneFlow
 ELSEWHERE = {
+    "libai/data/random_state.py": {"ctypes"},  # the memory of Python's and NumPy's generators
     "libai/launch/rank.py": {"ctypes"},  # prctl: a rank ends with its launcher
     "libai/launch/supervisor.py": {"ctypes"},  # prctl: it waits for what its launcher has started
     "libai/utils/rank_notes.py": {"ctypes"},  # a structure in a file that is mapped into memory

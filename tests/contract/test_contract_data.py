@@ -1,9 +1,15 @@
-"""Evaluators of one data set, and the better direction of the deciding metric, in both modes."""
+"""Evaluators of one data set, the better direction of the deciding metric, and random numbers of
+datasets, in both modes.
+"""
 
 import contract_runs
+import jobs
+import numpy as np
+import oneflow as flow
 import pytest
 
-from libai.config import ConfigError
+from libai.config import ConfigError, LazyCall, validate
+from libai.engine import Run, default_setup
 from libai.evaluation import ClassificationEvaluator
 from libai.utils.errors import UserError
 
@@ -51,3 +57,37 @@ def test_a_metric_without_direction_is_refused_before_data_is_read(mode, tmp_pat
     assert known.better == "max"
     of_loss = contract_runs.make_run(tmp_path, mode, "train.evaluation.eval_metric=val/loss")
     assert of_loss.better == "min"
+
+
+class Noisy:
+    """Adds a number of a global generator to each sample, as many augmentations do."""
+
+    def __init__(self, count, draw, seed=0):
+        self.arrays = contract_runs.dataset(count, seed)
+        self.draw = draw
+
+    def __len__(self):
+        return len(self.arrays["y"])
+
+    def __getitem__(self, index):
+        noise = {"numpy": np.random.rand, "oneflow": lambda: float(flow.rand(1))}[self.draw]()
+        return {"x": self.arrays["x"][index] + np.float32(noise), "y": self.arrays["y"][index]}
+
+
+@pytest.mark.parametrize("draw", ["numpy", "oneflow"])
+def test_random_numbers_in_datasets_are_resumed_and_leave_the_model_alone(mode, draw, tmp_path):
+    def losses(name, iterations, *overrides, resume=False):
+        config = contract_runs.make_config(tmp_path / name, mode, *overrides)
+        config.dataloader.train.dataset = LazyCall(Noisy)(count=44, draw=draw)
+        config.dataloader.test.val.dataset = LazyCall(Noisy)(count=19, draw=draw, seed=1)
+        config.train.train_iter = iterations
+        config.train.deterministic = True
+        config.lr_scheduler = None
+        Run(default_setup(validate(config)), resume=resume).train()
+        return jobs.read_column(tmp_path / name), jobs.read_column(tmp_path / name, "eval/val/loss")
+
+    expected, evaluated = losses("whole", 8)
+    losses("parts", 4, "dataloader.train.num_workers=4")
+    assert losses("parts", 8, resume=True) == (expected, evaluated)
+    without, _ = losses("other", 8, "train.evaluation.eval_period=8", "dataloader.test={}")
+    assert without == expected

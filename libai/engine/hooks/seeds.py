@@ -11,22 +11,32 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
+from libai.data import TrainLoader
+from libai.data.random_state import GATE
 from libai.engine.hook_base import HookBase
 from libai.engine.loop import TrainerBase
 from libai.engine.rehearsal.kept import has_drawn_since
 from libai.layers.random import fold
 from libai.utils.distributed import any_rank, gather_objects, get_rank
+from libai.utils.logging import engine_logger as logger
+
+_LATE = (
+    "OneFlow's global generator was not used in iteration %d, but has been used by iteration %d. "
+    "Random numbers sampled from it in between differ in the next run; from now on they depend on "
+    "the seed and the iteration. Use it from the first iteration on, or use seeded layers "
+    "(docs/model_and_data.md#randomness)."
+)
 
 
 class RandomStateHook(HookBase):
     """Saves and restores the generators of Python, numpy and oneflow on every rank.
 
-    libai's own dropout uses none of them, but the user's models, datasets and hooks may. The state
-    of oneflow 0.9.0's generator cannot be restored (docs/dev/oneflow.md#rng-state); it only shows
-    whether a random number was sampled. After the first sample, the generator is seeded from (seed,
-    iteration, rank) in every iteration. This costs 30 µs per iteration, but only in runs that
-    sample from the generator. Graph mode does not sample from it, because a compiled random
-    operation ignores every seed.
+    libai's own dropout uses none of them, but the user's models and hooks may. Samples of datasets
+    are seeded by their loader. The state of oneflow 0.9.0's generator cannot be restored
+    (docs/dev/oneflow.md#rng-state); it only shows whether a random number was sampled. After the
+    first sample, the generator is seeded from (seed, iteration, rank) in every iteration. This
+    costs 30 µs per iteration, but only in runs that sample from the generator. Graph mode does not
+    sample from it, because a compiled random operation ignores every seed.
     """
 
     trainer: TrainerBase
@@ -49,6 +59,7 @@ class RandomStateHook(HookBase):
 
     def after_train(self) -> None:
         """Stores the state of the generators, because training may continue in this process."""
+        self._look_for_draws()
         self._restored = _python_and_numpy()
 
     def before_step(self) -> None:
@@ -62,20 +73,30 @@ class RandomStateHook(HookBase):
             self._look_for_draws()
 
     def _look_for_draws(self) -> None:
-        if not self.step_period and any_rank(has_drawn_since(self._untouched)):
-            self.step_period = 1
-            self._seed_oneflow(self.trainer.completed_iters)
+        if self.step_period or self._untouched is None:
+            return
+        with GATE.closed():
+            has_drawn = has_drawn_since(self._untouched)
+        if not any_rank(has_drawn):
+            return
+        self.step_period = 1
+        self._seed_oneflow(self.trainer.completed_iters)
+        if self.trainer.iter > self.trainer.start_iter:
+            logger.warning(_LATE, self.trainer.start_iter + 1, self.trainer.completed_iters)
+            loader = self.trainer.feed.loader
+            if isinstance(loader, TrainLoader):  # its samples may have used the generator
+                loader.seed_always()
 
     def _seed_oneflow(self, iteration: int) -> None:
-        flow.manual_seed(fold(self._seed, iteration, get_rank()) & 0x7FFFFFFF)
-        if not self.step_period:
-            self._seeded_at = iteration
-            self._untouched = flow.get_rng_state()
+        with GATE.closed():
+            flow.manual_seed(fold(self._seed, iteration, get_rank()) & 0x7FFFFFFF)
+            if not self.step_period:
+                self._seeded_at = iteration
+                self._untouched = flow.get_rng_state()
 
     def state_dict(self) -> dict[str, Any]:
         """See `HookBase.state_dict`. Collective."""
-        if self._untouched is not None:
-            self._look_for_draws()
+        self._look_for_draws()
         return {
             "seeds_every_iteration": bool(self.step_period),
             "seeded_at": self._seeded_at,

@@ -1,0 +1,192 @@
+"""Give every sample its own random numbers, whichever global generator its dataset uses.
+
+Datasets may use the global generators of Python, NumPy and OneFlow. These belong to the whole
+process, so samples that are read in threads during training cannot share them: neither the
+samples nor the model would get the same numbers in the next run. `libai.data.reading` finds out
+whether a dataset uses them. If it does, samples are read in the calling thread, and the generators
+are seeded for each sample and restored afterwards.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+
+from libai.utils.seeding import mix_bits
+
+Result = TypeVar("Result")
+
+_NUM_WORDS = 625  # 624 of a Mersenne twister and its position
+#: of Python's twister: its position and the first word
+_NUM_BYTES = 8
+
+
+def keys_of(*numbers: Any) -> np.ndarray:
+    """Mix integers and equally long arrays of integers into keys, uint64 `(length,)`.
+
+    >>> keys_of(0, np.arange(3)).shape
+    (3,)
+    """
+    key = np.zeros(1, np.uint64)
+    for number in numbers:
+        key = mix_bits(key + mix_bits(np.atleast_1d(np.asarray(number, np.uint64))))
+    return key
+
+
+def _memory(one: object, size: int | None = None) -> bytes:
+    """Return the first `size` bytes of the memory of a CPython object after its header."""
+    header = object.__basicsize__
+    return ctypes.string_at(id(one) + header, size or type(one).__basicsize__ - header)
+
+
+def _is_layout_known() -> bool:
+    """Return whether the memory of both kinds of generators shows that they are used."""
+    if sys.implementation.name != "cpython":
+        return False
+    own, of_numpy = random.Random(0), np.random.RandomState(0)
+    of_numpy.randn()  # samples two numbers and keeps one, so the next call moves only the rest
+    own.random()
+    before = _memory(own, _NUM_BYTES), _memory(of_numpy)
+    own.random()
+    of_numpy.randn()
+    return _memory(own, _NUM_BYTES) != before[0] and _memory(of_numpy) != before[1]
+
+
+_IS_LAYOUT_KNOWN = _is_layout_known()
+
+
+def random_position() -> tuple[Any, Any]:
+    """Return two values that change when code uses the global generator of NumPy or of Python.
+
+    Takes a microsecond; reading the whole states takes 130.
+    """
+    of_numpy: Any = np.random.mtrand._rand
+    of_python: Any = random._inst
+    bits = of_numpy._bit_generator
+    if type(bits) is not np.random.MT19937 or not _IS_LAYOUT_KNOWN:
+        return repr(np.random.get_state()), random.getstate()
+    words = (ctypes.c_uint32 * _NUM_WORDS).from_address(bits.ctypes.state_address)
+    numpys = words[0], words[_NUM_WORDS - 1], _memory(of_numpy)
+    return numpys, (_memory(of_python, _NUM_BYTES), of_python.gauss_next)
+
+
+class ReadingGate:
+    """Keeps reading threads out while another thread seeds OneFlow's generator.
+
+    OneFlow holds the generator's lock while it waits for all running operations. An operation of a
+    reading thread that samples from this generator waits for the same lock, forever.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_reading = 0
+        self._is_closed = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            while self._is_closed:
+                self._changed.wait()
+            self._num_reading += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._num_reading -= 1
+            if self._is_closed:
+                self._changed.notify_all()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Wait until no thread is reading a sample, and let none begin inside the block."""
+        with self._changed:
+            self._is_closed = True
+            while self._num_reading:
+                self._changed.wait()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_closed = False
+                self._changed.notify_all()
+
+
+#: entered for each sample that a thread of a loader reads
+GATE = ReadingGate()
+
+
+class Seeds:
+    """Seeds the global generators for the samples of one batch.
+
+    Args:
+        keys: one number per sample, uint64 `(samples,)`.
+        with_oneflow: also seed OneFlow's generator, which takes longer than reading many samples.
+
+    Attributes:
+        used: names of the generators that code has used since they were seeded.
+    """
+
+    def __init__(self, keys: np.ndarray, with_oneflow: bool):
+        self.used: set[str] = set()
+        self._keys = keys
+        self._with_oneflow = with_oneflow
+        self._position = random_position()
+
+    def before(self, read: Callable[..., Result]) -> Callable[..., Result]:
+        """Return a function that seeds for the next sample and then calls `read`."""
+        keys = iter(self._keys.tolist())
+
+        def seed_and_read(*arguments: Any) -> Result:
+            self._seed(next(keys))
+            return read(*arguments)
+
+        return seed_and_read
+
+    def for_batch(self, purpose: int = 0) -> None:
+        """Seed for code that sees all samples, such as a collate function."""
+        self._seed(int(keys_of(self._keys[0], purpose)[0]))
+
+    def look(self) -> None:
+        """Add the generators of NumPy and Python to `used` if they have moved since they were
+        seeded.
+        """
+        for name, before, now in zip(("NumPy", "Python"), self._position, random_position()):
+            if now != before:
+                self.used.add(name)
+
+    def _seed(self, key: int) -> None:
+        self.look()
+        random.seed(key)
+        np.random.seed(key & 0xFFFFFFFF)
+        if self._with_oneflow:
+            seed_oneflow(key)
+        self._position = random_position()
+
+
+def watch_oneflow(read: Callable[[], Result]) -> tuple[Result, bool]:
+    """Return the result of `read`, and whether it has used OneFlow's generator."""
+    flow = sys.modules.get("oneflow")
+    if flow is None:
+        return read(), False
+    with GATE.closed():
+        before = flow.get_rng_state()
+        # only a generator that was just seeded shows its use (docs/dev/oneflow.md#rng-state)
+        flow.manual_seed(0)
+        untouched = flow.get_rng_state().numpy()
+    result = read()
+    with GATE.closed():
+        is_used = (flow.get_rng_state().numpy() != untouched).any()
+        if not is_used:
+            flow.set_rng_state(before)
+    return result, is_used
+
+
+def seed_oneflow(key: int) -> None:
+    """Seed OneFlow's generator with `key`, a number below 2**64."""
+    with GATE.closed():
+        sys.modules["oneflow"].manual_seed(key >> 33)

@@ -1,19 +1,15 @@
-"""Render report.json as a Markdown page with a table for each config, and as an SVG chart."""
+"""Render report.json as a Markdown page with a table for each config."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
-from libai.benchmark.report import UNDECIDED, WITHIN_NOISE, format_spread
-
-#: chart layout in pixels: left edge and maximum width of the bars
-_LEFT, _WIDTH = 220, 480
+from libai.benchmark.report import format_spread
 
 
 def to_page(report: Mapping[str, Any]) -> str:
-    """Return the report as a Markdown page, which shows the chart `report.svg` next to it."""
+    """Return the report as a Markdown page."""
     lines = ["# Benchmark", "", f"`{report['command']}`", ""]
     for part in ("machine", "settings"):
         facts = [f"{name} {value}" for name, value in report[part].items()]
@@ -25,7 +21,6 @@ def to_page(report: Mapping[str, Any]) -> str:
         "compared before the measurement; the learning rate is constant. `of matmul` is the "
         "fraction of the speed of the variants' fastest large matmul in the same round, with the "
         "same number of threads.",
-        "\n![milliseconds per iteration](report.svg)\n",
     ]
     for case in report["cases"]:
         head, *rows = (f"| {' | '.join(row)} |" for row in to_rows(case))
@@ -58,40 +53,3 @@ def to_rows(case: Mapping[str, Any]) -> list[list[str]]:
         )
     rows[1][2] = "1"
     return rows
-
-
-def to_picture(report: Mapping[str, Any]) -> str:
-    """Return an SVG bar chart of milliseconds per iteration with intervals.
-
-    Bars without a clear verdict are pale.
-    """
-    parts = []
-    y = 0
-    for case in report["cases"]:
-        rows = [row for row in case["variants"] if row["blocks"]]
-        scale = _WIDTH / max(row["step_seconds"]["high"] for row in rows)
-        parts.append(f'<text y="{y + 15}" font-weight="bold">{escape(case["title"])}</text>')
-        for row in rows:
-            y += 22
-            step = row["step_seconds"]
-            low, middle, high = (_LEFT + step[end] * scale for end in ("low", "median", "high"))
-            color = "lightsteelblue" if row["verdict"] in (WITHIN_NOISE, UNDECIDED) else "steelblue"
-            parts.append(
-                f'<text x="4" y="{y + 15}">{escape(row["name"])}: {format_spread(step, 1e3)} '
-                f'ms</text><path d="M{_LEFT} {y + 11}H{middle:.1f}" stroke="{color}" '
-                f'stroke-width="14"/><path d="M{low:.1f} {y + 11}H{high:.1f}" stroke="black" '
-                'stroke-width="2"/>'
-            )
-        y += 44
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH}" height="{y}" '
-        'font-family="sans-serif" '
-    )
-    return "\n".join(
-        [
-            head + 'font-size="12"><rect width="100%" height="100%" fill="white"/>',
-            *parts,
-            "</svg>",
-            "",
-        ]
-    )

@@ -70,7 +70,7 @@ def test_the_report_has_conclusions_and_no_paths_of_the_machine(measured):
         assert line in result.stdout
     assert variants["slept"]["unavailable"] == "it cannot sleep here"
     assert "slept was excluded: it cannot sleep here." in result.stdout
-    for file in ("report.md", "report.json", "report.svg"):
+    for file in ("report.md", "report.json"):
         text = (folder / file).read_text()
         assert str(folder) not in text and str(jobs.ROOT) not in text
 

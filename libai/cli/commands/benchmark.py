@@ -1,7 +1,7 @@
 """Measure variants of configs in turn: both modes, plain OneFlow loops, and your own commands.
 
 Each variant runs in its own process. Nothing is reported unless all losses agree. The results are
-printed and written to report.md, report.svg and report.json.
+printed and written to report.md and report.json.
 
 Modes: eager and graph (the trainers), raw-eager and raw-graph (hand-written loops), stock-eager and
 stock-graph (the same loops without libai's kernels and settings). The suffix -1 means one thread,
@@ -66,7 +66,7 @@ def _work(arguments: Sequence[str]) -> int:
 
 
 def _benchmark(arguments: Sequence[str]) -> int:
-    from libai.benchmark.page import to_page, to_picture, to_rows
+    from libai.benchmark.page import to_page, to_rows
     from libai.utils.atomic import atomic_write_text
 
     args = _parser().parse_intermixed_args(arguments)
@@ -104,9 +104,8 @@ def _benchmark(arguments: Sequence[str]) -> int:
     command = " ".join(["libai benchmark", *map(without_folders, arguments)])
     report = {"command": command, "machine": machine, "settings": asdict(settings), "cases": cases}
     atomic_write_text(args.output / "report.json", json.dumps(report, indent=1) + "\n")
-    atomic_write_text(args.output / "report.svg", to_picture(report))
     atomic_write_text(args.output / "report.md", to_page(report))
-    print(f"report.md, report.svg and report.json are in {args.output}")
+    print(f"report.md and report.json are in {args.output}")
     return 0
 
 

@@ -12,7 +12,10 @@ import ctypes
 import functools
 import logging
 import mmap
+import os
 import re
+
+import numpy as np
 
 from libai.native.symbol_table import (
     Unavailable,
@@ -131,29 +134,15 @@ def waiting_code(original: int) -> bytes:
 
 
 def make_executable(code: bytes) -> int:
-    """Copy `code` to a new page, which stays until the process ends, and return its address.
+    """Copy `code` to new memory, which stays until the process ends, and return its address.
 
-    The page is never writable and executable at the same time. Raises `OSError` if the system
-    forbids executable memory.
+    The memory is a file without a name, mapped as read-only and executable, so it is never writable
+    and executable at the same time. Raises `OSError` if the system forbids executable memory.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_long,
-    ]
-    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    # not mmap.mmap, because its destructor would unmap the page while OneFlow threads are still
-    # running
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    page = libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, 0)
-    if page == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "mmap failed")
-    ctypes.memmove(page, code, len(code))
-    if libc.mprotect(page, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
-        raise OSError(ctypes.get_errno(), "memory may not be made executable")
-    return int(page)
+    with open(os.memfd_create("libai"), "r+b", buffering=0) as file:
+        file.write(code)
+        page = mmap.mmap(
+            file.fileno(), len(code), mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC
+        )
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(page))  # OneFlow's threads outlive this module
+    return int(np.frombuffer(page, np.uint8).ctypes.data)

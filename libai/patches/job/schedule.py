@@ -10,7 +10,6 @@ measurements.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from graphlib import TopologicalSorter
 from typing import Any
 
@@ -37,15 +36,15 @@ def compute_on_two_threads(job: JobEdit) -> None:
     """Assign the operations of a completed CPU job to two threads to shorten the estimated time of
     the job.
 
-    This is list scheduling: a thread that is free starts the operation with the longest path to the
-    end of the job. A short operation stays on the thread of its last input, because a message to
-    the other thread takes longer.
+    In the order of their longest path to the end of the job, each operation goes to the thread that
+    can start it first (HEFT, Topcuoglu et al. 2002). A short operation stays on the thread of its
+    last input, because a message to the other thread takes longer.
     """
-    sorter = TopologicalSorter(dict.fromkeys(job.ops, ()))
+    makers: dict[str, list[str]] = {name: [] for name in job.ops}
     for name in job.ops:
         for reader in job.readers(name):
-            sorter.add(reader.name, name)
-    order = list(sorter.static_order())
+            makers[reader.name].append(name)
+    order = list(TopologicalSorter(makers).static_order())
     time = {name: _estimate(job, job.ops[name]) for name in order}
     remaining: dict[str, float] = {}
     for name in reversed(order):
@@ -53,31 +52,19 @@ def compute_on_two_threads(job: JobEdit) -> None:
             (remaining[op.name] for op in job.readers(name)), default=0.0
         )
 
-    missing = Counter(reader.name for name in order for reader in job.readers(name))
-    ready = [name for name in order if not missing[name]]
-    last_input = dict.fromkeys(
-        order, (0.0, 0)
-    )  # end time and thread of each operation's last input
+    ended: dict[str, tuple[float, int]] = {}  # end time and thread of each operation
     free = [0.0, 0.0]
-    while ready:
-        starts = []
-        for name in ready:
-            arrival, own = last_input[name]
-            starts.append((max(free[own], arrival), -remaining[name], own, name))
-            if time[name] > _SHORT:
-                starts.append(
-                    (max(free[1 - own], arrival + _HANDOVER), -remaining[name], 1 - own, name)
-                )
-        start, _, thread, name = min(starts)
-        ready.remove(name)
+    # a stable sort: operations with equal paths keep their order, each after its makers
+    for name in sorted(order, key=remaining.__getitem__, reverse=True):
+        arrival, thread = max((ended[maker] for maker in makers[name]), default=(0.0, 0))
+        other = 1 - thread
+        starts_earlier = max(free[other], arrival + _HANDOVER) < max(free[thread], arrival)
+        if starts_earlier and time[name] > _SHORT:
+            arrival += _HANDOVER
+            thread = other
+        free[thread] = max(free[thread], arrival) + time[name]
+        ended[name] = free[thread], thread
         job.ops[name].stream_name_hint = f"compute-{thread}"
-        end = start + time[name]
-        free[thread] = max(free[thread], end)
-        for reader in job.readers(name):
-            last_input[reader.name] = max(last_input[reader.name], (end, thread))
-            missing[reader.name] -= 1
-            if not missing[reader.name]:
-                ready.append(reader.name)
     for name, op in job.ops.items():
         # a parameter or an input shares the thread of its first reader, because the reader sends it
         # messages
@@ -96,13 +83,9 @@ def _estimate(job: JobEdit, op: Any) -> float:
     time = _START + _PER_ELEMENT * sum(map(job.size, values))
     if "matmul" in job.kind(op):
         # m × k, k × n and m × n elements: the root of their product is m × n × k
-        first, second = ("x", "weight") if "x" in conf.input else ("a", "b")
-        a, b, out = [
-            job.dims(entry.s[0])
-            for entry in (conf.input[first], conf.input[second], conf.output["out"])
-        ]
-        batch = math.prod(b[:-2]) if len(out) > 2 else 1
-        time += _PER_MULTIPLICATION * math.sqrt(
-            math.prod(a) * math.prod(b) * math.prod(out) / batch
-        )
+        factors = [conf.input[name].s[0] for name in conf.input_order[:2]]
+        result = conf.output["out"].s[0]
+        batch = math.prod(job.dims(factors[1])[:-2]) if len(job.dims(result)) > 2 else 1
+        elements = math.prod(map(job.size, [*factors, result]))
+        time += _PER_MULTIPLICATION * math.sqrt(elements / batch)
     return time

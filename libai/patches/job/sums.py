@@ -30,9 +30,8 @@ def order_sums(job: JobEdit, traced: Any) -> None:
         for op in traced.net.op
         if op.user_conf.op_type_name == "add_n"
     }
-    kept = [job.ops[name] for name in sums if name in job.ops]  # traced order
     unordered = []
-    for op in kept:
+    for op in [job.ops[name] for name in sums if name in job.ops]:
         terms = op.user_conf.input["in"].s
         if len(terms) <= 2:
             continue
@@ -47,8 +46,9 @@ def order_sums(job: JobEdit, traced: Any) -> None:
             len(unordered),
             ", ".join(unordered),
         )
-    for op in kept:
-        _reduce_first(job, op)
+    for name in sums:
+        if name in job.ops:  # also the sums that were restored
+            _reduce_first(job, job.ops[name])
 
 
 def _traced_terms(job: JobEdit, sums: dict[str, list[str]], name: str) -> Iterator[str]:

@@ -154,3 +154,53 @@ def record_losses(trainer) -> list[float]:
         [CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))]
     )
     return losses
+
+
+def numbers(seed: int, dtype: str = "float32") -> np.ndarray:
+    """Return eight samples of four normal numbers."""
+    return np.random.default_rng(seed).normal(size=(8, 4)).astype(dtype)
+
+
+def pair(i: int) -> dict[str, np.ndarray]:
+    """Return batch `i` of a regression."""
+    return {"x": numbers(i), "y": numbers(i + 100)}
+
+
+def seeded(model: nn.Module) -> nn.Module:
+    """Set the parameters of `model` to the same numbers at each call, and return it."""
+    for seed, parameter in enumerate(model.parameters()):
+        values = np.random.default_rng(seed).normal(0, 0.3, tuple(parameter.shape))
+        parameter.data.copy_(flow.tensor(values.astype("float32")))
+    return model
+
+
+def plain_losses(model, optimizer, data, updates, after=lambda i: None, accumulation=1):
+    """Train `model` in a plain loop, and return the loss of each update.
+
+    `data(i)` returns micro-batch `i`. `after(i)` is called after update `i`.
+    """
+    losses = []
+    for update in range(updates):
+        parts = []
+        for micro in range(update * accumulation, (update + 1) * accumulation):
+            batch = {name: flow.tensor(value) for name, value in data(micro).items()}
+            parts.append(model(**batch))
+        loss = sum(parts[1:], parts[0]) / accumulation
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        after(update)
+    return losses
+
+
+def trained_losses(mode, model, optimizer, data, updates, after=lambda trainer: None, **options):
+    """Train `model` in a mode like `plain_losses`; return the losses and the trainer."""
+    from libai.engine.hooks import CallbackHook
+
+    count = (updates + 4) * options.get("num_accumulation_steps", 1)
+    trainer = trainer_of(mode, model, map(data, range(count)), optimizer, **options)
+    losses = record_losses(trainer)
+    trainer.register_hooks([CallbackHook(after_step=after)])
+    trainer.train(0, updates)
+    return losses, trainer

@@ -140,6 +140,8 @@ def wrap_forward(module: nn.Module, around: Around) -> None:
     base = type(module)
 
     class Wrapped(base):  # type: ignore[misc, valid-type]
+        _is_wrapper = True
+
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return around(self, base.forward, args, kwargs)
 
@@ -155,3 +157,11 @@ def wrap_forward(module: nn.Module, around: Around) -> None:
 def unwrap_forward(module: nn.Module) -> None:
     """Undo the last `wrap_forward`."""
     module.__class__ = type(module).__bases__[0]
+
+
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """Return the class of `module` as the user has written it, without wrappers."""
+    cls = type(module)
+    while "_is_wrapper" in vars(cls):
+        cls = cls.__bases__[0]
+    return cls

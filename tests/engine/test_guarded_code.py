@@ -6,9 +6,10 @@ import types
 import numpy as np
 import oneflow as flow
 import pytest
+import toy
 from oneflow import nn
 
-from libai.engine import EagerTrainer, GraphTrainer, hooks
+from libai.engine import GraphTrainer
 
 # a hundred short trainings; tests/engine/test_guards.py is in the first command
 pytestmark = pytest.mark.e2e
@@ -189,59 +190,36 @@ CASES = [
 ]
 
 
-def batch(i):
-    random = np.random.default_rng(i)
-    return {name: random.normal(size=(8, 4)).astype("float32") for name in "xy"}
-
-
 def build(name):
-    net = Net(name)
-    for seed, parameter in enumerate(net.parameters()):
-        values = np.random.default_rng(seed).normal(0, 0.3, tuple(parameter.shape))
-        parameter.data.copy_(flow.tensor(values.astype("float32")))
+    net = toy.seeded(Net(name))
     return net, flow.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
 
-def plain_losses(name, change, patch):
+def plain(name, change):
     net, optimizer = build(name)
-    losses = []
-    for i in range(UPDATES):
-        loss = net(**{key: flow.tensor(value) for key, value in batch(i).items()})
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-        if i == CHANGED:
-            change(net, patch)
-    return losses
+    with pytest.MonkeyPatch.context() as patch:
+        return toy.plain_losses(
+            net, optimizer, toy.pair, UPDATES, lambda i: i == CHANGED and change(net, patch)
+        )
 
 
-def losses_of(kind, name, change, patch):
-    net, optimizer = build(name)
-    losses = []
-
-    def after(trainer):
-        losses.append(trainer.fetch_metrics()["train/loss"])
-        if trainer.iter == CHANGED:
-            change(net, patch)
-
-    trainer = kind(net, map(batch, range(UPDATES + 4)), optimizer)
-    trainer.register_hooks([hooks.CallbackHook(after_step=after)])
-    trainer.train(0, UPDATES)
-    return losses
-
-
-@pytest.mark.parametrize("kind", [EagerTrainer, GraphTrainer])
 @pytest.mark.parametrize(
     ("name", "change"), CASES, ids=[f"{name}-{getattr(one, '__name__', '')}" for name, one in CASES]
 )
-def test_code_and_objects_that_a_hook_exchanges_take_effect(kind, name, change):
-    with pytest.MonkeyPatch.context() as patch:
-        expected = plain_losses(name, change, patch)
-    unchanged = plain_losses(name, lambda net, patch: None, None)
+def test_code_and_objects_that_a_hook_exchanges_take_effect(mode, name, change):
+    expected = plain(name, change)
+    unchanged = plain(name, lambda net, patch: None)
     assert max(abs(np.array(expected) / unchanged - 1)) > 1e-3  # the change matters
+    net, optimizer = build(name)
     with pytest.MonkeyPatch.context() as patch:
-        losses = losses_of(kind, name, change, patch)
+        losses, _ = toy.trained_losses(
+            mode,
+            net,
+            optimizer,
+            toy.pair,
+            UPDATES,
+            lambda trainer: trainer.iter == CHANGED and change(net, patch),
+        )
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
@@ -262,11 +240,14 @@ def test_equal_values_that_no_code_tells_apart_are_not_compiled_again(monkeypatc
             return ((self.fc(x) * sum(self.powers) - y) ** 2).mean()
 
     net = Sums()
-    trainer = GraphTrainer(
-        net, map(batch, range(UPDATES + 4)), flow.optim.SGD(net.parameters(), lr=0.1)
-    )
     assign = functools.partial(setattr, net, "powers")
-    trainer.register_hooks([hooks.CallbackHook(after_step=lambda trainer: assign([1.0, 2.0]))])
-    trainer.train(0, UPDATES)
+    _, trainer = toy.trained_losses(
+        "graph",
+        net,
+        flow.optim.SGD(net.parameters(), lr=0.1),
+        toy.pair,
+        UPDATES,
+        lambda trainer: assign([1.0, 2.0]),
+    )
     assert len(compiled) == 1
     assert not trainer.gradients.updates_eagerly

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import oneflow as flow
 import pytest
+import toy
 from oneflow import nn
-
-from libai.engine import EagerTrainer, GraphTrainer, hooks
 
 # trainings with several compilations
 pytestmark = pytest.mark.e2e
@@ -51,7 +50,7 @@ class Net(nn.Module):
         self.items.extend([nn.Linear(4, 4), nn.Linear(4, 4)])
         self.first, self.second = Scale(), nn.Identity()
         for seed, name in enumerate("uvw"):
-            self.register_buffer(name, flow.tensor(numbers(seed)[0]))
+            self.register_buffer(name, flow.tensor(toy.numbers(seed)[0]))
         self.register_buffer("alias", self.w)
 
     def forward(self, x, y):
@@ -59,14 +58,6 @@ class Net(nn.Module):
         h = self.items[1](flow.tanh(self.items[0](h)))
         h = self.second(getattr(self, "renamed", self.b)(h)) * self.u
         return ((h + self.v * self.w + self.alias - y) ** 2).mean()
-
-
-def numbers(seed):
-    return np.random.default_rng(seed).normal(size=(8, 4)).astype("float32")
-
-
-def batch(i):
-    return {"x": numbers(i), "y": numbers(i + 100)}
 
 
 def exchange_layers(net):
@@ -117,10 +108,7 @@ MOVES = {
 
 
 def build(make_optimizer):
-    net = Net()
-    for seed, parameter in enumerate(net.parameters()):
-        values = np.random.default_rng(seed).normal(0, 0.3, tuple(parameter.shape))
-        parameter.data.copy_(flow.tensor(values.astype("float32")))
+    net = toy.seeded(Net())
     return net, make_optimizer(net)
 
 
@@ -134,14 +122,7 @@ def act(net, move, i):
 
 def plain(make_optimizer, move):
     net, optimizer = build(make_optimizer)
-    losses = []
-    for i in range(UPDATES):
-        loss = net(**{name: flow.tensor(value) for name, value in batch(i).items()})
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        act(net, move, i)
+    losses = toy.plain_losses(net, optimizer, toy.pair, UPDATES, lambda i: act(net, move, i))
     return losses, state_of(net)
 
 
@@ -149,28 +130,24 @@ def state_of(net):
     return {name: value.numpy() for name, value in net.state_dict().items()}
 
 
-def trained(kind, make_optimizer, move):
+def trained(mode, make_optimizer, move):
     net, optimizer = build(make_optimizer)
-    losses, saved = [], {}
-    trainer = kind(net, map(batch, range(UPDATES + 4)), optimizer)
+    saved = {}
 
     def after(trainer):
-        losses.append(trainer.fetch_metrics()["train/loss"])
         act(net, move, trainer.iter)
         if trainer.iter == MOVED:
             tensors, _ = trainer.optimizer_state.export()
             saved.update({name: value.numpy().copy() for name, value in tensors.items()})
 
-    trainer.register_hooks([hooks.CallbackHook(after_step=after)])
-    trainer.train(0, UPDATES)
+    losses, _ = toy.trained_losses(mode, net, optimizer, toy.pair, UPDATES, after)
     return SimpleNamespace(losses=losses, state=state_of(net), saved=saved)
 
 
-@pytest.mark.parametrize("kind", [EagerTrainer, GraphTrainer])
 @pytest.mark.parametrize("name", MOVES)
-def test_state_follows_the_object_that_a_hook_moves(kind, name):
+def test_state_follows_the_object_that_a_hook_moves(mode, name):
     losses, state = plain(momentum, MOVES[name])
-    run = trained(kind, momentum, MOVES[name])
+    run = trained(mode, momentum, MOVES[name])
     np.testing.assert_allclose(run.losses, losses, rtol=1e-5)
     assert run.state.keys() == state.keys()
     for key, value in state.items():
@@ -179,17 +156,16 @@ def test_state_follows_the_object_that_a_hook_moves(kind, name):
 
 @pytest.mark.parametrize("move", [exchange_layers, rename])
 def test_a_checkpoint_right_after_the_move_has_the_state_under_the_new_names(move):
-    saved = {kind: trained(kind, adam, move).saved for kind in (EagerTrainer, GraphTrainer)}
-    assert saved[EagerTrainer].keys() == saved[GraphTrainer].keys()
-    for key, value in saved[EagerTrainer].items():
-        np.testing.assert_allclose(saved[GraphTrainer][key], value, rtol=1e-4, atol=1e-6)
+    saved = {mode: trained(mode, adam, move).saved for mode in ("eager", "graph")}
+    assert saved["eager"].keys() == saved["graph"].keys()
+    for key, value in saved["eager"].items():
+        np.testing.assert_allclose(saved["graph"][key], value, rtol=1e-4, atol=1e-6)
 
 
 def test_a_layer_exchanged_for_one_without_updates_is_not_refused():
     losses, _ = plain(head_only, exchange_layers)
-    np.testing.assert_allclose(
-        trained(GraphTrainer, head_only, exchange_layers).losses, losses, rtol=1e-5
-    )
+    run = trained("graph", head_only, exchange_layers)
+    np.testing.assert_allclose(run.losses, losses, rtol=1e-5)
 
 
 def test_the_moves_matter():

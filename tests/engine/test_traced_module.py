@@ -3,9 +3,10 @@
 import numpy as np
 import oneflow as flow
 import pytest
+import toy
 from oneflow import nn
 
-from libai.engine import EagerTrainer, GraphTrainer, hooks
+from libai.utils.errors import UserError
 
 UPDATES = 5
 
@@ -55,7 +56,21 @@ def write_in_place(net, h):
     return h * net.count
 
 
+def class_of(net):
+    return type(net)
+
+
 USES = {
+    "class": lambda net, h: h * type(net).SCALE * class_of(net).SCALE,
+    "class method": lambda net, h: type(net).scaled(h),
+    "class name": lambda net, h: h * len(type(net).__name__ + type(net.fc).__name__),
+    "same class": lambda net, h: h * (2 if type(net) is Net is net.__class__ else 5),
+    "class of a child": lambda net, h: h * (2 if type(net.fc) is nn.Linear else 5),
+    "other types": lambda net, h: (
+        h * (2 if type(h) is flow.Tensor and type(net.use) is not int else 5)
+    ),
+    "is a type": lambda net, h: h * (2 if isinstance(type(net), type) else 5),
+    "made class": lambda net, h: h * type("Made", (), {"SCALE": 2}).SCALE,
     "item": lambda net, h: h * net.bank[0] + net.bank[1],
     "length": lambda net, h: h * len(net.bank),
     "loop": lambda net, h: sum((h * one for one in net.bank), h),
@@ -76,6 +91,12 @@ USES = {
 
 
 class Net(nn.Module):
+    SCALE = 2.0
+
+    @classmethod
+    def scaled(cls, h):
+        return h * cls.SCALE
+
     def __init__(self, use):
         super().__init__()
         self.fc, self.bank, self.named, self.empty = nn.Linear(4, 4), Bank(), Named(), Empty()
@@ -86,42 +107,82 @@ class Net(nn.Module):
         return ((self.use(self, self.fc(x)) * 0.3 - y) ** 2).mean()
 
 
-def batch(i):
-    random = np.random.default_rng(i)
-    return {name: random.normal(size=(8, 4)).astype("float32") for name in "xy"}
-
-
 def build(use):
-    net = Net(use)
-    for seed, parameter in enumerate(net.parameters()):
-        values = np.random.default_rng(seed).normal(0, 0.3, tuple(parameter.shape))
-        parameter.data.copy_(flow.tensor(values.astype("float32")))
+    net = toy.seeded(Net(use))
     return net, flow.optim.SGD(net.parameters(), lr=0.02)
 
 
-def plain(use):
-    net, optimizer = build(use)
-    losses = []
-    for i in range(UPDATES):
-        loss = net(**{key: flow.tensor(value) for key, value in batch(i).items()})
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
-
-
-@pytest.mark.parametrize("kind", [EagerTrainer, GraphTrainer])
 @pytest.mark.parametrize("name", USES)
-def test_a_module_can_be_used_in_forward_as_outside(kind, name):
-    net, optimizer = build(USES[name])
-    trainer = kind(net, map(batch, range(UPDATES + 4)), optimizer)
-    losses = []
-    record = hooks.CallbackHook(
-        after_step=lambda trainer: losses.append(trainer.fetch_metrics()["train/loss"])
-    )
-    trainer.register_hooks([record])
-    trainer.train(0, UPDATES)
-    np.testing.assert_allclose(losses, plain(USES[name]), rtol=1e-5)
-    if kind is GraphTrainer:
+def test_a_module_can_be_used_in_forward_as_outside(mode, name):
+    expected = toy.plain_losses(*build(USES[name]), toy.pair, UPDATES)
+    losses, trainer = toy.trained_losses(mode, *build(USES[name]), toy.pair, UPDATES)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    if mode == "graph":
         assert trainer.graph is not None
+
+
+#: statistics that forward reads of a batch norm, after and before the layer runs
+READS = {
+    "mean": lambda norm, h: norm(h) + norm.running_mean,
+    "variance": lambda norm, h: norm(h) * norm.running_var,
+    "dict": lambda norm, h: norm(h) + norm._buffers["running_mean"],
+    "count": lambda norm, h: norm(h) * norm.num_batches_tracked.float(),
+    "all": lambda norm, h: sum((one.float().sum() for one in norm.buffers()), norm(h)),
+    "alias": lambda norm, h: (lambda mean: norm(h) + mean)(norm.running_mean),
+    "before": lambda norm, h: norm(h + norm.running_mean),
+    "apart": lambda norm, h: norm(h).sum() + norm.running_mean.sum(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_statistic_of_a_batch_norm_has_its_new_value(mode, name):
+    def use(net, h):
+        return READS[name](net.norm, h)
+
+    def build_norm():
+        net, optimizer = build(use)
+        net.norm = nn.BatchNorm1d(4)
+        return net, optimizer
+
+    expected = toy.plain_losses(*build_norm(), toy.pair, UPDATES)
+    losses, _ = toy.trained_losses(mode, *build_norm(), toy.pair, UPDATES)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_batches_are_counted_only_while_a_batch_norm_tracks_them(mode):
+    net, optimizer = build(lambda net, h: net.norm(h))
+    net.norm = nn.BatchNorm1d(4)
+
+    def after(trainer):
+        net.norm.track_running_stats = trainer.iter != 1
+
+    toy.trained_losses(mode, net, optimizer, toy.pair, UPDATES, after)
+    assert net.norm.num_batches_tracked.item() == UPDATES - 1
+
+
+#: all operations of OneFlow 0.9 that sample from its generator
+SAMPLES = {
+    "bernoulli": lambda h: flow.bernoulli(flow.full((8, 4), 0.7)),
+    "bernoulli method": lambda h: flow.full((8, 4), 0.7).bernoulli(),
+    "bernoulli_": lambda h: flow.ones(8, 4).bernoulli_(0.7),
+    "randperm": lambda h: flow.randperm(8).unsqueeze(1),
+    "rand": lambda h: flow.rand(8, 4),
+    "randn": lambda h: flow.randn(8, 4),
+    "randn_like": flow.randn_like,
+    "randint": lambda h: flow.randint(0, 9, (8, 4)),
+    "randint_like": lambda h: flow.randint_like(h, 0, 9),
+    "normal": lambda h: flow.normal(0.0, 1.0, (8, 4)),
+    "normal_": lambda h: flow.ones(8, 4).normal_(),
+    "uniform_": lambda h: flow.ones(8, 4).uniform_(),
+    "exponential_": lambda h: flow.ones(8, 4).exponential_(),
+    "multinomial": lambda h: flow.multinomial(flow.ones(8, 4), 1),
+    "gumbel_softmax": lambda h: nn.functional.gumbel_softmax(h),
+    "xavier_uniform_": lambda h: nn.init.xavier_uniform_(flow.ones(8, 4)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_compiled_step_samples_nothing(name):
+    net, optimizer = build(lambda net, h: h * SAMPLES[name](h).float())
+    with pytest.raises(UserError, match=r"at .*test_traced_module.py:\d+ samples .* in the batch"):
+        toy.trained_losses("graph", net, optimizer, toy.pair, 4, rehearse=0)

@@ -26,11 +26,16 @@ from libai.engine.options import TrainOptions
 from libai.forward.contract import read_losses, total_loss, weighted_total
 from libai.native.kernels import are_kernels_on
 from libai.parallel import GlobalLayout, Layout, named_tensors
-from libai.patches.compiled_graph import CompiledGraph, Uncompilable, refuse_uncompilable
+from libai.patches.compiled_graph import (
+    CompiledGraph,
+    Uncompilable,
+    refuse_uncompilable,
+)
 from libai.patches.job.clip import clip_by_value
 from libai.patches.job.gradients import sum_gradients
 from libai.patches.job.job_edit import JobEdit
 from libai.patches.job.passes import JobFacts, repair_job, simplify_job
+from libai.patches.job.refusals import refuse_job
 from libai.patches.job.sums import order_sums
 from libai.patches.job.variables import first_of_equal, is_update
 from libai.patches.table import is_on
@@ -211,6 +216,7 @@ class TrainGraph(CompiledGraph):
             self._connect(job, out2name)
 
     def _connect(self, job: JobEdit, out2name: Any) -> None:
+        refuse_job(job)
         if is_on("ordered-sums"):
             order_sums(job, self._forward_job_proto)
         if self._accumulation > 1:

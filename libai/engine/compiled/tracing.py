@@ -9,8 +9,8 @@ tensors record operations instead of running them. During that time, and in this
   module runs too;
 * a module that the user's code finds in a list, a dict or a closure is traced like its proxy;
 * a parameter that is first read under `no_grad` keeps its gradient;
-* `isinstance(self.layer, nn.Linear)` and `super()` work, and `parameters()`, `ParameterList` and
-  `ParameterDict` return tensors;
+* `isinstance(self.layer, nn.Linear)`, `type(self)` and `super()` work, and `parameters()`,
+  `ParameterList` and `ParameterDict` return tensors;
 * special methods of the user's class run (`self.layer[0]`, `len`, `in`, iteration), and the dicts
   `_parameters` and `_buffers` have traced tensors;
 * `copy_`, `zero_`, and changes made through `.data` and `.detach()` change the traced tensor;
@@ -19,6 +19,7 @@ tensors record operations instead of running them. During that time, and in this
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -38,10 +39,15 @@ from oneflow.nn.graph.proxy import (
     ProxyTensor,
 )
 
-from libai.forward.python_state import OF_MODULE, cell_value
+from libai.forward.python_state import OF_MODULE, cell_value, functions_of, variables_of
 from libai.patches.compiled_graph import READING_TWICE, Uncompilable
 from libai.patches.local_operations import ParameterHooks, hooks_of_parameter
-from libai.patches.wrapping import replaced, unwrap_forward, wrap_forward
+from libai.patches.wrapping import (
+    class_of,
+    replaced,
+    unwrap_forward,
+    wrap_forward,
+)
 
 #: attributes that a forward has read during the trace: `(module, name)` of each read
 Reads = list[tuple[nn.Module, str]]
@@ -59,6 +65,7 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
         # each of them
         warnings.filterwarnings("ignore", ".*is called in a nn.Graph, but not registered")
         proxies = {one.to(nn.Module): one for _, one in proxy.named_modules()}
+        stack.enter_context(_type_of_modules(proxy.to(nn.Module)))
         run_with_hooks = functools.partial(_run_with_hooks, proxies)
         for module in proxies:
             wrap_forward(module, run_with_hooks)
@@ -172,8 +179,46 @@ def _get_attribute(self: Any, name: str) -> Any:
             return _TracedTensors(self, name)
     if name == "__class__":
         origin = object.__getattribute__(self, "__dict__").get("_oneflow_internal_origin__")
-        return type(self) if origin is None else type(origin)
+        return type(self) if origin is None else class_of(origin)
     return object.__getattribute__(self, name)
+
+
+class _TypeOfModule(type):
+    """Make a class behave like the builtin `type`, except that the type of a proxy is the class of
+    its module.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        kind = type(*args, **kwargs)
+        if issubclass(kind, ProxyModule):
+            return args[0].__class__
+        return class_of(args[0]) if issubclass(kind, nn.Module) else kind
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, type)
+
+    def __subclasscheck__(cls, value: Any) -> bool:
+        return issubclass(value, type)
+
+
+class _Type(metaclass=_TypeOfModule):
+    """The `type` of code that runs during a trace."""
+
+
+@contextlib.contextmanager
+def _type_of_modules(model: nn.Module) -> Iterator[None]:
+    """Give the user's code that forward of `model` can reach a `type` that knows proxies."""
+    functions: set[Any] = set()
+    collections.deque(variables_of(functions_of(model), functions), maxlen=0)
+    scopes = {id(one.__globals__): one.__globals__ for one in functions}
+    added = [scope for scope in scopes.values() if "type" not in scope]
+    for scope in added:
+        scope["type"] = _Type
+    try:
+        yield
+    finally:
+        for scope in added:
+            del scope["type"]
 
 
 class _TracedTensors(MutableMapping[str, Any]):

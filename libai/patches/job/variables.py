@@ -24,7 +24,7 @@ from libai.patches.job.job_edit import JobEdit
 
 #: arguments through which batch normalization writes its running statistics; writes to a copy would
 #: be lost
-_WRITTEN = ("moving_mean", "moving_variance")
+WRITTEN = ("moving_mean", "moving_variance")
 #: suffixes of `TRAIN_STEP` that name the operations that count steps; the empty suffix is the
 #: variable
 _COUNT_OPS = ("", "-Identity", "-ScalarAdd", "-Assign")
@@ -64,7 +64,7 @@ def _places_that_read(job: JobEdit, maker: str, source: str) -> Iterator[tuple[A
         if not op.HasField("user_conf") or is_update(op):
             continue
         for argument, sources in op.user_conf.input.items():
-            if argument not in _WRITTEN:
+            if argument not in WRITTEN:
                 yield from (
                     (op, argument, index)
                     for index, value in enumerate(sources.s)

@@ -23,7 +23,7 @@ from libai.engine.compiled.guards import Guards, refuse_own_update
 from libai.engine.compiled.own_graph import MakeGraph, make_own_graph, refuse_options, traced_build
 from libai.engine.gradients import map_shares
 from libai.engine.metrics import Shares, StepResult
-from libai.engine.optimizer_state import GraphOptimizerState
+from libai.engine.optimizer_state import OptimizerState
 from libai.engine.options import TrainOptions
 from libai.engine.rehearsal.kept import forward_rolled_back
 from libai.engine.rehearsal.op_by_op import update_op_by_op
@@ -61,7 +61,6 @@ class GraphTrainer(RehearsedTrainer):
     """
 
     mode = "graph"
-    optimizer_state: GraphOptimizerState
     #: graph operations do not need the interpreter, so faster thread switches would only cost time
     #: (0007)
     _switch_seconds = math.inf
@@ -112,10 +111,7 @@ class GraphTrainer(RehearsedTrainer):
         #: even if they are 0
         self._takes_key = False
         self.gradients.updates_eagerly = False
-        has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
-        self.optimizer_state = GraphOptimizerState(
-            self.model, self.optimizer, self.layout, has_loss_scale
-        )
+        self.optimizer_state = OptimizerState(self.model, self.optimizer)
         self._entries: Entries | None = None
         #: batch norms that the compiled step runs in training mode, once for each call
         self._counting_norms = self._batch_norms
@@ -141,6 +137,7 @@ class GraphTrainer(RehearsedTrainer):
                 return update_op_by_op(self, batches)
         graph = self.graph
         assert graph is not None
+        self.optimizer_state.before_launch()
         if self._make_graph is not None:
             result = graph(**self.to_device(batches[0]))
         else:
@@ -354,16 +351,16 @@ class GraphTrainer(RehearsedTrainer):
             if self._make_graph is None:
                 inputs, _ = self._inputs(batches)
                 graph: Any = self._new_graph(graph_class)
-                state.prefix = MODULE_NAME
+                prefix = MODULE_NAME
                 reads = graph.reads
                 inputs_of_step: Sequence[str] = INPUTS
                 self._entries = _entries(batches[0])
             else:  # OneFlow itself refuses batches of a different shape
                 inputs = self.to_device(batches[0])
-                graph, state.prefix = make_own_graph(self._make_graph, self.model, self.optimizer)
+                graph, prefix = make_own_graph(self._make_graph, self.model, self.optimizer)
                 reads = []
                 inputs_of_step = ()
-                stack.enter_context(traced_build(graph, state.prefix, reads))
+                stack.enter_context(traced_build(graph, prefix, reads))
             try:
                 self._trace(graph, inputs)
             except Uncompilable as error:
@@ -378,6 +375,7 @@ class GraphTrainer(RehearsedTrainer):
         note_progress()
         if self.mesh.device == "cpu":
             let_polling_threads_sleep()
+        state.lend(graph, prefix)
         try:
             graph.finish_complie_and_init_runtime()
         except Exception as error:  # on all ranks
@@ -388,7 +386,8 @@ class GraphTrainer(RehearsedTrainer):
                 "and a graph of OneFlow 0.9 updates its running statistics only once",
                 "use a layer for each call",
             )
-        state.keep_in(graph)
+        has_loss_scale = self.options.amp == "fp16" and self.options.loss_scaling.is_dynamic
+        state.take(graph, prefix, has_loss_scale)
         self._without_update = self._trained_without_update()
         self._guards = Guards(
             self.model, reads, self.optimizer, inputs_of_step, before=self._guards

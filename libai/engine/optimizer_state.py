@@ -1,55 +1,38 @@
-"""Optimizer state in each mode, and its conversion to the form used by checkpoints and by the other
-mode.
+"""The state of the optimizer, which the optimizer holds in both modes.
 
-In eager mode, and in graph mode before compilation, the optimizer holds the state. After
-compilation the graph holds the state of the parameters that it updates. The optimizer keeps the
-state of all others, such as frozen ones.
+A compiled graph uses the tensors in `optimizer._state` as its variables, as it uses the parameters
+of the model (docs/dev/decisions/0031). So checkpoints, copies and eager updates need not know
+whether there is a graph. Only the counters of dynamic loss scaling are in the graph alone, because
+only the graph knows which updates it skips.
 """
 
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, TypeAlias
 
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.compiled.graphs import MODULE_NAME
-from libai.optim import (
-    JoinedUpdates,
-    export_graph_state,
-    export_state,
-    graph_names,
-    import_state,
-    to_graph_state,
-)
-from libai.optim.state import graph_state_names
-from libai.parallel import Layout, full_tensor
-from libai.patches.internals import wait_for_device
+from libai.optim import JoinedUpdates, export_state, import_state, named_graph_state
+from libai.optim.state import TRAIN_STEP, initial_state, put_in
+from libai.parallel import full_tensor
+from libai.patches.compiled_graph import lend_variables, own_variables
 from libai.utils.distributed import get_world_size
-from libai.utils.tensors import is_on_cpu, local_part, overwrite
+from libai.utils.tensors import is_on_cpu, local_part
 
-#: loss scaling of a compiled graph: name in a checkpoint → (name in the graph, type)
-_LOSS_SCALE = {
-    "loss_scale": ("LossScale", flow.float32),
-    "loss_scale_good_steps": ("GoodStepCounter", flow.int64),
-}
-#: methods of an optimizer that read or write its state
-_METHODS_ON_STATE = ("state_dict", "load_state_dict")
+#: dynamic loss scaling of a compiled graph: name in a checkpoint → name in the graph
+_LOSS_SCALE = {"loss_scale": "LossScale", "loss_scale_good_steps": "GoodStepCounter"}
 #: tensors `<parameter>/<key>` and JSON-serializable scalars, in the form shared by both modes
 PortableState: TypeAlias = "tuple[dict[str, Any], dict[str, Any]]"
 
 
 class OptimizerState:
-    """The state of an `optimizer` over the parameters of `model`, as OneFlow keeps it in the
-    optimizer.
+    """The state of `optimizer` over the parameters of `model`.
 
     `updates`: applies the optimizer's updates in eager mode; None before the first one. `graph`:
-    the compiled graph that holds the state; None if the optimizer holds it.
+    the compiled graph that uses the tensors of the state; None if there is none.
     """
 
     updates: JoinedUpdates | None = None
@@ -58,262 +41,173 @@ class OptimizerState:
     def __init__(self, model: nn.Module, optimizer: flow.optim.Optimizer):
         self.model = model
         self.optimizer = optimizer
+        #: the optimizer's dict of state, as it was when its tensors were lent to a graph
+        self._lent_from: dict[Any, Any] | None = None
+        #: the tensors that the graph uses, by id
+        self._lent: dict[int, flow.Tensor] = {}
+        #: key of a counter in `optimizer._state` → the graph's tensor
+        self._counters: dict[str, flow.Tensor] = {}
+        #: true if the graph may skip updates, so that only its own counters are right
+        self._may_skip = False
 
     def export(self) -> PortableState:
         """Return tensors `<parameter>/<key>` and JSON-serializable scalars, in the form shared by
         both modes.
         """
+        self.read_counters()
         return export_state(self.optimizer, self._parameters())
 
     def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        """Load the result of `export`, from this mode or the other."""
+        """Load the result of `export`, from this mode or the other.
+
+        Tensors that a graph uses are overwritten.
+        """
         import_state(self.optimizer, self._parameters(), tensors, scalars)
         self.updates = None
+        self.write_counters()
 
-    @contextmanager
-    def in_optimizer(self) -> Iterator[None]:
-        """Hold the state in the optimizer during the block, which may read it or make an update.
-
-        Collective.
-        """
-        yield
-
-    def copy(self) -> Any:
+    def copy(self) -> dict[Any, Any]:
         """Return a copy of the state on the device, for `put_back`."""
-        return {key: _copied(value) for key, value in self.optimizer._state.items()}
+        self.read_counters()
+        return {key: self._copied(value) for key, value in self.optimizer._state.items()}
 
-    def put_back(self, copies: Any) -> None:
+    def put_back(self, copies: Mapping[Any, Any]) -> None:
         """Restore the state returned by `copy`. The copy can be used again."""
         state = self.optimizer._state
         for key, value in state.items():
-            state[key] = _copied(copies.get(key, {} if isinstance(value, dict) else value))
-
-    def leave_graph(self) -> None:
-        """Move the state from a compiled graph back to the optimizer. Collective."""
+            if not isinstance(value, dict):
+                state[key] = self._copied(copies.get(key, value))
+                continue
+            before = copies.get(key, {})
+            for name in [name for name in value if name not in before]:
+                if id(value[name]) in self._lent:
+                    # the graph keeps its tensor, and a copy leaves out tensors that are zero
+                    value[name].zero_()
+                else:
+                    del value[name]
+            for name, entry in before.items():
+                put_in(value, name, self._copied(entry))
+        self.updates = None
+        self.write_counters()
 
     def loss_scale(self) -> dict[str, float]:
         """Return the state of dynamic loss scaling as checkpoint scalars.
 
         The dict is empty before the first update.
         """
+        self.read_counters()
         state = self.optimizer._state
         return {key: state[key] for key in _LOSS_SCALE if key in state}
+
+    # ------------------------------------------------------------------ tensors that a graph uses
+
+    def lend(self, graph: nn.Graph, prefix: str) -> None:
+        """Make the traced `graph` use the optimizer's tensors.
+
+        `prefix`: name of the graph's attribute that holds the module.
+        """
+        tensors = {}
+        for name, parameter, key, group in self._in_graph(prefix):
+            known = self.optimizer._state.get(parameter, {}).get(key)
+            tensors[name] = initial_state(parameter, group) if known is None else known
+        lend_variables(graph, tensors)
+
+    def take(self, graph: nn.Graph, prefix: str, has_loss_scale: bool) -> None:
+        """Hold the variables of the planned `graph`, which share memory with the lent tensors.
+
+        `has_loss_scale`: the graph scales losses dynamically, so it may skip updates. Collective.
+        """
+        self.graph = graph
+        variables = own_variables(graph)
+        state = self.optimizer._state
+        self._lent = {}
+        for name, parameter, key, _ in self._in_graph(prefix):
+            # a parameter without a gradient has no variable in the graph
+            if name in variables:
+                variable = variables[name]
+                tensor = variable if parameter.is_global else variable.to_local()
+                state.setdefault(parameter, {})[key] = tensor
+                self._lent[id(tensor)] = tensor
+        self._lent_from = state
+        self._may_skip = has_loss_scale
+        # an optimizer in a graph of a user's own corrects its bias with this counter
+        self._counters = {"step": variables[TRAIN_STEP]} if TRAIN_STEP in variables else {}
+        if has_loss_scale:
+            for key, suffix in _LOSS_SCALE.items():
+                name = f"System-Train-DynamicLossScale-{graph.name}-{suffix}"
+                self._counters[key] = variables[name]
+        self.write_counters()
+
+    def leave_graph(self) -> None:
+        """Forget the graph, which is dropped. The optimizer keeps the tensors. Collective."""
+        self.read_counters()
+        self.graph = None
+        self._lent = {}
+        self._lent_from = None
+        self._counters = {}
+        self._may_skip = False
+
+    def before_launch(self) -> None:
+        """Copy a state that has replaced the lent one to the graph's tensors.
+
+        `optimizer.load_state_dict` replaces the whole dict of state.
+        """
+        state = self.optimizer._state
+        if state is self._lent_from or self._lent_from is None:
+            return
+        lent_from = self._lent_from
+        self._lent_from = state
+        for parameter, entries in lent_from.items():
+            for key, tensor in entries.items() if isinstance(entries, dict) else ():
+                if id(tensor) not in self._lent:
+                    continue
+                new = state.setdefault(parameter, {}).get(key)
+                if new is None:
+                    tensor.zero_()
+                else:
+                    tensor.copy_(new)
+                state[parameter][key] = tensor
+        self.write_counters()
+
+    def read_counters(self) -> None:
+        """Copy the counters of a graph that may skip updates to the optimizer. Collective."""
+        if not self._may_skip:  # the optimizer counts the same updates
+            return
+        for key, tensor in self._counters.items():
+            # a counter is stored only on rank 0; other ranks would read an empty tensor
+            self.optimizer._state[key] = full_tensor(tensor).numpy()[0].item()
+
+    def write_counters(self) -> None:
+        """Copy the counters of the optimizer to the graph, if it has any. Collective."""
+        for key, tensor in self._counters.items():
+            if key in self.optimizer._state:
+                value = flow.tensor([self.optimizer._state[key]], dtype=tensor.dtype)
+                tensor.copy_(value.to_global(placement=tensor.placement, sbp=tensor.sbp))
+
+    def _in_graph(self, prefix: str) -> Iterator[tuple[str, flow.Tensor, str, Any]]:
+        return named_graph_state(self.optimizer, prefix, self._parameters())
 
     def _parameters(self) -> dict[str, flow.Tensor]:
         return dict(self.model.named_parameters())
 
+    def _copied(self, value: Any) -> Any:
+        """Copy the state of one parameter, or a value of the optimizer.
 
-def _copied(value: Any) -> Any:
-    """Copy the state of one parameter, or a value of the optimizer.
-
-    Custom optimizers may store more than tensors.
-    """
-    if isinstance(value, dict):
-        return {key: _copied(entry) for key, entry in value.items()}
-    return value.clone() if isinstance(value, flow.Tensor) else copy.deepcopy(value)
-
-
-class GraphOptimizerState(OptimizerState):
-    """The state of an optimizer that may be compiled into a graph.
-
-    `has_loss_scale`: the state includes dynamic loss scaling. `prefix`: name of the graph's
-    attribute that holds the module.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: flow.optim.Optimizer,
-        layout: Layout,
-        has_loss_scale: bool,
-    ):
-        super().__init__(model, optimizer)
-        self._layout = layout
-        self._has_loss_scale = has_loss_scale
-        self.prefix = MODULE_NAME
-        #: the state follows the parameter, whatever its name in the model is later
-        self._names: Mapping[flow.Tensor, str] = {}
-
-    def keep_in(self, graph: nn.Graph) -> None:
-        """Move the state into the compiled `graph`, which owns it from now on. Collective."""
-        self.graph = graph
-        self._names = graph_names(self.prefix, self.model)
-        if self.optimizer._state["step"] or "loss_scale" in self.optimizer._state:
-            self._move_into_graph()
-        else:
-            self._forget_copies()
-        # these methods of the optimizer would not reach the state, so they are replaced on the
-        # object. A weak reference allows the graph to be freed
-        owner = weakref.ref(self)
-        optimizer = self.optimizer
-
-        def in_optimizer(name: str, *args: Any) -> Any:
-            state = owner()
-            with nullcontext() if state is None else state.in_optimizer():
-                return getattr(type(optimizer), name)(optimizer, *args)
-
-        for name in _METHODS_ON_STATE:
-            setattr(optimizer, name, partial(in_optimizer, name))
-
-    def leave_graph(self) -> None:
-        """See `OptimizerState.leave_graph`. The next updates are eager, or of another graph."""
-        if self.graph is None:
-            return
-        state = self.export()
-        self.graph = None
-        for name in _METHODS_ON_STATE:
-            delattr(self.optimizer, name)
-        super().load(*state)
-
-    def export(self) -> PortableState:
-        """See `OptimizerState.export`."""
-        if self.graph is None:
-            return super().export()
-        tensors, scalars = self._of_both(self.graph.state_dict(), self._names)
-        return tensors, scalars | self.loss_scale()
-
-    def _of_both(
-        self, in_graph: Mapping[str, Any], names: Mapping[flow.Tensor, str]
-    ) -> PortableState:
-        """Return the state from the graph and the rest from the optimizer, in the form shared by
-        both modes.
-
-        `names`: names of the parameters in that graph.
+        Custom optimizers may store more than tensors. Saves memory before the first update: a
+        graph's tensor is left out if it is zero.
         """
-        # with loss scaling the graph counts the steps, because it may skip updates; otherwise the
-        # optimizer counts
-        step = None if self._has_loss_scale else self.optimizer._state["step"]
-        parameters = self._parameters()
-        tensors, scalars = export_graph_state(in_graph, names, parameters, self.optimizer, step)
-        for name, parameter in parameters.items():
-            for key, value in self.optimizer._state.get(
-                parameter, {}
-            ).items():  # state that is not in the graph
-                tensors[f"{name}/{key}"] = value
-        return tensors, scalars
-
-    def load(self, tensors: Mapping[str, Any], scalars: Mapping[str, Any]) -> None:
-        """See `OptimizerState.load`. A compiled graph is updated in place."""
-        super().load(tensors, scalars)
-        if self.graph is not None:
-            self._move_into_graph()
-
-    @contextmanager
-    def in_optimizer(self) -> Iterator[None]:
-        """See `OptimizerState.in_optimizer`."""
-        if self.graph is None:
-            yield
-            return
-        super().load(*self.export())
-        try:
-            yield
-        except BaseException:
-            self._forget_copies()  # not collective, because the other ranks may not have failed
-            raise
-        self._move_into_graph()
-
-    def copy(self) -> Any:
-        """See `OptimizerState.copy`. The copy can be restored before and after compilation."""
-        if self.graph is None:
-            return super().copy(), None, {}, {}
-        with self.variables() as variables:
-            in_graph = {
-                name: variable.clone()
-                for name, variable in variables.items()
-                if not _is_zero(variable)
-            }
-        return super().copy(), in_graph, self.loss_scale(), self._names
-
-    def put_back(self, copies: Any) -> None:
-        """See `OptimizerState.put_back`."""
-        in_optimizer, in_graph, loss_scale, names = copies
-        self.updates = None
-        super().put_back(in_optimizer)
-        if self.graph is None or names is not self._names:
-            if in_graph is not None:  # the graph was dropped after the copy
-                tensors, scalars = self._of_both(in_graph, names)
-                super().load(tensors, scalars | loss_scale)
-            if self.graph is not None:  # the graph was compiled after the copy
-                self._move_into_graph()
-        else:
-            with self.variables() as variables:
-                for name, variable in variables.items():
-                    if name in in_graph:
-                        overwrite(variable, in_graph[name])
-                    else:
-                        variable.zero_()
-
-    @contextmanager
-    def variables(self) -> Iterator[dict[str, flow.Tensor]]:
-        """Yield the live tensors that the compiled graph keeps apart from the module: optimizer
-        state and step count.
-
-        They are keyed by name. OneFlow 0.9 does not order eager operations on them with launches of
-        the graph, as it does for the module's own tensors: a pending update could overwrite a
-        change made here, and the next one could miss it. Therefore the device is idle before and
-        after the block.
-        """
-        wait_for_device()
-        assert self.graph is not None
-        job = self.graph._c_nn_graph
-        yield dict(zip(job.additional_var_names, job.additional_var_tensors))
-        wait_for_device()
-
-    def loss_scale(self) -> dict[str, float]:
-        """See `OptimizerState.loss_scale`."""
-        if self.graph is None:
-            return super().loss_scale()
-        found = {}
-        with self.variables() as variables:
-            for key, (suffix, _) in _LOSS_SCALE.items():
-                name = _loss_scale_name(self.graph, suffix)
-                if name in variables:
-                    found[key] = float(full_tensor(variables[name]).numpy()[0])
-        return found
-
-    def _move_into_graph(self) -> None:
-        state = self._tensors_for(self.graph)
-        with self.variables() as variables:
-            for name, variable in variables.items():
-                if name in state:
-                    variable.copy_(
-                        state[name].to_global(placement=variable.placement, sbp=variable.sbp)
-                    )
-        self._forget_copies()
-
-    def _forget_copies(self) -> None:
-        """Delete the optimizer's copies of state that is in the graph, because updates would make
-        them stale.
-        """
-        assert self.graph is not None
-        in_graph = set(self.graph._c_nn_graph.additional_var_names)
-        suffixes = graph_state_names(self.optimizer).values()
-        for parameter, name in self._names.items():
-            if any(f"{name}-{suffix}" in in_graph for suffix in suffixes):
-                self.optimizer._state[parameter] = {}
-
-    def _tensors_for(self, graph: nn.Graph) -> dict[str, Any]:
-        """Return the state held by the optimizer, keyed by the names in `graph`."""
-        tensors, scalars = super().export()
-        state = to_graph_state(tensors, scalars, self._names, self.optimizer, self._parameters())
-        if self._has_loss_scale:
-            for key, (suffix, dtype) in _LOSS_SCALE.items():
-                if key in scalars:
-                    scale = flow.tensor([scalars[key]]).to(dtype)
-                    state[_loss_scale_name(graph, suffix)] = self._layout.replicate(scale)
-        return state
+        if isinstance(value, dict):
+            kept = {}
+            for key, entry in value.items():
+                if not (id(entry) in self._lent and _is_zero(entry)):
+                    kept[key] = self._copied(entry)
+            return kept
+        return value.clone() if isinstance(value, flow.Tensor) else copy.deepcopy(value)
 
 
-def _is_zero(variable: flow.Tensor) -> bool:
+def _is_zero(tensor: flow.Tensor) -> bool:
     """Return True if all elements are 0, as before the first update.
 
-    Returns False without a check for a variable with one element, on a GPU, or in a job of several
-    processes.
+    Returns False without a check on a GPU, or in a job of several processes.
     """
-    if get_world_size() > 1 or not is_on_cpu(variable) or variable.nelement() == 1:
-        return False
-    return not local_part(variable).numpy().any()
-
-
-def _loss_scale_name(graph: nn.Graph, suffix: str) -> str:
-    return f"System-Train-DynamicLossScale-{graph.name}-{suffix}"
+    return get_world_size() == 1 and is_on_cpu(tensor) and not local_part(tensor).numpy().any()

@@ -10,10 +10,8 @@ from libai.optim.param_groups import auto_scale_lr, get_param_groups
 from libai.optim.several import Optimizers
 from libai.optim.state import (
     bias_corrections,
-    export_graph_state,
     export_state,
-    graph_names,
     graph_state_names,
     import_state,
-    to_graph_state,
+    named_graph_state,
 )

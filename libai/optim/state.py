@@ -2,9 +2,9 @@
 layout.
 
 The canonical form is `tensors = {"<parameter name>/<eager key>": tensor}` plus `scalars = {"step":
-updates made}`. `export_state` and `import_state` convert eager state. `export_graph_state` and
-`to_graph_state` convert from and to the names in a compiled graph, for the seven optimizers of
-OneFlow 0.9.0. Learning rates are not included, because they belong to the scheduler and the config.
+updates made}`. `export_state` and `import_state` convert it. In both modes the optimizer holds the
+state: a compiled graph uses the optimizer's tensors (`named_graph_state`). Learning rates are not
+included, because they belong to the scheduler and the config.
 
 The state is complete: OneFlow creates a parameter's state at its first gradient. Before that, the
 initial value of the state is exported. A tensor that is missing on loading is therefore an error.
@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import oneflow as flow
-from oneflow import nn
 
 from libai.optim.several import optimizer_of
 from libai.utils.errors import UserError
+from libai.utils.tensors import overwrite
 
 NamedParameters = Mapping[str, flow.Tensor] | Iterable[tuple[str, flow.Tensor]]
 
@@ -77,8 +77,7 @@ def export_state(
 
     `named_parameters` of the model must include every parameter of the optimizer, with tied weights
     under their first name. `scalars` contains `"step"` and, for custom optimizers, every number in
-    their state. Raises `UserError` if a parameter of the optimizer has no name, or if a compiled
-    graph holds the state.
+    their state. Raises `UserError` if a parameter of the optimizer has no name.
     """
     tensors = {}
     scalars = {
@@ -86,19 +85,7 @@ def export_state(
         for key, value in optimizer._state.items()
         if isinstance(key, str) and _is_number(value)
     }
-    walked = list(walk_parameters(optimizer, named_parameters))
-    has_keys = any(state_keys(optimizer, group) for _, _, group in walked)
-    if (
-        scalars.get("step")
-        and has_keys
-        and not any(optimizer._state[parameter] for _, parameter, _ in walked)
-    ):
-        raise UserError(
-            f"{type(optimizer).__name__} has made {scalars['step']} updates but has no state, "
-            "because a compiled graph holds it. Read it with trainer.optimizer_state.export(), or "
-            "trainer.state_dict()."
-        )
-    for name, parameter, group in walked:
+    for name, parameter, group in walk_parameters(optimizer, named_parameters):
         state = optimizer._state.get(
             parameter, {}
         )  # a custom optimizer may keep its state elsewhere
@@ -131,10 +118,28 @@ def import_state(
     wrong shape. The optimizer is then unchanged.
     """
     for _, parameter, key, value in _fitted_state(optimizer, named_parameters, tensors, scalars):
-        optimizer._state[parameter][key] = value
+        put_in(optimizer._state[parameter], key, value)
     for key, value in scalars.items():
         if "/" not in key:
             optimizer._state[key] = int(value) if key == "step" else value
+
+
+def put_in(state: dict[str, Any], key: str, value: Any) -> None:
+    """Store `value` in `state`.
+
+    A tensor with the same layout is overwritten, because a graph may use it.
+    """
+    old = state.get(key)
+    are_tensors = isinstance(value, flow.Tensor) and isinstance(old, flow.Tensor)
+    if are_tensors and _layout_of(old) == _layout_of(value):
+        overwrite(old, value)
+    else:
+        state[key] = value
+
+
+def _layout_of(tensor: flow.Tensor) -> tuple[Any, ...]:
+    where = (tensor.placement, tensor.sbp) if tensor.is_global else (tensor.device,)
+    return (tensor.shape, tensor.dtype, *where)
 
 
 def _fitted_state(
@@ -281,79 +286,19 @@ def graph_state_names(optimizer: flow.optim.Optimizer) -> dict[str, str]:
     return names
 
 
-def graph_names(prefix: str, model: nn.Module) -> dict[flow.Tensor, str]:
-    """Return parameter → its name in a graph that is compiled now.
+def named_graph_state(
+    optimizer: flow.optim.Optimizer, prefix: str, named_parameters: NamedParameters
+) -> Iterator[tuple[str, flow.Tensor, str, Any]]:
+    """Yield `(name in a graph that is compiled now, parameter, eager key, group)` for each tensor
+    of the state.
 
-    `prefix`: name of the graph attribute that holds `model`. Later the parameter may have another
-    name in the model, for example if a hook exchanges two layers.
-    """
-    return {parameter: f"{prefix}.{name}" for name, parameter in model.named_parameters()}
-
-
-def export_graph_state(
-    graph_state_dict: Mapping[str, Any],
-    names_in_graph: Mapping[flow.Tensor, str],
-    named_parameters: NamedParameters,
-    optimizer: flow.optim.Optimizer,
-    step: int | None = None,
-) -> tuple[dict[str, flow.Tensor], dict[str, Any]]:
-    """Return the state of a compiled training graph in the canonical form `(tensors, scalars)`.
-
-    `graph_state_dict` is `graph.state_dict()` after the first call. `names_in_graph` holds the name
-    that each parameter had when the graph was compiled (`graph_names`); the canonical form uses
-    those in `named_parameters`. `step` is the number of updates so far, for a graph that does not
-    count them itself. A graph has no state for a parameter without a gradient; its initial value is
-    exported instead. Collective for a global graph: every rank must call it.
+    `prefix` is the name of the graph attribute that holds the module. Later the parameter may have
+    another name in the model, for example if a hook exchanges two layers.
     """
     suffixes = graph_state_names(optimizer)
-    tensors = {}
     for name, parameter, group in walk_parameters(optimizer, named_parameters):
         for key in state_keys(optimizer, group) or ():
-            graph_name = f"{names_in_graph.get(parameter)}-{suffixes[key]}"
-            if graph_name in graph_state_dict:
-                tensors[f"{name}/{key}"] = graph_state_dict[graph_name]
-            else:
-                tensors[f"{name}/{key}"] = initial_state(parameter, group)
-    return tensors, {"step": _read_step(graph_state_dict[TRAIN_STEP]) if step is None else step}
-
-
-def to_graph_state(
-    tensors: Mapping[str, Any],
-    scalars: Mapping[str, Any],
-    names_in_graph: Mapping[flow.Tensor, str],
-    optimizer: flow.optim.Optimizer,
-    named_parameters: NamedParameters,
-) -> dict[str, flow.Tensor]:
-    """Convert the canonical form to entries for `graph.load_state_dict`, to be loaded before the
-    graph's first call.
-
-    Each tensor gets the dtype and layout of its parameter. Collective for global parameters: every
-    rank must call it. Weights are not included; load them into the module.
-
-    Raises `UserError` if names are missing or unknown to `optimizer`, as in a state that was not
-    converted, or if shapes differ.
-    """
-    suffixes = graph_state_names(optimizer)
-    fitted = _fitted_state(optimizer, named_parameters, tensors, scalars)
-    state = {
-        f"{names_in_graph.get(parameter)}-{suffixes[key]}": value
-        for _, parameter, key, value in fitted
-    }
-    step = flow.tensor([int(scalars["step"])], dtype=flow.int64)
-    is_global = any(parameter.is_global for _, parameter, _, _ in fitted)
-    state[TRAIN_STEP] = (
-        step.to_global(flow.placement.all("cpu"), flow.sbp.broadcast) if is_global else step
-    )
-    return state
-
-
-def _read_step(step: flow.Tensor) -> int:
-    if step.is_global:
-        # the counter is stored only on rank 0; other ranks would read an empty tensor
-        step = step.to_global(
-            placement=flow.placement.all(step.placement.type), sbp=flow.sbp.broadcast
-        ).to_local()
-    return int(step.numpy()[0])
+            yield f"{prefix}.{name}-{suffixes[key]}", parameter, key, group
 
 
 def bias_corrections(group: Any, step: int) -> tuple[float, float]:

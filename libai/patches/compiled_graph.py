@@ -10,7 +10,7 @@ import functools
 import gc
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import oneflow as flow
@@ -141,6 +141,36 @@ class CompiledGraph(nn.Graph):
         copied = map_tensors(self._eager_outputs_buffer[index][0], _copy)
         native.SoftSyncNNGraphBuffers(outputs, self._c_nn_graph)
         return copied
+
+
+def lend_variables(graph: nn.Graph, tensors: Mapping[str, flow.Tensor]) -> None:
+    """Make a traced `graph` use `tensors` as its variables of these names, instead of creating
+    tensors of its own.
+
+    Call this between tracing and planning. Names without a variable in the job are ignored: OneFlow
+    0.9 refuses them.
+    """
+    operations = graph._full_job_proto.net.op
+    names = [op.name for op in operations if op.HasField("variable_conf") and op.name in tensors]
+    lent = convert_to_tensor_tuple([tensors[name] for name in names])
+    graph._c_nn_graph.register_additional_variable_names_and_tensors(names, lent)
+
+
+def own_variables(graph: nn.Graph) -> dict[str, flow.Tensor]:
+    """Return the variables of a planned `graph` that are not in its module, by name, and name them
+    in its launches.
+
+    They share memory with lent tensors. OneFlow 0.9 orders a launch only with eager operations on
+    the tensors that the launch names, which are the tensors of the module. With these variables
+    named too, an eager read sees the updates launched before it, and a launch sees the eager writes
+    before it.
+    """
+    job = graph._c_nn_graph
+    tensors = list(job.additional_var_tensors)
+    named = convert_to_tensor_tuple([*graph._state_tensor_tuple, *tensors])
+    # bypass nn.Graph.__setattr__, which checks every value for modules
+    graph.__dict__["_state_tensor_tuple"] = named
+    return dict(zip(job.additional_var_names, tensors))
 
 
 def _is_plain(value: Any) -> bool:

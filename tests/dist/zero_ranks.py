@@ -122,14 +122,8 @@ def ranks_hold_half_of_parameters_and_state_each(key: str) -> None:
     stage, mode = key.split(", ")
     trainer = check_plan(SHARDED[int(stage)], mode)
     parameters = list(trainer.model.parameters())
-    if mode == "graph":
-        with trainer.optimizer_state.variables() as variables:
-            state = [tensor for name, tensor in variables.items() if name.startswith("model.")]
-    else:
-        copies = trainer.optimizer_state.copy().values()
-        state = [
-            tensor for entries in copies if isinstance(entries, dict) for tensor in entries.values()
-        ]
+    entries = trainer.optimizer._state.values()
+    state = [tensor for each in entries if isinstance(each, dict) for tensor in each.values()]
     sharding = trainer.layout.sharding
     assert sharding is not None and sharding.shares_parameters
     held = sum(map(_size_here, parameters))

@@ -42,8 +42,9 @@ def update_op_by_op(
         clip_grad_value(parameters, options.max_grad_value)
     if options.max_grad_norm is not None:
         result.grad_norm = clip_grad_norm(parameters, options.max_grad_norm)
-    with trainer.optimizer_state.in_optimizer():
-        optimizer.step()
+    trainer.optimizer_state.read_counters()
+    optimizer.step()
+    trainer.optimizer_state.write_counters()
     gradients.clear()
     trainer.finish_update()
     return result

@@ -11,8 +11,7 @@ from oneflow import nn
 
 from libai.layers import DropPath
 from libai.models.blocks.init import fan_in_std, init_weights
-from libai.models.blocks.outputs import ImageClassifier
-from libai.models.blocks.patches import check_image, check_patches, patches_of
+from libai.models.blocks.patches import PatchClassifier
 from libai.models.blocks.transformer import MLP_SPLIT, RESIDUAL_PROJECTIONS, MLPBlock
 from libai.utils.sizes import check_rate, check_sizes
 
@@ -70,7 +69,7 @@ class ResMLPBlock(nn.Module):
         return x + self.mlp_drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
 
 
-class ResMLP(ImageClassifier):
+class ResMLP(PatchClassifier):
     """A classifier for square images.
 
     Args:
@@ -100,18 +99,9 @@ class ResMLP(ImageClassifier):
         layer_scale: float = 1e-4,
         drop_path: float = 0.0,
     ):
-        super().__init__()
-        check_sizes(
-            image_size=image_size,
-            patch_size=patch_size,
-            num_channels=num_channels,
-            num_classes=num_classes,
-        )
-        check_sizes(hidden_size=hidden_size, num_layers=num_layers)
+        super().__init__(image_size, patch_size, num_channels, num_classes, hidden_size)
+        check_sizes(num_layers=num_layers)
         check_rate(mlp_ratio=mlp_ratio)
-        check_patches(image_size, patch_size)
-        self.image_size, self.patch_size = image_size, patch_size
-        self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
         sizes = (
             (image_size // patch_size) ** 2,
             hidden_size,
@@ -131,8 +121,7 @@ class ResMLP(ImageClassifier):
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """Return the average over the patches, (batch, hidden_size)."""
-        check_image(images, self.image_size, "ResMLP")
-        x = self.patch_embedding(patches_of(images, self.patch_size))
+        x = self.embed_patches(images)
         for block in self.blocks:
             x = block(x)
         return self.norm(x).mean(dim=1)

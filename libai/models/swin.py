@@ -16,8 +16,7 @@ from oneflow.nn import functional as F
 
 from libai.layers import Dropout, scaled_dot_product_attention
 from libai.models.blocks.init import fan_in_std, init_weights
-from libai.models.blocks.outputs import ImageClassifier
-from libai.models.blocks.patches import check_image, check_patches, patches_of
+from libai.models.blocks.patches import PatchClassifier
 from libai.models.blocks.transformer import (
     BLOCK_SPLIT,
     RESIDUAL_PROJECTIONS,
@@ -157,7 +156,7 @@ class PatchMergingV2(PatchMerging):
         return self.norm(self.reduction(self._neighbours(x)))
 
 
-class Swin(ImageClassifier):
+class Swin(PatchClassifier):
     """A classifier for square images.
 
     Args:
@@ -197,24 +196,15 @@ class Swin(ImageClassifier):
         activation: str = "gelu",
         norm_eps: float = 1e-5,
     ):
-        super().__init__()
-        check_sizes(
-            image_size=image_size,
-            patch_size=patch_size,
-            num_channels=num_channels,
-            num_classes=num_classes,
-        )
+        super().__init__(image_size, patch_size, num_channels, num_classes, hidden_size)
         check_sizes(blocks_per_stage=blocks_per_stage, num_heads=num_heads, window_size=window_size)
         check_transformer(hidden_size, sum(blocks_per_stage), num_heads[0], mlp_ratio)
-        check_patches(image_size, patch_size)
         if len(blocks_per_stage) != len(num_heads):
             raise UserError(
                 f"blocks_per_stage={list(blocks_per_stage)} and num_heads={list(num_heads)} have "
                 f"{len(blocks_per_stage)} and {len(num_heads)} entries. Give one number per stage "
                 "in both."
             )
-        self.image_size, self.patch_size = image_size, patch_size
-        self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
         self.embedding_norm = nn.LayerNorm(hidden_size)
         self.embedding_dropout = Dropout(dropout)
         rates = iter(linear_rates(drop_path, sum(blocks_per_stage)))
@@ -244,9 +234,7 @@ class Swin(ImageClassifier):
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """Return the average over the last map, (batch, channels of the last stage)."""
-        check_image(images, self.image_size, type(self).__name__)
-        x = self.embedding_norm(self.patch_embedding(patches_of(images, self.patch_size)))
-        x = self.embedding_dropout(x)
+        x = self.embedding_dropout(self.embedding_norm(self.embed_patches(images)))
         for block in self.blocks:
             x = block(x)
         return self.norm(x).mean(dim=1)

@@ -7,8 +7,7 @@ from oneflow import nn
 
 from libai.layers import Dropout
 from libai.models.blocks.init import init_weights, transformer_std
-from libai.models.blocks.outputs import ImageClassifier
-from libai.models.blocks.patches import check_image, check_patches, patches_of
+from libai.models.blocks.patches import PatchClassifier
 from libai.models.blocks.transformer import (
     RESIDUAL_PROJECTIONS,
     check_transformer,
@@ -16,10 +15,9 @@ from libai.models.blocks.transformer import (
     linear_rates,
     plan_of_blocks,
 )
-from libai.utils.sizes import check_sizes
 
 
-class ViT(ImageClassifier):
+class ViT(PatchClassifier):
     """A classifier for square images.
 
     Args: image_size, patch_size: side length in pixels. Patches must tile the image exactly.
@@ -48,19 +46,9 @@ class ViT(ImageClassifier):
         activation: str = "gelu",
         norm_eps: float = 1e-5,
     ):
-        super().__init__()
-        check_sizes(
-            image_size=image_size,
-            patch_size=patch_size,
-            num_channels=num_channels,
-            num_classes=num_classes,
-        )
+        super().__init__(image_size, patch_size, num_channels, num_classes, hidden_size)
         check_transformer(hidden_size, num_layers, num_heads, mlp_ratio)
-        check_patches(image_size, patch_size)
-        self.image_size = image_size
-        self.patch_size = patch_size
         num_patches = (image_size // patch_size) ** 2
-        self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
         self.class_token = nn.Parameter(flow.zeros(1, 1, hidden_size))
         self.position_embedding = nn.Parameter(flow.zeros(num_patches + 1, hidden_size))
         self.embedding_dropout = Dropout(dropout)
@@ -78,8 +66,7 @@ class ViT(ImageClassifier):
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """Return the class token after the last block, (batch, hidden_size)."""
-        check_image(images, self.image_size, "ViT")
-        x = self.patch_embedding(patches_of(images, self.patch_size))
+        x = self.embed_patches(images)
         x = flow.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
         x = self.embedding_dropout(x + self.position_embedding)
         for block in self.blocks:

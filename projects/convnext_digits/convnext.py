@@ -9,8 +9,7 @@ from oneflow import nn
 
 from libai.layers import DropPath
 from libai.models.blocks.init import fan_in_std, init_weights
-from libai.models.blocks.outputs import ImageClassifier
-from libai.models.blocks.patches import check_image, check_patches, patches_of
+from libai.models.blocks.patches import PatchClassifier
 from libai.models.blocks.transformer import MLP_SPLIT, RESIDUAL_PROJECTIONS, MLPBlock, linear_rates
 from libai.models.resmlp import LayerScale
 from libai.utils.errors import UserError
@@ -52,7 +51,7 @@ class Downsampling(nn.Module):
         )
 
 
-class ConvNeXt(ImageClassifier):
+class ConvNeXt(PatchClassifier):
     """A classifier of square images.
 
     Args: image_size, patch_size: height and width in pixels; patches tile the image, and each later
@@ -81,8 +80,7 @@ class ConvNeXt(ImageClassifier):
         layer_scale: float = 1e-6,
         drop_path: float = 0.0,
     ):
-        super().__init__()
-        check_patches(image_size, patch_size)
+        super().__init__(image_size, patch_size, num_channels, num_classes, widths[0])
         halvings = len(widths) - 1
         if len(widths) != len(blocks_per_stage) or image_size // patch_size % 2**halvings:
             raise UserError(
@@ -91,9 +89,6 @@ class ConvNeXt(ImageClassifier):
                 f"patch_size={image_size // patch_size} must be a multiple of {2**halvings}, "
                 "because each stage but the first halves the map."
             )
-        self.image_size = image_size
-        self.patch_size = patch_size
-        self.patch_embedding = nn.Linear(num_channels * patch_size**2, widths[0])
         self.embedding_norm = nn.LayerNorm(widths[0], eps=1e-6)
         rates = iter(linear_rates(drop_path, sum(blocks_per_stage)))
         blocks: list[nn.Module] = []
@@ -113,9 +108,8 @@ class ConvNeXt(ImageClassifier):
 
     def features(self, images: flow.Tensor) -> flow.Tensor:
         """Return the mean over the last feature map, (batch, channels of the last stage)."""
-        check_image(images, self.image_size, "ConvNeXt")
         side = self.image_size // self.patch_size
-        x = self.embedding_norm(self.patch_embedding(patches_of(images, self.patch_size)))
+        x = self.embedding_norm(self.embed_patches(images))
         x = x.reshape(x.shape[0], side, side, -1)
         for block in self.blocks:
             x = block(x)

@@ -73,17 +73,3 @@ class LanguageModel(nn.Module):
         Takes tensors or arrays, and returns a scalar of the same kind.
         """
         return (labels != self.ignore_index).sum()
-
-
-class ImageClassifier(nn.Module):
-    """Base of models with `features(images)`, (batch, width), and a `head` that reads them."""
-
-    features: Any
-    head: nn.Linear
-
-    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
-        """Classify `images` (batch, channels, height, width) float32 with `labels` (batch,) int64.
-
-        Returns the outputs described in `classification_outputs`. Logits are (batch, num_classes).
-        """
-        return classification_outputs(self.head(self.features(images)), labels, self.training)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import oneflow as flow
+from typing import Any
 
+import oneflow as flow
+from oneflow import nn
+
+from libai.models.blocks.outputs import classification_outputs
 from libai.utils.errors import UserError
+from libai.utils.sizes import check_sizes
 
 
 def patches_of(images: flow.Tensor, size: int) -> flow.Tensor:
@@ -37,3 +42,46 @@ def check_image(images: flow.Tensor, image_size: int, model: str) -> None:
             f"the batch contains images of {height} x {width}, but this {model} was built with "
             f"image_size={image_size}. Resize the images, or set image_size."
         )
+
+
+class PatchClassifier(nn.Module):
+    """Base of classifiers that read the patches of square images.
+
+    A model defines `features(images)`, (batch, width), and a `head` that reads them.
+
+    Args:
+        image_size, patch_size: side length in pixels. Patches must tile the image exactly.
+        num_channels, num_classes: number of image channels and of classes.
+        hidden_size: width of the patch embedding.
+    """
+
+    features: Any
+    head: nn.Linear
+
+    def __init__(
+        self,
+        image_size: int,
+        patch_size: int,
+        num_channels: int,
+        num_classes: int,
+        hidden_size: int,
+    ):
+        super().__init__()
+        check_sizes(image_size=image_size, patch_size=patch_size, hidden_size=hidden_size)
+        check_sizes(num_channels=num_channels, num_classes=num_classes)
+        check_patches(image_size, patch_size)
+        self.image_size = image_size
+        self.patch_size = patch_size
+        self.patch_embedding = nn.Linear(num_channels * patch_size**2, hidden_size)
+
+    def embed_patches(self, images: flow.Tensor) -> flow.Tensor:
+        """Return the embedding of each patch, (batch, patches, hidden_size)."""
+        check_image(images, self.image_size, type(self).__name__)
+        return self.patch_embedding(patches_of(images, self.patch_size))
+
+    def forward(self, images: flow.Tensor, labels: flow.Tensor | None = None) -> dict[str, Any]:
+        """Classify `images` (batch, channels, height, width) float32 with `labels` (batch,) int64.
+
+        Returns the outputs described in `classification_outputs`. Logits are (batch, num_classes).
+        """
+        return classification_outputs(self.head(self.features(images)), labels, self.training)

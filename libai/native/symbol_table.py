@@ -8,10 +8,13 @@ graph launch. This works only on Linux on x86_64.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib.util
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 # constants from <dlfcn.h> and <elf.h>, with sizes and types for x86_64
@@ -39,8 +42,15 @@ def require_linux_x86_64() -> None:
 
 
 def open_oneflow() -> ctypes.CDLL:
-    """Return the liboneflow that this process has loaded. Raises `Unavailable` if there is none."""
-    return ctypes.CDLL(_path_of_oneflow(), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    """Return the wheel's liboneflow, which this process has loaded. Raises `Unavailable` if it has
+    not.
+    """
+    spec = importlib.util.find_spec("oneflow")
+    packages = Path(spec.origin).parents[1] if spec is not None and spec.origin else Path()
+    for path in packages.glob("oneflow.libs/liboneflow-*.so"):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    raise Unavailable("the liboneflow of a wheel is not loaded")
 
 
 def address_of(library: ctypes.CDLL, name: str) -> int:
@@ -55,8 +65,7 @@ def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
     """Return the writable table entry through which `library` calls `name`, a function of its own
     or of libc.
 
-    Raises `Unavailable` if there is no such entry, it is read-only, or another library already
-    overrides `name`.
+    Raises `Unavailable` if there is no such entry, or another library already overrides `name`.
     """
     own, preferred = address_of(library, name), address_of(ctypes.CDLL(None), name)
     if not own:
@@ -87,34 +96,8 @@ def find_slot(library: ctypes.CDLL, name: str) -> ctypes.c_uint64:
         ]
     if len(offsets) != 1:
         raise Unavailable(f"oneflow does not call {name} through its table of dynamic symbols")
-    address = base + int(offsets[0])
-    if not _is_writable(address):  # if the library was linked with -z now
-        raise Unavailable("liboneflow's table of dynamic symbols is read-only")
-    return ctypes.c_uint64.from_address(address)
-
-
-def _is_writable(address: int) -> bool:
-    for line in _read_maps():
-        first, last = (int(word, 16) for word in line.split()[0].split("-"))
-        if first <= address < last:
-            return "w" in line.split()[1]
-    return False
-
-
-def _path_of_oneflow() -> str:
-    for line in _read_maps():
-        path = line.partition("/")[2]
-        if os.path.basename(path).startswith("liboneflow-"):
-            return f"/{path}"
-    raise Unavailable("no liboneflow is loaded")
-
-
-def _read_maps() -> list[str]:
-    try:
-        with open("/proc/self/maps", encoding="utf-8") as file:
-            return file.read().splitlines()
-    except OSError as error:
-        raise Unavailable(f"/proc/self/maps cannot be read ({error.strerror})") from error
+    # the wheel's library is linked without -z now, so its table stays writable
+    return ctypes.c_uint64.from_address(base + int(offsets[0]))
 
 
 def _read_dynamic_section(address: int) -> dict[int, int]:

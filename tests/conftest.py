@@ -12,9 +12,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import duration
-import jobs
+from jobs import RANK_FOLDERS
 
-sys.path += jobs.RANK_FOLDERS  # tests import some scripts of ranks
+sys.path += RANK_FOLDERS  # tests import some scripts of ranks
 
 #: under nohup or in the background of a script, all processes started by tests would ignore these
 #: signals

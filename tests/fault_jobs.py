@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import jobs
+from jobs import ROOT, TRAIN_NET, TRAIN_SH, clean_environment
 
 from libai import checkpoint
 
 CONFIG = "planted_config.py"
-FILES = jobs.ROOT / "tests" / "faults"
+FILES = ROOT / "tests" / "faults"
 #: seconds until a job must have ended, on a busy machine
 JOB_SECONDS = 120
 #: the start of a report, with the rank if there are several
@@ -83,7 +83,7 @@ class Job:
         settings = [*self.settings, *arguments]
         if self.resumes and self.checkpoints():
             settings.append("--resume")
-        words = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, CONFIG, str(self.procs), *settings]
+        words = ["bash", TRAIN_SH, TRAIN_NET, CONFIG, str(self.procs), *settings]
         return ["bash", "-c", 'export LAUNCHER=$$; exec "$@"', "bash", *words]
 
     def variables(self, fault: Fault | None) -> dict[str, str]:
@@ -101,7 +101,7 @@ class Job:
             return subprocess.Popen(
                 self.command(*arguments),
                 cwd=self.folder,
-                env=jobs.clean_environment(**environment),
+                env=clean_environment(**environment),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,

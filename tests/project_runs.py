@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jobs
 import numpy as np
+from jobs import read_column
 
 from libai.config import load_config
 from libai.engine import Run, default_setup
@@ -21,7 +21,7 @@ def train(config: Path, folder: Path, *words: str) -> Run:
 
 def losses_in(folder: Path) -> list[float]:
     """Return the loss of each iteration of a run."""
-    return list(jobs.read_column(folder).values())
+    return list(read_column(folder).values())
 
 
 def train_in_both_modes(config: Path, folder: Path, *words: str) -> list[float]:

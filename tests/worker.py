@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-import jobs
+from jobs import LIBAI, ROOT, TRAIN_NET, Finished, clean_environment
 
 
 class Worker:
@@ -21,10 +21,10 @@ class Worker:
         self,
         program: str | Path,
         *arguments: str | Path,
-        cwd: str | Path = jobs.ROOT,
+        cwd: str | Path = ROOT,
         timeout: float = 280,
         **environment: str,
-    ) -> jobs.Finished:
+    ) -> Finished:
         """Run `python PROGRAM ARGUMENTS` in the folder `cwd`. `timeout` seconds end the process."""
         request = {
             "program": str(program),
@@ -40,23 +40,23 @@ class Worker:
         timer.cancel()
         if not line:
             self.close()
-            return jobs.Finished(process.returncode, "", "(the process ended)")
+            return Finished(process.returncode, "", "(the process ended)")
         answer = json.loads(line)
-        return jobs.Finished(answer["code"], answer["out"], answer["err"])
+        return Finished(answer["code"], answer["out"], answer["err"])
 
-    def libai(self, *words: str | Path, **options) -> jobs.Finished:
+    def libai(self, *words: str | Path, **options) -> Finished:
         """Run `libai WORDS`. `libai train` trains in this process, without the launcher."""
-        return self.run(jobs.LIBAI[-1], *words, **options)
+        return self.run(LIBAI[-1], *words, **options)
 
-    def train_net(self, config: str | Path, *arguments: str | Path, **options) -> jobs.Finished:
+    def train_net(self, config: str | Path, *arguments: str | Path, **options) -> Finished:
         """Run `python tools/train_net.py CONFIG ARGUMENTS`."""
-        return self.run(jobs.TRAIN_NET, config, *arguments, **options)
+        return self.run(TRAIN_NET, config, *arguments, **options)
 
     def _started(self) -> subprocess.Popen:
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, Path(__file__).with_name("command_worker.py")],
-                env=jobs.clean_environment(PYTHONPATH=str(jobs.ROOT)),
+                env=clean_environment(PYTHONPATH=str(ROOT)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

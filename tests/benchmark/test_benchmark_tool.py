@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+from jobs import LIBAI, ROOT
 from launched import is_running, wait_until
 
 from libai.cli.commands.benchmark import run
@@ -22,7 +23,7 @@ SLEEPER = f"slept={sys.executable} {HERE / 'sleeper.py'}"
 
 def benchmark(folder, *arguments):
     return jobs.run(
-        [*jobs.LIBAI, "benchmark", CONFIG, *QUICK, "--output", str(folder), *arguments], timeout=280
+        [*LIBAI, "benchmark", CONFIG, *QUICK, "--output", str(folder), *arguments], timeout=280
     )
 
 
@@ -72,7 +73,7 @@ def test_the_report_has_conclusions_and_no_paths_of_the_machine(measured):
     assert "slept was excluded: it cannot sleep here." in result.stdout
     for file in ("report.md", "report.json"):
         text = (folder / file).read_text()
-        assert str(folder) not in text and str(jobs.ROOT) not in text
+        assert str(folder) not in text and str(ROOT) not in text
 
 
 @pytest.mark.e2e
@@ -129,7 +130,7 @@ def test_ended_from_outside_it_leaves_no_process_and_no_file(tmp_path):
         "process.LEAVE_SECONDS = 0.5\n"
         f"benchmark.run([{CONFIG!r}, '--output', {str(tmp_path)!r}])\n"
     )
-    paths = os.pathsep.join([str(HERE.parent), str(jobs.ROOT)])
+    paths = os.pathsep.join([str(HERE.parent), str(ROOT)])
     result = jobs.run([sys.executable, "-c", program], TMPDIR=str(scratch), PYTHONPATH=paths)
     assert result.returncode == 143, result
     pid = int(result.stdout.split()[0])

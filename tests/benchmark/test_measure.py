@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from launched import children
+from refusals import refused
 
 from libai.benchmark import process
 from libai.benchmark.measure import (
@@ -18,7 +19,6 @@ from libai.benchmark.measure import (
 )
 from libai.benchmark.process import VariantFailed
 from libai.benchmark.variants import VariantSpec
-from libai.utils.errors import UserError
 
 SLEEPER = str(Path(__file__).parent / "sleeper.py")
 QUICK = Settings(rounds=2, block_seconds=0.02, check_iterations=3)
@@ -83,7 +83,7 @@ def test_a_variant_that_cannot_takes_no_part_and_says_why(tmp_path):
     assert b.unavailable == "it cannot sleep here" and b.blocks == []
     assert len(a.blocks) == QUICK.rounds
     (tmp_path / "none").mkdir()
-    with pytest.raises(UserError, match="no variant could train. a: it cannot sleep here"):
+    with refused("no variant could train. a: it cannot sleep here"):
         run(tmp_path / "none", sleeper("a", "--fail", "unavailable"))
 
 
@@ -109,5 +109,5 @@ def test_a_command_that_is_not_a_variant_is_named(tmp_path):
 
 @pytest.mark.parametrize("field", ["rounds", "block_seconds", "check_iterations", "loss_tolerance"])
 def test_settings_that_measure_nothing_are_refused(field):
-    with pytest.raises(UserError, match=f"--{field.replace('_', '-')} 0 is too small"):
+    with refused(f"--{field.replace('_', '-')} 0 is too small"):
         Settings(**{field: 0})

@@ -1,9 +1,9 @@
 """The hand-written loops train like the trainers for any config, or refuse it."""
 
-import contract_runs
 import numpy as np
 import oneflow as flow
 import pytest
+from contract_runs import make_config
 
 from libai.benchmark.protocol import Unavailable
 from libai.benchmark.worker import RawVariant
@@ -41,7 +41,7 @@ def several():
     ids=["value", "norm", "frozen", "average", "several"],
 )
 def test_a_hand_written_loop_trains_alike_or_is_refused(mode, overrides, optim, refused, tmp_path):
-    config = contract_runs.make_config(tmp_path, mode, *COMMON, *overrides)
+    config = make_config(tmp_path, mode, *COMMON, *overrides)
     if optim is not None:
         config.optim = optim
     config = default_setup(validate(config))

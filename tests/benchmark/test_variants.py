@@ -5,10 +5,10 @@ switched off.
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from libai.benchmark.variants import load_measured, make_variants
 from libai.config import ConfigError
-from libai.utils.errors import UserError
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "mlp_digits.py")
 
@@ -41,7 +41,7 @@ def test_a_stock_loop_gets_what_the_wheel_contains_and_one_thread_if_asked():
 def test_a_wrong_override_and_a_name_that_is_taken_are_found_before_anything_starts():
     with pytest.raises(ConfigError, match="model.hiden_sizes"):
         make_variants(CONFIG, ["model.hiden_sizes=[4]"], ["eager"])
-    with pytest.raises(UserError, match="two variants have the same name"):
+    with refused("two variants have the same name"):
         make_variants(CONFIG, [], ["eager"], commands={"eager": ["true"]})
 
 

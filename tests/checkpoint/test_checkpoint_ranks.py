@@ -2,9 +2,9 @@
 ranks.
 """
 
-import jobs
 import numpy as np
 import pytest
+from jobs import run_ranks
 
 from libai import checkpoint
 
@@ -86,7 +86,7 @@ def test_two_ranks_save_logical_tensors_and_agree_on_failures(tmp_path):
     job = tmp_path / "job.py"
     job.write_text(_JOB)
     root = tmp_path / "root"
-    output = jobs.run_ranks(job, 2, root, cwd=tmp_path, timeout=100, PYTHONUNBUFFERED="1").stdout
+    output = run_ranks(job, 2, root, cwd=tmp_path, timeout=100, PYTHONUNBUFFERED="1").stdout
     expected = np.arange(64, dtype=np.float32).reshape(8, 8)
     assert [checkpoint.iteration_of(path.name) for path in checkpoint.list_checkpoints(root)] == [
         1,

@@ -18,7 +18,7 @@ def root(tmp_path):
     root = tmp_path / "root"
     for i in (1, 2, 3):
         tensors = {
-            "model": {"w": np.full((3, 4), i, np.float32), "n": np.arange(3)},
+            "model": {"w": np.full((3, 4), i - 2**-10, np.float32), "n": np.arange(3)},
             "optimizer": {"w/m": np.ones(12)},
         }
         checkpoint.save(root, i, tensors, {"lr": i / 10}, shard_bytes=50)
@@ -43,12 +43,15 @@ def _damage(path):
     (path / "trainer.json").write_text("{}")
 
 
-def test_ls_and_verify_show_health_and_best(root, run):
+def test_ls_and_verify_show_health_and_best(root, run, caplog):
     code, out, _ = run("ls", root)
     assert (
         code == 0 and len(out.splitlines()) == 3 and "best eval/val/loss=1.5" in out.splitlines()[1]
     )
     assert run("verify", root, root / "iter_0000001")[0] == 0
+    (root / "best.json").write_text("x")
+    code, out, _ = run("ls", root)
+    assert (code, len(out.splitlines())) == (0, 3) and "best.json" in caplog.text
     _damage(root / "iter_0000003")
     code, out, _ = run("ls", root, "--json")
     rows = json.loads(out)
@@ -82,6 +85,7 @@ def test_convert_exports_weights_as_one_file(root, run, tmp_path):
         assert (
             file.get_slice("w").get_dtype() == "BF16" and file.get_slice("n").get_dtype() == "I64"
         )
+    # rounded, not cut off
     assert (checkpoint.open_weights(tmp_path / "out.safetensors")["w"] == 3).all()
     assert run("convert", root / "last", "out.safetensors")[0] == 2  # never overwrites
     assert list(tmp_path.glob(".out*")) == []

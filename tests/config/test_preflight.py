@@ -2,10 +2,10 @@ import subprocess
 import sys
 
 import pytest
+from refusals import refused
 
 from libai.cli import launch
 from libai.launch import job
-from libai.utils.errors import UserError
 
 CONFIG = "raise SystemExit('the launcher must not execute a config')"
 
@@ -24,7 +24,7 @@ def test_mistakes_in_the_arguments_are_found_before_any_process_starts(
 ):
     (tmp_path / "exp.py").write_text(CONFIG)
     monkeypatch.setattr(launch, "run_job", lambda *_, **__: pytest.fail("a job was started"))
-    with pytest.raises(UserError, match=text.partition("?")[0].replace("'", ".")):
+    with refused(text.partition("?")[0].replace("'", ".")):
         launch.run([job.TRAINING, str(tmp_path / "exp.py"), "2", *arguments])
 
 

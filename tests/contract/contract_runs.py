@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import oneflow as flow
-import toy
 from omegaconf import OmegaConf
+from toy import Classifier
 
 from libai.config import LazyCall, LazyConfig, defaults, validate
 from libai.data import build_eval_loader, build_train_loader
@@ -39,7 +39,7 @@ def make_config(output_dir: Any, mode: str, *overrides: str) -> Any:
     graph = defaults("graph")
     graph.enabled = mode == "graph"
     config = {
-        "model": LazyCall(toy.Classifier)(),
+        "model": LazyCall(Classifier)(),
         "optim": LazyCall(flow.optim.AdamW)(
             params=LazyCall("libai.optim.get_param_groups")(weight_decay=0.1),
             lr=0.01,

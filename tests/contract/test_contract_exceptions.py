@@ -1,8 +1,8 @@
 """The handling of exceptions in hooks and in runs (FEATURES A3 51, B 32)."""
 
-import contract_runs
-import jobs
 import pytest
+from contract_runs import make_config, make_run, train
+from jobs import read_column
 
 from libai.config import ConfigError, validate
 from libai.engine.hooks import CallbackHook
@@ -21,8 +21,8 @@ def raising(error, **options):
 
 
 def test_a_run_that_returns_after_a_failure_saves_says_so_and_resumes(mode, tmp_path):
-    contract_runs.train(tmp_path / "plain", mode, *SHORT)
-    run = contract_runs.make_run(tmp_path / "failing", mode, *SHORT, "train.on_exception=return")
+    train(tmp_path / "plain", mode, *SHORT)
+    run = make_run(tmp_path / "failing", mode, *SHORT, "train.on_exception=return")
     run.trainer.register_hooks([raising(RuntimeError("planted"), every=3)])
     result = run.train()
     assert (result.status, result.iterations, result.last_path.name) == (
@@ -31,22 +31,20 @@ def test_a_run_that_returns_after_a_failure_saves_says_so_and_resumes(mode, tmp_
         "iter_0000003",
     )
     assert "planted" in (tmp_path / "failing" / "log.txt").read_text()
-    contract_runs.train(tmp_path / "failing", mode, *SHORT, resume=True)
-    assert jobs.read_column(tmp_path / "failing") == jobs.read_column(tmp_path / "plain")
+    train(tmp_path / "failing", mode, *SHORT, resume=True)
+    assert read_column(tmp_path / "failing") == read_column(tmp_path / "plain")
 
 
 def test_by_default_and_for_a_user_error_the_error_is_raised(tmp_path):
     for error, policy in ((RuntimeError("planted"), "raise"), (UserError("a mistake"), "return")):
-        run = contract_runs.make_run(
-            tmp_path / policy, "eager", *SHORT, f"train.on_exception={policy}"
-        )
+        run = make_run(tmp_path / policy, "eager", *SHORT, f"train.on_exception={policy}")
         run.trainer.register_hooks([raising(error)])
         with pytest.raises(type(error), match=str(error)):
             run.train()
 
 
 def test_several_processes_cannot_return(tmp_path):
-    config = contract_runs.make_config(tmp_path, "eager", "train.on_exception=return")
+    config = make_config(tmp_path, "eager", "train.on_exception=return")
     with pytest.raises(
         ConfigError, match="train.on_exception=return does not work with 2 processes"
     ):

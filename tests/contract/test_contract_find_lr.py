@@ -8,11 +8,11 @@ import random
 import contract_runs as cr
 import numpy as np
 import pytest
-import toy
+from refusals import refused
+from toy import batches, make_trainer, record_losses
 
 from libai.engine.options import TrainOptions
 from libai.engine.run.trials import find_lr, find_lr_of_run
-from libai.utils.errors import UserError
 
 
 def state_of(trainer):
@@ -40,8 +40,8 @@ def test_everything_is_as_before(mode, rewinds, tmp_path):
     for finds in (False, True):
         run = cr.make_run(tmp_path / str(finds), mode, "train.checkpointer.enabled=false")
         if not rewinds:
-            run.trainer.reset_data_loader(toy.batches(20))
-        seen = toy.record_losses(run.trainer)
+            run.trainer.reset_data_loader(batches(20))
+        seen = record_losses(run.trainer)
         run.train(until=3)
         if finds:
             before, generators = (
@@ -61,27 +61,27 @@ def test_everything_is_as_before(mode, rewinds, tmp_path):
 
 
 def test_it_stops_when_the_loss_diverges(mode):
-    trainer = toy.make_trainer(mode, toy.batches(30), optimizer="sgd")
+    trainer = make_trainer(mode, batches(30), optimizer="sgd")
     curve = find_lr(trainer, 1e-3, 1e6, 40)
     assert len(curve.lrs) < 40
     assert 1e-4 < curve.suggestion < curve.lrs[-1] / 10
-    with pytest.raises(UserError, match=r"diverged after \d updates.*Begin below 1e\+08"):
+    with refused(r"diverged after \d updates.*Begin below 1e\+08"):
         find_lr(trainer, 1e8, 1e12, 20)
 
 
 def test_impossible_arguments_of_find_lr_are_refused(mode):
-    trainer = toy.make_trainer(mode)
+    trainer = make_trainer(mode)
     for numbers in ((1.0, 0.1), (0.1, 1.0, 3)):
-        with pytest.raises(UserError, match="0 < lowest < highest and at least 10 updates"):
+        with refused("0 < lowest < highest and at least 10 updates"):
             find_lr(trainer, *numbers)
     trainer.options = TrainOptions(amp="fp16")
-    with pytest.raises(UserError, match="loss scale"):
+    with refused("loss scale"):
         find_lr(trainer)
 
 
 def test_a_run_writes_the_curve(tmp_path, capsys):
     run = cr.make_run(tmp_path, "eager")
-    with pytest.raises(UserError, match="LOWEST,HIGHEST,UPDATES"):
+    with refused("LOWEST,HIGHEST,UPDATES"):
         find_lr_of_run(run, "1e-3,1")
     curve = find_lr_of_run(run, "1e-1,1,12")
     written = json.loads((tmp_path.parent / f"{tmp_path.name}_find_lr.json").read_text())

@@ -8,16 +8,15 @@ import json
 import re
 import shutil
 
-import jobs
 import pytest
 import train_net
 from contract_runs import tree
-
-from libai.utils.errors import UserError
+from jobs import ROOT, read_metrics
+from refusals import refused
 
 pytestmark = pytest.mark.e2e
 
-CONFIG = str(jobs.ROOT / "configs" / "mlp_digits.py")
+CONFIG = str(ROOT / "configs" / "mlp_digits.py")
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def test_dry_run_tries_everything_and_makes_no_file(tmp_path, command):
 
 
 def test_dry_run_finds_errors_that_only_an_update_shows(tmp_path, command):
-    with pytest.raises(UserError, match="the batch has 64 numbers per sample .* Set input_size=64"):
+    with refused("the batch has 64 numbers per sample .* Set input_size=64"):
         command(tmp_path / "out", "--dry-run", "model.input_size=63")
 
 
@@ -83,7 +82,7 @@ def test_eval_only_evaluates_the_weights_of_the_run_and_changes_no_file(tmp_path
 
 def test_fast_dev_run_trains_evaluates_and_saves_a_little_of_any_config(tmp_path, command):
     command(tmp_path, "--fast-dev-run", "train.train_iter=100000", "train.checkpointer.period=5000")
-    rows = jobs.read_metrics(tmp_path)
+    rows = read_metrics(tmp_path)
     assert [row["iter"] for row in rows if "train/loss" in row] == list(range(1, 9))
     assert [row["iter"] for row in rows if any(tag.startswith("eval/") for tag in row)] == [4, 8]
     assert {path.name for path in (tmp_path / "checkpoints").glob("iter_*")} == {

@@ -10,11 +10,11 @@ import signal
 from pathlib import Path
 from unittest import mock
 
-import contract_runs
-import jobs
 import pytest
-import toy
-from contract_runs import make_config, make_run, tree
+from contract_runs import make_config, make_run, train, tree
+from jobs import read_column
+from refusals import refused
+from toy import Classifier
 
 from libai import __version__, checkpoint
 from libai.config import LazyCall, LazyConfig, validate
@@ -47,7 +47,7 @@ def run_until(folder, mode, until, *overrides):
 
 def test_a_new_run_in_a_used_folder_is_not_mixed_with_the_old_one(mode, tmp_path):
     alone = tmp_path / "alone"
-    contract_runs.train(alone, mode, "train.seed=5")
+    train(alone, mode, "train.seed=5")
     folder = tmp_path / "used"
     first = make_run(folder, mode)
     first.train()
@@ -61,7 +61,7 @@ def test_a_new_run_in_a_used_folder_is_not_mixed_with_the_old_one(mode, tmp_path
     resumed = make_run(folder, mode, "train.seed=5", resume=True)
     assert (resumed.start_iter, resumed.folder.run_id) == (6, second.folder.run_id)
     resumed.train()
-    assert jobs.read_column(folder) == jobs.read_column(alone)
+    assert read_column(folder) == read_column(alone)
 
     aside = folder / "previous" / first.folder.run_id
     log = (folder / "log.txt").read_text()
@@ -73,7 +73,7 @@ def test_a_new_run_in_a_used_folder_is_not_mixed_with_the_old_one(mode, tmp_path
 
 
 def test_a_checkpoint_of_another_run_is_neither_resumed_nor_pruned(tmp_path, caplog):
-    contract_runs.train(tmp_path / "other", "eager")
+    train(tmp_path / "other", "eager")
     run_until(tmp_path / "own", "eager", 5, "train.seed=5")
     shutil.copytree(
         tmp_path / "other/checkpoints/iter_0000008", tmp_path / "own/checkpoints/iter_0000008"
@@ -88,7 +88,7 @@ def test_a_checkpoint_of_another_run_is_neither_resumed_nor_pruned(tmp_path, cap
 
 
 def test_a_failed_check_leaves_the_earlier_run_where_it_is(tmp_path):
-    contract_runs.train(tmp_path, "eager")
+    train(tmp_path, "eager")
     before = tree(tmp_path)
     for mistake in (
         "model._target_=toy.Nope",
@@ -102,7 +102,7 @@ def test_a_failed_check_leaves_the_earlier_run_where_it_is(tmp_path):
     assert tree(tmp_path) != before
 
 
-class WrongShape(toy.Classifier):
+class WrongShape(Classifier):
     """Fails only in its first update, because nothing calls forward before it."""
 
     def forward(self, x, y):
@@ -111,7 +111,7 @@ class WrongShape(toy.Classifier):
 
 @pytest.mark.parametrize("word", ["train.rehearse=null", "train.rehearse=0"])
 def test_a_run_that_fails_before_its_first_update_leaves_the_folder_as_it_was(mode, word, tmp_path):
-    contract_runs.train(tmp_path, mode)
+    train(tmp_path, mode)
     before = tree(tmp_path)
     with pytest.raises(Exception, match="(?i)matmul|shape|dim"):
         make_run(tmp_path, mode, word, "model._target_=test_contract_folder.WrongShape").train()
@@ -134,7 +134,7 @@ def test_a_folder_of_user_files_is_not_a_run(tmp_path):
 
 def test_a_file_in_the_place_of_the_checkpoints_is_found_before_training(tmp_path):
     (tmp_path / "checkpoints").write_text("mine")
-    with pytest.raises(UserError, match=r"cannot be written \(Not a directory: checkpoints\)"):
+    with refused(r"cannot be written \(Not a directory: checkpoints\)"):
         make_run(tmp_path, "eager")
 
 
@@ -147,9 +147,9 @@ def test_a_second_job_is_refused_and_changes_nothing(tmp_path):
     lock = FolderLock(tmp_path)
     before = tree(tmp_path)
     expected = f"in use: process {os.getpid()} on {os.uname().nodename} is training there"
-    with pytest.raises(UserError, match=expected):
+    with refused(expected):
         make_run(tmp_path, "eager", resume=True)
-    with pytest.raises(UserError, match=expected):
+    with refused(expected):
         ready.train()  # this run was built before the other job began
     run = default_setup(validate(make_config(tmp_path, "eager")), trains=False)
     Run(run, resume=True).report_evaluation()  # evaluation is allowed, because it writes nothing
@@ -163,7 +163,7 @@ def test_a_run_that_another_job_has_continued_meanwhile_is_not_resumed_from_befo
     run_until(tmp_path, "eager", 4)
     early, late = (make_run(tmp_path, "eager", resume=True) for _ in range(2))
     early.train(6)
-    with pytest.raises(UserError, match="was continued by another job while this one was starting"):
+    with refused("was continued by another job while this one was starting"):
         late.train()
     assert names(tmp_path) == ["iter_0000004", "iter_0000006"]
 
@@ -192,9 +192,7 @@ class SetHook(HookBase):
 def test_a_schedule_that_cannot_be_saved_is_refused_before_anything_happens(mode, tmp_path):
     config = make_config(tmp_path, mode)
     config.lr_scheduler = LazyCall(CountedSchedule)()
-    with pytest.raises(
-        UserError, match=r"CountedSchedule has no state_dict\(\) or load_state_dict\(state\)"
-    ):
+    with refused(r"CountedSchedule has no state_dict\(\) or load_state_dict\(state\)"):
         Run(default_setup(validate(config))).train()
     assert tree(tmp_path) == {}
 
@@ -202,9 +200,7 @@ def test_a_schedule_that_cannot_be_saved_is_refused_before_anything_happens(mode
 def test_a_hook_whose_state_cannot_be_saved_is_refused_before_the_first_iteration(mode, tmp_path):
     run = make_run(tmp_path, mode)
     run.trainer.register_hooks([SetHook()])
-    with pytest.raises(
-        UserError, match=r"hooks.SetHook.seen is a set, which JSON cannot represent"
-    ):
+    with refused(r"hooks.SetHook.seen is a set, which JSON cannot represent"):
         run.train()
     assert run.trainer.completed_iters == 0
 

@@ -5,14 +5,13 @@ import logging
 import numpy as np
 import oneflow as flow
 import pytest
-import toy
 from oneflow import nn
-from toy import losses_of, make_trainer
+from refusals import refused
+from toy import Classifier, are_equal, batches, losses_of, make_trainer, weights_of
 
 from libai.engine.events.storage import get_event_storage
 from libai.engine.hooks import CallbackHook
 from libai.engine.loop import StopTraining
-from libai.utils.errors import UserError
 
 
 def test_the_storage_follows_the_iteration(mode):
@@ -48,7 +47,7 @@ def test_a_hook_can_stop_training_cleanly(mode):
 @pytest.mark.parametrize("start", [5, 7])
 def test_with_nothing_to_do_train_returns_at_once(mode, start):
     trainer, calls = make_trainer(mode), []
-    before = toy.weights_of(trainer)
+    before = weights_of(trainer)
     trainer.register_hooks(
         [
             CallbackHook(
@@ -59,52 +58,36 @@ def test_with_nothing_to_do_train_returns_at_once(mode, start):
     trainer.train(start, 5)
     assert calls == ["in", "out"]
     assert trainer.status == "finished"
-    assert toy.are_equal(toy.weights_of(trainer), before)
+    assert are_equal(weights_of(trainer), before)
 
 
-def test_zero_grad_before_forward_keeps_gradients_for_hooks():
-    trainer, seen = make_trainer("eager", zero_grad_before_forward=True), []
-    plain = make_trainer("eager")
-    trainer.register_hooks(
-        [
-            CallbackHook(
-                after_step=lambda t: seen.append(
-                    all(p.grad is not None for p in t.model.parameters())
-                )
-            )
-        ]
-    )
+@pytest.mark.parametrize(
+    "options, left",
+    [
+        ({}, {None}),
+        ({"zero_grad_set_to_none": False}, {False}),
+        ({"zero_grad_before_forward": True}, {True}),
+    ],
+)
+def test_gradients_are_cleared_by_none_or_by_zeros_or_kept_for_hooks(options, left):
+    trainer, plain, seen = make_trainer("eager", **options), make_trainer("eager"), set()
+
+    def look(t):
+        seen.update(
+            p.grad if p.grad is None else p.grad.numpy().any() for p in t.model.parameters()
+        )
+
+    trainer.register_hooks([CallbackHook(after_step=look)])
     trainer.train(0, 3)
     plain.train(0, 3)
-    assert seen == [True, True, True]
-    assert toy.are_equal(toy.weights_of(trainer), toy.weights_of(plain))
-
-
-def test_gradients_are_cleared_by_none_or_by_zeros():
-    def trained(set_to_none):
-        trainer, seen = make_trainer("eager", zero_grad_set_to_none=set_to_none), []
-
-        def look(t):
-            seen.append(
-                [None if p.grad is None else p.grad.numpy().any() for p in t.model.parameters()]
-            )
-
-        trainer.register_hooks([CallbackHook(after_step=look)])
-        trainer.train(0, 3)
-        return seen, [p.numpy() for p in trainer.model.parameters()]
-
-    nones, expected = trained(None)
-    zeros, found = trained(False)
-    assert {x for seen in nones for x in seen} == {None} and {
-        x for seen in zeros for x in seen
-    } == {False}
-    assert all(np.array_equal(p, q) for p, q in zip(found, expected))
+    assert seen == left
+    assert are_equal(weights_of(trainer), weights_of(plain))
 
 
 def test_a_model_left_in_eval_mode_is_noticed(mode):
     trainer = make_trainer(mode)
     trainer.model.eval()
-    with pytest.raises(UserError, match="Classifier is in eval mode.*model.train"):
+    with refused("Classifier is in eval mode.*model.train"):
         trainer.train(0, 1)
 
 
@@ -113,7 +96,7 @@ def test_the_data_loader_is_built_and_read_at_the_first_iteration(mode):
 
     def build():
         events.append("built")
-        return toy.batches(2)
+        return batches(2)
 
     trainer = make_trainer(mode, loader=build)
     assert events == []
@@ -122,53 +105,51 @@ def test_the_data_loader_is_built_and_read_at_the_first_iteration(mode):
 
 
 def test_a_finite_loader_is_restarted(mode):
-    looped, long = (make_trainer(mode, loader) for loader in (toy.batches(2), toy.batches(2) * 3))
+    looped, long = (make_trainer(mode, loader) for loader in (batches(2), batches(2) * 3))
     assert losses_of(looped, 6) == losses_of(long, 6)
 
 
 @pytest.mark.parametrize(
     "hooks",
     [
-        {"after_step": lambda t: t.iter == 1 and t.reset_data_loader(toy.batches(4, seed=2))},
+        {"after_step": lambda t: t.iter == 1 and t.reset_data_loader(batches(4, seed=2))},
         {
             "before_update": lambda t: (
-                t.iter > 1 and setattr(t.feed, "batches", [toy.batches(4, seed=2)[t.iter - 2]])
+                t.iter > 1 and setattr(t.feed, "batches", [batches(4, seed=2)[t.iter - 2]])
             )
         },
     ],
 )
 def test_a_hook_replaces_the_batches_from_the_third_iteration_on(mode, hooks):
-    first = toy.batches(4)
+    first = batches(4)
     trainer = make_trainer(mode, first)
     trainer.register_hooks([CallbackHook(**hooks)])
-    assert losses_of(trainer, 4) == losses_of(
-        make_trainer(mode, first[:2] + toy.batches(2, seed=2)), 4
-    )
+    assert losses_of(trainer, 4) == losses_of(make_trainer(mode, first[:2] + batches(2, seed=2)), 4)
 
 
 @pytest.mark.parametrize(
     "make_loader, text",
     [
         (list, r"data loader \(list\) returned no batch.*dataset is empty.*read again"),
-        (lambda: iter(toy.batches(2)), "can be read only once"),
+        (lambda: iter(batches(2)), "can be read only once"),
         (lambda: lambda: None, "data loader .dataloader.train. is None"),
         (lambda: lambda: 5, "data loader .dataloader.train. is 5 .int"),
     ],
 )
 def test_the_error_for_an_unreadable_loader_lists_possible_causes(mode, make_loader, text):
-    with pytest.raises(UserError, match=text):
+    with refused(text):
         make_trainer(mode, make_loader()).train(0, 3)
 
 
 def test_tuples_go_to_forward_by_position(mode):
-    tuples = [(batch["x"], batch["y"]) for batch in toy.batches(4)]
+    tuples = [(batch["x"], batch["y"]) for batch in batches(4)]
     assert losses_of(make_trainer(mode, tuples), 3) == losses_of(make_trainer(mode), 3)
 
 
 def test_predict_returns_the_eval_outputs_and_keeps_the_mode(mode):
     trainer = make_trainer(mode)
     trainer.train(0, 2)
-    batch = toy.batches(1, seed=7)[0]
+    batch = batches(1, seed=7)[0]
     outputs = trainer.predict(batch)
     assert trainer.model.training
     trainer.model.eval()
@@ -182,7 +163,7 @@ def test_predict_returns_the_eval_outputs_and_keeps_the_mode(mode):
     trainer.train(2, 4)  # the prediction has changed nothing
 
 
-class TwoHeads(toy.Classifier):
+class TwoHeads(Classifier):
     """`b` is used, `spare` is not, `fixed` is frozen."""
 
     def __init__(self):
@@ -193,6 +174,7 @@ class TwoHeads(toy.Classifier):
         self.fixed.bias.requires_grad_(False)
 
 
+@pytest.mark.e2e
 def test_parameters_without_gradient_are_named_in_the_first_iteration(mode, caplog):
     with caplog.at_level(logging.WARNING, "libai"):
         make_trainer(mode, model=TwoHeads, detect_anomalous_params=True).train(0, 3)

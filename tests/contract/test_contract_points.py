@@ -2,12 +2,12 @@
 8, 11).
 """
 
-import contract_runs
 import numpy as np
 import pytest
+from contract_runs import dataset, make_run
+from refusals import refused
 
 from libai.engine.hooks import CallbackHook
-from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e
 
@@ -22,7 +22,7 @@ def recorder(calls):
 
 
 def test_evaluation_and_saving_have_hook_points(mode, tmp_path):
-    run, calls, seen = contract_runs.make_run(tmp_path, mode), [], []
+    run, calls, seen = make_run(tmp_path, mode), [], []
     look = CallbackHook(
         after_eval=lambda trainer: seen.append(trainer.storage.get("eval/val/loss")[1])
     )
@@ -34,7 +34,7 @@ def test_evaluation_and_saving_have_hook_points(mode, tmp_path):
 
 
 def test_a_failure_has_a_hook_point_before_the_end(mode, tmp_path, caplog):
-    run, calls, seen = contract_runs.make_run(tmp_path, mode), [], []
+    run, calls, seen = make_run(tmp_path, mode), [], []
 
     def fail(trainer):
         raise RuntimeError("planted")
@@ -54,7 +54,7 @@ def test_a_failure_has_a_hook_point_before_the_end(mode, tmp_path, caplog):
 
 def test_a_callback_is_called_every_few_iterations(mode, tmp_path):
     called = []
-    run = contract_runs.make_run(tmp_path, mode)
+    run = make_run(tmp_path, mode)
     run.trainer.register_hooks(
         [CallbackHook(after_step=lambda trainer: called.append(trainer.iter), every=3)]
     )
@@ -68,8 +68,8 @@ def test_a_callback_at_an_unknown_point_is_a_mistake():
 
 
 def test_hooks_see_batch_samples_and_result(mode, tmp_path):
-    run, seen = contract_runs.make_run(tmp_path, mode), []
-    samples = contract_runs.dataset(44)
+    run, seen = make_run(tmp_path, mode), []
+    samples = dataset(44)
 
     def look(trainer):
         batch, indices = trainer.feed.batches[0], trainer.feed.sample_indices()[0]
@@ -86,7 +86,7 @@ def test_hooks_see_batch_samples_and_result(mode, tmp_path):
 
 
 def test_a_loader_without_sample_indices_is_an_error(mode, tmp_path):
-    run = contract_runs.make_run(tmp_path, mode)
+    run = make_run(tmp_path, mode)
     run.trainer.reset_data_loader([next(iter(run.train_loader))])
-    with pytest.raises(UserError, match="list does not provide the indices of its samples"):
+    with refused("list does not provide the indices of its samples"):
         run.trainer.feed.sample_indices()

@@ -2,26 +2,24 @@
 23).
 """
 
-import contract_runs
 import pytest
+from contract_runs import dataset, train
 from numpy.testing import assert_allclose
+from refusals import refused
 
 from libai.cli.commands import predict
 from libai.engine import Run
-from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
 def run(mode, tmp_path):
-    return contract_runs.train(
-        tmp_path / "run", mode, "train.ema.enabled=true", "train.ema.decay=0.5"
-    )
+    return train(tmp_path / "run", mode, "train.ema.enabled=true", "train.ema.decay=0.5")
 
 
 def samples(count):
-    return contract_runs.dataset(count, seed=5)
+    return dataset(count, seed=5)
 
 
 def test_a_run_predicts_from_its_folder(run, mode):
@@ -88,5 +86,5 @@ def test_mistakes_of_prediction_are_one_clear_error(run, tmp_path):
         ([folder, "--data", "val", "--checkpoint", "iter_0000005"], "iter_0000005"),
     ]:
         words = [str(tmp_path / word) if word in files else word for word in words]
-        with pytest.raises(UserError, match=message):
+        with refused(message):
             predict.run(words)

@@ -6,11 +6,10 @@ import hashlib
 import json
 import signal
 
-import contract_runs
-import jobs
 import numpy as np
 import pytest
-from contract_runs import weights
+from contract_runs import make_run, train, weights
+from jobs import read_column, read_metrics
 
 from libai.engine import NonFiniteLoss
 from libai.engine.hooks import CallbackHook
@@ -27,8 +26,8 @@ def test_the_final_evaluation_is_written(mode, tmp_path):
 
     This run ends between two evaluations.
     """
-    contract_runs.train(tmp_path, mode, "train.train_iter=7", "train.log_period=5")
-    last = jobs.read_metrics(tmp_path)[-1]
+    train(tmp_path, mode, "train.train_iter=7", "train.log_period=5")
+    last = read_metrics(tmp_path)[-1]
     assert last["iter"] == 7
     assert {"eval/val/loss", "eval/val/accuracy", "train/loss"} <= set(last)
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -39,21 +38,21 @@ def test_the_final_evaluation_is_written(mode, tmp_path):
 
 
 def test_best_checkpoint_follows_the_named_metric(mode, tmp_path):
-    run = contract_runs.train(
+    run = train(
         tmp_path,
         mode,
         "train.evaluation.eval_metric=other/loss",
         "train.evaluation.eval_period=2",
         "train.checkpointer.max_to_keep=1",
     )
-    values = jobs.read_column(tmp_path, "eval/other/loss")
+    values = read_column(tmp_path, "eval/other/loss")
     best = min(values, key=values.get)
     assert (tmp_path / "checkpoints" / f"iter_{best:07d}").is_dir()
     assert run.trainer.status == "finished"
 
 
 def test_training_stops_early_when_the_metric_stalls(mode, tmp_path):
-    run = contract_runs.train(
+    run = train(
         tmp_path,
         mode,
         "train.train_iter=40",
@@ -69,6 +68,7 @@ def test_training_stops_early_when_the_metric_stalls(mode, tmp_path):
     assert (tmp_path / "checkpoints" / f"iter_{run.trainer.completed_iters:07d}").is_dir()
 
 
+@pytest.mark.e2e
 def test_training_continues_after_interrupts_in_the_same_process(mode, tmp_path, monkeypatch):
     """As in a notebook: an interrupt of the continued training counts as the first one and does not
     end the process.
@@ -77,7 +77,7 @@ def test_training_continues_after_interrupts_in_the_same_process(mode, tmp_path,
     monkeypatch.setattr(
         stop.os, "kill", lambda *arguments: pytest.fail("the process would have ended")
     )
-    run = contract_runs.make_run(tmp_path, mode)
+    run = make_run(tmp_path, mode)
     interrupted = CallbackHook(
         after_step=lambda trainer: trainer.iter in (2, 4) and signal.raise_signal(signal.SIGINT)
     )
@@ -87,14 +87,14 @@ def test_training_continues_after_interrupts_in_the_same_process(mode, tmp_path,
             run.train()
         assert run.trainer.completed_iters == done
     assert run.train().iterations == 8
-    plain = contract_runs.train(tmp_path / "plain", mode)
-    assert jobs.read_column(tmp_path) == jobs.read_column(tmp_path / "plain")
+    plain = train(tmp_path / "plain", mode)
+    assert read_column(tmp_path) == read_column(tmp_path / "plain")
     assert all(np.array_equal(a, b) for a, b in zip(weights(run).values(), weights(plain).values()))
 
 
 @pytest.mark.parametrize("is_saving, code", [("true", 75), ("false", 143)])
 def test_a_stop_without_checkpoints_is_not_resumable(tmp_path, is_saving, code):
-    run = contract_runs.make_run(tmp_path, "eager", f"train.checkpointer.enabled={is_saving}")
+    run = make_run(tmp_path, "eager", f"train.checkpointer.enabled={is_saving}")
     stopping = CallbackHook(after_step=lambda trainer: signal.raise_signal(signal.SIGTERM))
     run.trainer.register_hooks([stopping])
     with pytest.raises(stop.StoppedFromOutside) as stopped:
@@ -102,17 +102,18 @@ def test_a_stop_without_checkpoints_is_not_resumable(tmp_path, is_saving, code):
     assert stopped.value.code == code
 
 
+@pytest.mark.e2e
 def test_the_seed_of_a_resumed_run_is_kept_and_another_one_is_pointed_out(tmp_path, caplog):
     """With train.seed=null each start chooses a random seed; a resume with another seed would
     reshuffle the data.
     """
-    first = contract_runs.make_run(tmp_path, "eager", "train.seed=null")
+    first = make_run(tmp_path, "eager", "train.seed=null")
     first.train(until=2)
     first.checkpointer.save()
-    again = contract_runs.make_run(tmp_path, "eager", "train.seed=null", resume=True)
+    again = make_run(tmp_path, "eager", "train.seed=null", resume=True)
     assert again.seed == first.seed and "seed was" not in caplog.text
     other = f"train.seed={first.seed + 1}"
-    contract_runs.make_run(tmp_path, "eager", other, resume=True)
+    make_run(tmp_path, "eager", other, resume=True)
     pointed_out = f"seed was {first.seed} in the resumed run and is {first.seed + 1} now: the order"
     assert pointed_out in caplog.text
 
@@ -125,13 +126,13 @@ def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumula
     With batches of 8 from 44 samples, epochs end inside micro-batches.
     """
     steps = f"train.num_accumulation_steps={accumulation}"
-    whole = contract_runs.train(tmp_path / "whole", mode, steps)
-    half = contract_runs.make_run(tmp_path / "half", mode, steps)
+    whole = train(tmp_path / "whole", mode, steps)
+    half = make_run(tmp_path / "half", mode, steps)
     half.trainer.train(0, 4)  # the plan and the schedule are for 8 iterations
     half.trainer.loop.call_hooks("after_train")
-    resumed = contract_runs.train(tmp_path / "half", mode, steps, resume=True)
+    resumed = train(tmp_path / "half", mode, steps, resume=True)
     assert resumed.start_iter == 4
-    expected, found = (jobs.read_column(tmp_path / name) for name in ("whole", "half"))
+    expected, found = (read_column(tmp_path / name) for name in ("whole", "half"))
     assert {i: v for i, v in found.items() if i > 4} == {i: v for i, v in expected.items() if i > 4}
     for name, value in weights(whole).items():
         assert np.array_equal(weights(resumed)[name], value), name
@@ -142,11 +143,11 @@ def test_a_resumed_run_continues_the_curve_and_the_data(mode, tmp_path, accumula
 @pytest.mark.promise
 def test_changing_the_mode_at_resume_keeps_the_optimizer_state(mode, tmp_path):
     """LiBai silently drops Adam's moments (defect 4)."""
-    whole = contract_runs.train(tmp_path / "whole", mode)
-    half = contract_runs.make_run(tmp_path / "half", mode)
+    whole = train(tmp_path / "whole", mode)
+    half = make_run(tmp_path / "half", mode)
     half.trainer.train(0, 4)
-    contract_runs.train(tmp_path / "half", other(mode), resume=True)
-    expected, found = (jobs.read_column(tmp_path / name) for name in ("whole", "half"))
+    train(tmp_path / "half", other(mode), resume=True)
+    expected, found = (read_column(tmp_path / name) for name in ("whole", "half"))
     assert [found[i] for i in (5, 6, 7, 8)] == [expected[i] for i in (5, 6, 7, 8)]
     files = [
         tmp_path / name / "checkpoints/iter_0000008/model.safetensors" for name in ("whole", "half")
@@ -157,7 +158,7 @@ def test_changing_the_mode_at_resume_keeps_the_optimizer_state(mode, tmp_path):
     assert len(digests) == 1, "the modes differ, or the summary has another digest than the file"
 
     # negative control: without the moments the same iterations differ
-    fresh = contract_runs.make_run(
+    fresh = make_run(
         tmp_path / "fresh", mode, f"train.load_weight={tmp_path}/half/checkpoints/iter_0000004"
     )
     fresh.trainer.train(4, 8)
@@ -169,9 +170,7 @@ def test_changing_the_mode_at_resume_keeps_the_optimizer_state(mode, tmp_path):
 
 def test_corrupted_weights_never_reach_a_checkpoint(mode, tmp_path):
     """detectron2 checks only some iterations, and LiBai none (FEATURES B2)."""
-    run = contract_runs.make_run(
-        tmp_path, mode, "optim.lr=1e30", "~lr_scheduler", "train.log_period=100"
-    )
+    run = make_run(tmp_path, mode, "optim.lr=1e30", "~lr_scheduler", "train.log_period=100")
     with pytest.raises(NonFiniteLoss):
         run.train()
     saved = list((tmp_path / "checkpoints").glob("iter_*"))

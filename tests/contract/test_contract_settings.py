@@ -6,7 +6,7 @@ import pstats
 
 import contract_runs as cr
 import pytest
-import toy
+from toy import flow, make_trainer
 
 from libai.engine import loop
 from libai.engine.hooks import CallbackHook
@@ -37,7 +37,7 @@ def test_the_profiler_writes_its_window(tmp_path, mode):
 
 
 def test_a_hook_for_the_main_rank_is_left_out_on_the_others(mode, monkeypatch):
-    trainer = toy.make_trainer(mode)
+    trainer = make_trainer(mode)
     mine, everywhere = [], []
     on_main = CallbackHook(after_step=lambda t: mine.append(t.iter))
     on_main.only_on = "main"
@@ -51,8 +51,8 @@ def test_a_hook_for_the_main_rank_is_left_out_on_the_others(mode, monkeypatch):
 def test_preparation_is_done_once_and_a_graph_compiles_once(tmp_path, mode, monkeypatch):
     """A longer run calls `forward` more often in eager mode but not in graph mode."""
     calls = []
-    relu = toy.flow.relu
-    monkeypatch.setattr(toy.flow, "relu", lambda x: calls.append(1) or relu(x))
+    relu = flow.relu
+    monkeypatch.setattr(flow, "relu", lambda x: calls.append(1) or relu(x))
     counts = []
     for iterations in (4, 8):
         calls.clear()

@@ -2,13 +2,13 @@
 
 import importlib.util
 
-import contract_runs
 import pytest
 import tracker_stand_ins
+from contract_runs import make_run, train
+from refusals import refused
 
 from libai.engine import Writer
 from libai.engine.hooks import WriterHook
-from libai.utils.errors import UserError
 
 pytestmark = pytest.mark.e2e
 
@@ -20,9 +20,9 @@ def train_and_resume(folder, mode, writers):
     twice.
     """
     setting = f"train.writers={writers}"
-    contract_runs.train(folder, mode, setting)
+    train(folder, mode, setting)
     checkpoint = str(folder / "checkpoints" / "iter_0000004")
-    run = contract_runs.make_run(folder, mode, setting, "train.train_iter=12", resume=checkpoint)
+    run = make_run(folder, mode, setting, "train.train_iter=12", resume=checkpoint)
     run.train()
     return run
 
@@ -53,10 +53,8 @@ def test_a_resumed_run_is_the_same_run_of_the_tracker(package, resumed):
 @pytest.mark.parametrize("package", TRACKERS)
 def test_a_tracker_that_is_not_installed_is_refused_before_training(package, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None)
-    with pytest.raises(
-        UserError, match=f"asks for {package}, which is not installed. Run `pip install {package}`"
-    ):
-        contract_runs.make_run(tmp_path, "eager", f"train.writers=[console,{package}]")
+    with refused(f"asks for {package}, which is not installed. Run `pip install {package}`"):
+        make_run(tmp_path, "eager", f"train.writers=[console,{package}]")
     assert not (tmp_path / "config.yaml").exists()
 
 
@@ -77,7 +75,7 @@ class MyWriter(Writer):
 def test_a_custom_writer_gets_facts_about_its_run(mode, tmp_path):
     is_async = "true" if mode == "graph" else "false"
     writers = "train.writers=[{_target_: test_contract_writers.MyWriter, word: yes}]"
-    run = contract_runs.train(tmp_path, mode, writers, f"train.async_write_metrics={is_async}")
+    run = train(tmp_path, mode, writers, f"train.async_write_metrics={is_async}")
     hook = next(hook for hook in run.trainer.hooks if isinstance(hook, WriterHook))
     writer = getattr(hook._writers[0], "_writer", hook._writers[0])
     assert (
@@ -103,5 +101,5 @@ def test_a_custom_writer_gets_facts_about_its_run(mode, tmp_path):
     ],
 )
 def test_an_object_that_is_not_a_writer_is_refused(writers, told, tmp_path):
-    with pytest.raises(UserError, match=told):
-        contract_runs.make_run(tmp_path, "eager", f"train.writers={writers}")
+    with refused(told):
+        make_run(tmp_path, "eager", f"train.writers={writers}")

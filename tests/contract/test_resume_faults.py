@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-import contract_runs
 import numpy as np
 import pytest
-import toy
+from contract_runs import make_config
+from toy import Classifier
 
 from libai.config import validate
 from libai.engine import default_setup
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 ITERS = 3
 
 
-class Drawing(toy.Classifier):
+class Drawing(Classifier):
     """Has seeded dropout and noise from NumPy's generator, so that every kind of randomness
     matters.
     """
@@ -32,14 +32,12 @@ class Drawing(toy.Classifier):
 
     def forward(self, x, y):
         scale = 1.0 + 0.1 * float(np.random.rand()) if self.training else 1.0
-        return toy.Classifier.forward(self, self.dropout(x) * scale, y)
+        return Classifier.forward(self, self.dropout(x) * scale, y)
 
 
 def part(folder, **options):
     overrides = [*job_overrides(ITERS, folder), "model._target_=test_resume_faults.Drawing"]
-    train(
-        default_setup(validate(contract_runs.make_config(folder, "eager", *overrides))), **options
-    )
+    train(default_setup(validate(make_config(folder, "eager", *overrides))), **options)
 
 
 @pytest.fixture(scope="module")

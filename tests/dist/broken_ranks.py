@@ -1,10 +1,9 @@
-"""Functions for test_rank_worker.py: cells that hold, raise, or end or block their job."""
+"""Functions for test_rank_worker.py: cells that hold, raise or end their job."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 
 from libai.utils.distributed import barrier, get_rank
 
@@ -32,9 +31,3 @@ def is_killed(_: str) -> None:
 
 def leaves(_: str) -> None:
     os._exit(0)
-
-
-def blocks(_: str) -> None:
-    if get_rank() == 1:
-        time.sleep(3600)
-    barrier()

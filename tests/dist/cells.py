@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jobs
 import pytest
+from jobs import RANK_FOLDERS, clean_environment, rank_command
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 #: seconds without a line from a job after which it hangs: on a quiet machine a cell takes under ten
@@ -105,11 +105,9 @@ def _run_job(
     listed.write_text(json.dumps(names))
     with open(output, "w") as file:
         process = subprocess.Popen(
-            [*jobs.rank_command(WORKER, ranks), str(rows), str(listed)],
+            [*rank_command(WORKER, ranks), str(rows), str(listed)],
             cwd=folder,
-            env=jobs.clean_environment(
-                PYTHONPATH=os.pathsep.join(jobs.RANK_FOLDERS), PYTHONUNBUFFERED="1"
-            ),
+            env=clean_environment(PYTHONPATH=os.pathsep.join(RANK_FOLDERS), PYTHONUNBUFFERED="1"),
             stdout=file,
             stderr=file,
             start_new_session=True,

@@ -8,12 +8,12 @@ from typing import Any
 from unittest import mock
 
 import oneflow as flow
-import toy
 from cells import on_ranks
 from oneflow import nn
 from parity_cases import TRAINERS, record
 from seam_ranks import logged_lines, own_batches
 from test_parity_in_training import Averaging, ByRank, Dropping, Wrong
+from toy import Classifier, optimizer_of
 
 from libai.engine import hooks
 from libai.engine.rehearsal import one_process
@@ -27,7 +27,7 @@ def _run(mode: str, cls: Any, *its_hooks: Any, **options: Any) -> tuple[Any, lis
     """Return the trainer of a run of four iterations, and its losses."""
     flow.manual_seed(0)
     model = cls()
-    optimizer = toy.optimizer_of("sgd", model)
+    optimizer = optimizer_of("sgd", model)
     trainer = TRAINERS[mode](model, own_batches(), optimizer, **options)
     lines = record(trainer)
     trainer.register_hooks(list(its_hooks))
@@ -96,7 +96,7 @@ def a_model_that_fits_on_no_rank_is_not_compared_with_one_process(_: str) -> Non
     assert first + second >= 1
 
 
-class Switched(toy.Classifier):
+class Switched(Classifier):
     reduction = "mean"
 
     def forward(self, x, y):

@@ -19,6 +19,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from oneflow import nn
 from parity_cases import TRAINERS
 from test_non_finite import Fragile
+from toy import Batches, Classifier, optimizer_of
 
 from libai.data import build_eval_loader, build_train_loader
 from libai.engine import EagerTrainer, GraphTrainer, HookBase, StopTraining
@@ -62,13 +63,13 @@ def logged_lines(level: int = logging.INFO) -> Iterator[list[str]]:
 
 def trained(cls: Any, loader: Any, iterations: int = 6, **settings: Any) -> Any:
     flow.manual_seed(0)
-    model = toy.Classifier()
-    trainer = cls(model, loader, toy.optimizer_of("sgd", model), **settings)
+    model = Classifier()
+    trainer = cls(model, loader, optimizer_of("sgd", model), **settings)
     trainer.train(0, iterations)
     return trainer
 
 
-def own_batches() -> toy.Batches:
+def own_batches() -> Batches:
     """Return other samples on each rank."""
     return toy.batches(6, seed=get_rank())
 
@@ -170,7 +171,7 @@ def the_recipe_with_two_losses_is_alike_in_both_modes_and_resumes_exactly(_: str
 # a forward that differs by rank
 
 
-class Odd(toy.Classifier):
+class Odd(Classifier):
     """Does something of `kind` only on rank 1."""
 
     def __init__(self, kind):
@@ -247,9 +248,9 @@ class Later(HookBase):
 
 
 def _later(change: Callable[[Any], None], cls: Any = EagerTrainer, **settings: Any) -> None:
-    model = toy.Classifier()
+    model = Classifier()
     model.a.requires_grad_(False)
-    trainer = cls(model, own_batches(), toy.optimizer_of("sgd", model), **settings)
+    trainer = cls(model, own_batches(), optimizer_of("sgd", model), **settings)
     trainer.register_hooks([Later(change)])
     trainer.train(0, 4)
 
@@ -317,9 +318,9 @@ def a_layer_may_be_thawed_without_ddp(_: str) -> None:
 
 def _switched(reduction: str) -> np.ndarray:
     flow.manual_seed(0)
-    model = toy.Classifier()
+    model = Classifier()
     model.a.weight.register_hook(lambda gradient: gradient * 3.0)
-    optimizer = toy.optimizer_of("sgd", model)
+    optimizer = optimizer_of("sgd", model)
     trainer = EagerTrainer(model, own_batches(), optimizer, gradient_reduction=reduction)
     trainer.train(0, 3)
     trainer.switch_to("graph", gradient_reduction="auto")
@@ -351,9 +352,9 @@ class StopsOnMain(HookBase):
 @on_ranks(2, TRAINERS)
 def a_hook_on_the_main_rank_stops_all_ranks(mode: str) -> None:
     flow.manual_seed(0)
-    model = toy.Classifier()
+    model = Classifier()
     loader = lambda: toy.batches(1000, seed=get_rank())  # noqa: E731
-    trainer = TRAINERS[mode](model, loader, toy.optimizer_of("sgd", model))
+    trainer = TRAINERS[mode](model, loader, optimizer_of("sgd", model))
     trainer.register_hooks([StopsOnMain()])
     trainer.train(0, 1_000_000)
     first, second = gather_objects([trainer.status, trainer.completed_iters])

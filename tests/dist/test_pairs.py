@@ -24,13 +24,3 @@ def test_every_pair_of_values_is_chosen():
     assert pairs_in(chosen) == pairs_in(TABLE)
     assert len(chosen) == len(set(chosen)) <= len(TABLE) / 3  # 22 pairs of a model and a mesh
     assert pairs_in(chosen[:-1]) != pairs_in(TABLE)  # negative control
-
-
-@pytest.mark.parametrize("column", [0, 1, 3])
-def test_every_single_value_is_chosen_and_none_much_more_often(column):
-    chosen = daily_rows(TABLE, together=1)
-    assert len(chosen) == len(MODELS)
-    counts = [
-        sum(row[column] == value for row in chosen) for value in {row[column] for row in TABLE}
-    ]
-    assert min(counts) > 0 and max(counts) - min(counts) <= 1

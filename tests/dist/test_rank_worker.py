@@ -6,11 +6,11 @@ from cells import run_cells
 pytestmark = [pytest.mark.launch, pytest.mark.dist, pytest.mark.timeout(600)]
 
 
-def run(folder, *names, **options):
+def run(folder, *names):
     """Return the errors of the cells, with one that holds after each."""
     listed = [one for n, name in enumerate(names) for one in (f"{name}[]", f"holds[{n}]")]
     listed = [f"broken_ranks:{one}" for one in listed]
-    found = list(run_cells(listed, 2, folder, **options))
+    found = list(run_cells(listed, 2, folder))
     assert [name for name, _ in found] == listed
     held = {name: error for name, error in found if "holds" in name}
     assert set(held.values()) == {""}, held
@@ -29,15 +29,3 @@ def test_a_rank_that_fails_while_another_waits_for_it_is_shown(tmp_path, monkeyp
     monkeypatch.setattr("cells.FAILED_SECONDS", 1.0)
     (error,) = run(tmp_path, "raises_before_a_barrier")
     assert "raises_before_a_barrier[] blocked its job" in error and "not here" in error
-
-
-@pytest.mark.nightly
-def test_a_cell_that_blocks_its_job_fails_alone(tmp_path):
-    (error,) = run(tmp_path, "blocks", limit=30.0)
-    assert "broken_ranks:blocks[] blocked its job" in error
-
-
-def test_a_job_that_does_not_start_shows_its_output(tmp_path, monkeypatch):
-    monkeypatch.setattr("cells.WORKER", tmp_path / "no_such_file.py")
-    with pytest.raises(AssertionError, match="(?s)ended before its first cell.*no_such_file"):
-        run(tmp_path, "leaves")

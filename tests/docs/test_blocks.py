@@ -9,11 +9,11 @@ from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 
-import jobs
 import numpy as np
 import oneflow as flow
 import pytest
 from hf_folders import with_tokenizer
+from jobs import ROOT, read_metrics
 from omegaconf import OmegaConf
 from oneflow import nn
 from test_readme import blocks
@@ -39,7 +39,7 @@ COUNTS.update(config=2, checkpoints=2, inference=3)
 
 
 def block(page, index=0):
-    return blocks((jobs.ROOT / f"docs/{page}.md").read_text(), "python")[index]
+    return blocks((ROOT / f"docs/{page}.md").read_text(), "python")[index]
 
 
 def run(source, **names):
@@ -58,14 +58,13 @@ class Net(nn.Module):
 
 def test_every_block_is_run_somewhere():
     found = {
-        page.stem: len(blocks(page.read_text(), "python"))
-        for page in (jobs.ROOT / "docs").glob("*.md")
+        page.stem: len(blocks(page.read_text(), "python")) for page in (ROOT / "docs").glob("*.md")
     }
     assert {page: count for page, count in found.items() if count} == COUNTS
 
 
 def test_examples_fit_80_columns():
-    pages = [*jobs.ROOT.glob("*.md"), *jobs.ROOT.glob("docs/**/*.md")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     wide = []
     for page in pages:
         for part in page.read_text().split("```")[1::2]:
@@ -74,7 +73,7 @@ def test_examples_fit_80_columns():
 
 
 def test_the_example_of_the_readme_prints_one_hash_in_both_modes(capsys):
-    text = (jobs.ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text()
     run(blocks(text, "python")[0])
     lines = capsys.readouterr().out.splitlines()
     hashes = dict(line.split() for line in lines if line[:5] in ("eager", "graph"))
@@ -124,7 +123,7 @@ def test_library(capsys, tmp_path, monkeypatch):
     weights = [made[mode].model.layer.weight.numpy() for mode in ("eager", "graph")]
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)  # what docs/modes.md promises
     made = run(block("model_and_data", 1), **made)
-    rows = jobs.read_metrics(tmp_path / "out/line")
+    rows = read_metrics(tmp_path / "out/line")
     assert [row["iter"] for row in rows] == [10, 20, 30, 40] and rows[-1]["eval/val/mse"] < 1
     assert sorted(path.name for path in Path("out/line/checkpoints").glob("iter*")) == [
         "iter_0000030",
@@ -149,7 +148,7 @@ def test_quickstart(tmp_path, monkeypatch):
 
 def test_pretrained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = jobs.ROOT / "tests/hf/fixtures/llama3"
+    folder = ROOT / "tests/hf/fixtures/llama3"
     (tmp_path / "SmolLM2-135M").symlink_to(folder)
     made = run(block("inference"))
     assert type(made["model"]).__name__ == "Llama"
@@ -272,7 +271,7 @@ def test_models():
 
 def test_optimizer_groups_of_models():
     made = run("class C:\n    pass\n" + block("training"), LazyCall=LazyCall)
-    config = LazyConfig.apply_overrides(LazyConfig.load(jobs.ROOT / "configs/vit_digits.py"), [])
+    config = LazyConfig.apply_overrides(LazyConfig.load(ROOT / "configs/vit_digits.py"), [])
     config.optim = made["optim"]
     model = instantiate(config.model)
     groups = instantiate(config.optim, **{"params.model": model}).param_groups

@@ -5,10 +5,10 @@ import re
 import sys
 from importlib.util import find_spec
 
-import jobs
 import pytest
+from jobs import ROOT, run
 
-TEXT = (jobs.ROOT / "docs/notebook.ipynb").read_text()
+TEXT = (ROOT / "docs/notebook.ipynb").read_text()
 CODE = [
     "".join(cell["source"]) for cell in json.loads(TEXT)["cells"] if cell["cell_type"] == "code"
 ]
@@ -19,7 +19,7 @@ CODE = [
 def test_the_cells_run(tmp_path):
     last = "\nprint('logged', len(rows), 'result', result.iterations, len(figure.axes))"
     command = [sys.executable, "-c", "\n".join(CODE) + last]
-    done = jobs.run(command, cwd=tmp_path, timeout=240, MPLBACKEND="Agg", PYTHONPATH=str(jobs.ROOT))
+    done = run(command, cwd=tmp_path, timeout=240, MPLBACKEND="Agg", PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done
     said = done.stdout
     assert float(re.search(r"([\d.]+)% of 359 digits are right", said)[1]) > 85

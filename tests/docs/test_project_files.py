@@ -10,7 +10,6 @@ from jobs import ROOT
 
 import libai
 
-TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 PROJECTS = sorted({path.parent for path in (ROOT / "projects").glob("*/*.py")})
 
 
@@ -48,14 +47,3 @@ def test_the_hosted_ci_runs_what_maintainers_run():
     daily = (ROOT / ".ci" / "run").read_text().partition("nightly)")[0]
     suites = re.findall(r'^ *suite "(\w+)" ', daily, re.MULTILINE)
     assert job["strategy"]["matrix"]["suite"] == suites and suites
-
-
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
-def test_an_issue_template_has_what_its_host_asks_for(path):
-    form = _load(path)
-    if path.stem == "config":
-        assert form == {"blank_issues_enabled": False}
-        return
-    assert {"name", "description", "body"} <= form.keys()
-    labels = [field["attributes"]["label"] for field in form["body"]]
-    assert len(set(labels)) == len(labels)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import jobs
 import numpy as np
 import pytest
+from jobs import read_column
 from numpy.testing import assert_allclose
 
 from libai.config import ConfigError, load_config, parse_args
@@ -119,7 +120,7 @@ def train_own(worker, folder, name, *overrides):
 
 def assert_same_curve(first, second):
     for tag in ("train/loss", "eval/val/mse"):
-        expected, found = jobs.read_column(first, tag), jobs.read_column(second, tag)
+        expected, found = read_column(first, tag), read_column(second, tag)
         assert expected and list(expected) == list(found), tag
         # measured: equal bits; 1e-5 is what docs/modes.md promises
         assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5, err_msg=tag)
@@ -129,7 +130,7 @@ def assert_same_curve(first, second):
 def test_the_own_model_trains_alike_in_both_modes(train, folder):
     train("eager", "graph.enabled=false")
     train("graph", "graph.enabled=true")
-    losses = jobs.read_column(folder / "eager")
+    losses = read_column(folder / "eager")
     assert losses[60] < 0.5 * losses[1]
     assert_same_curve(folder / "eager", folder / "graph")
 
@@ -180,7 +181,7 @@ def test_the_ported_libai_project_trains_alike_in_both_modes(tmp_path, worker):
         settings.append("train.log_period=1")
         result = worker.train_net("my_config.py", *settings, cwd=tmp_path)
         assert result.returncode == 0, result
-    losses = [jobs.read_column(tmp_path / name) for name in ("false", "true")]
+    losses = [read_column(tmp_path / name) for name in ("false", "true")]
     assert losses[0][60] < 0.5 * losses[0][1]
     assert_allclose(list(losses[1].values()), list(losses[0].values()), rtol=1e-5)  # docs/modes.md
 

@@ -3,10 +3,10 @@
 import sys
 from importlib.util import find_spec
 
-import jobs
 import pytest
+from jobs import ROOT, run
 
-sys.path.insert(0, str(jobs.ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 import docs_site
 
 
@@ -21,7 +21,7 @@ def test_doctests_are_shown_as_code():
 )
 def test_the_site_builds_without_a_warning(tmp_path):
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    result = jobs.run(build, cwd=jobs.ROOT, timeout=120)
+    result = run(build, cwd=ROOT, timeout=120)
     assert result.returncode == 0, result
     assert "EagerTrainer" in (tmp_path / "api/engine/index.html").read_text()
     assert "data:image/png" in (tmp_path / "notebook/index.html").read_text()

@@ -4,10 +4,10 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+from refusals import refused
 
 from libai.config import BatchSizes
 from libai.engine import BatchPlan
-from libai.utils.errors import UserError
 
 SIZES = BatchSizes(micro=4, accumulation=2, global_=24)
 
@@ -29,9 +29,7 @@ def test_epochs_are_rounded_up_to_whole_iterations():
 
 
 def test_epochs_of_a_loader_without_length_are_refused():
-    with pytest.raises(
-        UserError, match="train.train_epoch=2 requires.*no samples_per_epoch.*train.train_iter"
-    ):
+    with refused("train.train_epoch=2 requires.*no samples_per_epoch.*train.train_iter"):
         make(train_epoch=2)
 
 

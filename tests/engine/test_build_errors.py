@@ -3,8 +3,8 @@
 import numpy as np
 import oneflow as flow
 import pytest
-import toy
 from oneflow import nn
+from toy import trainer_of
 
 from libai.engine.compiled.build_errors import explain_build_error, raise_forward_error
 from libai.utils.errors import UserError
@@ -86,6 +86,6 @@ class _NoGradient(nn.Module):
 def test_a_missing_gradient_is_not_the_fault_of_the_batch(operation, remedy, mode):
     model = _NoGradient(operation)
     optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
-    trainer = toy.trainer_of(mode, model, [{"x": np.ones((8, 4), "float32")}], optimizer)
+    trainer = trainer_of(mode, model, [{"x": np.ones((8, 4), "float32")}], optimizer)
     with pytest.raises(UserError, match=f"(?s)_NoGradient.forward failed: .*{remedy}"):
         trainer.train(0, 1)

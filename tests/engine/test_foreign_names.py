@@ -4,17 +4,17 @@ import importlib
 import pydoc
 import re
 
-import jobs
 import pytest
-import toy
+from jobs import ROOT
+from refusals import refused
+from toy import Classifier, batches, optimizer_of
 
 from libai.config import load_config
 from libai.config.settings import other_names, schema
 from libai.config.settings.errors import ConfigError
 from libai.engine import EagerTrainer, EventStorage, GraphTrainer, Run, get_event_storage
-from libai.utils.errors import UserError
 
-CONFIG = str(jobs.ROOT / "configs/mlp_digits.py")
+CONFIG = str(ROOT / "configs/mlp_digits.py")
 #: text in the error -> names of settings in other trainers, used as `train.NAME`
 SETTINGS = {
     "mean train.log_period?": (
@@ -100,8 +100,8 @@ CASES = [(name, expected) for expected, names in SETTINGS.items() for name in na
 
 
 def build(cls, *arguments, **settings):
-    model = toy.Classifier()
-    return cls(model, toy.batches(2), toy.optimizer_of("sgd", model), *arguments, **settings)
+    model = Classifier()
+    return cls(model, batches(2), optimizer_of("sgd", model), *arguments, **settings)
 
 
 def test_the_error_for_a_setting_of_another_trainer_gives_its_name_here():
@@ -146,19 +146,17 @@ def test_every_name_in_the_table_exists(mode):
     ],
 )
 def test_the_error_for_an_unknown_argument_names_the_intended_one(cls, name, expected):
-    with pytest.raises(UserError, match=rf"{cls.__name__} takes no argument '{name}'.*{expected}"):
+    with refused(rf"{cls.__name__} takes no argument '{name}'.*{expected}"):
         build(cls, **{name: 1})
 
 
 def test_the_error_for_an_argument_of_the_other_mode_names_its_trainer():
-    with pytest.raises(UserError, match="It is an argument of EagerTrainer"):
+    with refused("It is an argument of EagerTrainer"):
         build(GraphTrainer, zero_grad_before_forward=True)
 
 
 def test_a_fourth_positional_argument_is_explained():
-    with pytest.raises(
-        UserError, match="the fourth argument of EagerTrainer is `options`, a TrainOptions, but 20"
-    ):
+    with refused("the fourth argument of EagerTrainer is `options`, a TrainOptions, but 20"):
         build(EagerTrainer, 20)
 
 

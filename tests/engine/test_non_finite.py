@@ -7,8 +7,8 @@ import logging
 import numpy as np
 import oneflow as flow
 import pytest
-import toy
 from oneflow import nn
+from toy import Classifier, batches, make_trainer, record_losses
 
 from libai.engine import NonFiniteLoss
 from libai.engine.hooks import BadLossHook, CallbackHook, EMAHook
@@ -21,7 +21,7 @@ class Log(nn.Module):
         return flow.log(x)
 
 
-class Fragile(toy.Classifier):
+class Fragile(Classifier):
     """Its `middle` returns NaN if the first feature of the input is at most -90."""
 
     def __init__(self):
@@ -34,7 +34,7 @@ class Fragile(toy.Classifier):
         return {"losses": {"cls": nn.functional.cross_entropy(logits, y)}}
 
 
-class SteepRoot(toy.Classifier):
+class SteepRoot(Classifier):
     """The forward is finite, but the gradient of the square root at zero is not."""
 
     def __init__(self):
@@ -53,7 +53,7 @@ class Root(nn.Module):
 
 
 def data_with_a_bad_batch(count, bad):
-    data = toy.batches(count)
+    data = batches(count)
     for i in bad:
         data[i]["x"] = data[i]["x"].copy()
         data[i]["x"][0, 0] = -100.0
@@ -61,7 +61,7 @@ def data_with_a_bad_batch(count, bad):
 
 
 def build(mode, data, policy="raise", model=Fragile):
-    return toy.make_trainer(
+    return make_trainer(
         mode,
         data,
         model,
@@ -129,14 +129,14 @@ def test_weights_corrupted_by_the_last_update_are_found_before_they_are_used(mod
 
 
 def test_undoing_updates_restores_all_settings_of_the_groups(mode):
-    trainer = build(mode, toy.batches(3))
+    trainer = build(mode, batches(3))
     group, before = trainer.optimizer.param_groups[0], Snapshot(trainer)
     decay, group["weight_decay"] = group["weight_decay"], 0.5  # as a user-defined schedule may do
     before.restore(trainer)
     assert group["weight_decay"] == decay
 
 
-class Normed(toy.Classifier):
+class Normed(Classifier):
     def __init__(self):
         super().__init__()
         self.norm = flow.nn.BatchNorm1d(8)
@@ -146,7 +146,7 @@ class Normed(toy.Classifier):
 
 
 def test_a_bad_batch_does_not_reach_the_batch_statistics(mode):
-    data = toy.batches(10)
+    data = batches(10)
     data[6]["x"][0, 0] = np.nan
     trainer = build(mode, data, "skip", model=Normed)
     fetch_every(trainer, 5)
@@ -218,10 +218,10 @@ def test_a_run_with_only_bad_losses_ends(mode):
 @pytest.mark.e2e
 def test_the_policy_does_not_change_a_run_without_bad_losses(mode):
     """The guarded curve equals the unguarded one bit for bit."""
-    data = toy.batches(120)
+    data = batches(120)
     curves = []
     for policy in ("skip", "raise"):
         trainer = build(mode, data, policy)
-        curves.append(toy.record_losses(trainer))
+        curves.append(record_losses(trainer))
         trainer.train(0, 120)
     assert curves[0] == curves[1]

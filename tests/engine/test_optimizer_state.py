@@ -5,23 +5,23 @@ import copy
 import numpy as np
 import oneflow as flow
 import pytest
-import toy
 from numpy.testing import assert_allclose
 from oneflow import nn
 from oneflow.framework.tensor_tuple_util import convert_to_tensor_tuple
+from toy import are_equal, batches, flat_weights, make_trainer, trainer_of, weights_of
 
 from libai.optim import export_state
 from libai.patches.internals import wait_for_device
 from libai.scheduler import WarmupCosineLR
 
-BATCHES = toy.batches(12)
+BATCHES = batches(12)
 
 
 def new_trainer(mode, optimizer="adamw"):
     def schedule(optimizer):
         return WarmupCosineLR(optimizer, max_iter=12, warmup_iter=2)
 
-    return toy.make_trainer(mode, BATCHES, optimizer=optimizer, schedule=schedule)
+    return make_trainer(mode, BATCHES, optimizer=optimizer, schedule=schedule)
 
 
 @pytest.mark.promise
@@ -36,7 +36,7 @@ def test_model_and_trainer_state_continue_bit_for_bit(mode, optimizer):
     second.load_state_dict(first.state_dict())
     for trainer in (first, second):  # the two trainers share nothing
         trainer.train(5, 11)
-        assert toy.are_equal(toy.weights_of(trainer), toy.weights_of(whole))
+        assert are_equal(weights_of(trainer), weights_of(whole))
 
 
 @pytest.mark.e2e
@@ -97,7 +97,7 @@ def test_a_state_that_a_hook_loads_into_the_optimizer_reaches_the_graph():
     zero_in_place(other, {})
     other.optimizer.load_state_dict(copied)
     other.train(3, 6)
-    np.testing.assert_array_equal(toy.flat_weights(whole.model), toy.flat_weights(other.model))
+    np.testing.assert_array_equal(flat_weights(whole.model), flat_weights(other.model))
 
 
 class Wide(nn.Module):
@@ -119,7 +119,7 @@ def test_a_launch_must_name_the_tensors_of_the_state(is_named):
     model = Wide()
     optimizer = flow.optim.AdamW(model.parameters(), lr=0.0)
     batch = {"x": np.random.default_rng(0).standard_normal((256, 500)).astype(np.float32)}
-    trainer = toy.trainer_of("graph", model, [batch], optimizer, rehearse=0)
+    trainer = trainer_of("graph", model, [batch], optimizer, rehearse=0)
     trainer.update([batch])
     moment = optimizer._state[model.body[0].weight]["exp_avg"]
     if not is_named:

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import oneflow as flow
 import pytest
-import toy
 from oneflow import nn
 from oneflow.optim.lr_scheduler import LambdaLR
+from toy import batches, losses_of, make_trainer, trainer_of
 
 from libai.engine.hooks import RehearsalHook
 from libai.engine.rehearsal.comparison import LOSS_BOUND, State, Updates, first_difference
@@ -100,12 +100,12 @@ def momentum(model):
 
 
 def losses(mode, rehearse, schedule=None, optimizer=momentum):
-    trainer = toy.make_trainer(
-        mode, toy.batches(8), optimizer=optimizer, schedule=schedule, rehearse=rehearse
+    trainer = make_trainer(
+        mode, batches(5), optimizer=optimizer, schedule=schedule, rehearse=rehearse
     )
     if rehearse:
         trainer.register_hooks([RehearsalHook(3)])
-    return toy.losses_of(trainer, 8)
+    return losses_of(trainer, 5)
 
 
 @pytest.mark.parametrize("schedule", [of_a_function, of_an_iterator, of_a_counting_lambda, Cyclic])
@@ -151,7 +151,7 @@ class Noisy(cm._Body):
 def test_updates_that_are_meant_to_differ_are_not_rehearsed(caplog):
     model = Noisy()
     batch = {"x": np.ones((4, cm.WIDTH), np.float32), "y": np.zeros(4, np.int64)}
-    toy.trainer_of("graph", model, [batch], flow.optim.SGD(model.parameters(), lr=LR)).train(0, 1)
+    trainer_of("graph", model, [batch], flow.optim.SGD(model.parameters(), lr=LR)).train(0, 1)
     assert (
         "the first updates are not rehearsed: OneFlow's own dropout uses different masks in a graph"
         in caplog.text

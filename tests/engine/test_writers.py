@@ -5,8 +5,8 @@ import re
 import sys
 from pathlib import Path
 
-import jobs
 import pytest
+from jobs import in_terminal
 
 from libai.engine.events import console, writers
 from libai.engine.events.console import ConsoleWriter, format_eval_lines, train_fields
@@ -142,7 +142,7 @@ class TestConsole:
             "wait()\n"
             "writer.close()\n"
         )
-        screen = jobs.in_terminal([sys.executable, "-c", program], columns=60)
+        screen = in_terminal([sys.executable, "-c", program], columns=60)
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
         line = "iter  20/200  loss 4.8249  4,812 tok/s  eta 0:00:22"
         assert f"\r{line}\r\n" in shown, (

@@ -5,8 +5,8 @@ The tests run `libai verify-resume`.
 
 import json
 
-import jobs
 import pytest
+from jobs import LIBAI, run
 
 from libai.cli.commands import verify_resume
 from libai.engine.run.verify_resume import Comparison
@@ -28,9 +28,9 @@ MORE = [("true", "1"), ("false", "1"), ("false", "2")]
 
 
 def verify(*arguments, timeout=240):
-    done = jobs.run(
+    done = run(
         [
-            *jobs.LIBAI,
+            *LIBAI,
             "verify-resume",
             "configs/mlp_digits.py",
             *arguments,

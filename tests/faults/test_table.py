@@ -16,10 +16,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jobs
 import numpy as np
 import pytest
 from fault_jobs import Ended, Fault, Job
+from jobs import NOTICE
 
 from libai import checkpoint
 
@@ -236,7 +236,7 @@ def test_one_process_speaks_and_each_keeps_its_own_files(strand):
     There is no warning about a file that is left open either.
     """
     found = strand(("eager", 2))
-    assert all(line.startswith(jobs.NOTICE) for line in found.ended.stderr.splitlines())
+    assert all(line.startswith(NOTICE) for line in found.ended.stderr.splitlines())
     assert "rank 0 speaking" in found.ended.stdout and "rank 1" not in found.ended.stdout
     names = {path.name for path in found.reference.output.iterdir()}
     assert {"log.txt", "log_rank1.txt", "rank_1.stderr"} <= names

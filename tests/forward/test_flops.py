@@ -4,8 +4,8 @@ both modes.
 
 import oneflow as flow
 import pytest
-import toy
 from oneflow import nn
+from toy import make_trainer
 
 from libai.forward.flops import counted_flops
 
@@ -32,11 +32,7 @@ def test_products_of_matrices_and_convolutions(function, expected):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_trainer_counts_the_flops_of_a_sample(mode, accumulation):
-    model = toy.Classifier(width=16, classes=4)
-    optimizer = toy.optimizer_of("sgd", model)
-    trainer = toy.trainer_of(
-        mode, model, toy.batches(4), optimizer, num_accumulation_steps=accumulation
-    )
+    trainer = make_trainer(mode, num_accumulation_steps=accumulation)
     assert trainer.loop.flops_per_sample is None
     trainer.train(0, 2)
     assert trainer.loop.flops_per_sample == 3 * 2 * (8 * 16 + 16 * 4)

@@ -8,6 +8,7 @@ import pytest
 import toy
 from oneflow import nn
 from oneflow.nn import functional as F
+from toy import Classifier, trainer_of
 
 from libai.evaluation import MeanLossEvaluator
 from libai.forward.index_check import IndexOutOfRange
@@ -60,9 +61,7 @@ def language_batches(count):
 
 
 def trainer(mode, model, loader, **options):
-    return toy.trainer_of(
-        mode, model, loader, flow.optim.SGD(model.parameters(), lr=0.01), **options
-    )
+    return trainer_of(mode, model, loader, flow.optim.SGD(model.parameters(), lr=0.01), **options)
 
 
 def error_of(mode, model, batches, **options):
@@ -77,7 +76,7 @@ def error_of(mode, model, batches, **options):
 def test_a_label_without_a_class_is_named(mode, iteration, label):
     batches = toy.batches(6, ignored=0.2)
     batches[iteration - 1]["y"][3] = label
-    text = error_of(mode, toy.Classifier(), batches)
+    text = error_of(mode, Classifier(), batches)
     takes = (
         "cross entropy accepts 0 to 3, or -100 to ignore it. Correct the data, or enlarge the "
         "model."
@@ -146,7 +145,7 @@ def test_ids_are_checked_with_accumulation_and_in_tensors_of_the_loader(mode, st
     batches = toy.batches(6)
     batches[5]["y"][0] = 4
     loader = [{name: flow.tensor(array) for name, array in batch.items()} for batch in batches]
-    text = error_of(mode, toy.Classifier(), loader, num_accumulation_steps=steps)
+    text = error_of(mode, Classifier(), loader, num_accumulation_steps=steps)
     found = "y[0] is 4" if steps == 1 else "y[0] of micro-batch 2 is 4"
     assert text.startswith(f"iteration {6 // steps}: {found}, but ")
 
@@ -154,7 +153,7 @@ def test_ids_are_checked_with_accumulation_and_in_tensors_of_the_loader(mode, st
 @pytest.mark.e2e
 @pytest.mark.parametrize("has_trained, number", [(True, 1), (False, 3)])
 def test_evaluation_names_its_batch(mode, has_trained, number):
-    subject = trainer(mode, toy.Classifier(), toy.batches(2))
+    subject = trainer(mode, Classifier(), toy.batches(2))
     if has_trained:
         subject.train(0, 2)
     batches = toy.batches(3)

@@ -6,13 +6,13 @@ import numpy as np
 import oneflow as flow
 import pytest
 from omegaconf import OmegaConf
+from refusals import refused
 from safetensors.numpy import load_file
 
 from libai.config import LazyCall, LazyConfig, defaults, validate
 from libai.data import build_train_loader
 from libai.engine import Run, default_setup
 from libai.hf import export_folder, import_folder, load_pretrained, model_config
-from libai.utils.errors import UserError
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 LORA = "train.lora={patterns: ['attention\\.[qv]$', 'mlp\\.down'], rank: 2, alpha: 4}"
@@ -73,7 +73,5 @@ def test_merged_weights_compute_what_the_run_does(tmp_path):
     config = OmegaConf.load(saved)
     config.train.lora.patterns = []
     OmegaConf.save(config, saved)
-    with pytest.raises(
-        UserError, match="has LoRA adapters, but train.lora of its config.yaml has none"
-    ):
+    with refused("has LoRA adapters, but train.lora of its config.yaml has none"):
         export_folder(tmp_path / "run/checkpoints/last", tmp_path / "again", like=source)

@@ -8,6 +8,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 from omegaconf import OmegaConf
+from refusals import refused
 from safetensors.numpy import load_file, save_file
 
 from libai.checkpoint import CheckpointError, load_weights, saving
@@ -16,7 +17,6 @@ from libai.config import LazyCall, instantiate
 from libai.hf import convert, export_folder, import_folder, load_pretrained, model_config
 from libai.hf.verify import compute
 from libai.layers import rotary_frequencies
-from libai.utils.errors import UserError
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 
@@ -95,7 +95,7 @@ def changed(name, folder, **settings):
     ],
 )
 def test_a_setting_that_cannot_be_computed_is_named(name, settings, message, tmp_path):
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         import_folder(changed(name, tmp_path / name, **settings), tmp_path / "ours")
 
 
@@ -197,7 +197,7 @@ def test_only_a_new_folder_is_written(tmp_path):
         lambda: export_folder(tmp_path / "ours", folder, like=folder),
         lambda: export_folder(tmp_path / "ours", used),
     ):
-        with pytest.raises(UserError, match="exists already, and only a new folder is written"):
+        with refused("exists already, and only a new folder is written"):
             write()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -362,5 +362,5 @@ def test_token_types_that_transformers_adds_are_zeros(kind, positions, architect
     ],
 )
 def test_a_run_is_not_exported_as_another_model(target, arguments, architecture, message, tmp_path):
-    with pytest.raises(UserError, match=message):
+    with refused(message):
         exported(f"libai.models.{target}", arguments, tmp_path / "run", architecture)

@@ -12,8 +12,10 @@ import numpy as np
 import oneflow as flow
 import pytest
 from hf_folders import FIXTURES, with_tokenizer
+from jobs import ROOT
 from numpy.testing import assert_allclose, assert_array_equal
 from omegaconf import OmegaConf
+from refusals import refused
 
 from libai.cli.commands import generate, predict
 from libai.config import LazyCall, defaults, validate
@@ -28,7 +30,6 @@ from libai.engine import Run
 from libai.hf import load_pretrained
 from libai.inference import GenerationOptions, Generator, Pipeline
 from libai.models import GPT, MLP, ViT
-from libai.utils.errors import UserError
 
 TEXTS = ["w3 w1 w4 w1 w5", "w9 w2"]
 
@@ -113,7 +114,7 @@ def test_prompts_come_from_files_and_stdin(tmp_path, monkeypatch):
     assert all(
         read("--file", str(tmp_path / name)) == TEXTS for name in ("lines.txt", "lines.jsonl")
     )
-    with pytest.raises(UserError, match="no prompt given"):
+    with refused("no prompt given"):
         read()
 
 
@@ -172,9 +173,8 @@ def test_texts_are_embedded_alone_as_beside_others(tmp_path, capsys):
     ]
     assert predict.run([*words, "--only", "embeddings"]) == 0
     assert_array_equal(np.load(tmp_path / "out.npz")["embeddings"], together)
-    with pytest.raises(
-        UserError,
-        match="forward returned embeddings, features, pooled for .*: no logits with a row for each "
+    with refused(
+        "forward returned embeddings, features, pooled for .*: no logits with a row for each "
         "sample",
     ):
         predict.run([*words, "--only", "logits"])
@@ -249,7 +249,7 @@ def test_files_of_images_are_classified_by_their_folders(mode, tmp_path):
     assert predict.run([*words, "--classify", "--mode", mode]) == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["class"] for row in rows] == ["red", "blue"]
-    with pytest.raises(UserError, match="vit does not define how image files become arrays"):
+    with refused("vit does not define how image files become arrays"):
         Pipeline(FIXTURES / "vit").classify(files)
 
 
@@ -286,13 +286,11 @@ def test_an_ordinary_table_is_predicted_by_its_columns(tmp_path, capsys):
         ("petals..width", wrong),
         ("name..petals", "name cannot be part of images"),
     ):
-        with pytest.raises(UserError, match=error):
+        with refused(error):
             predict.run([*words, "--columns", f"images={choice}"])
     many = ",".join(f"column_{i}" for i in range(40))
     (tmp_path / "wide.jsonl").write_text(json.dumps(dict.fromkeys(many.split(","), [1.0])))
-    with pytest.raises(
-        UserError, match="column_0, .* … and column_39 .40., and the model's forward takes"
-    ) as caught:
+    with refused("column_0, .* … and column_39 .40., and the model's forward takes") as caught:
         predict.run([folder, "-i", str(tmp_path / "wide.jsonl")])
     assert len(textwrap.wrap(str(caught.value), 80)) <= 6
 
@@ -325,7 +323,7 @@ def test_mistakes_are_one_clear_error(llama, tmp_path):
         ),
         (predict, [vit, "--data", "val"], "is not the folder of a run, so it has no datasets"),
     ]:
-        with pytest.raises(UserError, match=message):
+        with refused(message):
             command.run(words)
 
 
@@ -334,7 +332,7 @@ def test_mistakes_are_one_clear_error(llama, tmp_path):
 @pytest.mark.timeout(120)
 def test_infer_sh_shares_a_model_among_processes(llama):
     words = [str(llama), "2", *TEXTS, "--max-new-tokens", "6"]
-    finished = jobs.run(["bash", str(jobs.ROOT / "tools/infer.sh"), *words], timeout=100)
+    finished = jobs.run(["bash", str(ROOT / "tools/infer.sh"), *words], timeout=100)
     expected = Pipeline(llama).generate(TEXTS, GenerationOptions(6, stop_token=2))
     assert finished.returncode == 0, finished
     assert finished.stdout.splitlines() == [prompt + text for prompt, text in zip(TEXTS, expected)]

@@ -8,8 +8,8 @@ from pathlib import Path
 import bad_files
 import bad_parts
 import bad_settings
-import jobs
 import pytest
+from jobs import TRAIN_NET, TRAIN_SH, run, train_sh
 
 from libai.cli import launch
 from libai.utils.errors import UserError
@@ -132,7 +132,7 @@ def test_a_mistake_in_a_dataset_shows_its_line_and_none_of_libai(ask, user):
 )
 def test_a_command_line_that_the_script_refuses(user, arguments, texts):
     """Before it creates an environment."""
-    result = jobs.run(["sh", jobs.TRAIN_SH, *arguments], cwd=user)
+    result = run(["sh", TRAIN_SH, *arguments], cwd=user)
     assert result.returncode == 2 and result.errors[0].startswith("error:"), result
     for text in texts:
         assert text in result.errors[0], result
@@ -165,7 +165,7 @@ def test_a_command_line_that_the_launcher_refuses(user, monkeypatch, arguments, 
 def test_a_variable_of_the_environment_that_cannot_be(user, monkeypatch, name):
     monkeypatch.setenv(name, "soon")
     with pytest.raises(UserError, match=f"{name} is 'soon'"):
-        launch.run([jobs.TRAIN_NET, str(user / "user_config.py"), "1"])
+        launch.run([TRAIN_NET, str(user / "user_config.py"), "1"])
 
 
 def test_help_behind_config_and_procs_is_shown(ask):
@@ -177,6 +177,6 @@ def test_help_behind_config_and_procs_is_shown(ask):
 @pytest.mark.launch
 def test_two_ranks_tell_a_mistake_once(user):
     """Also a mistake that they only find when they are connected."""
-    result = jobs.train_sh("user_config.py", 2, f"train.output_dir={'long' * 100}", cwd=user)
+    result = train_sh("user_config.py", 2, f"train.output_dir={'long' * 100}", cwd=user)
     assert result.returncode == 2 and len(result.errors) == 1, result
     assert "cannot be written (File name too long)" in result.errors[0]

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import jobs
 import pytest
+from jobs import LIBAI, TRAIN_NET, run
 
 from libai.engine.events.writers import LogRecord, TensorBoardWriter
 from libai.launch.guard import run_guarded
@@ -23,7 +23,7 @@ from libai.utils.atomic import atomic_write_text
 from libai.utils.logging import reset_logging, setup_logging
 
 USER_CONFIG = str(Path(__file__).with_name("user_config.py"))
-COMMAND = [sys.executable, jobs.TRAIN_NET, USER_CONFIG, "train.train_iter=300"]
+COMMAND = [sys.executable, TRAIN_NET, USER_CONFIG, "train.train_iter=300"]
 
 
 @contextlib.contextmanager
@@ -40,10 +40,8 @@ def small_files():
 @pytest.mark.e2e
 @pytest.mark.parametrize("limit, code", [("-f 0", 2), ("-f 20", 1), ("-n 6", 2)])
 def test_a_run_on_a_full_disk_or_with_few_files_ends_with_one_error(tmp_path, limit, code):
-    command = shlex.join([*jobs.LIBAI, "train", *COMMAND[2:], f"train.output_dir={tmp_path}"])
-    result = jobs.run(
-        ["bash", "-c", f"ulimit {limit}; {command} 2>&1 | cat; exit ${{PIPESTATUS[0]}}"]
-    )
+    command = shlex.join([*LIBAI, "train", *COMMAND[2:], f"train.output_dir={tmp_path}"])
+    result = run(["bash", "-c", f"ulimit {limit}; {command} 2>&1 | cat; exit ${{PIPESTATUS[0]}}"])
     (error,) = [line for line in result.stdout.splitlines() if line.startswith("error: ")]
     assert result.returncode == code and (code == 2 or str(tmp_path) in error), result
     assert (
@@ -58,7 +56,7 @@ def test_a_run_goes_on_without_a_screen(tmp_path, output):
         f"{shlex.join([*COMMAND[:-1], f'train.output_dir={tmp_path}'])} {output}; exit "
         f"${{PIPESTATUS[0]}}"
     )
-    result = jobs.run(["bash", "-c", command])
+    result = run(["bash", "-c", command])
     assert result.returncode == 0 and "Logging error" not in result.stderr, result
     says = [line.startswith("warning: standard output cannot be written") for line in result.errors]
     assert says == [True] * ("2" not in output), result

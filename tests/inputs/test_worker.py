@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-import jobs
 import pytest
+from jobs import read_curve, train_net
 
 LEAVES_A_MESS = """
 import os, sys
@@ -51,8 +51,8 @@ def test_a_run_after_others_is_the_same_as_in_a_process_of_its_own(worker, tmp_p
     other = "model={_target_: user_parts.Bug}"
     for words in ([other], ["train.output_dir=other", "graph.enabled=true"], [other]):
         worker.train_net("user_config.py", *words, cwd=tmp_path)
-    for run, folder in ((worker.train_net, "shared"), (jobs.train_net, "own")):
+    for run, folder in ((worker.train_net, "shared"), (train_net, "own")):
         done = run("user_config.py", f"train.output_dir={folder}", "train.seed=3", cwd=tmp_path)
         assert done.returncode == 0, done
-    curve = jobs.read_curve(tmp_path / "own")
-    assert curve == jobs.read_curve(tmp_path / "shared") != jobs.read_curve(tmp_path / "other")
+    curve = read_curve(tmp_path / "own")
+    assert curve == read_curve(tmp_path / "shared") != read_curve(tmp_path / "other")

@@ -8,14 +8,15 @@ import sys
 
 import jobs
 import pytest
+from jobs import ROOT, Finished, clean_environment, read_column
 from launched import wait_until
+from refusals import refused
 
 from libai.cli import launch, main
 from libai.launch.external import find_place
 from libai.launch.request import find_free_port, read_job
-from libai.utils.errors import UserError
 
-MAIN = [sys.executable, str(jobs.ROOT / "libai" / "__main__.py")]
+MAIN = [sys.executable, str(ROOT / "libai" / "__main__.py")]
 SMALL = [
     "train.log_period=1",
     "train.device=cpu",
@@ -137,7 +138,7 @@ def test_of_launchers_inside_of_each_other_the_inner_one_counts(environment, lau
     ],
 )
 def test_contradictions_are_one_clear_error(environment, text):
-    with pytest.raises(UserError, match=re.escape(text)):
+    with refused(re.escape(text)):
         find_place(environment)
 
 
@@ -187,7 +188,7 @@ def test_one_process_a_machine_starts_its_own_ranks(dispatch):
     ],
 )
 def test_what_contradicts_the_launcher_is_an_error(dispatch, environment, words, text):
-    with pytest.raises(UserError, match=re.escape(text)):
+    with refused(re.escape(text)):
         dispatch(environment, *words)
 
 
@@ -201,7 +202,7 @@ def start(environments, *words, cwd):
         subprocess.Popen(
             [*MAIN, "train", "mlp_digits", *words],
             cwd=cwd,
-            env=jobs.clean_environment(**environment),
+            env=clean_environment(**environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -218,7 +219,7 @@ def finish(ranks):
     finally:
         for rank in ranks:
             rank.kill()
-    return [jobs.Finished(rank.returncode, *texts) for rank, texts in zip(ranks, said)]
+    return [Finished(rank.returncode, *texts) for rank, texts in zip(ranks, said)]
 
 
 @pytest.mark.launch
@@ -243,7 +244,7 @@ def test_two_processes_train_one_run_until_a_signal_to_both(launcher, tmp_path):
     assert "--resume continues from" in done[0].stdout
     assert list((tmp_path / "out").iterdir()) == [folder]
     assert json.loads((folder / "env.json").read_text())["layout"]["world_size"] == 2
-    rows = list(jobs.read_column(folder))
+    rows = list(read_column(folder))
     assert rows and rows == list(range(1, len(rows) + 1)) and not (folder / "previous").exists()
 
 
@@ -265,7 +266,7 @@ def test_oneflows_own_launcher_starts_the_ranks(tmp_path):
         [sys.executable, "-m", "oneflow.distributed.launch", *words], cwd=tmp_path, timeout=120
     )
     assert done.returncode == 0 and "x 2 data ranks" in done.stdout, done
-    assert list(jobs.read_column(tmp_path / "out" / "mlp_digits")) == [1, 2]
+    assert list(read_column(tmp_path / "out" / "mlp_digits")) == [1, 2]
 
 
 @pytest.mark.launch

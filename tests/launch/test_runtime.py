@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from jobs import ROOT
+from refusals import refused
 
 from libai.launch import guard, runtime
 from libai.launch.requirements import explain_import_error, explain_versions
 from libai.utils import rank_notes
-from libai.utils.errors import UserError
 
 OLD_CPU = "vendor_id : GenuineIntel\nflags : fpu sse2 avx\n"
 AVX512 = "avx2 fma avx512f avx512dq avx512bw avx512vl"
@@ -239,9 +239,7 @@ def test_unreachable_rank0_is_named(tmp_path):
 @pytest.mark.parametrize("name", [rank_notes.START_LIMIT, rank_notes.STEP_LIMIT])
 def test_a_limit_must_be_a_number_of_seconds(monkeypatch, name, text):
     monkeypatch.setenv(name, text)
-    with pytest.raises(
-        UserError, match=f"{name} is '{text}'; it must be a number of seconds, or 0 "
-    ):
+    with refused(f"{name} is '{text}'; it must be a number of seconds, or 0 "):
         rank_notes.read_limit(name, 1.0)
 
 

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from itertools import product
 
-import jobs
 import pytest
+from jobs import TRAIN_NET, TRAIN_SH, clean_environment, run, train_sh
 from marks import nightly_but
 
 from libai.launch.guard import NOT_BEGUN
@@ -30,10 +30,10 @@ def imported_by(*arguments):
         "-c",
         _RUN_AND_LIST,
         "oneflow,hydra,libai.engine",
-        jobs.TRAIN_NET,
+        TRAIN_NET,
         *arguments,
     ]
-    result = jobs.run(command, timeout=60)
+    result = run(command, timeout=60)
     assert result.returncode == 0, result
     head, *names = result.stdout.splitlines()[-1].split()
     assert head == "imported:", result
@@ -53,9 +53,9 @@ def sleeping(tmp_path):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_start_speaks_before_oneflow_is_imported_and_says_what_takes_long(sleeping, processes):
-    command = ["bash", jobs.TRAIN_SH, jobs.TRAIN_NET, str(sleeping), str(processes)]
+    command = ["bash", TRAIN_SH, TRAIN_NET, str(sleeping), str(processes)]
     with subprocess.Popen(
-        command, env=jobs.clean_environment(), stderr=subprocess.PIPE, text=True
+        command, env=clean_environment(), stderr=subprocess.PIPE, text=True
     ) as launcher:
         assert launcher.stderr is not None
         start = (
@@ -84,7 +84,7 @@ def test_a_config_that_hangs_or_dies_ends_the_start_with_its_line(sleeping, case
     sleeping.write_text(f"import os\nimport time\n{statement}\n")
     # enough for the imports before the config on a busy machine
     limit = {"LIBAI_START_TIMEOUT": "10"} if "sleep" in statement else {}
-    result = jobs.train_sh(sleeping, processes, timeout=120, **limit)
+    result = train_sh(sleeping, processes, timeout=120, **limit)
     assert result.returncode == 1 and text in result.stderr, result
     assert text == "os._exit" or any(
         f"{sleeping}" in line and "3" in line for line in result.errors

@@ -4,9 +4,9 @@ tools/train.sh`.
 
 from concurrent.futures import ThreadPoolExecutor
 
-import jobs
 import pytest
 from fault_jobs import Fault, Job
+from jobs import run
 from namespaces import ADDRESSES, on_machine, two_machines
 
 pytestmark = [pytest.mark.launch, pytest.mark.e2e]
@@ -22,7 +22,7 @@ def run_on(machines, job, fault=None):
         where = {"NODE": "2", "NODE_RANK": str(node_rank), "ADDR": ADDRESSES[0]}
         command = on_machine(machines[node_rank], *job.command())
         variables = {**planted, **where, **DEAD_PROXY, "LIBAI_START_TIMEOUT": "60"}
-        return jobs.run(command, cwd=job.folder, timeout=120, **variables)
+        return run(command, cwd=job.folder, timeout=120, **variables)
 
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(start, range(2)))

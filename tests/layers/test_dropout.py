@@ -7,10 +7,10 @@ import oneflow as flow
 import pytest
 from layer_checks import BROADCAST, CPU, SPLIT
 from oneflow import nn
+from refusals import refused
 
 from libai.layers.dropout import Dropout, DropPath
 from libai.layers.random import assign_layer_ids, fold, random_context
-from libai.utils.errors import UserError
 
 KEY = fold(7, 3, 1)
 SHAPE = (8, 6, 33)
@@ -87,7 +87,7 @@ def test_identity_in_eval_mode_and_at_rate_zero(layer):
 @pytest.mark.parametrize("layer", [Dropout, DropPath])
 @pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")])
 def test_an_impossible_rate_is_refused(layer, p):
-    with pytest.raises(UserError, match=rf"{layer.__name__}\(p=.*between 0 and 1"):
+    with refused(rf"{layer.__name__}\(p=.*between 0 and 1"):
         layer(p)
 
 

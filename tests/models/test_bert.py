@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from refusals import refused
 
 from libai.data import MaskedTokens
-from libai.utils.errors import UserError
 
 MASK = 256
 
@@ -41,5 +41,5 @@ def test_masking_keeps_its_shares(masked):
 
 
 def test_impossible_share_is_refused():
-    with pytest.raises(UserError, match=r"mask_prob=15 is not a fraction.*0\.15"):
+    with refused(r"mask_prob=15 is not a fraction.*0\.15"):
         MaskedTokens(Tokens(), MASK, mask_prob=15)

@@ -131,6 +131,7 @@ CASES = [
     ("conv3d", conv(1, 1, 1, 1, function=F.conv3d), (2, 3, 5, 6, 7), (4, 3, 2, 3, 2), (4,)),
     ("matmul", matmul(), (5, 7), (7, 9)),  # left to OpenBLAS: starting our kernel would take longer
     ("matmul", matmul(alpha=-0.5), (33, 48), (48, 32)),
+    ("matmul", matmul("a"), (96, 257), (96, 384)),
     (
         "matmul",
         matmul("b"),

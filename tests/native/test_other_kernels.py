@@ -3,12 +3,12 @@
 import json
 import sys
 
-import jobs
 import pytest
 import train_both_modes
+from jobs import ROOT, run
+from refusals import refused
 
 from libai.native import kernels
-from libai.utils.errors import UserError
 
 NO_COMPILER = (
     "oneflow's own, which are slower (CXX=no-such-compiler not found; install one, for example "
@@ -34,11 +34,11 @@ def expected():
     ids=["off", "no_compiler", "avx2", "sse2"],
 )
 def test_both_modes_train_alike_with(environment, kernels, expected, library, tmp_path):
-    program = [sys.executable, str(jobs.ROOT / "tests/native/train_both_modes.py")]
+    program = [sys.executable, str(ROOT / "tests/native/train_both_modes.py")]
     if "CXX" in environment:  # as on a machine that has never compiled the kernels
         environment = {**environment, "XDG_CACHE_HOME": str(tmp_path)}
         program.append(str(tmp_path))
-    done = jobs.run(program, timeout=200, PYTHONPATH=str(jobs.ROOT), **environment)
+    done = run(program, timeout=200, PYTHONPATH=str(ROOT), **environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["kernels"] == kernels
@@ -57,8 +57,7 @@ def test_the_variable_names_the_best_instruction_set_that_is_allowed(monkeypatch
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch):
     monkeypatch.setenv("LIBAI_NATIVE", "fast")
-    with pytest.raises(
-        UserError,
-        match="LIBAI_NATIVE=fast is not an instruction set.*: sse2, avx2, avx512; LIBAI_PAT",
+    with refused(
+        "LIBAI_NATIVE=fast is not an instruction set.*: sse2, avx2, avx512; LIBAI_PAT",
     ):
         kernels.allowed_levels()

@@ -6,8 +6,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-import jobs
 import pytest
+from jobs import run
 from marks import nightly_but
 
 from libai.patches import openblas
@@ -18,7 +18,7 @@ FLAGS = {"Nehalem": "sse4_2", "Sandybridge": "avx", "Haswell": "avx2", "SkylakeX
 def in_new_process(code, **environment):
     """Return the output of a separate process with the kernels."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = jobs.run(command, timeout=300, **environment)
+    done = run(command, timeout=300, **environment)
     assert done.returncode == 0, done
     return done.stdout.strip()
 

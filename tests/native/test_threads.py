@@ -2,8 +2,8 @@
 
 import sys
 
-import jobs
 import pytest
+from jobs import run
 from marks import nightly_but
 
 COMPARE = """
@@ -127,6 +127,6 @@ print("equal", len(CASES), flush=True)
 @pytest.mark.parametrize("native_level", nightly_but(["avx512", "sse2"], "avx512"))
 def test_every_operation_has_the_bits_of_one_thread(library, native_level):
     command = [sys.executable, "-c", COMPARE]
-    done = jobs.run(command, timeout=300, LIBAI_NATIVE=native_level, OPENBLAS_NUM_THREADS="3")
+    done = run(command, timeout=300, LIBAI_NATIVE=native_level, OPENBLAS_NUM_THREADS="3")
     assert done.returncode == 0, done
     assert done.stdout.strip() == "equal 35"

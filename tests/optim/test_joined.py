@@ -5,9 +5,9 @@ import math
 import numpy as np
 import oneflow as flow
 import pytest
-import toy
 from numpy.testing import assert_array_equal
 from oneflow import nn
+from toy import Tagger, batches
 
 from libai.engine import EagerTrainer
 from libai.optim import JoinedUpdates, clip_grad_norm, norm_and_coefficient
@@ -106,9 +106,9 @@ def test_gradients_that_are_kept_are_clipped(library):
 
     def trained_by(**options):
         flow.manual_seed(0)
-        model = toy.Tagger()
+        model = Tagger()
         optimizer = flow.optim.AdamW(model.parameters(), lr=1e-2)
-        EagerTrainer(model, toy.batches(3), optimizer, max_grad_norm=1e-3, **options).train(0, 3)
+        EagerTrainer(model, batches(3), optimizer, max_grad_norm=1e-3, **options).train(0, 3)
         return list(model.parameters())
 
     kept, dropped = trained_by(zero_grad_before_forward=True), trained_by()

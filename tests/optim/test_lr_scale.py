@@ -1,11 +1,10 @@
 """Scaling the rates with the batch size."""
 
 import oneflow as flow
-import pytest
+from refusals import refused
 
 from libai.optim import auto_scale_lr
 from libai.scheduler import WarmupConstantLR
-from libai.utils.errors import UserError
 
 
 def build_optimizer():
@@ -23,8 +22,8 @@ def test_all_groups_are_scaled_and_the_scheduler_starts_from_there():
 def test_refused_after_a_scheduler_was_built():
     optimizer = build_optimizer()
     WarmupConstantLR(optimizer, max_iter=10)
-    with pytest.raises(UserError, match="Call it before the scheduler is built"):
+    with refused("Call it before the scheduler is built"):
         auto_scale_lr(optimizer, 64, 256)
     flow.optim.lr_scheduler.CosineDecayLR(optimizer := build_optimizer(), 10)
-    with pytest.raises(UserError, match="Call it before the scheduler is built"):
+    with refused("Call it before the scheduler is built"):
         auto_scale_lr(optimizer, 64, 256)

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import oneflow as flow
 import pytest
 from oneflow import nn
+from refusals import refused
 
 from libai.config import LazyCall
 from libai.engine.run.build import build_optimizer
 from libai.optim import get_param_groups
-from libai.utils.errors import UserError
 
 
 class RMSNorm(nn.Module):
@@ -138,14 +138,14 @@ def test_overrides_apply_in_order_and_multiply():
     ],
 )
 def test_mistakes_are_named(options, text):
-    with pytest.raises(UserError, match=text):
+    with refused(text):
         get_param_groups(Model(), **options)
 
 
 def test_a_pattern_on_frozen_parameters_only_is_refused():
     model = Model()
     model.blocks.requires_grad_(False)
-    with pytest.raises(UserError, match=r"none of the 4 trainable parameters"):
+    with refused(r"none of the 4 trainable parameters"):
         get_param_groups(model, overrides={"blocks": {"lr": 0.1}})
 
 
@@ -153,7 +153,7 @@ def test_ambiguous_blocks_are_refused_until_named():
     model = nn.ModuleDict(
         {"encoder": nn.ModuleList([Block(), Block()]), "decoder": nn.ModuleList([Block(), Block()])}
     )
-    with pytest.raises(UserError, match=r"encoder \(2\), decoder \(2\)"):
+    with refused(r"encoder \(2\), decoder \(2\)"):
         get_param_groups(model, layer_decay=0.5, base_lr=1.0)
     options = options_by_name(
         get_param_groups(model, layer_decay=0.5, base_lr=1.0, blocks="encoder")
@@ -163,7 +163,7 @@ def test_ambiguous_blocks_are_refused_until_named():
 
 
 def test_nothing_to_train_is_refused():
-    with pytest.raises(UserError, match="no trainable parameter"):
+    with refused("no trainable parameter"):
         get_param_groups(nn.ReLU())
 
 

@@ -2,37 +2,30 @@
 losses.
 """
 
-import jobs
 import pytest
-import toy
+from jobs import ROOT, read_column, train_sh
+from toy import Classifier, optimizer_of
 
 from libai.config import load_config
-from libai.config.combinations import check_supported
 from libai.engine.compiled.graphs import TrainGraph
 from libai.engine.options import TrainOptions
 from libai.parallel import LocalLayout, Mesh
-from libai.utils.errors import UserError
 
-CONFIG = str(jobs.ROOT / "configs" / "gpt_stdlib.py")
+CONFIG = str(ROOT / "configs" / "gpt_stdlib.py")
 
 
 @pytest.mark.parametrize("auto", [True, False])
 def test_auto_parallel_reaches_the_graphs_configuration(auto):
-    model = toy.Classifier()
-    optimizer = toy.optimizer_of("adamw", model)
+    model = Classifier()
+    optimizer = optimizer_of("adamw", model)
     graph = TrainGraph(model, optimizer, LocalLayout(Mesh()), TrainOptions(), auto_parallel=auto)
     assert graph.config.proto.enable_auto_parallel is auto
 
 
-def test_sizes_left_open_are_one_and_eager_mode_refuses_it():
+def test_sizes_left_open_are_one():
     config = load_config(CONFIG, ["train.dist.auto=true"])
     dist = config.train.dist
     assert (dist.tensor_parallel_size, dist.pipeline_parallel_size) == (1, 1)
-    check_supported(config, "graph", "cpu")
-    with pytest.raises(
-        UserError, match="train.dist.auto cannot be honoured in eager mode .* pass of its graph"
-    ):
-        check_supported(config, "eager", "cpu")
 
 
 @pytest.mark.launch
@@ -48,10 +41,10 @@ def test_two_ranks_train_alike_with_and_without_auto(tmp_path):
     losses = []
     for auto in ("true", "false"):
         folder = tmp_path / auto
-        finished = jobs.train_sh(
+        finished = train_sh(
             CONFIG, 2, *common, f"train.output_dir={folder}", f"train.dist.auto={auto}"
         )
         assert finished.returncode == 0, finished
-        losses.append(jobs.read_column(folder))
+        losses.append(read_column(folder))
     assert list(losses[0]) == [1, 2, 3, 4, 5]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

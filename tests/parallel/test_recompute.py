@@ -2,22 +2,19 @@
 
 import sys
 from contextlib import nullcontext
-from types import SimpleNamespace
 
-import jobs
 import numpy as np
 import oneflow as flow
 import pytest
 import toy
+from jobs import ROOT, run
 from oneflow import nn
+from refusals import refused
+from toy import Classifier, losses_of, make_trainer, split
 
-from libai.config import combinations
-from libai.config.settings.schema import Graph, Train
-from libai.config.settings.sections import ActivationCheckpoint
 from libai.layers import Dropout
 from libai.layers.random import random_context
 from libai.parallel import recompute, recompute_in_backward
-from libai.utils.errors import UserError
 
 MEMORY = """
 import libai, numpy as np, oneflow as flow
@@ -55,7 +52,7 @@ class Block(nn.Module):
         return x + (y if mask is None else y * mask) * scale
 
 
-class Stacked(toy.Classifier):
+class Stacked(Classifier):
     plan = {"blocks": "blocks"}
 
     def __init__(self, counts=True):
@@ -64,7 +61,7 @@ class Stacked(toy.Classifier):
 
     def forward(self, x, y):
         x = self.blocks[0](x, None, scale=0.5)
-        return toy.Classifier.forward(self, self.blocks[1](x, mask=x.detach() * 0.0 + 0.5), y)
+        return Classifier.forward(self, self.blocks[1](x, mask=x.detach() * 0.0 + 0.5), y)
 
 
 class Quiet(Stacked):
@@ -74,18 +71,17 @@ class Quiet(Stacked):
         Stacked.__init__(self, counts=False)
 
 
-def train(mode="eager", model=Stacked, **options):
-    """Return losses, tensors and the model after three iterations of two micro-batches."""
-    flow.manual_seed(0)
-    made = model()
-    batches = [part for batch in toy.batches(3) for part in toy.split(batch, 2)]
-    optimizer = toy.optimizer_of("adamw", made)
-    trainer = toy.trainer_of(
-        mode, made, batches, optimizer, num_accumulation_steps=2, seed=5, **options
-    )
-    losses = toy.record_losses(trainer)
-    trainer.train(0, 3)
-    return losses, {name: value.numpy().copy() for name, value in made.state_dict().items()}, made
+def make(mode="eager", model=Stacked, **options):
+    """Return a trainer with two micro-batches in each iteration."""
+    batches = [part for batch in toy.batches(3) for part in split(batch, 2)]
+    return make_trainer(mode, batches, model, num_accumulation_steps=2, **options)
+
+
+def train(**options):
+    """Return losses, tensors and the model after three iterations."""
+    trainer = make(**options)
+    losses, model = losses_of(trainer, 3), trainer.model
+    return losses, {name: value.numpy().copy() for name, value in model.state_dict().items()}, model
 
 
 def test_losses_weights_and_statistics_are_the_same_to_the_last_bit():
@@ -172,61 +168,29 @@ def test_a_model_without_blocks_is_told_its_lists():
     class NoPlan(Stacked):
         plan = None
 
-    with pytest.raises(
-        UserError,
-        match="activation checkpointing divide .*blocks=None of the plan does not name a "
+    with refused(
+        "activation checkpointing divide .*blocks=None of the plan does not name a "
         "ModuleList.*: blocks",
     ):
-        train(model=NoPlan, activation_checkpoint=True)
+        make(model=NoPlan, activation_checkpoint=True)
 
 
 @pytest.mark.e2e
 def test_a_graph_marks_the_blocks_for_the_compiler_and_computes_the_same():
-    losses, _, _ = train("graph", Quiet)
-    found, marked = [], []
+    found = []
     for asked in (False, True):
-        flow.manual_seed(0)
-        model = Quiet()
-        batches = [part for batch in toy.batches(3) for part in toy.split(batch, 2)]
-        trainer = toy.trainer_of(
-            "graph",
-            model,
-            batches,
-            toy.optimizer_of("adamw", model),
-            num_accumulation_steps=2,
-            seed=5,
-            activation_checkpoint=asked,
-        )
-        found.append(toy.record_losses(trainer))
-        trainer.train(0, 3)
+        trainer = make("graph", Quiet, activation_checkpoint=asked)
+        found.append(losses_of(trainer, 3))
         block = trainer.graph.model.blocks[1].to(nn.graph.GraphModule)
-        marked.append(bool(block.activation_checkpointing))
-    assert marked == [False, True]
-    assert found[0] == losses
-    np.testing.assert_allclose(found[1], losses, rtol=1e-6)
-
-
-def test_the_config_is_refused_in_graph_mode_on_cpu_only():
-    run = SimpleNamespace(
-        train=Train(activation_checkpoint=ActivationCheckpoint(enabled=True)),
-        graph=Graph(),
-        momentum_scheduler=None,
-    )
-    with pytest.raises(
-        UserError, match="graph mode on cpu: it is meant to save memory.*graph.enabled=false"
-    ):
-        combinations.check_supported(run, "graph", "cpu")
-    combinations.check_supported(run, "graph", "cuda")
-    combinations.check_supported(run, "eager", "cpu")
+        assert bool(block.activation_checkpointing) is asked
+    np.testing.assert_allclose(*found, rtol=1e-6)
 
 
 @pytest.mark.slow
 def test_less_memory_is_used():
     grown = {}
     for asked in (False, True):
-        finished = jobs.run(
-            [sys.executable, "-c", MEMORY.format(asked=asked)], PYTHONPATH=str(jobs.ROOT)
-        )
+        finished = run([sys.executable, "-c", MEMORY.format(asked=asked)], PYTHONPATH=str(ROOT))
         assert finished.returncode == 0, finished
         grown[asked] = int(finished.stdout.split("grown")[1])
     assert grown[True] < 0.8 * grown[False]  # measured 0.5

@@ -2,11 +2,9 @@
 
 import logging
 
-import oneflow as flow
-import toy
 from oneflow import nn
+from toy import losses_of, make_trainer
 
-from libai.engine import EagerTrainer
 from libai.models import GPT
 from libai.parallel import Mesh, ParallelPlan
 
@@ -49,17 +47,6 @@ def test_one_rank_trains_as_without_and_is_told(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("libai"), "propagate", True)
     losses = []
     for stage in (0, 3):
-        flow.manual_seed(0)
-        model = toy.Classifier()
-        trainer = EagerTrainer(
-            model,
-            toy.batches(3),
-            toy.optimizer_of("adamw", model),
-            mesh=Mesh(),
-            device="cpu",
-            zero_stage=stage,
-        )
-        losses.append(toy.record_losses(trainer))
-        trainer.train(0, 3)
+        losses.append(losses_of(make_trainer("eager", zero_stage=stage), 3))
     assert losses[0] == losses[1]
     assert [r.message for r in caplog.records if "ZeRO (stage 3) saves no memory" in r.message]

@@ -17,6 +17,7 @@ import numpy as np
 import oneflow as flow
 import toy
 from oneflow import nn
+from toy import Tagger, split
 
 from libai.engine import EagerTrainer, GraphTrainer
 from libai.engine.hooks import CallbackHook
@@ -58,7 +59,7 @@ class Case:
     """
 
     optimizer: Callable[[nn.Module], Any]
-    model: Callable[[], nn.Module] = toy.Tagger
+    model: Callable[[], nn.Module] = Tagger
     batches: Callable[[], Batches] = tagged_batches
     schedule: Callable[[Any], Any] | None = None
     max_norm: float | None = 0.2
@@ -145,7 +146,7 @@ def plain_loop(case: Case, micro_batches: int = 1, ranks: int = 1) -> Result:
     losses, rates, norms = [], [], []
     for iteration, batch in enumerate(case.batches()):
         loss = 0.0
-        for number, part in enumerate(toy.split(batch, micro_batches * ranks)):
+        for number, part in enumerate(split(batch, micro_batches * ranks)):
             micro, rank = divmod(number, ranks)
             if rank == 0:
                 before, after = _buffers_of(model), []
@@ -260,7 +261,7 @@ def parts_of(case: Case, mesh: Mesh) -> Batches:
     steps = range(case.accumulation)
     parts = []
     for batch in case.batches():
-        pieces = toy.split(batch, case.accumulation * mesh.data)
+        pieces = split(batch, case.accumulation * mesh.data)
         parts += [pieces[step * mesh.data + mesh.data_rank] for step in steps]
     return parts
 
@@ -345,6 +346,7 @@ OPTIMIZERS = {
     "adamw_uncorrected": grouped("AdamW", 0.002, do_bias_correction=False),
     "adamw_amsgrad": grouped("AdamW", 0.01, amsgrad=True),
     "lamb": grouped("LAMB", 0.02),
+    "lamb_l2": grouped("LAMB", 0.02, adam_w_mode=False),
     "lamb_uncorrected": grouped("LAMB", 0.02, do_bias_correction=False),
     "adagrad": grouped("Adagrad", 0.05),
     "adagrad_decayed": grouped("Adagrad", 0.05, lr_decay=0.1, initial_accumulator_value=0.1),

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import oneflow as flow
-import toy
 from oneflow import nn
 from oneflow.optim import lr_scheduler as stock
 from parity_cases import (
@@ -20,6 +19,7 @@ from parity_cases import (
     grouped,
     tagged_batches,
 )
+from toy import Batches, Classifier, Tagger, batches
 
 from libai import scheduler as ours
 from libai.layers import Dropout
@@ -86,13 +86,13 @@ class MeanOfMeans(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
 
-    forward = toy.Tagger.forward
+    forward = Tagger.forward
 
 
 class Tied(nn.Module):
     """Two layers that share their weights."""
 
-    num_loss_items = toy.Tagger.num_loss_items
+    num_loss_items = Tagger.num_loss_items
 
     def __init__(self):
         super().__init__()
@@ -108,7 +108,7 @@ class Tied(nn.Module):
         }
 
 
-class WithUnused(toy.Tagger):
+class WithUnused(Tagger):
     """Has a layer on which no loss depends."""
 
     def __init__(self):
@@ -116,7 +116,7 @@ class WithUnused(toy.Tagger):
         self.unused = nn.Linear(3, 3)
 
 
-class Normalized(toy.Classifier):
+class Normalized(Classifier):
     """Batch normalization between its layers."""
 
     def __init__(self):
@@ -131,7 +131,7 @@ class Normalized(toy.Classifier):
         }
 
 
-class Dropped(toy.Tagger):
+class Dropped(Tagger):
     """Dropout of libai before and after its first layer."""
 
     def __init__(self):
@@ -165,7 +165,7 @@ def groups_with(kind: str, first: dict[str, Any], second: dict[str, Any], **opti
 
 
 def text_batches(ignored: float = 0.4, vocabulary: int = 64, length: int = 12) -> Any:
-    def make() -> toy.Batches:
+    def make() -> Batches:
         rng = np.random.RandomState(1)
         made = []
         for _ in range(ITERATIONS):
@@ -178,7 +178,7 @@ def text_batches(ignored: float = 0.4, vocabulary: int = 64, length: int = 12) -
     return make
 
 
-def two_label_batches() -> toy.Batches:
+def two_label_batches() -> Batches:
     """Return labels of tokens, only one of them counted in the first samples, and a label for each
     sample.
     """
@@ -222,7 +222,5 @@ VARIANTS = {
         max_norm=None,
     ),
     "dropout": Case(ADAMW, Dropped, cut_by="micro-batch"),
-    "batch_norm": Case(
-        _FAMILY, Normalized, lambda: toy.batches(ITERATIONS, size=BATCH), cut_by="rank"
-    ),
+    "batch_norm": Case(_FAMILY, Normalized, lambda: batches(ITERATIONS, size=BATCH), cut_by="rank"),
 }

@@ -4,13 +4,12 @@ metric.
 
 import numpy as np
 import oneflow as flow
-import pytest
-import toy
 from oneflow.optim.lr_scheduler import ReduceLROnPlateau
 from parity_cases import LOSS_BOUND
+from refusals import refused
+from toy import Tagger, batches, losses_of, make_trainer, optimizer_of
 
 from libai.engine.hooks import EvalHook, LRHook
-from libai.utils.errors import UserError
 
 PERIOD = 2
 METRICS = [1.0, 0.9, 0.95, 0.95, 0.8, 0.85, 0.9, 0.95]  # stagnates twice
@@ -21,8 +20,8 @@ def plateau(optimizer):
 
 
 def trainer_with(mode, hooks):
-    data = toy.batches(PERIOD * len(METRICS), ignored=0.4)
-    trainer = toy.make_trainer(mode, data, toy.Tagger, "sgd", plateau)
+    data = batches(PERIOD * len(METRICS), ignored=0.4)
+    trainer = make_trainer(mode, data, Tagger, "sgd", plateau)
     trainer.register_hooks(hooks)
     return trainer, data
 
@@ -34,11 +33,11 @@ def evaluation():
 
 def test_a_plateau_schedule_is_stepped_by_evaluations_and_equals_a_plain_loop(mode):
     trainer, data = trainer_with(mode, [LRHook("eval/val/loss"), evaluation()])
-    losses = toy.losses_of(trainer, len(data))
+    losses = losses_of(trainer, len(data))
 
     flow.manual_seed(0)
-    model = toy.Tagger()
-    optimizer = toy.optimizer_of("sgd", model)
+    model = Tagger()
+    optimizer = optimizer_of("sgd", model)
     schedule, expected = plateau(optimizer), []
     for iteration, batch in enumerate(data, start=1):
         loss = model(flow.from_numpy(batch["x"]), flow.from_numpy(batch["y"]))["losses"]["tag"]
@@ -54,5 +53,5 @@ def test_a_plateau_schedule_is_stepped_by_evaluations_and_equals_a_plain_loop(mo
 
 
 def test_a_plateau_schedule_without_a_metric_is_refused(mode):
-    with pytest.raises(UserError, match="ReduceLROnPlateau lowers the learning rate.*eval_metric"):
+    with refused("ReduceLROnPlateau lowers the learning rate.*eval_metric"):
         trainer_with(mode, [LRHook()])

@@ -5,9 +5,9 @@ from itertools import product
 
 import oneflow as flow
 import pytest
-import toy
 from marks import nightly_but
 from numpy.testing import assert_allclose
+from toy import LateReader, are_equal, batches, flat_weights, make_trainer, weights_of
 
 from libai.patches.job.job_edit import JobEdit
 
@@ -39,10 +39,10 @@ def trained(build, max_norm=0.05, accumulation=1):
         return build([{"params": matrices}, {"params": biases, "lr": 0.03}])
 
     options = {"max_grad_norm": max_norm, "num_accumulation_steps": accumulation, "rehearse": 0}
-    trainer = toy.make_trainer("graph", toy.batches(6), optimizer=optimizer, **options)
+    trainer = make_trainer("graph", batches(6), optimizer=optimizer, **options)
     trainer.train(0, 6)
     job = JobEdit(trainer.graph._full_job_proto)
-    return toy.weights_of(trainer), Counter(job.kind(op) for op in job.ops.values())
+    return weights_of(trainer), Counter(job.kind(op) for op in job.ops.values())
 
 
 #: name of the optimizer, bound of the norm, accumulation
@@ -63,7 +63,7 @@ def test_weights_are_those_of_single_updates(case, monkeypatch):
     expected, ops = trained(build, max_norm, accumulation)
     assert ops["l1_l2_regularize_gradient"] == (4 if "decay" in name else 0)
     assert (ops[f"multi_tensor_{kind}_update"], ops[f"{kind}_update"]) == (0, 4)
-    assert toy.are_equal(found, expected)
+    assert are_equal(found, expected)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -74,9 +74,9 @@ def test_a_joined_update_waits_for_all_who_read_its_weights(accumulation):
 
     def weights(mode):
         options = {"optimizer": optimizer, "num_accumulation_steps": accumulation}
-        trainer = toy.make_trainer(mode, toy.batches(6), toy.LateReader, **options)
+        trainer = make_trainer(mode, batches(6), LateReader, **options)
         trainer.train(0, 6)
-        return toy.flat_weights(trainer.model)
+        return flat_weights(trainer.model)
 
     assert_allclose(weights("graph"), weights("eager"), rtol=1e-5, atol=1e-6)
 
@@ -84,7 +84,7 @@ def test_a_joined_update_waits_for_all_who_read_its_weights(accumulation):
 def test_the_comparison_would_see_another_bound():
     """Negative control: the comparison detects a clip norm that differs by 2 %."""
     build = OPTIMIZERS["sgd"][1]
-    assert not toy.are_equal(trained(build, 0.05)[0], trained(build, 0.051)[0])
+    assert not are_equal(trained(build, 0.05)[0], trained(build, 0.051)[0])
 
 
 def test_oneflows_own_kernels_get_single_updates_and_additions(kernels_off):

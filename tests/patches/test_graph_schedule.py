@@ -1,7 +1,7 @@
 """A compiled CPU step uses one or two compute threads, depending on the cores."""
 
 import pytest
-import toy
+from toy import make_trainer
 
 from libai.patches.job import passes, schedule
 
@@ -17,6 +17,6 @@ def test_a_second_thread_computes_only_on_a_core_of_its_own(monkeypatch, threads
     monkeypatch.setattr(passes, "threads_in_use", lambda: threads)
     monkeypatch.setattr(passes, "usable_cores", lambda: cores)
     monkeypatch.setattr(schedule, "_SHORT", 0.0)  # the operations of this model are short
-    trainer = toy.make_trainer("graph")
+    trainer = make_trainer("graph")
     trainer.train(0, 2)
     assert {op.stream_name_hint for op in trainer.graph._full_job_proto.net.op} == expected

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import oneflow as flow
 import pytest
-import toy
 from oneflow import nn
+from toy import make_trainer
 
 import libai
 from libai.engine.compiled import graphs
@@ -38,7 +38,7 @@ class Deep(nn.Module):
 
 def compiled(num_layers, **options):
     batch = {"x": np.ones((2, 4), np.float32)}
-    trainer = toy.make_trainer("graph", [batch], lambda: Deep(num_layers), rehearse=0, **options)
+    trainer = make_trainer("graph", [batch], lambda: Deep(num_layers), rehearse=0, **options)
     trainer.prepare()
     return trainer.graph
 

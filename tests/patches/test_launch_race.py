@@ -6,15 +6,15 @@ import json
 import subprocess
 import sys
 
-import jobs
 import pytest
+from jobs import ROOT, run
 
 from libai.native import symbol_table
 from libai.patches import launch_race
 
 pytestmark = pytest.mark.e2e
 
-STRESS = jobs.ROOT / "tests" / "stress" / "graph_launches.py"
+STRESS = ROOT / "tests" / "stress" / "graph_launches.py"
 
 #: The job always wins the race, because it enters the queue 5 ms late. The argument `open` disables
 #: the patch.
@@ -72,9 +72,7 @@ def launch_late(race, seconds):
     """
     command = [sys.executable, "-c", PROGRAM, race]
     try:
-        done = subprocess.run(
-            command, cwd=jobs.ROOT, capture_output=True, text=True, timeout=seconds
-        )
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         return "hangs"
     return (
@@ -96,9 +94,9 @@ def test_without_the_repair_the_same_launches_crash_or_hang():
 
 @pytest.mark.nightly
 def test_tiny_graphs_are_launched_on_a_busy_machine():
-    """The long version of this test is `tests/stress/graph_launches.py --minutes 30`."""
+    """The long version of this test is `tests/stress/graph_launches.py --launches 200000`."""
     command = [sys.executable, str(STRESS), "--launches", "600", "--busy", "3"]
-    done = jobs.run(command, timeout=240)
+    done = run(command, timeout=240)
     assert done.returncode == 0, done
     assert json.loads(done.stdout)["launches"] == 600
 

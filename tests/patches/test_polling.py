@@ -5,8 +5,8 @@ while.
 import os
 import sys
 
-import jobs
 import pytest
+from jobs import run
 
 pytestmark = pytest.mark.e2e
 
@@ -31,5 +31,5 @@ print(slot.value != before)
 )
 def test_a_first_graph_lets_them_sleep(mode, patches, is_changed):
     command = [sys.executable, "-c", PROGRAM.replace("MODE", repr(mode))]
-    done = jobs.run(command, LIBAI_PATCHES=patches, PYTHONPATH=os.pathsep.join(sys.path))
+    done = run(command, LIBAI_PATCHES=patches, PYTHONPATH=os.pathsep.join(sys.path))
     assert done.stdout.split()[-1:] == [str(is_changed)], done

@@ -5,6 +5,7 @@ import oneflow as flow
 import pytest
 from numpy.testing import assert_allclose
 from oneflow.optim import lr_scheduler
+from refusals import refused
 
 from libai.scheduler import (
     WarmupConstantLR,
@@ -16,7 +17,6 @@ from libai.scheduler import (
     WarmupPolynomialLR,
     WarmupStepLR,
 )
-from libai.utils.errors import UserError
 
 MAX_ITER = 40
 BASE_LR = 0.3
@@ -94,19 +94,6 @@ def test_constant_after_a_linear_warmup():
     assert_allclose(rates[:6], BASE_LR * np.array([0, 0.25, 0.5, 0.75, 1, 1]))
 
 
-def test_by_epoch_counts_own_lengths_in_epochs():
-    by_epoch = rates_of(WarmupStepLR, max_iter=MAX_ITER, step_size=2, by="epoch", iters_per_epoch=5)
-    assert by_epoch == rates_of(WarmupStepLR, max_iter=MAX_ITER, step_size=10)
-    by_epoch = rates_of(
-        WarmupExponentialLR, max_iter=MAX_ITER, gamma=0.5, by="epoch", iters_per_epoch=5
-    )
-    assert by_epoch == rates_of(WarmupStepLR, max_iter=MAX_ITER, step_size=5, gamma=0.5)
-    by_epoch = rates_of(
-        WarmupMultiStepLR, max_iter=MAX_ITER, milestones=[2, 0.5], by="epoch", iters_per_epoch=5
-    )
-    assert by_epoch == rates_of(WarmupMultiStepLR, max_iter=MAX_ITER, milestones=[10, 20])
-
-
 def test_by_epoch_changes_the_rate_at_epoch_borders_only():
     rates = rates_of(
         WarmupCosineLR, max_iter=MAX_ITER, warmup_iter=4, by="epoch", iters_per_epoch=8
@@ -147,7 +134,7 @@ def test_groups_keep_their_own_rates():
     ],
 )
 def test_mistakes_are_named(build, options, text):
-    with pytest.raises(UserError, match=text):
+    with refused(text):
         build(build_optimizer(), max_iter=MAX_ITER, **options)
 
 
@@ -167,7 +154,9 @@ def test_epochs_need_not_be_whole_iterations():
     assert factors == [1.0] * 6 + [0.5] * 11 + [0.25] * 5  # epoch 1 begins at 5.5, epoch 3 at 16.5
 
 
-@pytest.mark.parametrize("samples, batch", [(29, 10), (48, 32), (1437, 256), (50_000, 4096)])
+@pytest.mark.parametrize(
+    "samples, batch", [(40, 8), (29, 10), (48, 32), (1437, 256), (50_000, 4096)]
+)
 def test_an_epoch_that_is_no_whole_number_of_iterations_decays_once(samples, batch):
     """Every schedule over epochs changes in the same iteration, the nearest to the boundary."""
     unit = samples / batch
@@ -186,7 +175,5 @@ def test_an_epoch_that_is_no_whole_number_of_iterations_decays_once(samples, bat
 
 def test_lengths_in_epochs_need_to_know_the_epoch():
     for name in ("max_epoch", "warmup_epoch"):
-        with pytest.raises(
-            UserError, match=f"{name}=2 needs the length of an epoch, but iters_per_epoch=None"
-        ):
+        with refused(f"{name}=2 needs the length of an epoch, but iters_per_epoch=None"):
             WarmupCosineLR(build_optimizer(), 30, **{name: 2})

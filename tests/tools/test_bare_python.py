@@ -2,8 +2,8 @@
 
 import sys
 
-import jobs
 import pytest
+from jobs import ROOT, run
 
 #: a Python without site-packages, as a substitute for a system Python
 BARE = [sys.executable, "-S"]
@@ -21,7 +21,7 @@ BARE = [sys.executable, "-S"]
     ],
 )
 def test_without_the_packages_one_line_names_the_script_that_installs_them(words):
-    finished = jobs.run([*BARE, *words], timeout=60, PYTHONPATH="")
+    finished = run([*BARE, *words], timeout=60, PYTHONPATH="")
     (line,) = finished.errors
     assert finished.returncode == 2 and line.startswith("error: "), finished
     assert f" is not installed for {sys.executable}, Python 3.10" in line
@@ -30,8 +30,8 @@ def test_without_the_packages_one_line_names_the_script_that_installs_them(words
 
 def test_other_programs_may_import_what_needs_no_packages():
     """Negative control: only importing the package ends nothing."""
-    finished = jobs.run(
+    finished = run(
         [*BARE, "-c", "import libai.benchmark.protocol; print(libai.__version__)"],
-        PYTHONPATH=str(jobs.ROOT),
+        PYTHONPATH=str(ROOT),
     )
     assert finished.returncode == 0 and finished.stdout.strip() == "0.1.0", finished

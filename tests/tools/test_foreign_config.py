@@ -4,8 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
-import jobs
 import pytest
+from jobs import LIBAI, run
 from marks import nightly_but
 
 from libai.cli.main import COMMANDS
@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("user")
     shutil.copy(Path(__file__).with_name("foreign_config.py"), folder / CONFIG)
     (folder / "points.jsonl").write_text('{"points": [0.5, 1.0]}\n{"points": [2.0, 0.0]}\n')
-    done = jobs.run([*jobs.LIBAI, "train", CONFIG], cwd=folder)
+    done = run([*LIBAI, "train", CONFIG], cwd=folder)
     assert done.returncode == 0 and "done after 12 iterations" in done.stdout, done
     return folder
 
@@ -76,7 +76,7 @@ def test_every_command_is_here():
 def test_a_command_works(name, folder, worker):
     words, text = WORDS[name]
     if name in IN_A_PROCESS_OF_THEIR_OWN:
-        done = jobs.run([*jobs.LIBAI, *words], cwd=folder)
+        done = run([*LIBAI, *words], cwd=folder)
     else:
         done = worker.libai(*words, cwd=folder)
     assert done.returncode == 0 and text in done.stdout, done

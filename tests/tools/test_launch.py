@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 from launched import command_of, descendants
+from refusals import refused
 
 from libai.launch import command_line, request
 from libai.launch.job import TRAINING, Outcome, prepare_ranks, run_job
 from libai.launch.supervisor import Supervisor
-from libai.utils.errors import UserError
 
 # --------------------------------------------------------------------------------- the command line
 
@@ -46,7 +46,7 @@ def read_job(script, processes="2", **environment):
     ],
 )
 def test_what_cannot_be_is_one_error(script, wanted, text):
-    with pytest.raises(UserError, match=re.escape(text)):
+    with refused(re.escape(text)):
         read_job(script("pass"), **wanted)
 
 
@@ -59,22 +59,19 @@ def test_second_node_takes_the_documented_port(script):
 def test_a_removed_working_directory_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
-    with pytest.raises(UserError, match="the working directory was removed"):
+    with refused("the working directory was removed"):
         request.read_job([".", ".", "1"], {})
 
 
 def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        UserError,
-        match=r"FILE is tools/benchmrk.py, and there is no such file. Did you mean tools/benchmark.py",  # noqa: E501
+    with refused(
+        r"FILE is tools/benchmrk.py, and there is no such file. Did you mean tools/benchmark.py",
     ):
         request.find_file("FILE", "tools/benchmrk.py")
-    with pytest.raises(
-        UserError, match="CONFIG is nowhere/x.py, and there is no such file. Looked in"
-    ):
+    with refused("CONFIG is nowhere/x.py, and there is no such file. Looked in"):
         request.find_file("CONFIG", "nowhere/x.py")
-    with pytest.raises(UserError, match="Did you mean .*configs/common/graph.py"):
+    with refused("Did you mean .*configs/common/graph.py"):
         request.find_file("CONFIG", "common/models/graph.py")
 
 
@@ -98,9 +95,7 @@ def test_flags_are_taken_from_the_command_line_then_the_environment(words, varia
 
 
 def test_a_wrong_number_of_restarts_is_an_error():
-    with pytest.raises(
-        UserError, match="--max-restarts is '-1'; .* must be the number of restarts"
-    ):
+    with refused("--max-restarts is '-1'; .* must be the number of restarts"):
         command_line.take_restarts(["--max-restarts=-1"], {})
 
 

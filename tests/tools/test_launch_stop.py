@@ -8,8 +8,8 @@ import signal
 import sys
 import time
 
-import jobs
 import pytest
+from jobs import clean_environment, run
 from launched import wait_until
 
 from libai.launch.supervisor import Rank, Supervisor
@@ -86,7 +86,7 @@ def test_ctrl_c_in_a_terminal_ends_the_job(script):
     pid, terminal = pty.fork()
     if pid == 0:
         command = program.command(2)
-        os.execvpe(command[0], command, jobs.clean_environment())
+        os.execvpe(command[0], command, clean_environment())
     assert wait_until(lambda: len(program.pids()) == 2)
     time.sleep(0.5)
     os.write(terminal, b"\x03")
@@ -109,7 +109,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once():
         "= 90, 10\n    time.sleep(0.7)\n    os.kill(os.getpid(), signal.SIGINT)\n    "
         "time.sleep(600)\n"
     )
-    done = jobs.run([sys.executable, "-c", code])
+    done = run([sys.executable, "-c", code])
     assert (
         done.returncode == -signal.SIGINT
         and "Quit without saving. Iterations lost: 80." in done.stderr

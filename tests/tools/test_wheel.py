@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+from jobs import ROOT, read_column
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
@@ -36,7 +37,7 @@ def wheel(tmp_path_factory):
     """Build the wheel from a copy of the repository, because building writes into the source."""
     folder = tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns(".*", "out", "build", "*.egg-info", "__pycache__")
-    shutil.copytree(jobs.ROOT, folder / "source", ignore=ignored)
+    shutil.copytree(ROOT, folder / "source", ignore=ignored)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     done = jobs.run([*command, "-w", str(folder), str(folder / "source")], cwd=folder)
     assert done.returncode == 0, done
@@ -65,7 +66,7 @@ def installed(wheel, tmp_path_factory):
 def run(installed, folder, *words):
     path = f"{installed}:{os.environ['PATH']}"
     done = jobs.run([str(installed / "libai"), *words], cwd=folder, PATH=path, PYTHONPATH="")
-    assert str(jobs.ROOT) not in done.stdout + done.stderr, done
+    assert str(ROOT) not in done.stdout + done.stderr, done
     return done
 
 
@@ -77,7 +78,7 @@ def test_a_shipped_config_and_one_of_the_user_are_trained(installed, tmp_path):
     for settings in ([], ["-n", "2", "graph.enabled=true"]):
         done = run(installed, tmp_path, "train", "own.py", "train.device=cpu", *settings)
         assert done.returncode == 0, done
-        assert list(jobs.read_column(tmp_path / "own")) == [2, 4]
+        assert list(read_column(tmp_path / "own")) == [2, 4]
 
 
 def test_doctor_finds_nothing_missing(installed, tmp_path):

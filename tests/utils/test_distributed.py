@@ -1,11 +1,11 @@
 import json
 
-import jobs
 import numpy as np
 import pytest
+from jobs import run_ranks
+from refusals import refused
 
 from libai.utils import distributed
-from libai.utils.errors import UserError
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_rank_facts_come_from_the_launcher(monkeypatch):
 
 def test_a_broken_rank_variable_is_named(monkeypatch):
     monkeypatch.setenv("RANK", "zero")
-    with pytest.raises(UserError, match="RANK='zero' is not a whole number.*libai train"):
+    with refused("RANK='zero' is not a whole number.*libai train"):
         distributed.get_rank()
 
 
@@ -81,15 +81,14 @@ class TestDevice:
 
     def test_cuda_without_gpu_is_an_error(self, machine):
         machine()
-        with pytest.raises(
-            UserError,
-            match=r"train.device=cuda is not possible: oneflow sees no usable GPU.*cpu or auto",
+        with refused(
+            r"train.device=cuda is not possible: oneflow sees no usable GPU.*cpu or auto",
         ):
             distributed.default_device("cuda")
 
     def test_a_gpu_without_machine_code_is_not_taken(self, machine, caplog):
         machine((8, 0), (9, 0))
-        with pytest.raises(UserError, match=r"GPU 1 .* has compute capability 9.0.*6.0 to 8.9"):
+        with refused(r"GPU 1 .* has compute capability 9.0.*6.0 to 8.9"):
             distributed.default_device("cuda")
         assert distributed.default_device("auto") == "cpu"
         assert "compute capability 9.0" in caplog.text
@@ -100,14 +99,12 @@ class TestDevice:
     ):
         machine((8, 0))
         monkeypatch.setenv("LOCAL_RANK", "1")
-        with pytest.raises(
-            UserError, match="local rank 1 needs its own GPU.*Start at most 1 processes"
-        ):
+        with refused("local rank 1 needs its own GPU.*Start at most 1 processes"):
             distributed.default_device(device)
         assert distributed.default_device("cpu") == "cpu"
 
     def test_an_unknown_device_is_named(self):
-        with pytest.raises(UserError, match="train.device='gpu' is not a device type"):
+        with refused("train.device='gpu' is not a device type"):
             distributed.default_device("gpu")
 
 
@@ -146,7 +143,7 @@ def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    jobs.run_ranks(program, 2, folder, cwd=folder, timeout=120)
+    run_ranks(program, 2, folder, cwd=folder, timeout=120)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

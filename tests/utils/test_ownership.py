@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from libai.cli import train_net
 from libai.config import LazyConfig, load_config
 from libai.config.loader import IMPORT_FROM
 from libai.utils import ownership
-from libai.utils.errors import UserError
 
 ALICE, BOB, ROOT = 4001, 4002, 0
 
@@ -51,7 +51,7 @@ def test_only_the_runs_of_other_users_are_refused(run, users, caller, owners, is
     users(caller, **owners)
     expected = contextlib.nullcontext()
     if is_refused and not trust:
-        expected = pytest.raises(UserError, match=f"the user with id {BOB}, .* add --trust")
+        expected = refused(f"the user with id {BOB}, .* add --trust")
     with expected:
         assert LazyConfig.load(run / "config.yaml", trust=trust).train.seed == 5
 
@@ -59,7 +59,7 @@ def test_only_the_runs_of_other_users_are_refused(run, users, caller, owners, is
 def test_a_link_to_the_run_of_another_user_is_refused(run, users, tmp_path):
     (tmp_path / "mine").symlink_to(run)
     users(ALICE, mine=ALICE, run=BOB)
-    with pytest.raises(UserError, match=f"belongs to the user with id {BOB}"):
+    with refused(f"belongs to the user with id {BOB}"):
         LazyConfig.load(tmp_path / "mine" / "config.yaml")
 
 
@@ -70,7 +70,7 @@ def test_a_folder_of_code_that_others_may_have_replaced_is_refused(run, users, t
     shared.chmod(mode)
     (run / "config.yaml").write_text(f"{IMPORT_FROM}: [{shared / 'code'}]\ntrain: {{seed: 5}}\n")
     users(ALICE, code=BOB)
-    with pytest.raises(UserError, match="code belongs to the user with id"):
+    with refused("code belongs to the user with id"):
         LazyConfig.load(run / "config.yaml")
 
 
@@ -98,9 +98,9 @@ def test_every_way_to_open_a_run_refuses_and_trusts(run, users, monkeypatch, cal
         "train_net": train,
     }
     users(ALICE, run=BOB)
-    with pytest.raises(UserError, match="belongs to the user"):
+    with refused("belongs to the user"):
         opens[call]()
-    with pytest.raises(UserError, match="the config has no model"):
+    with refused("the config has no model"):
         opens[call](trust=True)
 
 
@@ -109,5 +109,5 @@ def test_a_real_owner_is_seen(run):
         os.chown(run / "config.yaml", BOB, -1)
     except PermissionError:
         pytest.skip("only root may give files away")
-    with pytest.raises(UserError, match=f"belongs to the user with id {BOB}"):
+    with refused(f"belongs to the user with id {BOB}"):
         LazyConfig.load(Path(run, "config.yaml"))

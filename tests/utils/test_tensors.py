@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import oneflow as flow
 import pytest
-import toy
+from toy import Classifier, Tagger, make_trainer
 
 from libai.utils.tensors import detached, fetch_scalars, saved_tensor_hooks, saved_values
 
@@ -46,11 +46,11 @@ def test_scalars_come_as_float64_whatever_their_types():
     assert fetch_scalars([]) == []
 
 
-class Parts(toy.Classifier):
+class Parts(Classifier):
     """Its loss and metrics are views of one tensor, as of a head that computes them together."""
 
     def forward(self, x, y):
-        loss = toy.Classifier.forward(self, x, y)["losses"]["cls"]
+        loss = Classifier.forward(self, x, y)["losses"]["cls"]
         parts = flow.stack([loss * 100.0, loss, loss * 0.0 + 7.0]).unbind(0)
         return {"losses": {"cls": parts[1]}, "metrics": {"seven": parts[2]}}
 
@@ -58,8 +58,8 @@ class Parts(toy.Classifier):
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_losses_and_metrics_that_are_views_are_logged_as_they_are(mode):
     logged = []
-    for model in (toy.Classifier, Parts):
-        trainer = toy.make_trainer(mode, model=model)
+    for model in (Classifier, Parts):
+        trainer = make_trainer(mode, model=model)
         trainer.train(0, 1)
         logged.append(trainer.fetch_metrics())
     assert logged[1]["train/cls"] == pytest.approx(logged[0]["train/cls"], rel=1e-6)
@@ -103,5 +103,5 @@ def test_values_saved_by_hooks_are_freed_after_the_backward_pass(hooks, frees):
 
 
 def test_an_eager_rehearsal_frees_the_values_that_it_saves():
-    toy.make_trainer("eager", model=toy.Tagger).prepare()
+    make_trainer("eager", model=Tagger).prepare()
     assert saved_values == {}

@@ -82,6 +82,7 @@ class TrainLoader:
         self.dataset = reader.dataset
         self.collate = reader.collate
         self.layout = layout
+        self._reader = reader
         self._stream = SampleStream(len(self.dataset), seed=seed, shuffle=shuffle)
         steps = _Steps(reader, layout, self._stream)
         self._reading = RepeatableReading(type(self.dataset).__name__, steps.read, steps.keys)
@@ -143,6 +144,16 @@ class TrainLoader:
         step, end = self.layout.samples_per_step, state["consumed_samples"]
         starts = range(end - num_batches * step, end, step)
         return [self._stream.indices(*self.layout.slice_of_step(start)) for start in starts]
+
+    def of_all_ranks(self) -> TrainLoader:
+        """Return a loader at the same position that reads the micro-batches of all ranks as one."""
+        stream = self._stream
+        layout = DataLayout(self.layout.samples_per_step)
+        whole = TrainLoader(
+            self._reader, layout, seed=stream.seed, shuffle=stream.shuffle, prefetch=0
+        )
+        whole.load_state_dict(self.state_dict())
+        return whole
 
     def seed_always(self) -> None:
         """Read samples in the calling thread from now on, and seed the global random generators of

@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 _NUM_WORDS = 625  # 624 of a Mersenne twister and its position
 #: of Python's twister: its position and the first word
 _NUM_BYTES = 8
+#: number of samples that threads read at the same time
+_MOST_READERS = 64
 
 
 def keys_of(*numbers: Any) -> np.ndarray:
@@ -46,22 +48,6 @@ def _memory(one: object, size: int | None = None) -> bytes:
     return ctypes.string_at(id(one) + header, size or type(one).__basicsize__ - header)
 
 
-def _is_layout_known() -> bool:
-    """Return whether the memory of both kinds of generators shows that they are used."""
-    if sys.implementation.name != "cpython":
-        return False
-    own, of_numpy = random.Random(0), np.random.RandomState(0)
-    of_numpy.randn()  # samples two numbers and keeps one, so the next call moves only the rest
-    own.random()
-    before = _memory(own, _NUM_BYTES), _memory(of_numpy)
-    own.random()
-    of_numpy.randn()
-    return _memory(own, _NUM_BYTES) != before[0] and _memory(of_numpy) != before[1]
-
-
-_IS_LAYOUT_KNOWN = _is_layout_known()
-
-
 def random_position() -> tuple[Any, Any]:
     """Return two values that change when code uses the global generator of NumPy or of Python.
 
@@ -70,54 +56,30 @@ def random_position() -> tuple[Any, Any]:
     of_numpy: Any = np.random.mtrand._rand
     of_python: Any = random._inst
     bits = of_numpy._bit_generator
-    if type(bits) is not np.random.MT19937 or not _IS_LAYOUT_KNOWN:
+    if type(bits) is not np.random.MT19937:  # the user has exchanged it
         return repr(np.random.get_state()), random.getstate()
     words = (ctypes.c_uint32 * _NUM_WORDS).from_address(bits.ctypes.state_address)
     numpys = words[0], words[_NUM_WORDS - 1], _memory(of_numpy)
     return numpys, (_memory(of_python, _NUM_BYTES), of_python.gauss_next)
 
 
-class ReadingGate:
-    """Keeps reading threads out while another thread seeds OneFlow's generator.
+#: held by each thread while it reads a sample
+READING = threading.Semaphore(_MOST_READERS)
 
-    OneFlow holds the generator's lock while it waits for all running operations. An operation of a
-    reading thread that samples from this generator waits for the same lock, forever.
+
+@contextmanager
+def nobody_reads() -> Iterator[None]:
+    """Wait until no thread is reading a sample, and let none begin inside the block.
+
+    OneFlow holds the lock of its generator while it waits for all running operations. An operation
+    of a reading thread that samples from this generator waits for the same lock, forever.
     """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._num_reading = 0
-        self._is_closed = False
-
-    def __enter__(self) -> None:
-        with self._changed:
-            while self._is_closed:
-                self._changed.wait()
-            self._num_reading += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._num_reading -= 1
-            if self._is_closed:
-                self._changed.notify_all()
-
-    @contextmanager
-    def closed(self) -> Iterator[None]:
-        """Wait until no thread is reading a sample, and let none begin inside the block."""
-        with self._changed:
-            self._is_closed = True
-            while self._num_reading:
-                self._changed.wait()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._is_closed = False
-                self._changed.notify_all()
-
-
-#: entered for each sample that a thread of a loader reads
-GATE = ReadingGate()
+    for _ in range(_MOST_READERS):
+        READING.acquire()
+    try:
+        yield
+    finally:
+        READING.release(_MOST_READERS)
 
 
 class Seeds:
@@ -173,13 +135,13 @@ def watch_oneflow(read: Callable[[], Result]) -> tuple[Result, bool]:
     flow = sys.modules.get("oneflow")
     if flow is None:
         return read(), False
-    with GATE.closed():
+    with nobody_reads():
         before = flow.get_rng_state()
         # only a generator that was just seeded shows its use (docs/dev/oneflow.md#rng-state)
         flow.manual_seed(0)
         untouched = flow.get_rng_state().numpy()
     result = read()
-    with GATE.closed():
+    with nobody_reads():
         is_used = (flow.get_rng_state().numpy() != untouched).any()
         if not is_used:
             flow.set_rng_state(before)
@@ -188,5 +150,5 @@ def watch_oneflow(read: Callable[[], Result]) -> tuple[Result, bool]:
 
 def seed_oneflow(key: int) -> None:
     """Seed OneFlow's generator with `key`, a number below 2**64."""
-    with GATE.closed():
+    with nobody_reads():
         sys.modules["oneflow"].manual_seed(key >> 33)

@@ -31,9 +31,6 @@ _INLINE_SECONDS = 100e-6
 _GRACE_SECONDS = 10e-3
 _MAX_COUNTED_SECONDS = 3e-3
 
-#: if other code uses a generator during more batches than this, samples are read in the calling
-#: thread; ten quiet batches make up for one
-_MAX_FALSE_ALARMS = 10
 #: number in the key of what the model samples from OneFlow's generator after a batch
 _AFTERWARDS = 2
 _SEEDED = (
@@ -46,10 +43,6 @@ _LATE = (
     "%s had sampled from no global random generator until this batch, which was read again with "
     "its own seeds. Random numbers that the model and hooks sample from that generator may differ "
     "in the next run."
-)
-_CANNOT_WATCH = (
-    "other code samples from the global random generators while %s is read in a thread, so that "
-    "their use cannot be noticed: its samples are read in the training thread from now on."
 )
 
 
@@ -98,8 +91,8 @@ class RepeatableReading(Generic[Request, Result]):
     """Reads batches in order, in a thread ahead of the caller if no global generator is used.
 
     The first batch is read in the caller's thread, with seeded generators. If it uses none of them,
-    the next batches may be read ahead. Should a generator move while a batch is read there, its
-    samples are read again, with seeds.
+    the next batches may be read ahead. Should a generator move while a batch is read there, whoever
+    used it, its samples are read again, with seeds.
 
     Args:
         name: name of the dataset, for the log.
@@ -117,7 +110,7 @@ class RepeatableReading(Generic[Request, Result]):
         #: true if samples are read with seeds; None until one batch has shown if they need them
         self._is_seeded: bool | None = None
         self._seeds_oneflow = False
-        self._num_alarms = 0.0
+        self._has_read_ahead = False
         self._pool: ThreadPoolExecutor | None = None
 
     def seed_always(self) -> None:
@@ -156,15 +149,14 @@ class RepeatableReading(Generic[Request, Result]):
 
     def _free(self, requests: Iterable[Request], depth: int) -> Generator[Result, None, None]:
         """Yield results until a generator moves."""
+        self._has_read_ahead = True
         self._pool = pool = ThreadPoolExecutor(1, "libai-read-ahead")
         ahead = read_ahead(self._read_watched, requests, depth, pool)
         try:
             for result, has_moved in ahead:
                 if has_moved:
-                    self._num_alarms += 1
                     self._is_seeded = None
                     return
-                self._num_alarms = max(0.0, self._num_alarms - 0.1)
                 yield result
                 if self._is_seeded:
                     return
@@ -198,11 +190,9 @@ class RepeatableReading(Generic[Request, Result]):
             self._seeds_oneflow = True
             result, used = self._read_seeded(request)
             used.append("OneFlow")
-        self._is_seeded = bool(used) or self._num_alarms > _MAX_FALSE_ALARMS
+        self._is_seeded = bool(used)
         if used:
             logger.info(_SEEDED, self._name, " and ".join(used))
-            if self._num_alarms:
+            if self._has_read_ahead:
                 logger.warning(_LATE, self._name)
-        elif self._is_seeded:
-            logger.info(_CANNOT_WATCH, self._name)
         return result

@@ -67,6 +67,13 @@ class DataFeed:
         return self._loader
 
     @property
+    def is_even(self) -> bool:
+        """True if every rank is known to get the same number of samples: the loader is libai's, or
+        returns the same batches on all ranks.
+        """
+        return hasattr(self.loader, "layout") or getattr(self.loader, "is_replicated", False)
+
+    @property
     def epoch(self) -> EveryEpoch | None:
         """The iterations in which a pass over the loader ends; None if its length is unknown.
 

@@ -19,6 +19,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.engine.compiled.build_errors import raise_forward_error
+from libai.engine.data_feed import DataFeed
 from libai.engine.metrics import Shares, StepResult
 from libai.engine.options import TrainOptions
 from libai.forward.contract import (
@@ -49,6 +50,7 @@ class _Trainer(Protocol):
     mesh: Mesh
     layout: Layout
     options: TrainOptions
+    feed: DataFeed
     iter: int
     start_iter: int
 
@@ -149,13 +151,12 @@ class Gradients:
         if self.facts is not self._placed:
             self._placed, self._places = self.facts, places_of(model, self.facts.written)
         for micro, (batch, scale) in enumerate(zip(batches, scales)):
+            inputs = layout.lay_out_batch(batch)  # not in `source_ops`: it may compare the ranks
             with values_kept(self._places) if self._places else _NO_SCOPE:
                 random_keys = self.random_scope(micro) if self.draws_randomness else _NO_SCOPE
                 with random_keys, layout.source_ops() if layout.is_global else _NO_SCOPE:
                     try:
-                        outputs = forward(
-                            **(layout.lay_out_batch(batch) if layout.is_global else batch)
-                        )
+                        outputs = forward(**inputs)
                         step_losses, step_metrics = read_losses(outputs, model)
                         self._backward(step_losses, scale)  # its hooks may create tensors
                     except Exception as error:
@@ -193,12 +194,14 @@ class Gradients:
 
         A scale is the factor for a loss before the backward pass; a share is its weight in the
         logged mean. If each rank differentiates its own part, gradients are averaged over ranks.
-        Then the scale is the share times the number of ranks.
+        Then the scale is the share times the number of ranks. Each sample counts once, also if the
+        ranks have different numbers of them.
         """
         ranks = 1 if self._trainer.layout.is_global else self.mesh.data
-        if len(batches) == 1 and (ranks == 1 or not self.counts_items):
+        counts_ranks = ranks > 1 and not self._trainer.feed.is_even
+        if len(batches) == 1 and (ranks == 1 or not (self.counts_items or counts_ranks)):
             return [None], [1.0 / ranks]
-        if self.counts_items:
+        if self.counts_items or counts_ranks:
             shares = self.item_shares(batches)
             scales = map_shares(shares, lambda share: share * ranks)
             return [map_shares(scales, itemgetter(i)) for i in range(len(batches))], shares

@@ -547,9 +547,10 @@ class ModelTrainer(TrainerBase):
         with gradients.index_check.watch([batch]):
             batch = gradients.to_device(batch)
             lay_out = layout.lay_out_replicated_batch if replicated else layout.lay_out_batch
+            inputs = lay_out(batch)
             with flow.no_grad(), layout.source_ops():
                 try:
-                    outputs = self.model(**lay_out(batch))
+                    outputs = self.model(**inputs)
                 except Exception as error:
                     is_first = gradients.evaluated is None or gradients.evaluated[1] == 1
                     raise_forward_error(error, self.model, batch, is_first)

@@ -32,6 +32,7 @@ from libai.patches.global_tensors import (
     stages_meet,
 )
 from libai.patches.wrapping import wrap_forward
+from libai.utils.distributed import gather_objects
 from libai.utils.errors import UserError
 from libai.utils.tensors import full_tensor, map_tensors, memory_of, tensors_in
 
@@ -108,6 +109,21 @@ class LocalLayout:
         return True
 
 
+def _different_shapes(batch: Batch) -> str:
+    """Return the error message for the batches of the ranks. Collective."""
+    of_ranks = gather_objects({name: list(tensor.shape) for name, tensor in batch.items()})
+    name = next(name for name in batch if any(one[name] != of_ranks[0][name] for one in of_ranks))
+    shapes = ", ".join(f"{tuple(one[name])} on rank {rank}" for rank, one in enumerate(of_ranks))
+    return (
+        f"the loader returned batches of different shapes: {name!r} has {shapes}. Graph mode and "
+        "global tensors divide one batch evenly among the ranks. Return the same number of samples "
+        "on every rank and pad them to one length (build_train_loader does the first, and the "
+        "second if the dataset has `lengths`), or train replicas eagerly "
+        "(train.dist.gradient_reduction=auto): they count each sample once, and each token if the "
+        "model defines num_loss_items."
+    )
+
+
 class GlobalLayout:
     """A layout with parameters, buffers and batches as global tensors on the stages of a mesh.
 
@@ -131,13 +147,24 @@ class GlobalLayout:
         )
 
     def lay_out_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
-        """See `LocalLayout`. Every rank passes the samples of its data rank. Collective."""
-        return {
-            name: tensor.to_global(
-                placement=self._placements[self.sharding.stage_of(name)], sbp=self._samples
-            )
-            for name, tensor in batch.items()
-        }
+        """See `LocalLayout`. Every rank passes the samples of its data rank. Collective.
+
+        Raises `UserError` on all ranks if the shapes differ.
+        """
+        tensors = {}
+        for name, tensor in batch.items():
+            placement = self._placements[self.sharding.stage_of(name)]
+            try:
+                tensors[name] = tensor.to_global(placement=placement, sbp=self._samples)
+            except RuntimeError as error:  # on all ranks
+                if "Sizes of tensors" not in str(error):
+                    raise
+                raise UserError(_different_shapes(batch)) from None
+            # OneFlow accepts some unequal numbers of samples, but a compiled step would fit the
+            # batches of some ranks only
+            if tensor.ndim and tensors[name].shape[0] != tensor.shape[0] * self.mesh.data:
+                raise UserError(_different_shapes(batch))
+        return tensors
 
     def lay_out_replicated_batch(self, batch: Batch) -> dict[str, flow.Tensor]:
         """See `LocalLayout`. Collective."""

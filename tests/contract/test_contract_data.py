@@ -11,6 +11,7 @@ from jobs import read_column
 from refusals import refused
 
 from libai.config import ConfigError, LazyCall, validate
+from libai.data import InMemoryDataset
 from libai.engine import Run, default_setup
 from libai.evaluation import ClassificationEvaluator
 
@@ -56,19 +57,17 @@ def test_a_metric_without_direction_is_refused_before_data_is_read(mode, tmp_pat
     assert of_loss.better == "min"
 
 
-class Noisy:
-    """Adds a number of a global generator to each sample, as many augmentations do."""
+class Noisy(InMemoryDataset):
+    """Adds a number of a global generator to the samples, as many augmentations do."""
 
     def __init__(self, count, draw, seed=0):
-        self.arrays = contract_runs.dataset(count, seed)
+        super().__init__(**contract_runs.dataset(count, seed))
         self.draw = draw
 
-    def __len__(self):
-        return len(self.arrays["y"])
-
-    def __getitem__(self, index):
-        noise = {"numpy": np.random.rand, "oneflow": lambda: float(flow.rand(1))}[self.draw]()
-        return {"x": self.arrays["x"][index] + np.float32(noise), "y": self.arrays["y"][index]}
+    def get_batch(self, indices):
+        batch = super().get_batch(indices)
+        noise = np.random.rand() if self.draw == "numpy" else float(flow.rand(1))
+        return {**batch, "x": batch["x"] + noise}
 
 
 @pytest.mark.parametrize("draw", ["numpy", "oneflow"])

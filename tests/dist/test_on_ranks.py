@@ -33,6 +33,7 @@ def test_a_planted_fault_has_its_verdict_on_two_ranks(check, cell):
     cells_of(
         "step_ranks",
         "seam_ranks",
+        "data_ranks",
         "rehearsal_ranks",
         "operation_ranks",
         "generation_ranks",

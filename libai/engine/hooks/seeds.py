@@ -12,7 +12,7 @@ import numpy as np
 import oneflow as flow
 
 from libai.data import TrainLoader
-from libai.data.random_state import GATE
+from libai.data.random_state import nobody_reads
 from libai.engine.hook_base import HookBase
 from libai.engine.loop import TrainerBase
 from libai.engine.rehearsal.kept import has_drawn_since
@@ -75,7 +75,7 @@ class RandomStateHook(HookBase):
     def _look_for_draws(self) -> None:
         if self.step_period or self._untouched is None:
             return
-        with GATE.closed():
+        with nobody_reads():
             has_drawn = has_drawn_since(self._untouched)
         if not any_rank(has_drawn):
             return
@@ -88,7 +88,7 @@ class RandomStateHook(HookBase):
                 loader.seed_always()
 
     def _seed_oneflow(self, iteration: int) -> None:
-        with GATE.closed():
+        with nobody_reads():
             flow.manual_seed(fold(self._seed, iteration, get_rank()) & 0x7FFFFFFF)
             if not self.step_period:
                 self._seeded_at = iteration

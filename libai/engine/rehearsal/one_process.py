@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import oneflow as flow
 from oneflow import nn
 
+from libai.data import TrainLoader
 from libai.engine.optimizer_state import OptimizerState
 from libai.engine.rehearsal.comparison import array_of
 from libai.engine.trainer import ModelTrainer
@@ -22,11 +24,18 @@ from libai.layers import is_batch_norm_of_rank
 from libai.layers.random import fold, random_context
 from libai.parallel import LocalLayout, Mesh, localized
 from libai.patches.wrapping import unwrap_forward, wrap_forward
-from libai.utils.distributed import gather_arrays, gather_objects
+from libai.utils.distributed import any_rank, gather_arrays, gather_objects
 from libai.utils.logging import engine_logger as logger
+from libai.utils.logging import warn_once
 from libai.utils.sizes import available_bytes
 
 Batches = list[list[dict[str, Any]]]
+_RAGGED = (
+    "the first updates are not compared with one process: the batches of the ranks differ in "
+    "shape, and the loader cannot read the same samples as one batch. If a loss averages over "
+    "items other than samples, such as tokens, define num_loss_items "
+    "(docs/model_and_data.md#average-over-tokens)."
+)
 #: copies of the weights in memory: weights, gradients, two Adam states, and saved copies of weights
 #: and Adam states
 _COPIES = 7
@@ -36,12 +45,18 @@ def _whole_batches(trainer: ModelTrainer, iterations: Sequence[Sequence[Any]]) -
     """Return the micro-batches of `iterations` with the samples of all data ranks. Collective.
 
     With `batch_scope=rank` the batches of the ranks stay separate and follow each other. Returns
-    None on one process and in these cases: the batches of the ranks have different shapes, the
-    model is compiled into a graph with global tensors, or the whole model does not fit into the
-    memory of a rank.
+    None on one process, if the model is compiled into a graph with global tensors, and with a
+    warning if the whole model does not fit into the memory of a rank or the batches cannot be
+    joined.
     """
     mesh = trainer.mesh
     if mesh.is_single or (trainer.layout.is_global and trainer.graph is not None):
+        return None
+    if not all(gather_objects(_fits_on_a_rank(trainer))):
+        logger.warning(
+            "the first updates are not compared with one process: the whole model, with its "
+            "gradients and optimizer state, does not fit into the memory of each rank."
+        )
         return None
     named = []
     for micro_batches in iterations:
@@ -55,34 +70,76 @@ def _whole_batches(trainer: ModelTrainer, iterations: Sequence[Sequence[Any]]) -
     shapes = gather_objects(
         [{name: array.shape for name, array in batch.items()} for batch in named]
     )
-    if any(of_rank != shapes[0] for of_rank in shapes):
-        return None
-    if not all(gather_objects(_fits_on_a_rank(trainer))):
-        logger.warning(
-            "the first updates are not compared with one process: the whole model, with its "
-            "gradients and optimizer state, does not fit into the memory of each rank."
-        )
-        return None
     # rank numbers run over tensor peers first, then over data peers, then over pipeline peers
     data_ranks = slice(0, mesh.data * mesh.tensor, mesh.tensor)
     stays_apart = trainer.options.batch_scope == "rank"
-    whole = []
-    for batch in named:
-        of_ranks = {name: gather_arrays(array)[data_ranks] for name, array in batch.items()}
+    # rank-local batch norms cut a batch into equal parts again
+    first_axis = 0 if any(map(is_batch_norm_of_rank, trainer.model.modules())) else 1
+    whole: list[dict[str, Any]] = []
+    for number, batch in enumerate(named):
+        of_ranks = {
+            name: _gather_padded(array, [shape[number][name] for shape in shapes])[data_ranks]
+            for name, array in batch.items()
+        }
         if stays_apart:
             whole += [
                 {name: arrays[rank] for name, arrays in of_ranks.items()}
                 for rank in range(mesh.data)
             ]
-        else:
+        elif all(
+            len({one.shape[first_axis:] for one in arrays}) == 1 for arrays in of_ranks.values()
+        ):
             whole.append(
                 {
                     name: np.concatenate(one) if one[0].ndim else one[0]
                     for name, one in of_ranks.items()
                 }
             )
+        else:
+            whole.append({})
+    if not all(whole):
+        whole = _read_whole(trainer, named)
+    if not whole:
+        warn_once(logger, f"ragged {type(trainer.feed.loader).__name__}", _RAGGED)
+        return None
     steps = len(whole) // len(iterations)
     return [whole[start : start + steps] for start in range(0, len(whole), steps)]
+
+
+def _gather_padded(array: np.ndarray, shapes: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Return the arrays of all ranks, which have these `shapes`. Collective."""
+    if all(tuple(shape) == array.shape for shape in shapes):
+        return gather_arrays(array)
+    padded = np.zeros(np.max(shapes, axis=0), array.dtype)
+    padded[tuple(map(slice, array.shape))] = array
+    return [one[tuple(map(slice, shape))] for one, shape in zip(gather_arrays(padded), shapes)]
+
+
+def _read_whole(trainer: ModelTrainer, named: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the micro-batches `named` of this rank as one process would collate them, with the
+    samples of all ranks.
+
+    Returns an empty list if the loader cannot read them again. Collective.
+    """
+    loader = trainer.feed.loader
+    whole = []
+    if isinstance(loader, TrainLoader):
+        for batch in islice(loader.of_all_ranks(), len(named)):
+            inputs = trainer.gradients.name_inputs(batch)
+            whole.append({name: array_of(value) for name, value in inputs.items()})
+    is_same = all(
+        _has_rows(other[name], array, trainer.mesh.data_rank)
+        for batch, other in zip(named, whole)
+        for name, array in batch.items()
+    )
+    return [] if any_rank(not is_same) else whole
+
+
+def _has_rows(whole: np.ndarray, own: np.ndarray, rank: int) -> bool:
+    """Return whether `whole` has the rows `own` of a rank, except for padding."""
+    rows = whole[rank * len(own) :][: len(own)]
+    common = tuple(map(slice, np.minimum(rows.shape, own.shape)))
+    return rows.ndim == own.ndim and np.array_equal(rows[common], own[common])
 
 
 def _fits_on_a_rank(trainer: ModelTrainer) -> bool:

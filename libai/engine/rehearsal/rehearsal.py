@@ -198,6 +198,8 @@ def _require_equal(
     trainer.use_global_tensors()
     try:
         _, still = compared_updates(trainer, iterations, reference, make)
+    except UserError as error:
+        raise NotTheSame(f"{text}{begins} With global tensors, {error}") from error
     except (
         Exception
     ) as error:  # any error that OneFlow raises for an operation on global tensors, on all ranks

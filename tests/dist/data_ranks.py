@@ -1,0 +1,105 @@
+"""Cells about data of two ranks: unequal numbers of samples, batches of different lengths,
+evaluations and stops on some ranks only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+import toy
+from cells import on_ranks
+from oneflow import nn
+from parity_cases import TRAINERS
+from seam_ranks import check_refused, logged_lines, trained, weights
+
+from libai.data import PadCollate, build_train_loader
+from libai.engine import EagerTrainer
+from libai.utils.distributed import get_rank
+
+#: samples in two micro-batches of rank 0 and in two of rank 1, per iteration
+SIZES = [(6, 4, 2, 4), (6, 6, 3, 1), (3, 1, 2, 10), (1, 1, 7, 7)]
+
+
+def _parts(sizes: list[tuple[int, ...]]) -> toy.Batches:
+    """Return this rank's micro-batches of four global batches of 16 samples."""
+    parts = []
+    for batch, counts in zip(toy.batches(4, 16), sizes):
+        for end, count in list(zip(np.cumsum(counts), counts))[2 * get_rank() :][:2]:
+            parts.append({name: array[end - count : end] for name, array in batch.items()})
+    return parts
+
+
+@on_ranks(2, ["auto", "flat", "ddp"])
+def each_sample_counts_once_whatever_the_numbers_of_the_ranks(reduction: str) -> None:
+    options = {"gradient_reduction": reduction, "num_accumulation_steps": 2}
+    uneven, even = (
+        weights(trained(EagerTrainer, _parts(sizes), 4, **options))
+        for sizes in (SIZES, [(4, 4, 4, 4)] * 4)
+    )
+    np.testing.assert_allclose(uneven, even, rtol=1e-5, atol=1e-6)
+
+
+@on_ranks(2, TRAINERS)
+def global_tensors_refuse_unequal_numbers_of_samples(mode: str) -> None:
+    text = r"'x' has \(3, 8\) on rank 0, \(2, 8\) on rank 1.*same number of samples"
+    options = {"gradient_reduction": "global"} if mode == "eager" else {}
+    batches = [toy.batches(1, size, seed=get_rank())[0] for size in (4, 4, 4, 3 - get_rank())]
+    check_refused(text, lambda: trained(TRAINERS[mode], batches, **options))
+
+
+class Rows(list):
+    """A dataset of sentences of different lengths. `lengths`: all ranks pad to one length."""
+
+    def __init__(self, with_lengths: bool):
+        ids = [np.arange(7 * number % 11 + 2) for number in range(32)]
+        super().__init__({"ids": row, "labels": row % 4} for row in ids)
+        if with_lengths:
+            self.lengths = list(map(len, ids))
+
+
+class Tagger(nn.Module):
+    """A mean over labels that are not padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 8), nn.Linear(8, 4)
+
+    def forward(self, ids, labels):
+        logits = self.head(self.embedding(ids)).reshape(-1, 4)
+        return nn.functional.cross_entropy(logits, labels.reshape(-1), ignore_index=-100)
+
+
+class CountingTagger(Tagger):
+    def num_loss_items(self, ids, labels):
+        return (labels != -100).sum()
+
+
+def _tag(mode: str, model: nn.Module, loader: Any = None, with_lengths: bool = False) -> Any:
+    loader = loader or build_train_loader(
+        Rows(with_lengths), micro_batch_size=4, collate=PadCollate({"ids": 0, "labels": -100})
+    )
+    trainer = TRAINERS[mode](model, loader, flow.optim.SGD(model.parameters(), lr=0.1))
+    with logged_lines() as lines:
+        trainer.train(0, 3)
+    return trainer, "\n".join(lines)
+
+
+@on_ranks(2, TRAINERS)
+def batches_of_different_lengths_are_compared_with_one_process(mode: str) -> None:
+    text = r"the loader returned batches of different shapes: 'ids' has"
+    check_refused(text, lambda: _tag(mode, Tagger()))
+    trainer, _ = _tag(mode, Tagger(), with_lengths=True)
+    assert trainer.layout.is_global
+    if mode == "eager":
+        trainer, lines = _tag(mode, CountingTagger())
+        assert not trainer.layout.is_global and "not compared" not in lines
+
+
+@on_ranks(2)
+def a_line_says_if_the_ranks_cannot_be_compared(_: str) -> None:
+    ids = np.ones((2, 3 + get_rank()), int)
+    _, lines = _tag("eager", CountingTagger(), [{"ids": ids, "labels": ids}] * 4)
+    text = "not compared with one process: the batches of the ranks differ"
+    assert get_rank() or text in lines, lines

@@ -76,16 +76,6 @@ def test_the_report_has_conclusions_and_no_paths_of_the_machine(measured):
         assert str(folder) not in text and str(ROOT) not in text
 
 
-@pytest.mark.e2e
-def test_a_variant_of_another_training_is_refused(tmp_path):
-    planted = f"{SLEEPER} --batch 8 --loss 3.0"
-    result = benchmark(tmp_path, "--modes", "eager", "--variant", planted)
-    assert result.returncode == 1, result
-    assert "eager and slept train differently" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "report.json").exists()
-
-
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -93,10 +83,8 @@ def test_a_variant_of_another_training_is_refused(tmp_path):
         ([CONFIG, "--modes", "eagre"], "unknown mode 'eagre'. Use eager, graph"),
         ([CONFIG, "--modes", ","], "need at least one value each"),
         ([CONFIG, "--procs", "0"], "whole numbers of at least 1"),
-        ([CONFIG, "--procs", "1,1"], "two variants have the same name"),
         ([CONFIG, "--rounds", "1"], "Counts must be at least 2"),
         ([CONFIG, "--variant", "torch"], "write NAME=COMMAND"),
-        ([CONFIG, "optim.lrr=1"], "optim.lr"),
         ([CONFIG, "--round", "3"], "Did you mean --rounds?"),
     ],
 )

@@ -3,9 +3,9 @@ behind.
 """
 
 import sys
-from pathlib import Path
 
 import pytest
+from jobs import ROOT
 from launched import children
 from refusals import refused
 
@@ -20,14 +20,13 @@ from libai.benchmark.measure import (
 from libai.benchmark.process import VariantFailed
 from libai.benchmark.variants import VariantSpec
 
-SLEEPER = str(Path(__file__).parent / "sleeper.py")
+SLEEPER = str(ROOT / "tests/benchmark/sleeper.py")
 QUICK = Settings(rounds=2, block_seconds=0.02, check_iterations=3)
 
 
 def sleeper(name, *arguments):
     """Return a variant that sleeps; see sleeper.py for the arguments."""
-    root = str(Path(__file__).resolve().parents[2])
-    return VariantSpec(name, (sys.executable, SLEEPER, *arguments), {"PYTHONPATH": root})
+    return VariantSpec(name, (sys.executable, SLEEPER, *arguments), {"PYTHONPATH": str(ROOT)})
 
 
 def run(folder, *specs):

@@ -4,12 +4,12 @@ import numpy as np
 import oneflow as flow
 import pytest
 from contract_runs import make_config
+from toy import record_losses
 
 from libai.benchmark.protocol import Unavailable
 from libai.benchmark.worker import RawVariant
 from libai.config import LazyCall, validate
 from libai.engine import Run, default_setup
-from libai.engine.hooks import CallbackHook
 from libai.optim import get_param_groups
 
 COMMON = ("lr_scheduler=null", "train.evaluation.enabled=false", "train.checkpointer.enabled=false")
@@ -50,9 +50,7 @@ def test_a_hand_written_loop_trains_alike_or_is_refused(mode, overrides, optim, 
             RawVariant(config, f"raw-{mode}")
         return
     found = RawVariant(config, f"raw-{mode}").iterate(5, losses=True)
-    run, losses = Run(config), []
-    run.trainer.register_hooks(
-        [CallbackHook(after_step=lambda t: losses.append(t.fetch_metrics()["train/loss"]))]
-    )
+    run = Run(config)
+    losses = record_losses(run.trainer)
     run.train()
     np.testing.assert_allclose(found, losses[:5], rtol=1e-5)

@@ -2,15 +2,14 @@
 switched off.
 """
 
-from pathlib import Path
-
 import pytest
+from jobs import ROOT
 from refusals import refused
 
 from libai.benchmark.variants import load_measured, make_variants
 from libai.config import ConfigError
 
-CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "mlp_digits.py")
+CONFIG = str(ROOT / "configs/mlp_digits.py")
 
 
 def test_several_ranks_share_the_global_batch_of_one_and_the_first_variant_has_a_twin():

@@ -8,7 +8,7 @@ import pytest
 from contract_runs import dataset, default_setup, make_run, make_run_with, train, weights
 from jobs import read_column, read_metrics
 from refusals import refused
-from toy import Classifier, batches
+from toy import Classifier, are_equal, batches
 
 from libai.config import LazyCall, LazyConfig
 from libai.engine import HookBase, Run
@@ -50,7 +50,7 @@ def test_evaluation_is_tried_before_training(mode, tmp_path, caplog):
         run.train()
     assert "evaluation works: tested on 1 batch(es) of val, other" in caplog.text
     assert read_column(tmp_path) == read_column(tmp_path / "plain")
-    assert all(np.array_equal(a, b) for a, b in zip(weights(run).values(), weights(plain).values()))
+    assert are_equal(weights(run), weights(plain))
 
 
 @pytest.mark.parametrize(

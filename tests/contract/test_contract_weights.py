@@ -104,9 +104,7 @@ def test_two_averages_without_a_config_are_saved_and_continue(mode, tmp_path):
     second.train(3, 6)
     for one, other in zip(of_whole, of_second):
         assert one.average.updates == other.average.updates == 6
-        assert all(
-            np.array_equal(value, other.tensors()[name]) for name, value in one.tensors().items()
-        )
+        assert are_equal(one.tensors(), other.tensors())
     assert not np.allclose(
         of_whole[0].tensors()["a.weight"], of_whole[1].tensors()["a.weight"], atol=1e-4
     )

@@ -17,7 +17,7 @@ from unittest import mock
 import families
 import numpy as np
 import oneflow as flow
-from cells import on_ranks
+from cells import on_ranks, on_rows
 from families import CLIPPED, IMAGES, TEXT, VISION, PlainModel, plain
 from pairs import daily_rows
 from parity_cases import (
@@ -142,7 +142,7 @@ def _check_case(case: Case, mode: str) -> None:
     check_plan(Planned(case, iterations=len(case.batches())), mode)
 
 
-@on_ranks(2, map(", ".join, _ROWS), [", ".join(row) for row in daily_rows(_ROWS, together=1)])
+@on_rows(2, _ROWS)
 def trains_on_data_parallel_ranks(key: str) -> None:
     name, mode = key.split(", ")
     _check_case(DATA_PARALLEL[name], mode)
@@ -252,7 +252,7 @@ FAMILIES = {**VISION, **TEXT}
 _FAMILY_ROWS = [(name, kind, mode) for name in FAMILIES for kind in MESHES for mode in MODES]
 
 
-@on_ranks(2, map(", ".join, _FAMILY_ROWS), [", ".join(row) for row in daily_rows(_FAMILY_ROWS)])
+@on_rows(2, _FAMILY_ROWS, together=2)
 def a_family_trains_on_every_kind_of_mesh(key: str) -> None:
     """With several micro-batches for pipeline stages, and every second family with ZeRO."""
     name, kind, mode = key.split(", ")

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from jobs import RANK_FOLDERS, clean_environment, rank_command
+from pairs import daily_rows
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 #: seconds without a line from a job after which it hangs: on a quiet machine a cell takes under ten
@@ -65,6 +66,16 @@ def on_ranks(
     return register
 
 
+def on_rows(
+    ranks: int, rows: Sequence[tuple[str, ...]], together: int = 1, separator: str = ", "
+) -> Callable[[Callable[[str], None]], Callable[[str], None]]:
+    """Register a cell for each row; its key is the joined row. `daily_rows` selects the daily
+    ones.
+    """
+    daily = map(separator.join, daily_rows(rows, together))
+    return on_ranks(ranks, map(separator.join, rows), list(daily))
+
+
 def cells_of(*modules: str) -> list[Any]:
     """Return the cells of modules as parameters of a test."""
     for module in modules:
@@ -80,23 +91,19 @@ def cells_of(*modules: str) -> list[Any]:
 # running
 
 
-def run_cells(
-    names: Sequence[str], ranks: int, folder: Path, limit: float = CELL_SECONDS
-) -> Iterator[tuple[str, str]]:
+def run_cells(names: Sequence[str], ranks: int, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield each cell with its error, empty if it holds, as soon as it has ended.
 
     If a cell ends or blocks its job, only that cell fails: another job runs the cells after it.
     """
     waiting = list(names)
     while waiting:
-        for name, error in _run_job(tuple(waiting), ranks, folder, limit):
+        for name, error in _run_job(tuple(waiting), ranks, folder):
             waiting.remove(name)
             yield name, error
 
 
-def _run_job(
-    names: Sequence[str], ranks: int, folder: Path, limit: float
-) -> Iterator[tuple[str, str]]:
+def _run_job(names: Sequence[str], ranks: int, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield cells until the job ends, at least one."""
     rows = folder / "rows.jsonl"
     listed = folder / "cells.json"
@@ -115,7 +122,7 @@ def _run_job(
     begun = None
     count = 0
     try:
-        for row in _rows_of(process, rows, limit):
+        for row in _rows_of(process, rows):
             begun = row["cell"]
             if "errors" in row:
                 count += 1
@@ -135,8 +142,8 @@ def _run_job(
         assert ended == 0, f"{begun}, the last cell, {how}\n{its_output}"
 
 
-def _rows_of(process: subprocess.Popen, path: Path, limit: float) -> Iterator[dict[str, Any]]:
-    """Yield the rows that a job writes, until it ends or writes none for `limit` seconds."""
+def _rows_of(process: subprocess.Popen, path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows that a job writes, until it ends or writes none for some time."""
     since = time.monotonic()
     allowed = START_SECONDS
     has_failed = False
@@ -151,7 +158,7 @@ def _rows_of(process: subprocess.Popen, path: Path, limit: float) -> Iterator[di
                 line = ""
                 since = time.monotonic()
                 has_failed = "errors" not in row and (has_failed or "failed" in row)
-                allowed = FAILED_SECONDS if has_failed else limit
+                allowed = FAILED_SECONDS if has_failed else CELL_SECONDS
             elif is_over or time.monotonic() - since > allowed:
                 return
             else:

@@ -10,8 +10,7 @@ from typing import Any
 import coupled_models as cm
 import faults
 import numpy as np
-from cells import on_ranks
-from pairs import daily_rows
+from cells import on_ranks, on_rows
 from parity_cases import TRAINERS, build_trainer, compare, expected_of, record
 from seam_ranks import logged_lines
 
@@ -35,7 +34,7 @@ _MODELS = {**cm.COUPLED, **cm.UNCOUPLED}
 _ROWS = [(name, mode) for name in _MODELS for mode in TRAINERS]
 
 
-@on_ranks(2, map(", ".join, _ROWS), [*map(", ".join, daily_rows(_ROWS, together=1))])
+@on_rows(2, _ROWS)
 def samples_of_all_ranks_are_coupled(key: str) -> None:
     name, mode = key.split(", ")
     found = _outcome(faults.Fault(_MODELS[name]), mode)
@@ -123,7 +122,7 @@ _SAME = [
 ]
 
 
-@on_ranks(2, map("; ".join, _SAME), [*map("; ".join, daily_rows(_SAME, together=1))])
+@on_rows(2, _SAME, separator="; ")
 def a_fault_has_the_verdict_of_one_process(key: str) -> None:
     """Views count as in a graph for global tensors."""
     name, way = key.split("; ")
@@ -160,7 +159,7 @@ def a_gradient_hook_of_a_sharded_weight_is_named_in_graph_mode(_: str) -> None:
 _LABELS = [(label, mode) for label in ("3", "4", "-1") for mode in TRAINERS]
 
 
-@on_ranks(2, map(", ".join, _LABELS), [*map(", ".join, daily_rows(_LABELS, together=1))])
+@on_rows(2, _LABELS)
 def a_label_that_is_no_class_is_refused(key: str) -> None:
     """Labels 0 to 3 are classes."""
     label, mode = key.split(", ")

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 from case_ranks import MODES, Planned, check_plan, is_detected
-from cells import on_ranks
+from cells import on_ranks, on_rows
 from oneflow import nn
-from pairs import daily_rows
 from parity_cases import Batches, Case
 
 
@@ -102,7 +101,7 @@ def _planned(operation: Any) -> Planned:
 _ROWS = [(name, mode) for name in REPAIRED for mode in MODES]
 
 
-@on_ranks(2, map("; ".join, _ROWS), [*map("; ".join, daily_rows(_ROWS, together=1))])
+@on_rows(2, _ROWS, separator="; ")
 def an_operation_sees_the_samples_of_all_ranks(key: str) -> None:
     name, mode = key.split("; ")
     check_plan(_planned(REPAIRED[name]), mode)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-from cells import on_ranks
-from pairs import daily_rows
+from cells import on_ranks, on_rows
 from parity_cases import Case, Result, build_trainer, expected_of, run
 from zoo_runs import BOUND, FAST, MESHES, case_of, difference, has_plan, zoo
 
@@ -65,7 +64,7 @@ def _expected(case: Case, data_ranks: int) -> Result:
 
 
 @on_ranks(1, map(" ".join, ON_ONE), [" ".join(row) for row in ON_ONE if row[1] == "graph"])
-@on_ranks(2, map(" ".join, ON_TWO), [*map(" ".join, daily_rows(ON_TWO))])
+@on_rows(2, ON_TWO, together=2, separator=" ")
 def a_model_is_equal_or_refused(key: str) -> None:
     name, mode, mesh_name = key.split()
     shape, zero_stage = MESHES[mesh_name]

@@ -251,7 +251,7 @@ def _train(words, monkeypatch, capfd):
     parts = [run, run.trainer, run.trainer.options, run.stop, *run.trainer.hooks, run.checkpointer]
     parts += [run.train_loader, *run.build_writers()]
     if isinstance(run.train_loader, libai.data.loaders.TrainLoader):
-        parts.append(run.train_loader._read.args[0])
+        parts.append(run.train_loader._reading._read.__self__._reader)
     return {
         "parts": [(type(part).__name__, *filter(_is_told, vars(part).items())) for part in parts],
         "clear": run.trainer.gradients.clear.keywords,  # how gradients are cleared

@@ -2,10 +2,9 @@
 gradients.
 """
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import coupled_models as cm
 import numpy as np
 import oneflow as flow
 import pytest
@@ -16,9 +15,6 @@ from toy import batches, losses_of, make_trainer, trainer_of
 from libai.engine.hooks import RehearsalHook
 from libai.engine.rehearsal.comparison import LOSS_BOUND, State, Updates, first_difference
 from libai.layers import Dropout
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "dist"))
-import coupled_models as cm
 
 LR = 0.1
 

@@ -1,10 +1,9 @@
 """LoRA adapters of a run are merged into a Hugging Face folder."""
 
-from pathlib import Path
-
 import numpy as np
 import oneflow as flow
 import pytest
+from hf_folders import FIXTURES
 from omegaconf import OmegaConf
 from refusals import refused
 from safetensors.numpy import load_file
@@ -14,7 +13,6 @@ from libai.data import build_train_loader
 from libai.engine import Run, default_setup
 from libai.hf import export_folder, import_folder, load_pretrained, model_config
 
-FIXTURES = Path(__file__).resolve().parent / "fixtures"
 LORA = "train.lora={patterns: ['attention\\.[qv]$', 'mlp\\.down'], rank: 2, alpha: 4}"
 
 

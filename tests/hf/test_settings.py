@@ -2,11 +2,11 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import oneflow as flow
 import pytest
+from hf_folders import FIXTURES
 from omegaconf import OmegaConf
 from refusals import refused
 from safetensors.numpy import load_file, save_file
@@ -17,8 +17,6 @@ from libai.config import LazyCall, instantiate
 from libai.hf import convert, export_folder, import_folder, load_pretrained, model_config
 from libai.hf.verify import compute
 from libai.layers import rotary_frequencies
-
-FIXTURES = Path(__file__).resolve().parent / "fixtures"
 
 
 def changed(name, folder, **settings):
@@ -71,6 +69,18 @@ def changed(name, folder, **settings):
             "quantized weights are not supported",
         ),
         ("bert", {"is_decoder": True}, "is_decoder=True, which libai.models.BERTEmbedder"),
+        (
+            "roberta",
+            {"architectures": ["RobertaForCausalLM"]},
+            "'RobertaForCausalLM'.*'roberta' it supports Roberta",
+        ),
+        (
+            "qwen2",
+            {"architectures": ["Gemma"], "model_type": "gemma"},
+            "'Gemma', .*it supports .*GPT2LMHeadModel",
+        ),
+        ("gpt2", {"activation_function": "mish"}, "activation 'mish'"),
+        ("llama3", {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type="yarn" is unknown'),
         (
             "bert_classifier",
             {"problem_type": "multi_label_classification"},

@@ -1,15 +1,14 @@
 """The shipped experiment configs: they validate, the small ones run dry."""
 
-from pathlib import Path
-
 import pytest
+from jobs import ROOT
 
 from libai.config import LazyConfig, instantiate, load_config
 from libai.data import DataError
 from libai.engine import Run
 from libai.evaluation import MeanLossEvaluator, directions_of
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 EXPERIMENTS = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "__init__")
 PUBLISHED = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
 #: trained in a minute on a CPU

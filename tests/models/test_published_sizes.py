@@ -2,15 +2,14 @@
 parameters.
 """
 
-from pathlib import Path
-
 import pytest
+from jobs import ROOT
 
 from libai.config import LazyConfig, instantiate
 from libai.config.instantiation import TARGET, target_of, unknown_arguments
 from libai.models.blocks.init import without_initial_values
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 PUBLISHED = dict(LazyConfig.load(CONFIGS / "common/models/published.py").published)
 
 #: from the papers and model cards; shared weights count once

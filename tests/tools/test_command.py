@@ -12,21 +12,8 @@ import pytest
 from jobs import LIBAI, ROOT, run, train_sh
 from refusals import refused
 
-from libai.cli import launch, main
+from libai.cli import main
 from libai.utils.errors import describe_error
-
-
-@pytest.fixture(autouse=True)
-def _argv(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["libai"])  # dispatch changes it
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """The command lines that would have been launched."""
-    lines = []
-    monkeypatch.setattr(launch, "run", lambda words: lines.append(list(words)) or 0)
-    return lines
 
 
 def test_help_names_every_subcommand_and_imports_none(capsys):
@@ -126,7 +113,7 @@ def test_key_place_and_remedy_are_found_in_a_mistake(text, key, place, fix):
     assert [found[name] for name in ("error", "key", "place", "fix")] == [text, key, place, fix]
 
 
-def test_training_passes_settings_and_flags_on(asked):
+def test_training_passes_settings_and_flags_on(started):
     assert (
         main.dispatch(
             ["train", "-n", "2", "optim.lr=1", "mlp_digits", "--fast-dev-run", "~train.seed"]
@@ -134,7 +121,7 @@ def test_training_passes_settings_and_flags_on(asked):
         == 0
     )
     main.dispatch(["eval", "c.py", "train.load_weight=x"])
-    assert asked == [
+    assert started == [
         ["libai.cli.train_net", "mlp_digits", "2", "optim.lr=1", "--fast-dev-run", "~train.seed"],
         ["libai.cli.train_net", "c.py", "1", "train.load_weight=x", "--eval-only"],
     ]

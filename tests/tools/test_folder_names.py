@@ -34,21 +34,12 @@ MAX_BYTES = 128 * 1024
 def folder(request, tmp_path, monkeypatch):
     """The folder of a run, as a relative path; one in four lies directly in the working folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["libai"])
     parent = "" if NAMES.index(request.param) % 4 == 0 else "out/"
     path = Path(f"{parent}{request.param}")
     path.mkdir(parents=True)
     (path / "config.yaml").write_text("train: {seed: 5}\n")
     (path / "env.json").write_text('{"layout": {"world_size": 4}}')
     return path
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """The command lines that the launcher was given."""
-    lines = []
-    monkeypatch.setattr(launch, "run", lambda words: lines.append(list(words)) or 0)
-    return lines
 
 
 def output_dir_of(overrides):
@@ -146,7 +137,6 @@ def test_a_setting_is_no_folder():
 
 def test_a_config_may_have_any_name(tmp_path, monkeypatch, started):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["libai"])
     Path("a=b.py").touch()
     assert main.dispatch(["train", "a=b.py", "train.seed=1"]) == 0
     assert started[0][1:] == ["a=b.py", "1", "train.seed=1"]

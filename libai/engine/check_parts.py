@@ -179,21 +179,28 @@ def refuse_wrong_batches(mesh: Mesh, loader: Any, micro_batches: list[Any]) -> N
 
     Collective.
 
-    Two data ranks must have different samples, and all ranks of a data rank the same.
+    Two data ranks must have different samples, and all ranks of a data rank the same. If libai's
+    loader divides the samples among the data ranks, equal ones are repeated in the dataset.
     """
     if mesh.is_single:
         return
+    layout = getattr(loader, "layout", None)
+    is_own_part = layout is not None and (
+        (layout.data_rank, layout.num_data_ranks) == (mesh.data_rank, mesh.data)
+    )
     mine = None if getattr(loader, "is_replicated", False) else digest_of(micro_batches)
     ranks: dict[int, int] = {}
     digests: dict[int, int | None] = {}
-    for rank, digest in gather_objects((mesh.data_rank, mine)):
+    of_ranks = gather_objects((mesh.data_rank, mine, is_own_part))
+    is_divided = all(is_own for *_, is_own in of_ranks)
+    for rank, digest, _ in of_ranks:
         if digests.setdefault(rank, digest) != digest:
             raise UserError(
                 f"the ranks of data-parallel rank {rank} begin with different samples, but "
                 "tensor-parallel and pipeline-parallel ranks compute the same update together. "
                 f"{_SAME_SAMPLES} A random transform must draw the same numbers on these ranks."
             )
-        if digest is not None and ranks.setdefault(digest, rank) != rank:
+        if not is_divided and digest is not None and ranks.setdefault(digest, rank) != rank:
             raise UserError(
                 f"data-parallel ranks {ranks[digest]} and {rank} begin with the same samples, "
                 "which would be counted twice. Give each rank its own part of the data "

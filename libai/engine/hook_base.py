@@ -21,10 +21,16 @@ class EveryEpoch:
 
     samples_per_epoch: int
     samples_per_iter: int
+    #: samples before iteration 0, if all iterations had as many as those of this session
+    first_sample: int = 0
+
+    def passes(self, completed: int) -> float:
+        """Return the number of passes after `completed` iterations."""
+        return (self.first_sample + completed * self.samples_per_iter) / self.samples_per_epoch
 
     def ends(self, completed: int) -> bool:
         """Return whether a pass ended in iteration number `completed`, counted from 1."""
-        seen = completed * self.samples_per_iter
+        seen = self.first_sample + completed * self.samples_per_iter
         return (
             seen // self.samples_per_epoch
             > (seen - self.samples_per_iter) // self.samples_per_epoch

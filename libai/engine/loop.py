@@ -34,11 +34,11 @@ from libai.engine.metrics import MAX_PENDING_RESULTS, PendingMetrics
 from libai.launch.stop import STOP, Agreement
 from libai.patches.internals import quick_thread_switches, wait_for_device
 from libai.utils.atomic import is_full_disk
-from libai.utils.distributed import get_world_size, is_main_process
+from libai.utils.distributed import get_rank, get_world_size, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
 from libai.utils.logging import setup_logging
-from libai.utils.rank_notes import note_progress, own_state, phase
+from libai.utils.rank_notes import note_progress, own_state, phase, ranks_that_continue
 from libai.utils.sizes import check_sizes
 
 #: key of the question that all ranks answer together: has a hook on the main rank requested a stop?
@@ -270,8 +270,7 @@ class TrainerBase:
 
         Raises `UserError` if the length of an epoch is unknown.
         """
-        length = self._epoch_length("trainer.epoch")
-        return self.iter * length.samples_per_iter // length.samples_per_epoch
+        return int(self._epoch_length("trainer.epoch").passes(self.iter))
 
     def _epoch_length(self, user: str) -> EveryEpoch:
         """Return the length of an epoch. `user`: what needs it, for the error."""
@@ -433,9 +432,21 @@ class TrainerBase:
             self.status = "finished"
             self.iter = max(self.max_iter, self.start_iter)
         except StopTraining as reason:
+            if not answers and self.completed_iters < self.max_iter:
+                self._require_stop_of_all(reason)
             self.status = "stopped"
             self.iter = self.completed_iters
             logger.info("training stopped after iteration %d: %s", self.iter, reason)
+
+    def _require_stop_of_all(self, reason: StopTraining) -> None:
+        """Raise `UserError` if a hook has stopped this rank, but not all others."""
+        ahead = ranks_that_continue()
+        if ahead:
+            raise UserError(
+                f"a hook stops training after iteration {self.completed_iters} on rank "
+                f"{get_rank()} ({reason}), but rank {ahead[0]} continues. Raise StopTraining on "
+                'every rank, or in after_step of a hook with only_on = "main".'
+            ) from reason
 
     def prepare(self) -> None:
         """Do the setup that needs data, once before the first update. Collective.
@@ -459,6 +470,7 @@ class TrainerBase:
         except StopTraining:
             self.feed.give_back(position)
             raise
+        own_state().begun += 1
         result = self.loop.result = self._as_result(self.update(self.feed.batches))
         self.loop.metrics.pending.append((self.iter, result))
         self.feed.is_ahead = False

@@ -13,6 +13,7 @@ import ctypes
 import mmap
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,7 @@ RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOC
 START_LIMIT, STEP_LIMIT = "LIBAI_START_TIMEOUT", "LIBAI_STEP_TIMEOUT"
 DEFAULT_START_SECONDS = DEFAULT_STEP_SECONDS = 1800.0
 DEFAULT_MEETING_SECONDS = 120.0
+_POLL_SECONDS = 0.02
 
 #: parts of lines that oneflow 0.9.0 writes to stderr and that do not help users, such as those
 #: about a missing GPU
@@ -103,6 +105,8 @@ class RankState(ctypes.Structure):
         ("iteration", ctypes.c_int64),  # number of completed iterations
         ("saved", ctypes.c_int64),  # number of iterations in its newest checkpoint
         ("written", ctypes.c_int64),  # the same, but 0 until this job has written a checkpoint
+        ("begun", ctypes.c_int64),  # number of updates that it has begun
+        ("stopped", ctypes.c_int64),  # 1 + `begun` if a hook has stopped it, else 0
         ("phase", ctypes.c_char * 160),  # current phase
         ("output_start", ctypes.c_int64),  # position in its output file at which this job begins
         ("listens", ctypes.c_int64),  # 1 if it saves and stops on a signal
@@ -215,6 +219,32 @@ def note_progress(iteration: int | None = None) -> None:
     if not state.iteration and _Own.phases:
         state.limit = read_limit(STEP_LIMIT, DEFAULT_STEP_SECONDS)
     state.iteration = iteration
+
+
+def ranks_that_continue() -> list[int]:
+    """Wait until each rank of this machine is stopped by a hook at this point or begins another
+    update, and return those that do the latter.
+
+    Returns an empty list without the launcher. Uses no collective operation, because the ranks may
+    be at different points.
+    """
+    folder, own = own_folder(), _Own.state
+    if folder is None:
+        return []
+    own.stopped = own.begun + 1
+    ranks = [int(path.name.partition("_")[2]) for path in folder.glob("state_*")]
+    while ranks:
+        states = {rank: open_state(str(folder), rank) for rank in ranks}
+        ranks = [rank for rank, state in states.items() if state.stopped != own.stopped]
+        ahead = [
+            rank
+            for rank in ranks
+            if states[rank].begun > own.begun or states[rank].iteration > own.iteration
+        ]
+        if ahead:
+            return ahead
+        time.sleep(_POLL_SECONDS)
+    return []
 
 
 def own_progress() -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """The loop and its data, in both modes (FEATURES A1 rows 6, 7, 15, 17, 18, 23, 24)."""
 
 import logging
+import os
 
 import numpy as np
 import oneflow as flow
@@ -12,6 +13,7 @@ from toy import Classifier, are_equal, batches, losses_of, make_trainer, weights
 from libai.engine.events.storage import get_event_storage
 from libai.engine.hooks import CallbackHook
 from libai.engine.loop import StopTraining
+from libai.utils import rank_notes
 
 
 def test_the_storage_follows_the_iteration(mode):
@@ -42,6 +44,24 @@ def test_a_hook_can_stop_training_cleanly(mode):
     trainer.train(0, 10)
     assert trainer.status == "stopped"
     assert (trainer.iter, seen) == (2, [2])
+
+
+@pytest.mark.parametrize("point", ["before_train", "before_step", "before_update", "after_step"])
+def test_a_stop_on_one_rank_only_is_refused(monkeypatch, tmp_path, point):
+    """Rank 1 has begun the next update, where it waits for this rank."""
+    own, other = (rank_notes.make_state(str(tmp_path), rank) for rank in (0, 1))
+    own.pid = os.getpid()
+    monkeypatch.setattr(rank_notes._Own, "folder", str(tmp_path))
+    monkeypatch.setattr(rank_notes._Own, "state", own)
+
+    def stop(_):
+        other.begun = own.begun + 1
+        raise StopTraining("enough")
+
+    trainer = make_trainer("eager")
+    trainer.register_hooks([CallbackHook(**{point: stop})])
+    with refused(r"on rank 0 \(enough\), but rank 1 continues. Raise StopTraining on every rank"):
+        trainer.train(0, 3)
 
 
 @pytest.mark.parametrize("start", [5, 7])

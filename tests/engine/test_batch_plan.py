@@ -38,3 +38,13 @@ def test_the_plan_is_frozen_and_describes_itself():
     assert plan.describe() == "24 samples = 4 micro-batch x 3 data ranks x 2 accumulation"
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.train_iter = 9
+
+
+def test_a_resume_with_another_batch_size_counts_real_epochs():
+    """Four iterations of 12 samples were one epoch; the second one has two iterations of 24."""
+    train = SimpleNamespace(train_iter=0, train_epoch=2, warmup_ratio=0.0)
+    loader = SimpleNamespace(samples_per_epoch=48)
+    plan = BatchPlan.of(train, SIZES, 3, loader, resumed=(4, 48))
+    assert plan.train_iter == 6
+    assert [plan.epoch.passes(completed) for completed in (4, 5, 6)] == [1.0, 1.5, 2.0]
+    assert [plan.epoch.ends(completed) for completed in (5, 6)] == [False, True]

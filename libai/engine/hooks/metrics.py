@@ -13,7 +13,7 @@ import numpy as np
 
 from libai.engine.events.throughput import Throughput, memory_gb
 from libai.engine.events.writers import LogRecord, Writer
-from libai.engine.hook_base import HookBase, Period, is_due
+from libai.engine.hook_base import EveryEpoch, HookBase, Period, is_due
 from libai.patches.internals import wait_for_device
 from libai.utils.distributed import all_reduce, is_main_process
 
@@ -137,7 +137,7 @@ class WriterHook(HookBase):
         writers: used on rank 0 only. They are opened when training starts and closed when it ends.
         period: iterations between log points, or every epoch.
         timer: source of the throughput numbers; None: log none.
-        iters_per_epoch: iterations per epoch, to compute `train/epoch`; None leaves it out.
+        epoch: computes `train/epoch`; None leaves it out.
         best: hook that stores the best value of a metric; a record with a better value is marked.
     """
 
@@ -148,11 +148,11 @@ class WriterHook(HookBase):
         writers: Sequence[Writer],
         period: Period,
         timer: IterationTimer | None = None,
-        iters_per_epoch: float | None = None,
+        epoch: EveryEpoch | None = None,
         best: _Best | None = None,
     ):
         self._writers = list(writers) if is_main_process() else []
-        self._timer, self._iters_per_epoch = timer, iters_per_epoch
+        self._timer, self._epoch = timer, epoch
         self.period = period
         self._best = best
         self._written: dict[str, int] = {}
@@ -216,8 +216,8 @@ class WriterHook(HookBase):
                 rates["data_ms"] = float(all_reduce(np.array([rates["data_ms"]]), "max")[0])
             for name, value in {**rates, **memory_gb(trainer.loop.device)}.items():
                 scalars[f"perf/{name}"] = value
-        if self._iters_per_epoch:
-            scalars["train/epoch"] = trainer.completed_iters / self._iters_per_epoch
+        if self._epoch is not None:
+            scalars["train/epoch"] = self._epoch.passes(trainer.completed_iters)
         trainer.storage.put_scalars(**scalars)
 
     def _write(self, completed: int) -> None:

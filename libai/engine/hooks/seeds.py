@@ -59,7 +59,8 @@ class RandomStateHook(HookBase):
 
     def after_train(self) -> None:
         """Stores the state of the generators, because training may continue in this process."""
-        self._look_for_draws()
+        if self.trainer.status != "failed":  # otherwise the ranks may be at different points
+            self._look_for_draws()
         self._restored = _python_and_numpy()
 
     def before_step(self) -> None:

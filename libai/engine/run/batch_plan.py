@@ -20,7 +20,8 @@ class BatchPlan:
     per iteration. data_parallel_size: number of ranks that read different data. global_batch_size:
     the product of these three, samples per iteration. train_iter: iterations of the run.
     warmup_iter: iterations in which the learning rate rises. samples_per_epoch: samples in the
-    training set, or None if unknown.
+    training set, or None if unknown. first_sample: see `EveryEpoch`; not 0 if an earlier session
+    had batches of another size.
     """
 
     micro_batch_size: int
@@ -30,16 +31,26 @@ class BatchPlan:
     train_iter: int
     warmup_iter: int
     samples_per_epoch: int | None = None
+    first_sample: int = 0
 
     @classmethod
-    def of(cls, train: Train, sizes: BatchSizes, data_parallel_size: int, loader: Any) -> BatchPlan:
+    def of(
+        cls,
+        train: Train,
+        sizes: BatchSizes,
+        data_parallel_size: int,
+        loader: Any,
+        resumed: tuple[int, int] = (0, 0),
+    ) -> BatchPlan:
         """Return the batch plan of a run with the config section `train`.
 
-        `train_epoch > 0` sets the length, rounded up. Raises `UserError` if it is set and the
+        `train_epoch > 0` sets the length, rounded up. `resumed`: iterations and samples of earlier
+        sessions. Raises `UserError` if it is set and the
         loader has no `samples_per_epoch`.
         """
         samples = getattr(loader, "samples_per_epoch", None)
         train_iter = train.train_iter
+        first_sample = resumed[1] - resumed[0] * sizes.global_
         if train.train_epoch > 0:
             if not samples:
                 raise UserError(
@@ -47,7 +58,7 @@ class BatchPlan:
                     "epoch, but the training loader has no samples_per_epoch. Set "
                     "train.train_iter instead."
                 )
-            train_iter = math.ceil(train.train_epoch * samples / sizes.global_)
+            train_iter = math.ceil((train.train_epoch * samples - first_sample) / sizes.global_)
         return cls(
             micro_batch_size=sizes.micro,
             num_accumulation_steps=sizes.accumulation,
@@ -56,6 +67,7 @@ class BatchPlan:
             train_iter=train_iter,
             warmup_iter=round(train_iter * train.warmup_ratio),
             samples_per_epoch=samples,
+            first_sample=first_sample,
         )
 
     @property
@@ -69,7 +81,7 @@ class BatchPlan:
     def epoch(self) -> EveryEpoch | None:
         """The iterations in which a pass ends; None if the size of the training set is unknown."""
         return (
-            EveryEpoch(self.samples_per_epoch, self.global_batch_size)
+            EveryEpoch(self.samples_per_epoch, self.global_batch_size, self.first_sample)
             if self.samples_per_epoch
             else None
         )

@@ -339,6 +339,7 @@ class Parts:
         config: a `RunConfig`.
         mesh: the ranks of this job.
         seed: replaces `train.seed`. All generators are seeded.
+        resumed: iterations and samples of earlier sessions.
 
     Attributes: `config`, `mesh`, `seed`, `sizes`, `plan`, and the `train_loader` of this data rank.
     """
@@ -348,13 +349,19 @@ class Parts:
     build_lr_scheduler = staticmethod(build_lr_scheduler)
     build_train_loader = staticmethod(build_train_loader)
 
-    def __init__(self, config: RunConfig, mesh: Mesh, seed: int | None = None):
+    def __init__(
+        self,
+        config: RunConfig,
+        mesh: Mesh,
+        seed: int | None = None,
+        resumed: tuple[int, int] = (0, 0),
+    ):
         self.config = config
         self.mesh = mesh
         self.seed = seed_everything(resolve_seed(config.train.seed if seed is None else seed))
         self.sizes = batch_sizes_of(config.train, mesh.data)
         self.train_loader = self.build_train_loader(config, mesh, self.sizes.micro, self.seed)
-        self.plan = BatchPlan.of(config.train, self.sizes, mesh.data, self.train_loader)
+        self.plan = BatchPlan.of(config.train, self.sizes, mesh.data, self.train_loader, resumed)
 
     def new_model(self) -> flow.nn.Module:
         """Return a new model. Every call returns the weights that a run starts with."""

@@ -75,9 +75,7 @@ def default_hooks(run: RunBase) -> list[HookBase | None]:
     for index, section in enumerate(train.extra_hooks or []):
         found.append(build_part("hook", section, f"train.extra_hooks[{index}]"))
     log_period = plan.period(train.log_period, "train.log_period")
-    found.append(
-        hooks.WriterHook(run.build_writers(), log_period, run.timer, plan.iters_per_epoch, best)
-    )
+    found.append(hooks.WriterHook(run.build_writers(), log_period, run.timer, plan.epoch, best))
     return found
 
 

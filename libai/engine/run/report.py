@@ -70,14 +70,20 @@ def result_of(run: RunBase) -> TrainResult:
     at = hook.best_iter
     if at is None:
         return TrainResult(*always, run.metric)
-    per_epoch = run.plan.iters_per_epoch
+    epoch = run.plan.epoch
     path = (
         run.checkpointer.root / checkpoint.checkpoint_name(at)
         if run.config.train.checkpointer.enabled
         else None
     )
     return TrainResult(
-        *always, run.metric, hook.best, at, path, per_epoch and at / per_epoch, hook.best_metrics
+        *always,
+        run.metric,
+        hook.best,
+        at,
+        path,
+        None if epoch is None else epoch.passes(at),
+        hook.best_metrics,
     )
 
 
@@ -125,9 +131,7 @@ def start_banner(run: RunBase) -> None:
         named = target_of(run.config.lr_scheduler)  # None for a list of schedules
         schedule = getattr(named, "__name__", type(run.lr_scheduler).__name__)
     epochs = (
-        f" (until epoch {round(plan.train_iter / plan.iters_per_epoch, 2):,g})"
-        if plan.iters_per_epoch
-        else ""
+        f" (until epoch {round(plan.epoch.passes(plan.train_iter), 2):,g})" if plan.epoch else ""
     )
     warmup = getattr(run.lr_scheduler, "warmup_iter", 0)
     rises = f", {warmup} of warm-up" if warmup else ""

@@ -29,7 +29,13 @@ from libai.engine.run.base import RunBase
 from libai.engine.run.default_hooks import default_hooks, default_writers
 from libai.engine.run.predictor import Predictor
 from libai.engine.run.report import TrainResult, result_of, start_banner, write_summary
-from libai.engine.run.run_folder import RunFolder, facts_of, prepare_output_dir, require_checkpoint
+from libai.engine.run.run_folder import (
+    RunFolder,
+    facts_of,
+    position_of,
+    prepare_output_dir,
+    require_checkpoint,
+)
 from libai.engine.run.trials import dry_run
 from libai.engine.trainer import trainer_of
 from libai.launch.stop import (
@@ -122,7 +128,8 @@ class Run(RunBase):
             train.evaluation, self.evaluators
         )  # raises before data is read
 
-        super().__init__(config, build.build_mesh(config, device), seed)
+        position = (0, 0) if resumed is None or "data" in reset else position_of(resumed)
+        super().__init__(config, build.build_mesh(config, device), seed, position)
         self.seed_offset = self.mesh.data_rank if train.diff_rank_seed else 0
         self.test_loaders = self.build_test_loaders(config, self.mesh, self.sizes.micro)
         self.model = self.new_model()

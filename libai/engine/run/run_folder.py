@@ -284,6 +284,15 @@ def facts_of(path: Path) -> Mapping[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
+def position_of(path: Path) -> tuple[int, int]:
+    """Return the iterations and samples before a checkpoint; zeros if its loader counts no
+    samples.
+    """
+    state = read_json(path / STATE).get("trainer", {})
+    samples = state.get("data_loader", {}).get("consumed_samples")
+    return (0, 0) if samples is None else (state["iteration"], samples)
+
+
 def is_of_run(path: Path, run_id: str | None) -> bool:
     """Return True if a checkpoint belongs to run `run_id`, or is too damaged to name a run."""
     return facts_of(path).get("run_id") in (None, run_id)

@@ -79,6 +79,7 @@ setup(
         "libai": ["py.typed"],
         "libai.native": list_native_sources(),
         "libai.data": ["digits.npz"],
+        "libai.config.settings": ["other_names.yaml"],
     },
     cmdclass={"build_py": BuildWithConfigs},
     entry_points={"console_scripts": ["libai = libai.cli.main:main"]},

@@ -95,8 +95,8 @@ def load(path: str | Path, trust: bool = False) -> DictConfig:
                 f"section. Write {name} = {right}, or rename the variable."
             )
         elif (
-            (hint := meant(name))
-            and isinstance(value, (int, float, str))
+            isinstance(value, (int, float, str))
+            and (hint := meant(name))
             and _is_unused(name, source)
         ):
             problems.append(f"{shown(path)}: {name}={value!r} has no effect.{hint}")

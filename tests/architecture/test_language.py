@@ -11,6 +11,8 @@ import tokenize
 import pytest
 import source_checks
 
+from libai.config.settings import other_names
+
 #: pattern to avoid -> regular expression
 HABITS = {
     "an opening that is no verb or noun": r"^\W*(What|Whether|That of|Those|Of|As|Let|Where|Who|How) [a-z]",  # noqa: E501
@@ -90,3 +92,7 @@ test_a_habit_would_be_noticed = source_checks.finds(
 
 def test_plain_text_is_left_alone():
     assert findings('"""Return the mean loss of all ranks."""  # in float32, as torch does') == []
+
+
+def test_sentences_in_tables_are_plain_too():
+    assert findings(repr([*other_names.tables()["sentences"]])) == []

@@ -18,7 +18,6 @@ READERS = {
     # OneFlow is set up for the mode before it computes
     "libai/cli/train_net.py": 1,
     "libai/cli/commands/verify_resume.py": 1,
-    "libai/config/settings/other_names.py": 1,
 }
 #: here "run" means one of the two compared runs
 OTHER_RUNS = ("libai/engine/rehearsal/check_parity.py",)

@@ -119,11 +119,11 @@ def test_every_name_in_the_table_exists(mode):
         "run": Run(load_config(CONFIG, ["train.train_iter=1"])),
         "Run": Run,
     }
-    named = re.findall(
-        r"(?<![./])\btrain\.[a-z_.]+", " ".join([*other_names._SETTINGS, *other_names._SENTENCES])
-    )
+    tables = other_names.tables()
+    answers = " ".join([*tables["settings"], *tables["sentences"]])
+    named = re.findall(r"(?<![./])\btrain\.[a-z_.]+", answers)
     assert [key for key in named if schema.find(key.rstrip(".")) is None] == []
-    for answer in other_names._MEMBERS:
+    for answer in tables["members"]:
         owner, *path = re.match(r"[\w.]+", answer)[0].split(".")
         if owner in owners:
             assert all(hasattr(owners[owner], name) for name in path[:1]), answer

@@ -168,6 +168,8 @@ def test_the_wheel_has_the_configs_and_the_sources_of_the_kernels(tmp_path):
     for folder, built in (("configs", "libai/configs"), ("libai/native/src", "libai/native/src")):
         names = files_in(ROOT / folder)
         assert names and files_in(tmp_path / "lib" / built) == names
+    data = {name for name in files_in(ROOT / "libai") if name.suffix != ".py"}
+    assert data <= files_in(tmp_path / "lib" / "libai")
 
 
 def files_in(folder):

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from libai.checkpoint import CheckpointError, TensorGroup
-from libai.checkpoint.reader import open_safetensors, open_sharded, read_json
+from libai.checkpoint import CheckpointError, TensorGroup, open_weights
+from libai.checkpoint.reader import read_json
 from libai.checkpoint.saving import write_shards
 from libai.checkpoint.shards import cut_shards
 from libai.checkpoint.tensor_files import write_tensors
@@ -101,11 +101,7 @@ def read_folder(folder: str | Path) -> Pretrained:
                 "a pickled file can execute code. To convert a file that you trust, load it with "
                 "transformers and call save_pretrained."
             )
-    if (folder / INDEX).exists():
-        tensors = open_sharded(folder / INDEX)
-    else:
-        tensors = open_safetensors(folder / WEIGHTS)
-    return Pretrained(folder, config, family, tensors)
+    return Pretrained(folder, config, family, open_weights(folder))
 
 
 def write_like(folder: Path, source: Pretrained, fetch: Callable[[str], np.ndarray]) -> None:

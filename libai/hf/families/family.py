@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -96,6 +97,14 @@ class Family:
                 )
 
 
+def arguments_in(table: str) -> dict[str, tuple[str, Any]]:
+    """Return `Family.arguments` from a table: libai's name, the key of config.json, and its default
+    as JSON.
+    """
+    rows = [line.split(maxsplit=2) for line in table.strip().splitlines()]
+    return {ours: (theirs, json.loads(default)) for ours, theirs, default in rows}
+
+
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -132,12 +141,14 @@ ENCODER_BLOCK = {
     "mlp.down.@": "output.dense.@",
 }
 #: settings with the same names in BERT and ViT
-ENCODER_ARGUMENTS = {
-    "hidden_size": ("hidden_size", 768),
-    "num_layers": ("num_hidden_layers", 12),
-    "num_heads": ("num_attention_heads", 12),
-    "norm_eps": ("layer_norm_eps", 1e-12),
-}
+ENCODER_ARGUMENTS = arguments_in(
+    """
+    hidden_size  hidden_size          768
+    num_layers   num_hidden_layers    12
+    num_heads    num_attention_heads  12
+    norm_eps     layer_norm_eps       1e-12
+    """
+)
 
 
 def read_encoder(config: Config) -> dict[str, Any]:

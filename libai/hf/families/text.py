@@ -12,6 +12,7 @@ from libai.hf.families.family import (
     Config,
     Family,
     activation_of,
+    arguments_in,
     labels_of,
     num_classes_of,
     ratio_of,
@@ -59,15 +60,17 @@ _GPT2 = Family(
         Rule("blocks.*.mlp.up.weight", "transformer.h.*.mlp.c_fc.weight", TRANSPOSED),
         Rule("blocks.*.mlp.down.weight", "transformer.h.*.mlp.c_proj.weight", TRANSPOSED),
     ),
-    arguments={
-        "vocab_size": ("vocab_size", 50257),
-        "max_seq_length": ("n_positions", 1024),
-        "hidden_size": ("n_embd", 768),
-        "num_layers": ("n_layer", 12),
-        "num_heads": ("n_head", 12),
-        "norm_eps": ("layer_norm_epsilon", 1e-5),
-        "tie_head": ("tie_word_embeddings", True),
-    },
+    arguments=arguments_in(
+        """
+        vocab_size      vocab_size           50257
+        max_seq_length  n_positions          1024
+        hidden_size     n_embd               768
+        num_layers      n_layer              12
+        num_heads       n_head               12
+        norm_eps        layer_norm_epsilon   1e-5
+        tie_head        tie_word_embeddings  true
+        """
+    ),
     required={
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
@@ -112,16 +115,20 @@ _LLAMA_RULES = rules_in(
 
 def _llama(model_type: str, max_seq_length: int, inner_size: int, **more: Any) -> Family:
     arguments = {
-        "vocab_size": ("vocab_size", 32000),
+        **arguments_in(
+            """
+            vocab_size    vocab_size           32000
+            hidden_size   hidden_size          4096
+            num_layers    num_hidden_layers    32
+            num_heads     num_attention_heads  32
+            num_kv_heads  num_key_value_heads  null
+            head_size     head_dim             null
+            norm_eps      rms_norm_eps         1e-6
+            tie_head      tie_word_embeddings  false
+            """
+        ),
         "max_seq_length": ("max_position_embeddings", max_seq_length),
-        "hidden_size": ("hidden_size", 4096),
-        "num_layers": ("num_hidden_layers", 32),
-        "num_heads": ("num_attention_heads", 32),
-        "num_kv_heads": ("num_key_value_heads", None),
-        "head_size": ("head_dim", None),
         "inner_size": ("intermediate_size", inner_size),
-        "norm_eps": ("rms_norm_eps", 1e-6),
-        "tie_head": ("tie_word_embeddings", False),
         **more.pop("arguments", {}),
     }
     return Family(
@@ -250,12 +257,14 @@ def _bert(
         model_type,
         target,
         rules,
-        arguments={
-            "vocab_size": ("vocab_size", 30522),
-            "max_seq_length": ("max_position_embeddings", 512),
-            "num_token_types": ("type_vocab_size", 2),
-            **ENCODER_ARGUMENTS,
-        },
+        arguments=ENCODER_ARGUMENTS
+        | arguments_in(
+            """
+            vocab_size       vocab_size               30522
+            max_seq_length   max_position_embeddings  512
+            num_token_types  type_vocab_size          2
+            """
+        ),
         required={
             "position_embedding_type": ("absolute",),
             "is_decoder": (False,),
@@ -482,25 +491,29 @@ def _write_mt5(ours: Config) -> dict[str, Any]:
     return written
 
 
-_T5_ARGUMENTS = {
-    "vocab_size": ("vocab_size", 32128),
-    "max_seq_length": ("n_positions", 512),
-    "hidden_size": ("d_model", 512),
-    "num_layers": ("num_layers", 6),
-    "num_heads": ("num_heads", 8),
-    "inner_size": ("d_ff", 2048),
-    "head_size": ("d_kv", 64),
-    "num_buckets": ("relative_attention_num_buckets", 32),
-    "max_distance": ("relative_attention_max_distance", 128),
-    "norm_eps": ("layer_norm_epsilon", 1e-6),
-    "start_token": ("decoder_start_token_id", 0),
-    "tie_head": ("tie_word_embeddings", True),
-}
-_MT5_DEFAULTS = {
-    "vocab_size": ("vocab_size", 250112),
-    "num_heads": ("num_heads", 6),
-    "inner_size": ("d_ff", 1024),
-}
+_T5_ARGUMENTS = arguments_in(
+    """
+    vocab_size      vocab_size                       32128
+    max_seq_length  n_positions                      512
+    hidden_size     d_model                          512
+    num_layers      num_layers                       6
+    num_heads       num_heads                        8
+    inner_size      d_ff                             2048
+    head_size       d_kv                             64
+    num_buckets     relative_attention_num_buckets   32
+    max_distance    relative_attention_max_distance  128
+    norm_eps        layer_norm_epsilon               1e-6
+    start_token     decoder_start_token_id           0
+    tie_head        tie_word_embeddings              true
+    """
+)
+_MT5_DEFAULTS = arguments_in(
+    """
+    vocab_size  vocab_size  250112
+    num_heads   num_heads   6
+    inner_size  d_ff        1024
+    """
+)
 
 
 def _t5(
@@ -560,11 +573,13 @@ TEXT_FAMILIES = {
         "llama",
         2048,
         11008,
-        arguments={
-            "qkv_bias": ("attention_bias", False),
-            "out_bias": ("attention_bias", False),
-            "mlp_bias": ("mlp_bias", False),
-        },
+        arguments=arguments_in(
+            """
+            qkv_bias  attention_bias  false
+            out_bias  attention_bias  false
+            mlp_bias  mlp_bias        false
+            """
+        ),
         write_more=_write_llama,
     ),
     "MistralForCausalLM": _llama(

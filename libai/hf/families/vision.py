@@ -12,6 +12,7 @@ from libai.hf.families.family import (
     Config,
     Family,
     activation_of,
+    arguments_in,
     labels_of,
     num_classes_of,
     read_encoder,
@@ -57,12 +58,14 @@ _VIT = Family(
     "vit",
     "libai.models.ViT",
     _vit_rules,
-    arguments={
-        "image_size": ("image_size", 224),
-        "patch_size": ("patch_size", 16),
-        "num_channels": ("num_channels", 3),
-        **ENCODER_ARGUMENTS,
-    },
+    arguments=ENCODER_ARGUMENTS
+    | arguments_in(
+        """
+        image_size    image_size    224
+        patch_size    patch_size    16
+        num_channels  num_channels  3
+        """
+    ),
     required={"qkv_bias": (True,)},
     prefix="vit.",
     inputs={"pixel_values": "images"},
@@ -129,18 +132,20 @@ def _swin(model_type: str, target: str, **required: tuple[Any, ...]) -> Family:
         model_type,
         target,
         partial(_swin_rules, model_type),
-        arguments={
-            "image_size": ("image_size", 224),
-            "patch_size": ("patch_size", 4),
-            "num_channels": ("num_channels", 3),
-            "hidden_size": ("embed_dim", 96),
-            "blocks_per_stage": ("depths", [2, 2, 6, 2]),
-            "num_heads": ("num_heads", [3, 6, 12, 24]),
-            "window_size": ("window_size", 7),
-            "mlp_ratio": ("mlp_ratio", 4.0),
-            "drop_path": ("drop_path_rate", 0.1),
-            "norm_eps": ("layer_norm_eps", 1e-5),
-        },
+        arguments=arguments_in(
+            """
+            image_size        image_size      224
+            patch_size        patch_size      4
+            num_channels      num_channels    3
+            hidden_size       embed_dim       96
+            blocks_per_stage  depths          [2, 2, 6, 2]
+            num_heads         num_heads       [3, 6, 12, 24]
+            window_size       window_size     7
+            mlp_ratio         mlp_ratio       4.0
+            drop_path         drop_path_rate  0.1
+            norm_eps          layer_norm_eps  1e-5
+            """
+        ),
         required={"qkv_bias": (True,), "use_absolute_embeddings": (False,), **required},
         prefix=f"{model_type}.",
         not_weights=("*.relative_position_index", "*.relative_coords_table"),

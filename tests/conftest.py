@@ -48,6 +48,13 @@ def _protected_graph_launches():
     close_launch_race()
 
 
+@pytest.fixture
+def workdir(tmp_path, monkeypatch):
+    """An empty folder, as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(params=["eager", "graph"])
 def mode(request):
     """Both execution modes."""

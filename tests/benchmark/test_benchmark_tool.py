@@ -88,12 +88,11 @@ def test_the_report_has_conclusions_and_no_paths_of_the_machine(measured):
         ([CONFIG, "--round", "3"], "Did you mean --rounds?"),
     ],
 )
-def test_a_mistake_is_found_before_anything_starts(arguments, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_mistake_is_found_before_anything_starts(arguments, words, workdir):
     with pytest.raises(UserError) as mistake:
         run(arguments)
     assert words in str(mistake.value)
-    assert list(tmp_path.iterdir()) == []
+    assert list(workdir.iterdir()) == []
 
 
 @pytest.mark.e2e

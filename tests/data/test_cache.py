@@ -68,13 +68,12 @@ def test_the_umask_decides_who_may_read_prepared_data(tmp_path, umask):
     assert (folder / "done").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-def test_the_default_folder_is_absolute(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_default_folder_is_absolute(workdir, monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("LIBAI_DATA_DIR", "~/data")
     assert default_cache_dir() == Path("/home/ada/data")
     monkeypatch.setenv("LIBAI_DATA_DIR", "data")
-    assert default_cache_dir() == tmp_path / "data"
+    assert default_cache_dir() == workdir / "data"
     monkeypatch.delenv("LIBAI_DATA_DIR")
     assert default_cache_dir() == Path("/home/ada/.cache/libai")
     # a user id without a home folder, as in a container with a random one

@@ -112,8 +112,7 @@ def test_writers(tmp_path):
     assert (tmp_path / "losses.txt").read_text() == "1 0.5\n"
 
 
-def test_library(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_library(capsys, workdir):
     made = run(block("model_and_data"))
     assert re.findall(r"^(eager|graph) (50|100) ", capsys.readouterr().out, re.MULTILINE) == [
         (mode, iteration) for mode in ("eager", "graph") for iteration in ("50", "100")
@@ -123,7 +122,7 @@ def test_library(capsys, tmp_path, monkeypatch):
     weights = [made[mode].model.layer.weight.numpy() for mode in ("eager", "graph")]
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)  # what docs/modes.md promises
     made = run(block("model_and_data", 1), **made)
-    rows = read_metrics(tmp_path / "out/line")
+    rows = read_metrics(workdir / "out/line")
     assert [row["iter"] for row in rows] == [10, 20, 30, 40] and rows[-1]["eval/val/mse"] < 1
     assert sorted(path.name for path in Path("out/line/checkpoints").glob("iter*")) == [
         "iter_0000030",
@@ -135,28 +134,26 @@ def test_library(capsys, tmp_path, monkeypatch):
     assert type(own.graph).__name__ == "MyGraph" and own.fetch_metrics()["train/mse"] < 1e-2
 
 
-def test_quickstart(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes/a").mkdir(parents=True)
+def test_quickstart(workdir):
+    (workdir / "notes/a").mkdir(parents=True)
     for number in range(12):
-        (tmp_path / f"notes/a/{number}.md").write_text(f"some words of note {number}\n" * 100)
-    (tmp_path / "notes.py").write_text(block("quickstart", 3))
+        (workdir / f"notes/a/{number}.md").write_text(f"some words of note {number}\n" * 100)
+    (workdir / "notes.py").write_text(block("quickstart", 3))
     checked = validate(LazyConfig.load("notes.py"))
     assert len(instantiate(checked.dataloader.train.dataset)) > 0
     assert checked.train.output_dir == "out/notes"
 
 
-def test_pretrained(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_pretrained(workdir):
     folder = ROOT / "tests/hf/fixtures/llama3"
-    (tmp_path / "SmolLM2-135M").symlink_to(folder)
+    (workdir / "SmolLM2-135M").symlink_to(folder)
     made = run(block("inference"))
     assert type(made["model"]).__name__ == "Llama"
     for file in folder.glob("model*"):
-        assert (tmp_path / "my_model" / file.name).read_bytes() == file.read_bytes()
+        assert (workdir / "my_model" / file.name).read_bytes() == file.read_bytes()
     made = run(block("inference", 1), model=made["model"])
     assert all([len(row) for row in made[kind]] == [8, 8] for kind in ("tokens", "drawn", "beams"))
-    with_tokenizer("bert", tmp_path / "all-MiniLM-L6-v2")
+    with_tokenizer("bert", workdir / "all-MiniLM-L6-v2")
     assert run(block("inference", 2))["vectors"].shape == (2, 24)
 
 
@@ -211,10 +208,9 @@ def test_data_of_different_lengths():
     )
 
 
-def test_data_of_other_samples(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_data_of_other_samples(workdir):
     for name in ("books", "code"):
-        (tmp_path / f"{name}.jsonl").write_text(
+        (workdir / f"{name}.jsonl").write_text(
             "".join(f'{{"text": "{name * 40} {i}"}}\n' for i in range(40))
         )
         preprocess([f"{name}.jsonl"], name, validation_fraction=0)
@@ -240,13 +236,12 @@ def test_distributed():
     assert ParallelPlan.of(model()).split["layers.*.up.weight"] == 0
 
 
-def test_config(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_net.py").write_text(
+def test_config(workdir, monkeypatch):
+    monkeypatch.syspath_prepend(workdir)
+    (workdir / "my_net.py").write_text(
         "from test_blocks import Net as Net\n\n\ndef build_loader(split):\n    return []\n"
     )
-    (tmp_path / "exp.py").write_text(block("config"))
+    (workdir / "exp.py").write_text(block("config"))
     made = run(block("config", 1))
     assert made["run"].train.seed == 1 and made["optimizer"].param_groups[0]["lr"] == 3e-4
     assert validate(LazyConfig.load("config.yaml"), world_size=2).train.train_iter == 1000
@@ -299,14 +294,13 @@ def test_evaluator_of_models():
     assert evaluator.compute(sums) == {"mae": 1.5}
 
 
-def test_checkpoints(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_checkpoints(workdir, capsys):
     model = Net(3)
     first = checkpoint.save("out/checkpoints", 100, {"model": model.state_dict()}, {})
     checkpoint.mark_best("out/checkpoints", first, "eval/val/loss", 1.0)
     made = run(block("checkpoints"), model=model)
     assert made["loaded"].iteration == 200 and made["skipped"] == []
     (weights,) = made["path"].glob("*.safetensors")
-    (tmp_path / "vit.safetensors").write_bytes(weights.read_bytes())
+    (workdir / "vit.safetensors").write_bytes(weights.read_bytes())
     run(block("checkpoints", 1), model=model, checkpoint=checkpoint)
     assert capsys.readouterr().out.strip()

@@ -94,7 +94,6 @@ def test_config_has_the_published_size(name):
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.endswith("_imagenet")])
-def test_missing_folders_of_classes_are_asked_for(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_missing_folders_of_classes_are_asked_for(name, workdir):
     with pytest.raises(DataError, match="imagenet/train .*expected one folder of images per class"):
         instantiate(load(name).dataloader.train, micro_batch_size=2)

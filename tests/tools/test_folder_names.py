@@ -135,8 +135,7 @@ def test_a_setting_is_no_folder():
     assert (args.resume, args.overrides) == (True, ["train.seed=1"])
 
 
-def test_a_config_may_have_any_name(tmp_path, monkeypatch, started):
-    monkeypatch.chdir(tmp_path)
+def test_a_config_may_have_any_name(workdir, started):
     Path("a=b.py").touch()
     assert main.dispatch(["train", "a=b.py", "train.seed=1"]) == 0
     assert started[0][1:] == ["a=b.py", "1", "train.seed=1"]

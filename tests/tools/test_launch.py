@@ -56,15 +56,13 @@ def test_second_node_takes_the_documented_port(script):
     assert (job.port, job.world_size) == (request.DEFAULT_PORT, 4)
 
 
-def test_a_removed_working_directory_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tmp_path.rmdir()
+def test_a_removed_working_directory_is_an_error(workdir):
+    workdir.rmdir()
     with refused("the working directory was removed"):
         request.read_job([".", ".", "1"], {})
 
 
-def test_missing_file_suggests_a_neighbour(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_missing_file_suggests_a_neighbour(workdir):
     with refused(
         r"FILE is tools/benchmrk.py, and there is no such file. Did you mean tools/benchmark.py",
     ):

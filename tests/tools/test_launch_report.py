@@ -69,6 +69,21 @@ def test_the_first_error_is_printed_alone_with_its_rank_unless_all_have_it(
     assert capsys.readouterr().err == printed
 
 
+def test_of_ranks_that_hang_the_one_outside_of_oneflow_is_named(tmp_path):
+    """The others wait for it, and may be the first to notice."""
+    ranks = [ended(number, tmp_path, KILL, 1.0 + number) for number in range(2)]
+    for rank, file in zip(ranks, ("/x/oneflow/tensor.py", "/home/me/hook.py")):
+        rank.state.hung_seconds, rank.state.iteration = 8.0, 3
+        write_stack(tmp_path / f"stack_{rank.number}", file)
+    supervisor = Supervisor(lambda: None, ranks)
+    ranks[1].state.iteration = 4
+    assert supervisor.first_failure(1).number == 1
+    (tmp_path / "stack_1").write_text((tmp_path / "stack_0").read_text())
+    assert supervisor.first_failure(1).number == 0, (
+        "of those inside, the one in an earlier iteration"
+    )
+
+
 def test_a_hung_rank_that_oneflow_ended_meanwhile_is_told_as_hung(tmp_path):
     """The rank that waits for it is ended by its limit first, and oneflow ends one that has lost
     another.

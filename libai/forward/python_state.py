@@ -23,6 +23,7 @@ import sysconfig
 import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,11 @@ from oneflow import nn
 from libai.forward.state import with_class
 from libai.patches.internals import FunctionContext
 from libai.patches.local_operations import hooks_of_parameter
-from libai.utils.tensors import local_part, tensors_in
+from libai.utils.tensors import tensors_in
 
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 #: largest number of containers and objects around a value that is compared, and that
-#: `libai.engine.rehearsal.kept` puts back
+#: `libai.forward.inventory` puts back
 MAX_DEPTH = 6
 #: attributes that `nn.Module` itself keeps
 OF_MODULE = frozenset(vars(nn.Module())) - {"training"}
@@ -58,107 +59,31 @@ PACKAGES = ("oneflow", "libai")
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 #: packages with objects that contain the user's settings
 _SETTINGS = ("types", "argparse", "omegaconf")
-#: maximum number of entries of a container, array or tensor that a guard inspects
+#: maximum number of entries of a container in which functions are looked for
 _MAX_ENTRIES = 256
-#: maximum number of containers, arrays and tensors that a guard inspects
-_MAX_WATCHED = 50
-#: `(function that returns a copy, copy)` of the contents of a container, array or tensor
-Watched = list[tuple[Callable[[], Any], Any]]
-#: `(id, depth)` of a value → the value and its fingerprint
-Known = dict[tuple[int, int], tuple[Any, Any]]
+
+
+def _refuse(value: Any) -> None:
+    raise AttributeError("a guard assigns nothing")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A place with a value: an attribute, a global, a variable of a closure, or defaults.
+
+    Attributes: name: its description. key: the name that code uses (several are separated by `|`).
+        owner: the module, class or function that has the attribute, or None.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    assign: Callable[[Any], None] = _refuse
+    key: str = ""
+    owner: Any = None
 
 
 # ----------------------------------------------------------------------------------------------
 # values
-
-
-def fingerprint(value: Any, watched: Watched | None = None, by_identity: bool = False) -> Any:
-    """Return a fingerprint of `value`. Two values with the same contents have equal fingerprints.
-
-    `watched`: for a guard, receives the containers, arrays and tensors that were inspected, none of
-    them large. A value that is not inspected is then identified by its `id`, and without `watched`
-    only by its type. `by_identity`: values with the same contents differ if they are not the same
-    objects.
-    """
-    return _fingerprint(value, watched, by_identity, 0, {})
-
-
-def _fingerprint(
-    value: Any, watched: Watched | None, by_identity: bool, depth: int, known: Known
-) -> Any:
-    """Return the fingerprint of a value inside `depth` containers.
-
-    `known`: fingerprints found so far. Objects that refer to each other would otherwise be read
-    again on every path between them.
-    """
-    kind = type(value).__name__
-    if isinstance(value, SIMPLE):
-        return (kind, value if value == value else "nan", by_identity and id(value))
-    if isinstance(value, NOT_COMPARED) or depth > MAX_DEPTH:
-        return kind if watched is None else (kind, "id", id(value))
-    key = (id(value), depth)
-    if key not in known:
-        # keeps the value alive, because the id of a freed one could be reused
-        found = _fingerprint_of_contents(value, watched, by_identity, depth, known)
-        # objects of a class without `__eq__` are never equal; a method is a new object at each read
-        is_plain = is_users(type(value).__module__) and type(value).__eq__ is object.__eq__
-        is_itself = watched is not None and not isinstance(value, types.MethodType)
-        is_itself = is_itself and (by_identity or is_plain)
-        known[key] = (value, (found, is_itself and id(value)))
-    return known[key][1]
-
-
-def _fingerprint_of_contents(
-    value: Any, watched: Watched | None, by_identity: bool, depth: int, known: Known
-) -> Any:
-    kind = type(value).__name__
-    unknown = kind if watched is None else (kind, "id", id(value))
-    if type(value) in RANDOM:
-        return ("random", repr(value.__getstate__()))
-    if isinstance(value, types.FunctionType):
-        return unknown if watched is not None else (value.__qualname__, value.__code__)
-    if isinstance(value, types.MethodType) and watched is not None:
-        # a method of `functools.lru_cache` has no code
-        return (value.__qualname__, getattr(value, "__code__", None))
-    if is_iterator(value) and not cannot_go_back(value):
-        position = value.__reduce__()[1:]
-        return (kind, _fingerprint(position, watched, False, depth + 1, known))
-    size, read = _contents_of(value, watched is not None)
-    if read is None:
-        return unknown
-    if watched is not None and not isinstance(value, tuple | frozenset):
-        if size > _MAX_ENTRIES or len(watched) >= _MAX_WATCHED:
-            return unknown
-        watched.append((read, read()))
-        if by_identity and isinstance(container_in(value), dict | list):
-            ids = functools.partial(_ids_in, container_in(value))
-            watched.append((ids, ids()))
-    contents = read()
-    if isinstance(contents, bytes):
-        return (kind, tuple(value.shape), str(value.dtype), contents)
-    items = [*contents, *contents.values()] if isinstance(contents, dict) else contents
-    inside = depth_inside(value, depth)
-    parts = [_fingerprint(item, watched, by_identity, inside, known) for item in items]
-    return (kind, frozenset(parts) if isinstance(contents, set | frozenset) else tuple(parts))
-
-
-def _contents_of(value: Any, is_guard: bool) -> tuple[int, Callable[[], Any] | None]:
-    """Return the size of a container, array, tensor or object, and a function that copies its
-    contents.
-
-    The function is None if `value` cannot be inspected. A guard inspects objects of the user's
-    classes and of settings libraries. It does not inspect a tensor if another device or rank has a
-    part of it.
-    """
-    if isinstance(value, flow.Tensor):
-        is_elsewhere = value.is_lazy or is_guard and (value.is_global or value.is_cuda)
-        return value.numel(), None if is_elsewhere else lambda: local_part(value).numpy().tobytes()
-    if isinstance(value, np.ndarray | np.generic):
-        return value.size, value.tobytes
-    held = container_in(value)
-    if held is None or (is_guard and is_of_library(value)):
-        return 0, None
-    return len(held), (lambda: held) if isinstance(held, tuple | frozenset) else held.copy
 
 
 def container_in(value: Any) -> Any:
@@ -175,10 +100,6 @@ def container_in(value: Any) -> Any:
         return (value.__self__, value.__func__)
     held = getattr(value, "__dict__", None)
     return held if isinstance(held, dict) else None
-
-
-def _ids_in(container: dict[Any, Any] | list[Any]) -> list[int]:
-    return [*map(id, container.values() if isinstance(container, dict) else container)]
 
 
 def values_in(container: Any) -> list[Any]:
@@ -210,32 +131,54 @@ def is_of_library(value: Any) -> bool:
 # changes
 
 
-def attributes_of(model: nn.Module) -> dict[str, Any]:
-    """Return the fingerprints of the plain attributes of `model` and its submodules, by dotted
-    name.
-    """
-    values = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name not in OF_MODULE:
-                values[f"{path}.{name}" if path else name] = fingerprint(value)
-    return values
-
-
-def changed_since(before: dict[str, Any], model: nn.Module) -> list[str]:
-    """Return the attributes (with their classes) that differ from `before`, and that a later call
-    may read.
+def read_later(
+    model: nn.Module, variables: Iterable[Variable], functions: Iterable[Any]
+) -> list[str]:
+    """Return the names of the `variables` whose values later calls may read.
 
     A counter that nothing reads is harmless, as is a tensor that every call creates again.
+    `functions`: the user's functions that an update may run.
     """
-    return [
-        with_class(model, name)
-        for name, value in attributes_of(model).items()
-        if before.get(name, value) != value and _is_read_later(model, name)
-    ]
+    paths = {module: path for path, module in model.named_modules()}
+    names = []
+    for variable in variables:
+        if variable.owner in paths:
+            name = f"{paths[variable.owner]}.{variable.key}".lstrip(".")
+            if _is_read_later(model, name, functions):
+                names.append(with_class(model, name))
+        elif _is_read(variable, functions):
+            names.append(variable.name)
+    return names
 
 
-def _is_read_later(model: nn.Module, name: str) -> bool:
+def _is_read(variable: Variable, functions: Iterable[Any]) -> bool:
+    """Return whether a statement reads a variable outside the modules, and does not only change
+    it.
+    """
+    name = rf"\.(?:{variable.key})\b"
+    if variable.owner is None:
+        name = rf"(?<![\w.])(?:{variable.key})\b"
+    change = re.compile(rf"\s*((\w|\.|\[\w+\])*{name}(?!.* = .* = )|(def|global|nonlocal) )")
+    read = re.compile(rf"{name}(?!(\[(''|\d+)\])?(: .*)? = )")
+    for function in functions:
+        if _names_in(function).isdisjoint(variable.key.split("|")):
+            continue
+        if any(read.search(line) and not change.match(line) for line in _lines_in(function)):
+            return True
+    return False
+
+
+@functools.cache
+def _names_in(function: types.FunctionType) -> frozenset[str]:
+    """Return the names and strings in the code of a function and of the functions inside it."""
+    names: set[str] = set()
+    for code in _codes_in(function.__code__):
+        names.update(code.co_names, code.co_freevars, code.co_cellvars, code.co_varnames)
+        names.update(one for one in code.co_consts if isinstance(one, str))
+    return frozenset(names)
+
+
+def _is_read_later(model: nn.Module, name: str, functions: Iterable[Any]) -> bool:
     """Return whether code of `model` reads the value that an earlier call gave to an attribute.
 
     Some reads do not count: a read in a statement that also changes the attribute; reads of a
@@ -254,11 +197,19 @@ def _is_read_later(model: nn.Module, name: str) -> bool:
     )
     start = rf"^def (?:forward|{hooks})\(.*\n(?:    (?!.*\.{attribute}\b).*\n)*"
     empty = rf"{start}    \w+\.{attribute}(?:\.clear\(\)| = (?:\[\]|{{}}))$"
+    sources = []
+    methods: set[Any] = set()
     for cls in {type(one) for one in model.modules()}:
         is_own = issubclass(type(module), cls) or issubclass(cls, type(module))
         lines = _lines_of(cls)  # type: ignore[arg-type]  # a class is hashable
         if is_own and re.search(empty, "\n".join(lines), re.MULTILINE):
             return False
+        sources.append((is_own, lines))
+        methods.update(_function_in(value) for base in cls.__mro__ for value in vars(base).values())
+    for function in functions:
+        if function not in methods and attribute in _names_in(function):
+            sources.append((True, _lines_in(function)))
+    for is_own, lines in sources:
         # `self` in an unrelated class is another module. A write with a constant key is not a read
         # (strings are empty here); a write with any other key may grow a dict
         read = re.compile(
@@ -274,31 +225,43 @@ def _is_read_later(model: nn.Module, name: str) -> bool:
 
 @functools.cache
 def _lines_of(cls: type) -> list[str]:
-    """Return the lines of a class's user-defined methods except constructors: one line per
-    statement, empty strings.
-
-    A method without source, such as one that was typed into a shell, counts as reading its
-    attributes.
-    """
+    """Return the lines of a class's user-defined methods except constructors."""
     lines = []
     for base in cls.__mro__:
         if base.__module__.split(".")[0] in PACKAGES:
             continue
         for function in map(_function_in, vars(base).values()):
-            if function is None or function.__name__ in ("__init__", "__setstate__"):
-                continue
-            try:
-                tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-            # TypeError: a function that wraps a compiled one; SyntaxError: a lambda that is only
-            # a part of an expression
-            except (OSError, TypeError, SyntaxError):
-                lines += [f"return self.{name}" for name in function.__code__.co_names]
-                continue
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    node.value = ""
-            lines += ast.unparse(tree).splitlines()
+            if function is not None and function.__name__ not in ("__init__", "__setstate__"):
+                lines += _lines_in(function)
     return lines
+
+
+#: `getattr(x, "name")`, `vars(x)["name"]` and `x.__dict__["name"]`: other spellings of `x.name`
+_BY_NAME = re.compile(
+    r"""(?:getattr\((\w+), |vars\((\w+)\)\[|\b(\w+)\.__dict__\[)["'](\w+)["'](?:, [^()]*)?[])]"""
+)
+
+
+@functools.cache
+def _lines_in(function: types.FunctionType) -> list[str]:
+    """Return the lines of a function: one line per statement, empty strings, and attributes instead
+    of `getattr`.
+
+    A function without source, such as one that was typed into a shell, counts as reading its names.
+    """
+    try:
+        source = _BY_NAME.sub(r"\1\2\3.\4", textwrap.dedent(inspect.getsource(function)))
+        tree = ast.parse(source)
+    # TypeError: a function that wraps a compiled one; SyntaxError: a lambda that is only a part of
+    # an expression
+    except (OSError, TypeError, SyntaxError):
+        code = function.__code__
+        names = [f"return self.{name}" for name in code.co_names]
+        return names + [f"return {name}" for name in (*code.co_names, *code.co_freevars)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return ast.unparse(tree).splitlines()
 
 
 # ----------------------------------------------------------------------------------------------
@@ -328,11 +291,8 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes_in(constant)
 
 
-def variables_of(
-    functions: Iterable[Any], seen: set[Any] | None = None
-) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], None]]]:
-    """Yield `(description, read, assign)` of the globals and closure variables that the user's
-    functions use.
+def variables_of(functions: Iterable[Any], seen: set[Any] | None = None) -> Iterator[Variable]:
+    """Yield the globals and closure variables that the user's functions use.
 
     Functions that these functions name are searched too, except the functions in `seen`, to which
     all that are searched are added.
@@ -354,31 +314,32 @@ def variables_of(
         variables = function.__globals__
         for code in _codes_in(function.__code__):
             owners = []
-            scopes = [(code.co_filename, variables, variables.__setitem__)]
-            for place, scope, assign in scopes:  # the list grows in the loop
+            scopes = [(code.co_filename, variables, variables.__setitem__, None)]
+            for place, scope, assign, owner in scopes:  # the list grows in the loop
                 for name in filter(scope.__contains__, code.co_names):
                     value = scope[name]
                     waiting.append(value)
                     if _has_names_of_user(value) and value not in owners:
                         owners.append(value)
                         scopes.append(
-                            (value.__name__, vars(value), functools.partial(setattr, value))
+                            (value.__name__, vars(value), functools.partial(setattr, value), value)
                         )
                     if not isinstance(value, types.ModuleType):
-                        where = f"the global {name} of {place}"
-                        yield (
-                            where,
+                        yield Variable(
+                            f"the global {name} of {place}",
                             functools.partial(scope.get, name),
                             functools.partial(assign, name),
+                            name,
+                            owner,
                         )
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if name != "__class__" and cell != types.CellType():  # an empty cell has no value yet
                 waiting.append(cell.cell_contents)
-                where = f"the variable {name} around {function.__qualname__}"
-                yield (
-                    where,
+                yield Variable(
+                    f"the variable {name} around {function.__qualname__}",
                     functools.partial(cell_value, cell),
                     functools.partial(setattr, cell, "cell_contents"),
+                    name,
                 )
 
 

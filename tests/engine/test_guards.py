@@ -369,7 +369,7 @@ def test_a_step_without_changes_compares_nothing(monkeypatch):
 
     def watch(trainer, iteration):
         if iteration == 3:
-            monkeypatch.setattr(guards.Guards, "_now", lambda self: compared.append(1))
+            monkeypatch.setattr(guards.Guards, "_look", lambda self: compared.append(1))
 
     train("graph", "sgd", watch)
     assert compared == []

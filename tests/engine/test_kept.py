@@ -12,10 +12,11 @@ import toy
 from oneflow import nn
 from oneflow.optim.lr_scheduler import LambdaLR
 
-from libai.engine.rehearsal.kept import PythonKept, forward_rolled_back, rolled_back
+from libai.engine.rehearsal.kept import forward_rolled_back, rolled_back
 from libai.engine.rehearsal.reference import reference_of
-from libai.forward import python_state
-from libai.forward.python_state import MAX_DEPTH, attributes_of
+from libai.forward import inventory
+from libai.forward.inventory import Inventory
+from libai.forward.python_state import MAX_DEPTH
 from libai.utils import logging as logs
 
 
@@ -78,10 +79,9 @@ def test_a_value_is_put_back_exactly_if_it_is_compared(kind, num_boxes, innermos
     model.held = value
     for _ in range(num_boxes):
         model.held = box(model.held)
-    before = attributes_of(model)
-    kept = PythonKept(model.modules())
+    kept = Inventory(model.modules())
     change(value)
-    is_compared = attributes_of(model) != before
+    is_compared = bool(kept.changed())
     kept.restore()
     inner = model.held
     for _ in range(num_boxes):
@@ -101,25 +101,24 @@ def test_a_value_that_is_also_near_is_put_back():
     for _ in range(MAX_DEPTH):
         model.a = [model.a]
     model.b = near
-    kept = PythonKept(model.modules())
+    kept = Inventory(model.modules())
     near.content.append(1)
     kept.restore()
     assert near.content == []
 
 
-def test_values_that_refer_to_each_other_are_read_once_at_each_depth(monkeypatch):
+def test_values_that_refer_to_each_other_are_read_once(monkeypatch):
     model = nn.Linear(1, 1)
     model.boxes = [Box(None) for _ in range(10)]
     for box in model.boxes:
         box.content = model.boxes
     read = []
-    plain = python_state._fingerprint_of_contents
-    monkeypatch.setattr(
-        python_state, "_fingerprint_of_contents", lambda *args: read.append(1) or plain(*args)
-    )
-    attributes_of(model)
+    plain = inventory._contents_of
+    monkeypatch.setattr(inventory, "_contents_of", lambda *args: read.append(1) or plain(*args))
+    kept = Inventory(model.modules())
+    assert kept.changed() == []
     # 10 ** 3 paths lead to the deepest boxes
-    assert 0 < len(read) <= (len(model.boxes) + 1) * (MAX_DEPTH + 1)
+    assert 0 < len(read) <= 4 * (len(model.boxes) + 1)
 
 
 @pytest.mark.parametrize("hold", [lambda one: one, lambda one: [one], lambda one: {"key": [one]}])
@@ -127,7 +126,7 @@ def test_an_iterator_in_a_container_is_put_back(hold):
     model = nn.Linear(1, 1)
     numbers = itertools.count()
     model.held = hold(numbers)
-    kept = PythonKept(model.modules())
+    kept = Inventory(model.modules())
     next(numbers)
     for _ in range(2):
         kept.restore()
@@ -144,15 +143,15 @@ def test_an_iterator_in_a_container_is_put_back(hold):
 def test_an_iterator_that_cannot_be_put_back_is_named(hold):
     model = nn.Linear(1, 1)
     model.held = hold(number for number in range(3))
-    assert PythonKept(model.modules()).iterators == ["Linear.held"]
+    assert Inventory(model.modules()).iterators == ["Linear.held"]
 
 
 def test_a_file_that_is_only_written_is_not_an_iterator(tmp_path):
     model = nn.Linear(1, 1)
     with open(tmp_path / "written", "w") as model.held:
-        assert PythonKept(model.modules()).iterators == []
+        assert Inventory(model.modules()).iterators == []
     with open(tmp_path / "written") as model.held:
-        assert PythonKept(model.modules()).iterators == ["Linear.held"]
+        assert Inventory(model.modules()).iterators == ["Linear.held"]
 
 
 def halving(optimizer):

@@ -16,9 +16,10 @@ user's code names.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import oneflow as flow
@@ -26,10 +27,10 @@ from oneflow import nn
 
 from libai.engine.compiled.buffers import buffers_of, keep_buffers
 from libai.engine.compiled.tracing import Reads
+from libai.forward.inventory import Inventory
 from libai.forward.python_state import (
-    Watched,
+    Variable,
     compares_identity,
-    fingerprint,
     functions_of,
     hooks_of,
     is_users,
@@ -43,7 +44,7 @@ from libai.utils.tensors import local_part
 
 #: a value that changes again within this many iterations is not worth another compilation
 STEADY_ITERS = 50
-_PARTS_OF_FUNCTION = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 Decision = Literal["compiled", "recompile", "eager"]
 
 
@@ -73,16 +74,13 @@ class Guards:
         watch_attributes(name for _, _, name in self._attributes)
         self._functions: set[Any] = set()
         self._variables = list(variables_of(functions_of(model), self._functions))
-        self._fingerprint = functools.partial(
-            fingerprint, by_identity=compares_identity(self._functions)
-        )
+        self._by_identity = compares_identity(self._functions)
         self._buffers = buffers_of(model)
         self._changed_at: dict[str, int] = {} if before is None else before._changed_at
         self._differs: list[str] = []
         #: true if none of the values in the latest change had changed before
         self._is_first = True
-        self._compiled = self._last_seen = self._now()
-        self._compiled_held = self._held
+        self._compiled = self._last_seen = self._look()
         self._count = count_writes()
 
     def decide(self, iteration: int) -> Decision:
@@ -125,13 +123,13 @@ class Guards:
     def _compare(self, iteration: int) -> None:
         self._refuse_gradients(iteration)
         keep_buffers(self._buffers)
-        now = self._now()
-        changed = _differing(self._last_seen, now)
+        parts = self._parts([])
+        changed = self._last_seen.differing(parts)
         if changed:
             self._is_first = not any(name in self._changed_at for name in changed)
         self._changed_at.update(dict.fromkeys(changed, iteration))
-        self._differs = _differing(self._compiled, now)
-        self._last_seen = now
+        self._differs = self._compiled.differing(parts)
+        self._last_seen = self._look()
 
     def _refuse_gradients(self, iteration: int) -> None:
         for name, parameter in self._model.named_parameters():
@@ -143,92 +141,115 @@ class Guards:
                     "with graph.enabled=false."
                 )
 
-    def _now(self) -> dict[str, Any]:
-        """Return the fingerprints of all guarded values, and collect the values to compare before
-        every step.
-        """
-        self._watched: Watched = []
+    def _look(self) -> _Guarded:
+        """Keep what is guarded, and collect the values to compare before every step."""
+        values = Inventory(is_guard=True, by_identity=self._by_identity)
+        #: values without a setter
         self._unseen: list[tuple[Callable[[], Any], Any]] = []
-        self._held = []  # keeps the objects alive: the id of a freed one could be reused
         #: `(mapping, key, value)` of attributes and methods
         self._entries: list[tuple[Mapping[str, Any], str, Any]] = []
-        values = {}
         for path, module, name in self._attributes:
-            value = getattr(module, name, None)
-            values[path] = self._fingerprint(value, self._watched)
-            self._held.append(value)
+            read = partial(getattr, module, name, None)
+            values.add(Variable(path, read))
             if name not in vars(module):
-                of_class = functools.partial(getattr, type(module), name, None)
-                if not callable(value):
+                of_class = partial(getattr, type(module), name, None)
+                if not callable(read()):
                     self._unseen.append((of_class, of_class()))
             elif is_users(type(module).__module__):
-                self._entries.append((vars(module), name, value))
-        for description, read, _ in self._variables:
-            value = read()
-            values[description] = self._fingerprint(value, self._watched)
-            self._unseen.append((read, value))
+                self._entries.append((vars(module), name, read()))
+        variables = [*self._variables]
         for function in self._functions:
             name = f"the code or defaults of {function.__qualname__}"
-            read = functools.partial(_PARTS_OF_FUNCTION, function)
-            contents = fingerprint(read(), self._watched)
-            values.setdefault(name, []).append((*map(id, read()), contents))
-            self._held.append(read())
-            self._watched.append((read, read()))
-        self._add_modules(values)
+            variables += [Variable(name, partial(getattr, function, part)) for part in _PARTS]
+        for variable in variables:
+            values.add(variable)
+            self._unseen.append((variable.read, variable.read()))
         for name, tensor in named_tensors(self._model):
-            hooks = fingerprint(tuple(hooks_of_parameter(tensor)), self._watched)
-            values[name] = (id(tensor), count_new_data(tensor), hooks, "tensor")
-            values[f"{name}.requires_grad"] = fingerprint(tensor.requires_grad)
-        self._add_groups(self._optimizer.param_groups, values)
+            for hook in hooks_of_parameter(tensor):
+                values.add(Variable(name, partial(_itself, hook)))
+        held: list[Any] = []
+        parts = self._parts(held)
+        #: contents to compare, as in `Inventory.watched`
+        self._watched = values.watched
+        self._watch_sizes()
         self._columns = [*zip(*self._entries)] or ((), (), ())
-        return values
+        return _Guarded(values, parts, held)
 
-    def _add_modules(self, values: dict[str, Any]) -> None:
-        modules = [*self._model.modules()]
+    def _parts(self, held: list[Any]) -> dict[str, Any]:
+        """Return the identities of modules, methods and tensors, and the settings of the optimizer.
+
+        `held` receives objects that must stay alive, because the id of a freed one could be reused.
+        """
+        parts: dict[str, Any] = {}
         for path, module in self._model.named_modules():
-            name = f"the module {path or type(module).__name__} (itself or its forward hooks)"
-            own = vars(module)
-            held = {**module._modules, **module._parameters, **module._buffers}
-            shadows = [own[one] for one in held if one in own]
+            own, tensors = vars(module), {**module._modules, **module._parameters}
+            tensors.update(module._buffers)
+            shadows = [own[one] for one in tensors if one in own]
             found = [module, type(module), own.get("forward"), *hooks_of(module), *shadows]
-            values[name] = tuple(map(id, found))
-            values[f"the tensors and modules of {path}"] = {
-                one: id(value) for one, value in held.items()
-            }
-            self._held += found
-
-        for kind in {
-            cls for one in modules for cls in type(one).__mro__ if is_users(cls.__module__)
-        }:
-            for name, value in vars(kind).items():
-                if callable(value) or hasattr(value, "__get__"):
-                    values[f"{kind.__qualname__}.{name}"] = id(value)
-                    self._held.append(value)
-                    self._entries.append((vars(kind), name, value))
-        sizes = functools.partial(_sizes, [vars(module) for module in modules])
-        self._watched.append((sizes, sizes()))
-
-    def _add_groups(self, groups: list[Any], values: dict[str, Any]) -> None:
-        self._watched.append((groups.copy, groups.copy()))
-        for index, group in enumerate(groups):
+            name = f"the module {path or type(module).__name__} (itself or its forward hooks)"
+            parts[name] = [*map(id, found)]
+            parts[f"the tensors and modules of {path}"] = [*zip(tensors, map(id, tensors.values()))]
+            held += found
+        for cls, name, value in _methods_of(self._model):
+            parts[f"{cls.__qualname__}.{name}"] = id(value)
+        for name, tensor in named_tensors(self._model):
+            hooks = [*hooks_of_parameter(tensor)]
+            held += hooks
+            parts[name] = (id(tensor), count_new_data(tensor), [*map(id, hooks)])
+            parts[f"{name}.requires_grad"] = tensor.requires_grad
+        for index, group in enumerate(self._optimizer.param_groups):
             for key, value in group._options.items():
                 if key not in self._inputs:
-                    values[f'param_groups[{index}]["{key}"]'] = fingerprint(value)
-            parameters = group._parameters
-            values[f"the parameters of param_groups[{index}]"] = [
-                id(parameter) for parameter in parameters
-            ]
-            self._watched.append((parameters.copy, parameters.copy()))
-            if "lr" not in self._inputs:  # writes to it are not counted
-                self._watched.append((group._options.copy, group._options.copy()))
+                    parts[f'param_groups[{index}]["{key}"]'] = repr(value)
+            parts[f"the parameters of param_groups[{index}]"] = [*map(id, group._parameters)]
+        return parts
+
+    def _watch_sizes(self) -> None:
+        """Also compare before every step which methods, attributes and parameters there are."""
+        self._entries += [(vars(cls), *method) for cls, *method in _methods_of(self._model)]
+        sizes = partial(_sizes, [vars(module) for module in self._model.modules()])
+        self._watched.append((sizes, sizes()))
+        groups = self._optimizer.param_groups
+        copies = [groups.copy, *(group._parameters.copy for group in groups)]
+        if "lr" not in self._inputs:  # writes to it are not counted
+            copies += [group._options.copy for group in groups]
+        self._watched += [(read, read()) for read in copies]
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """Guarded values and identities at one time."""
+
+    values: Inventory
+    #: name → identity of a module, method or tensor, or a setting of the optimizer
+    parts: dict[str, Any]
+    held: list[Any]
+
+    def differing(self, parts: dict[str, Any]) -> list[str]:
+        """Return the names of what differs now. `parts`: the current `parts`."""
+        before = self.parts
+        names = [name for name in {**before, **parts} if before.get(name) != parts.get(name)]
+        return names + [variable.name for variable in self.values.changed()]
+
+
+def _methods_of(model: nn.Module) -> list[tuple[type, str, Any]]:
+    """Return `(class, name, method)` for the user's classes of modules."""
+    classes = {cls: None for module in model.modules() for cls in type(module).__mro__}
+    return [
+        (cls, name, value)
+        for cls in classes
+        if is_users(cls.__module__)
+        for name, value in vars(cls).items()
+        if callable(value) or hasattr(value, "__get__")
+    ]
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _sizes(mappings: Sequence[Mapping[str, Any]]) -> list[int]:
     return [*map(len, mappings)]
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
 
 def refuse_own_update(optimizer: flow.optim.Optimizer) -> None:

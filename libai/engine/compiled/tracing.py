@@ -70,10 +70,12 @@ def tracing(proxy: Any, reads: Reads) -> Iterator[None]:
         for module in proxies:
             wrap_forward(module, run_with_hooks)
             stack.callback(unwrap_forward, module)
+        get_attribute = functools.partialmethod(_get_attribute, reads)
         get_missing = functools.partialmethod(_get_missing, reads)
         set_attribute = functools.partialmethod(_set_attribute, proxies)
         build = functools.partialmethod(_build_with_gradient, proxies)
         of_this_trace = (
+            (ProxyModule, "__getattribute__", get_attribute),
             (ProxyModule, "__getattr__", get_missing),
             (ProxyModule, "__setattr__", set_attribute),
             (ProxyTensor, "try_build", build),
@@ -167,12 +169,19 @@ def _traced_value(proxies: Proxies, value: Any) -> Any:
 # proxies
 
 
-def _get_attribute(self: Any, name: str) -> Any:
+def _get_attribute(self: Any, reads: Reads, name: str) -> Any:
     """Return an attribute of the proxy.
 
     `__class__`, which `isinstance` and `super()` read, is the original class. `_parameters` and
     `_buffers` have the traced tensors: OneFlow's own have proxies, which operations cannot read.
+    `__dict__` has the plain attributes of the original module.
     """
+    if name == "__dict__":
+        reader = sys._getframe(1).f_globals.get("__name__", "")
+        if not reader.startswith(("oneflow.", "libai.")):
+            module = self.to(nn.Module)
+            reads += [(module, one) for one in vars(module).keys() - OF_MODULE]
+            return vars(module)
     if name in ("_parameters", "_buffers"):
         reader = sys._getframe(1).f_globals.get("__name__")
         if reader != ProxyModule.__module__:
@@ -424,7 +433,6 @@ def _detach_lazily(self: flow.Tensor) -> flow.Tensor:
 
 
 _REPLACEMENTS = (
-    (ProxyModule, "__getattribute__", _get_attribute),
     (ProxyModule, "__bool__", _is_true),
     (ProxyModule, "__iter__", _iterate),
     (ProxyModule, "__contains__", _contains),

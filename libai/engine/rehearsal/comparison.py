@@ -113,9 +113,9 @@ class Updates:
 class Reference(Updates):
     """Updates made eagerly, and the properties of the model that they show.
 
-    Attributes: facts: side effects of the model's forward. changing: plain attributes, with their
-        classes, that still change after the second update and are read later. remembered: plain
-        attributes, with their classes, that have changed after all updates and are read later.
+    Attributes: facts: side effects of the model's forward. changing: Python values, in attributes
+        and elsewhere, that forward changes in the last update and a later call reads. remembered:
+        plain attributes, with their classes, that have changed after all updates and are read.
         functions: the user's functions that the backward pass calls. overwrites: whether the
         backward pass finds values that have changed since operations read them. draws: whether
         forward samples from OneFlow's generator. failure: the error of a forward in a later update.

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import oneflow as flow
+from oneflow import nn
 
 from libai.engine.metrics import StepResult
 from libai.engine.rehearsal.comparison import (
@@ -28,14 +29,15 @@ from libai.engine.rehearsal.comparison import (
     first_difference,
     is_same,
 )
-from libai.engine.rehearsal.kept import PythonKept, copy_of_values, has_drawn_since, updates_undone
+from libai.engine.rehearsal.kept import has_drawn_since, inventory_of, updates_undone
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.trainer import ModelTrainer
 from libai.forward.contract import read_losses
 from libai.forward.flops import counted_flops
 from libai.forward.index_check import IndexOutOfRange
-from libai.forward.python_state import attributes_of, changed_since
+from libai.forward.inventory import Inventory, copy_of_values
+from libai.forward.python_state import read_later
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.parallel.data_parallel import functions_behind
 from libai.utils.distributed import broadcast_object, gather_objects
@@ -85,7 +87,7 @@ def rounded_references(trainer: ModelTrainer, iterations: Iterations) -> Iterato
         yield reference_of(trainer, iterations, partial(_scaled, factor=1 + times * ROUNDING))
 
 
-def rehearsing(trainer: ModelTrainer, reference: Reference) -> AbstractContextManager[PythonKept]:
+def rehearsing(trainer: ModelTrainer, reference: Reference) -> AbstractContextManager[Inventory]:
     """Return a context that undoes the updates made in it.
 
     OneFlow's generator is seeded if `reference` sampled from it.
@@ -115,7 +117,7 @@ def _make(
             by_one_process(trainer, iterations) as (iterations, reference.is_of_one_process),
             updates_undone(trainer, seed=seed) as kept,
         ):
-            python = at_first = attributes_of(trainer.model)
+            changing: list[str] = []
             for number, micro_batches in enumerate(iterations, 1):
                 trainer.iter = start + number - 1
                 result: StepResult | None
@@ -126,28 +128,29 @@ def _make(
                         trainer, micro_batches
                     )
                 else:
-                    result = _later_update(trainer, micro_batches, reference, keep)
+                    is_last = number == len(iterations) and trainer.mode == "graph"
+                    later = inventory_of(trainer, kept.called) if is_last else None
+                    result = _later_update(trainer, micro_batches, reference, keep, changing, later)
                 if result is None:
                     break
                 losses, metrics = numbers_of(trainer, result)
                 reference.losses.append(losses)
                 reference.metrics.append(metrics)
-                if number == 2:
-                    python = attributes_of(trainer.model)
                 if number == 1 or number == len(iterations):
                     state = State.of(trainer)
                     # saves memory: gradients show the same differences as weights, and the last
                     # weights are kept
                     is_enough = number < len(iterations) and bool(state.gradients)
                     reference.states[number] = replace(state, weights={}) if is_enough else state
-            remembered, changing = (
-                changed_since(before, trainer.model) for before in (at_first, python)
-            )
+            changed = kept.changed()
+            attributes = [one for one in changed if isinstance(one.owner, nn.Module)]
+            remembered = read_later(trainer.model, attributes, kept.functions)
+            if len(iterations) < 3 and trainer.mode == "graph":
+                changing = read_later(trainer.model, changed, kept.functions)
             _, changes = _of_all_ranks({"remembered": remembered, "changing": changing})
             reference.functions = kept.called
             reference.remembered = changes["remembered"]
-            if len(reference.losses) > 2:
-                reference.changing = changes["changing"]
+            reference.changing = changes["changing"]
     finally:
         trainer.gradients.facts = known
     if reference.is_of_one_process:
@@ -187,7 +190,7 @@ def _first_update(
     trainer: ModelTrainer,
     micro_batches: Sequence[Any],
     reference: Reference,
-    kept: PythonKept,
+    kept: Inventory,
     keep: Keep | None,
 ) -> StepResult:
     """Make the first update, and fill in the facts of `reference`. Collective."""
@@ -265,14 +268,27 @@ def _first_update(
 
 
 def _later_update(
-    trainer: ModelTrainer, micro_batches: Sequence[Any], reference: Reference, keep: Keep | None
+    trainer: ModelTrainer,
+    micro_batches: Sequence[Any],
+    reference: Reference,
+    keep: Keep | None,
+    changing: list[str],
+    before: Inventory | None,
 ) -> StepResult | None:
-    """Make an update after the first. Return None if forward raises on any rank. Collective."""
+    """Make an update after the first. Return None if forward raises on any rank. Collective.
+
+    `changing` receives the names of Python values that forward and the backward pass have changed
+    since `before` was made, and that later calls may read.
+    """
+
+    def look() -> None:
+        if before is not None:
+            changing.extend(read_later(trainer.model, before.changed(), before.functions))
+
     result = failure = None
+    forward = keeping_copies(trainer, keep) if keep else None
     try:
-        result = update_op_by_op(
-            trainer, copied(trainer, micro_batches), keeping_copies(trainer, keep) if keep else None
-        )
+        result = update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)
     except IndexOutOfRange:
         failure = ""  # a mistake in the data; the run's own update will report it
     except Exception as error:

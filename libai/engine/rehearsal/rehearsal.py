@@ -23,7 +23,7 @@ from libai.engine.rehearsal.comparison import (
     differing_state,
     first_difference,
 )
-from libai.engine.rehearsal.kept import PythonKept
+from libai.engine.rehearsal.kept import inventory_of
 from libai.engine.rehearsal.naming import begins_in
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.reference import (
@@ -101,6 +101,14 @@ def make_reference(trainer: ModelTrainer) -> tuple[Iterations, Reference | None]
         _require_deterministic(trainer, iterations, reference)
     if is_graph:
         refuse_untraceable(trainer, reference)
+        if reference.changing and left != len(iterations):
+            logger.warning(
+                "%s.forward changes %s. If it keeps changing, a compiled step would not repeat it; "
+                "two updates do not show this. Rehearse three (train.rehearse=3), or keep numbers "
+                "in buffers (`register_buffer`).",
+                type(trainer.model).__name__,
+                ", ".join(reference.changing),
+            )
     elif reference.remembered:
         logger.warning(
             "%s.forward changes %s, which no checkpoint contains: a resumed run starts with its "
@@ -282,9 +290,7 @@ def _obstacle(trainer: ModelTrainer) -> str | None:
     if not is_own_update(trainer):
         return f"{type(trainer).__name__} has its own kind of update"
     names = [
-        name
-        for of_rank in gather_objects(PythonKept.of_trainer(trainer).iterators)
-        for name in of_rank
+        name for of_rank in gather_objects(inventory_of(trainer).iterators) for name in of_rank
     ]
     return f"its model reads an iterator ({names[0]}), which cannot be restored" if names else None
 
@@ -328,7 +334,7 @@ def refuse_untraceable(trainer: ModelTrainer, reference: Reference) -> None:
             "traced, and would continue to train. Correct forward, or run with "
             "graph.enabled=false."
         )
-    if reference.changing:
+    if reference.changing and len(reference.losses) > 2:
         raise NotTheSame(
             f"{name} changes {', '.join(reference.changing)}, even after two updates. A graph "
             "runs the Python code of forward only once, when it is traced, so lines that read "

@@ -39,14 +39,16 @@ class VariantSpec:
     environment: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def load_measured(path: str, overrides: Sequence[str], processes: int = 1) -> RunConfig:
+def load_measured(
+    path: str, overrides: Sequence[str], processes: int = 1, trust: bool = False
+) -> RunConfig:
     """Return the config reduced to the training step: constant learning rate, no evaluation, no
     checkpoints.
 
     The user's config is validated first, unchanged. Settings that need an evaluation, such as early
     stopping, therefore do not raise an error here.
     """
-    run = load_config(path, overrides, processes)
+    run = load_config(path, overrides, processes, trust=trust)
     train = replace(
         run.train,
         train_iter=1_000_000,
@@ -66,6 +68,7 @@ def make_variants(
     modes: Sequence[str],
     processes: Sequence[int] = (1,),
     commands: Mapping[str, Sequence[str]] | None = None,
+    trust: bool = False,
 ) -> list[VariantSpec]:
     """Return the variants of a config.
 
@@ -74,6 +77,7 @@ def make_variants(
     Args:
         processes: rank counts; each mode is measured with every count.
         commands: name -> command line of each user-defined variant.
+        trust: as for `LazyConfig.load`.
     """
     found = []
     for count in processes:
@@ -87,7 +91,7 @@ def make_variants(
             threads = {} if mode == base else dict.fromkeys(_THREAD_VARIABLES, "1")
             stock = _STOCK_VARIABLES if base.startswith("stock") else {}
             name = mode if list(processes) == [1] else f"{mode} x{count}"
-            command = _own(config, overrides, base, count)
+            command = _own(config, overrides, base, count, trust)
             found.append(VariantSpec(name, command, {**stock, **threads}))
     found.append(replace(found[0], name=f"{found[0].name}{TWIN}"))
     # lets any program import the protocol
@@ -105,21 +109,24 @@ def make_variants(
     return found
 
 
-def _own(config: str, overrides: Sequence[str], mode: str, count: int) -> tuple[str, ...]:
+def _own(
+    config: str, overrides: Sequence[str], mode: str, count: int, trust: bool
+) -> tuple[str, ...]:
     """Return the command of a job with `count` ranks and the same global batch size as a job with
     one rank.
     """
     if count > 1:
-        sizes = batch_sizes_of(load_config(config, overrides, 1).train, 1)
+        sizes = batch_sizes_of(load_config(config, overrides, 1, trust=trust).train, 1)
         overrides = [
             *overrides,
             "train.train_micro_batch_size=null",
             f"train.global_batch_size={sizes.global_}",
             f"train.num_accumulation_steps={sizes.accumulation}",
         ]
-    load_measured(config, overrides, count)  # reports invalid settings before any process starts
+    load_measured(config, overrides, count, trust)  # reports invalid settings before any process starts
     return (
         *(*LAUNCH, "libai.cli.commands.benchmark", config, str(count), *overrides),
         f"graph.enabled={str('graph' in mode).lower()}",
         *("--worker", mode, "--folder", "{folder}"),
+        *(("--trust",) if trust else ()),
     )

@@ -8,9 +8,18 @@ import pytest
 from refusals import refused
 
 from libai.cli import train_net
+from libai.cli.commands import benchmark, parity, verify_resume
 from libai.config import LazyConfig, load_config
 from libai.config.loader import IMPORT_FROM
 from libai.utils import ownership
+
+#: command that opens a config → its entry point
+COMMANDS = {
+    "train_net": lambda words: train_net.main(),
+    "parity": parity.run,
+    "benchmark": benchmark.run,
+    "verify_resume": lambda words: verify_resume.run([*words, "--phase=straight", "--folder=x"]),
+}
 
 ALICE, BOB, ROOT = 4001, 4002, 0
 
@@ -80,22 +89,22 @@ def test_python_configs_are_programs_that_the_user_names(run, users):
     assert LazyConfig.load(run / "exp.py").train.seed == 5
 
 
-@pytest.mark.parametrize("call", ["load_config", "predictor", "pipeline", "train_net"])
+@pytest.mark.parametrize("call", ["load_config", "predictor", "pipeline", *COMMANDS])
 def test_every_way_to_open_a_run_refuses_and_trusts(run, users, monkeypatch, call):
     """Trusted, each of them goes on to the next mistake: the config has no model."""
     from libai.engine import Run
     from libai.inference import Pipeline
 
-    def train(*, trust=False):
-        words = ["train_net.py", str(run / "config.yaml"), *(["--trust"] if trust else [])]
-        monkeypatch.setattr("sys.argv", words)
-        train_net.main()
+    def command(*, trust=False):
+        words = [str(run / "config.yaml"), *(["--trust"] if trust else [])]
+        monkeypatch.setattr("sys.argv", ["train_net.py", *words])
+        COMMANDS[call](words)
 
     opens = {
         "load_config": lambda **options: load_config(run / "config.yaml", **options),
         "predictor": lambda **options: Run.load(run, **options),
         "pipeline": lambda **options: Pipeline(run, **options),
-        "train_net": train,
+        **dict.fromkeys(COMMANDS, command),
     }
     users(ALICE, run=BOB)
     with refused("belongs to the user"):

@@ -30,7 +30,7 @@ from libai.benchmark.protocol import take_stdout
 from libai.benchmark.report import describe_case
 from libai.benchmark.variants import VariantSpec, load_measured, make_variants
 from libai.config import format_override
-from libai.launch.command_line import is_override
+from libai.launch.command_line import FLAGS, is_override
 from libai.launch.guard import guarded_main
 from libai.utils.errors import UserError
 from libai.utils.installation import ROOT
@@ -48,6 +48,7 @@ def _work(arguments: Sequence[str]) -> int:
     """Run as one rank of a variant."""
     parser = Parser(prog="libai benchmark --worker")
     parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--trust", action="store_true")
     for name in ("--worker", "--config-file", "--folder"):
         parser.add_argument(name, required=True)
     args = parser.parse_intermixed_args(arguments)
@@ -60,7 +61,8 @@ def _work(arguments: Sequence[str]) -> int:
     from libai.utils.distributed import get_world_size
 
     output_dir = format_override("train.output_dir", f"{args.folder}/run")
-    config = load_measured(args.config_file, [*args.overrides, output_dir], get_world_size())
+    overrides = [*args.overrides, output_dir]
+    config = load_measured(args.config_file, overrides, get_world_size(), args.trust)
     serve_ranks(config, args.worker, Path(args.folder), answers)
     return 0
 
@@ -138,7 +140,8 @@ def _variants(args: argparse.Namespace, config: str, overrides: Sequence[str]) -
                 "protocol."
             )
         commands[name] = shlex.split(command)
-    return make_variants(config, overrides, modes, [int(text) for text in processes], commands)
+    counts = [int(text) for text in processes]
+    return make_variants(config, overrides, modes, counts, commands, args.trust)
 
 
 def _listed(text: str) -> list[str]:
@@ -174,6 +177,7 @@ def _parser() -> Parser:
         help="variant of your own: a command that implements the protocol in "
         "libai/benchmark/protocol.py",
     )
+    add("--trust", action="store_true", help=FLAGS["--trust"])
     for field in fields(Settings):
         about = field.metadata["help"] + " (default %(default)s)"
         kind = type(field.default)

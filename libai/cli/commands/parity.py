@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from libai.config import load_config
+from libai.launch.command_line import FLAGS
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import UserError
 from libai.utils.parser import Parser
@@ -31,7 +32,8 @@ def run(arguments: Sequence[str]) -> int:
             "without a launcher."
         )
     # `check_parity` reports a failed build, so the config's fallback to eager mode does not apply
-    config = load_config(args.config, [*args.overrides, "graph.on_build_error=raise"])
+    overrides = [*args.overrides, "graph.on_build_error=raise"]
+    config = load_config(args.config, overrides, trust=args.trust)
     say("libai: importing oneflow")
     from libai.engine.rehearsal.check_parity import check_config
 
@@ -61,4 +63,5 @@ def build_parser() -> Parser:
         help="largest relative difference of a loss (default 1e-5)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--trust", action="store_true", help=FLAGS["--trust"])
     return parser

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from libai.config import load_config
+from libai.launch.command_line import FLAGS
 from libai.launch.guard import guarded_main
 from libai.utils.distributed import get_world_size, prepare_device
 from libai.utils.errors import EXIT_RESUMABLE, EXIT_USER_MISTAKE, UserError
@@ -48,6 +49,7 @@ def build_parser() -> Parser:
         help="N iterations before the stop and N after it (default 8)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--trust", action="store_true", help=FLAGS["--trust"])
     parser.add_argument("--phase", choices=PHASES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--config-file", help=argparse.SUPPRESS)
@@ -72,7 +74,7 @@ def run_job(args: argparse.Namespace) -> int:
     from libai.engine.run.verify_resume import job_overrides, train
 
     overrides = [*args.words, *job_overrides(args.iters, args.folder / PHASES[args.phase][0])]
-    run = load_config(args.config_file, overrides, get_world_size())
+    run = load_config(args.config_file, overrides, get_world_size(), trust=args.trust)
     prepare_device(run.train.device, is_eager=run.mode == "eager")
     stop_after = args.iters if args.phase == "first-half" else None
     train(default_setup(run, overrides), stop_after=stop_after, resume=args.phase == "second-half")
@@ -92,6 +94,7 @@ def start_job(args: argparse.Namespace, phase: str, folder: Path) -> int:
         *args.words,
     ]
     command += ["--phase", phase, "--folder", str(folder), "--iters", str(args.iters)]
+    command += ["--trust"] * args.trust
     done = subprocess.run(
         command, env=environment_of_no_rank(), capture_output=True, text=True, errors="replace"
     )

@@ -52,6 +52,11 @@ def wrong_number(name: str, value: Any) -> str:
     )
     if not is_wrong and len(items) == (2 if is_pair else 1):
         return ""
-    return (
-        f"expected {'two numbers' if is_pair else 'a finite number'} {bounds}, such as {example}."
-    )
+    return wanted_number(name)
+
+
+def wanted_number(name: str) -> str:
+    """Return a sentence that says what the option `name` in `OPTIONS` must be."""
+    bounds, example = OPTIONS[name]
+    kind = "two numbers" if name == "betas" else "a finite number"
+    return f"expected {kind} {bounds}, such as {example}."

@@ -16,7 +16,7 @@ import oneflow as flow
 from oneflow import nn
 
 from libai.config import batch_sizes_of
-from libai.config.optimizer_numbers import OPTIONS, wrong_number
+from libai.config.optimizer_numbers import OPTIONS, wanted_number, wrong_number
 from libai.config.settings.schema import Train
 from libai.data import EvalLoader
 from libai.data.batches import BatchReader
@@ -60,6 +60,8 @@ def _can_evaluate(evaluator: Any) -> bool:
     )
 
 
+#: types of options of an optimizer that need no closer look
+_PLAIN = frozenset({float, int, bool, tuple, list})
 #: part of a run → its rules, checked in order: (a class or a predicate, what the part must be, the
 #: remedy)
 _PARTS = {
@@ -124,11 +126,42 @@ def check_part(part: str, value: Any, place: str) -> None:
     for rule, wanted, remedy in _PARTS[part]:
         if not (isinstance(value, rule) if isinstance(rule, type) else rule(value)):
             raise UserError(f"{place} is {_kind(value)}, not {wanted}. {remedy}")
-    for group in value.param_groups if part == "optimizer" else ():
+    if part != "optimizer":
+        return
+    for group in value.param_groups:
         for name in OPTIONS:
             reason = wrong_number(name, group[name]) if name in group else ""
             if reason:
                 raise UserError(f"{place} has a group with {name}={group[name]}: {reason}")
+    _check_settings(value, place)
+
+
+def check_settings_of(trainer: Any) -> None:
+    """Raise `UserError` if a hook or a schedule has set an option of a group to something that is
+    not a number. Takes about 1 µs, because it runs in every iteration.
+    """
+    for group in trainer.optimizer.param_groups:
+        if not _PLAIN.issuperset(map(type, group._options.values())):
+            _check_settings(trainer.optimizer, f"iteration {trainer.iter + 1}: the optimizer")
+
+
+def _check_settings(optimizer: flow.optim.Optimizer, place: str) -> None:
+    """Raise `UserError` if a group of one of OneFlow's optimizers has an option that OneFlow 0.9
+    does not accept as a number, such as a `Fraction` or an array.
+
+    An own optimizer may use what it likes.
+    """
+    if not type(optimizer).__module__.startswith(("oneflow.", "libai.")):
+        return
+    for group in optimizer.param_groups:
+        for name in OPTIONS.keys() & group._options.keys():
+            value = group[name]
+            is_scalar = isinstance(value, flow.Tensor) and value.ndim == 0
+            if not is_scalar and not isinstance(value, (*_PLAIN, np.number, np.bool_)):
+                raise UserError(
+                    f"{place} has a group with {name}={value!r} "
+                    f"({type(value).__name__}): {wanted_number(name)}"
+                )
 
 
 def check_batch_memory(loader: Any, train: Train, data_parallel_size: int) -> None:

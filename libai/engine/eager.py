@@ -12,6 +12,7 @@ from typing import Any
 
 import oneflow as flow
 
+from libai.engine.check_parts import check_settings_of
 from libai.engine.data_feed import num_bytes
 from libai.engine.gradients import Batch
 from libai.engine.metrics import StepResult
@@ -156,6 +157,7 @@ class EagerTrainer(RehearsedTrainer):
                 "iteration. A hook or a forward has called model.eval() without calling "
                 "model.train() afterwards."
             )
+        check_settings_of(self)
         gradients = self.gradients
         if self._zero_grad_before_forward:
             gradients.clear()

@@ -61,6 +61,18 @@ class _Scale(flow.autograd.Function):
         return grad, None
 
 
+class _TooMany(_Scale):
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None, None
+
+
+class _Needs(_Scale):
+    @staticmethod
+    def backward(ctx, grad):
+        return grad if ctx.needs_input_grad[0] else None, None
+
+
 class _NoGradient(nn.Module):
     """A model whose loss OneFlow cannot differentiate, which is not the fault of its batch."""
 
@@ -71,16 +83,41 @@ class _NoGradient(nn.Module):
 
     def forward(self, x):
         h = self.layer(x)
-        if self.operation == "function":
-            return (_Scale.apply(h, self.scale) ** 2).mean()
-        return (h.index_add(0, flow.tensor([0, 1]), h[:2]) ** 2).mean()
+        return (self.operation(h, self.scale) ** 2).mean()
+
+
+def test_a_tensor_kept_with_its_history_is_named(mode):
+    class Recurrent(nn.Linear):
+        kept = None
+
+        def forward(self, x):
+            self.kept = super().forward(x if self.kept is None else x + self.kept)
+            return (self.kept**2).mean()
+
+    model = Recurrent(4, 4)
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+    trainer = toy.trainer_of(mode, model, [{"x": np.ones((8, 4), "float32")}], optimizer)
+    with pytest.raises(UserError, match="earlier iteration, because forward keeps a tensor"):
+        trainer.train(0, 3)
 
 
 @pytest.mark.parametrize(
     "operation, remedy",
     [
-        ("function", "backward of the Function returns None .*flow.zeros_like"),
-        ("index_add", "OneFlow 0.9 has no gradient for this operation. Write it with other"),
+        (_Scale.apply, "build_errors.py:.*: _Scale.backward.*returns None .*flow.zeros_like"),
+        (_TooMany.apply, "build_errors.py:.*: _TooMany.backward.*one value for each input"),
+        (
+            lambda h, scale: _Needs.apply(h, scale.detach()),
+            "build_errors.py:.*ctx.needs_input_grad.*Return the gradient of every input",
+        ),
+        (
+            lambda h, scale: _Scale.apply(h, 2.0),
+            "build_errors.py:.*takes only tensors. Pass a number as a tensor",
+        ),
+        (
+            lambda h, scale: h.index_add(0, flow.tensor([0, 1]), h[:2]),
+            "OneFlow 0.9 has no gradient for this operation. Write it with other",
+        ),
     ],
 )
 def test_a_missing_gradient_is_not_the_fault_of_the_batch(operation, remedy, mode):

@@ -1,5 +1,7 @@
 """Without a config, arguments of the wrong kind or order raise errors with a remedy."""
 
+from fractions import Fraction
+
 import numpy as np
 import oneflow as flow
 import pytest
@@ -7,7 +9,7 @@ from oneflow import nn
 from refusals import refused
 from toy import Classifier, batches
 
-from libai.engine import EagerTrainer, GraphTrainer
+from libai.engine import EagerTrainer, GraphTrainer, hooks
 from libai.utils.errors import UserError
 
 TRAINERS = {"eager": EagerTrainer, "graph": GraphTrainer}
@@ -54,6 +56,21 @@ def test_a_part_of_the_wrong_kind(mode, parts, index, value, text):
 def test_a_schedule_without_step(mode, parts):
     with refused(r"lr_scheduler is a dict, not an object with step\(\)"):
         trainer_of(mode, *parts, lr_scheduler={})
+
+
+@pytest.mark.parametrize("name, value", [("lr", Fraction(1, 8)), ("momentum", np.array(0.5))])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_option_that_is_no_number_is_refused_in_both_modes(mode, parts, name, value, is_late):
+    def change(trainer):
+        parts[2].param_groups[0][name] = value
+
+    if not is_late:
+        change(None)
+    place = "iteration 2: the optimizer" if is_late else "the argument optimizer of .*"
+    with pytest.raises(UserError, match=f"{place} has a group with {name}=.*: expected a finite"):
+        trainer = trainer_of(mode, *parts)
+        trainer.register_hooks([hooks.CallbackHook(after_step=change)])
+        trainer.train(0, 3)
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, "2", True])

@@ -88,6 +88,8 @@ USES = {
     "parameters": lambda net, h: sum((p.sum() for p in net.fc._parameters.values()), h),
     "written": write_buffer,
     "written in place": write_in_place,
+    "slice": lambda net, h: net.layers[:2](h),
+    "made in forward": lambda net, h: nn.Sequential(net.fc, nn.Sequential(nn.Tanh()))(h),
 }
 
 
@@ -101,6 +103,7 @@ class Net(nn.Module):
     def __init__(self, use):
         super().__init__()
         self.fc, self.bank, self.named, self.empty = nn.Linear(4, 4), Bank(), Named(), Empty()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
         self.register_buffer("count", flow.zeros(4))
         self.use, self.scale = use, 1.5
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import oneflow as flow
 from oneflow import nn
@@ -46,11 +47,17 @@ _NO_RULE = (
     "tensor (`h = h + 1` instead of `h += 1`)"
 )
 _PLACEMENTS = r"the same placement"
+_RELEASED = r"FunctionNode .* has been released"
 #: pattern in OneFlow's message or in the user's line -> what the line did and what to write instead
 _REMEDIES = (
     (r"tensor\.numpy\(\) is not allowed|Only eager scalar tensor|\.item\(\)", _READS_A_VALUE),
     (r"can not be applied to argwhere|boolean\(mask\)|argwhere|masked_select", _SHAPE_FROM_DATA),
     (_PLACEMENTS, _MEETS_TWO_STAGES),
+    (
+        _RELEASED,
+        "the backward pass reaches an earlier iteration, because forward keeps a tensor with its "
+        "history. Detach what it keeps (`self.h = h.detach()`)",
+    ),
     (r"Only local tensors have 'device'|inconsistent attributes", _IS_LOCAL),
     (r"Local tensor has no sbp|Only global tensors have|Expected global tensor", _USES_SBP),
     (r"no maching sbp|InferSbpSignature", _NO_RULE),
@@ -77,13 +84,39 @@ _REMEDIES = (
         "tensor, for example flow.zeros_like(x), or pass x.detach() to the Function",
     ),
     (
+        r"expected Tensor or None as element",
+        "apply of an autograd.Function takes only tensors. Pass a number as a tensor, or read it "
+        "from the class or a closure",
+    ),
+    (
+        r"needs_input_grad not found",
+        "ctx of an autograd.Function has no needs_input_grad in OneFlow 0.9. Return the gradient "
+        "of every input",
+    ),
+    (
+        r"incorrect number of gradients",
+        "backward of the Function must return one value for each input of its forward: a gradient, "
+        "or None for a tensor that needs none",
+    ),
+    (
+        r"Can only set leaf tensor's data",
+        "`.data` and copy_ cannot change a tensor that forward has computed. Assign by index "
+        "(`h[:, 0] = value`), or compute a new tensor",
+    ),
+    (
+        r"ProxyTensor|ProxyModule|_proxy",
+        "while a graph is traced, vars(), __dict__ and type() of a module show OneFlow's proxy. "
+        "Read parameters and attributes by name (`self.layer.weight`)",
+    ),
+    (
         r"gradient function for op \w+ is not found",
         "OneFlow 0.9 has no gradient for this operation. Write it with other operations, or "
         "detach its inputs",
     ),
     (
-        r"IsIndexDataType",
-        "indices are floating point. Convert them to int64: astype('int64') in the dataset",
+        r"IsIndexDataType|dtype int32 or int64 for index",
+        "indices are floating point. Convert them to int64: astype('int64') in the dataset, or "
+        "`.long()` in forward",
     ),
     (
         r"input/output item only support types",
@@ -120,9 +153,11 @@ def raise_forward_error(
 
     `batch`: a dict of tensors. `is_first`: whether this was the first forward. If OneFlow raises an
     error in the first forward, model and data do not fit each other. Errors of the user's own code
-    and later errors keep their traceback, except if a line combines tensors of two pipeline stages.
+    and later errors keep their traceback, except if a line combines tensors of two pipeline stages
+    or the backward pass reaches an earlier iteration.
     """
-    is_explained = is_first and _is_from_oneflow(error) or re.search(_PLACEMENTS, str(error))
+    is_first = is_first and (_is_from_oneflow(error) or "needs_input_grad" in str(error))
+    is_explained = is_first or re.search(f"{_PLACEMENTS}|{_RELEASED}", str(error))
     if isinstance(error, UserError) or not is_explained:
         return
     name = type(model).__name__
@@ -167,10 +202,21 @@ def _is_from_oneflow(error: Exception) -> bool:
     return bool(frames) and _OWN_FOLDERS[0] in Path(frames[-1].filename).parents
 
 
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
+
+
 def _where(error: Exception) -> str:
     """Return the innermost line that the user can change, outside oneflow and the engine, or an
     empty string.
     """
+    found = re.search(r"unction (?:named )?(\w+)(?:'s inputs| returned an incorrect)", str(error))
+    for one in _subclasses(flow.autograd.Function) if found else ():
+        if found is not None and one.__name__ == found[1]:
+            code = one.backward.__code__
+            return f" At {code.co_filename}:{code.co_firstlineno}: {one.__qualname__}.backward."
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         is_own = any(folder in Path(frame.filename).parents for folder in _OWN_FOLDERS)
         if not is_own and not frame.filename.startswith("<"):

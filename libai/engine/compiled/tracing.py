@@ -108,6 +108,8 @@ def _run_with_hooks(
         self in proxies
     ):  # the module itself, which the user's code has found in a list, a dict or a closure
         return forward(proxies[self], *args, **kwargs)
+    if not isinstance(self, ProxyModule):  # forward has made it, for example `self.layers[:2]`
+        return forward(self, *args, **kwargs)
     module = self.to(nn.Module)
     call = type(module).__call__
     if call is not nn.Module.__call__:

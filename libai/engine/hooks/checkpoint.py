@@ -47,9 +47,8 @@ class CheckpointHook(HookBase):
 
         Raises the error of an earlier save that failed.
         """
-        background = self._checkpointer.background
-        if background is not None:
-            background.check()
+        if self._checkpointer.background is not None:
+            self._checkpointer.check_background()
         if is_due(self._period, self.trainer):
             self._checkpointer.save()
 

@@ -105,7 +105,7 @@ _REMEDIES = (
     ),
     (
         r"ProxyTensor|ProxyModule|_proxy",
-        "while a graph is traced, vars(), __dict__ and type() of a module show OneFlow's proxy. "
+        "vars() and __dict__ of a module show OneFlow's proxies while a graph is traced. "
         "Read parameters and attributes by name (`self.layer.weight`)",
     ),
     (

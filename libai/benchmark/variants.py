@@ -123,7 +123,8 @@ def _own(
             f"train.global_batch_size={sizes.global_}",
             f"train.num_accumulation_steps={sizes.accumulation}",
         ]
-    load_measured(config, overrides, count, trust)  # reports invalid settings before any process starts
+    # reports invalid settings before any process starts
+    load_measured(config, overrides, count, trust)
     return (
         *(*LAUNCH, "libai.cli.commands.benchmark", config, str(count), *overrides),
         f"graph.enabled={str('graph' in mode).lower()}",

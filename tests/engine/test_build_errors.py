@@ -96,7 +96,7 @@ def test_a_tensor_kept_with_its_history_is_named(mode):
 
     model = Recurrent(4, 4)
     optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
-    trainer = toy.trainer_of(mode, model, [{"x": np.ones((8, 4), "float32")}], optimizer)
+    trainer = trainer_of(mode, model, [{"x": np.ones((8, 4), "float32")}], optimizer)
     with pytest.raises(UserError, match="earlier iteration, because forward keeps a tensor"):
         trainer.train(0, 3)
 

@@ -136,13 +136,13 @@ def check_part(part: str, value: Any, place: str) -> None:
     _check_settings(value, place)
 
 
-def check_settings_of(trainer: Any) -> None:
+def check_settings_of(optimizer: flow.optim.Optimizer, iteration: int) -> None:
     """Raise `UserError` if a hook or a schedule has set an option of a group to something that is
     not a number. Takes about 1 µs, because it runs in every iteration.
     """
-    for group in trainer.optimizer.param_groups:
+    for group in optimizer.param_groups:
         if not _PLAIN.issuperset(map(type, group._options.values())):
-            _check_settings(trainer.optimizer, f"iteration {trainer.iter + 1}: the optimizer")
+            _check_settings(optimizer, f"iteration {iteration}: the optimizer")
 
 
 def _check_settings(optimizer: flow.optim.Optimizer, place: str) -> None:

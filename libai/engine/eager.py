@@ -157,7 +157,7 @@ class EagerTrainer(RehearsedTrainer):
                 "iteration. A hook or a forward has called model.eval() without calling "
                 "model.train() afterwards."
             )
-        check_settings_of(self)
+        check_settings_of(self.optimizer, self.iter + 1)
         gradients = self.gradients
         if self._zero_grad_before_forward:
             gradients.clear()

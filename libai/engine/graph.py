@@ -132,7 +132,7 @@ class GraphTrainer(RehearsedTrainer):
 
         Batches whose names, shapes or types differ from the compiled ones run eagerly.
         """
-        check_settings_of(self)
+        check_settings_of(self.optimizer, self.iter + 1)
         batches = list(map(self.gradients.name_inputs, micro_batches))
         if not self._compile_if_needed(batches):
             with same_buffers(self.model):

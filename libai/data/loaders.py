@@ -41,7 +41,7 @@ class _Steps:
         dataset = self._reader.dataset
         if hasattr(dataset, "augment_batch"):
             if seeds is not None:
-                seeds.for_batch(1)
+                seeds.for_batch()
             positions = np.arange(start, stop)
             augmented = dataset.augment_batch(batch, SampleRandom(self._stream.seed, positions))
             if augmented is not batch:
@@ -154,14 +154,6 @@ class TrainLoader:
         )
         whole.load_state_dict(self.state_dict())
         return whole
-
-    def seed_always(self) -> None:
-        """Read samples in the calling thread from now on, and seed the global random generators of
-        Python, NumPy and OneFlow for each of them.
-
-        The loader does so by itself if the first micro-batch uses one of them.
-        """
-        self._reading.seed_always()
 
     def close(self) -> None:
         """Stop the background thread and discard what it read ahead.

@@ -109,9 +109,9 @@ class Seeds:
 
         return seed_and_read
 
-    def for_batch(self, purpose: int = 0) -> None:
+    def for_batch(self) -> None:
         """Seed for code that sees all samples, such as a collate function."""
-        self._seed(int(keys_of(self._keys[0], purpose)[0]))
+        self._seed(int(keys_of(self._keys[0])[0]))
 
     def look(self) -> None:
         """Add the generators of NumPy and Python to `used` if they have moved since they were
@@ -141,10 +141,9 @@ def watch_oneflow(read: Callable[[], Result]) -> tuple[Result, bool]:
         flow.manual_seed(0)
         untouched = flow.get_rng_state().numpy()
     result = read()
-    with nobody_reads():
-        is_used = (flow.get_rng_state().numpy() != untouched).any()
-        if not is_used:
-            flow.set_rng_state(before)
+    is_used = (flow.get_rng_state().numpy() != untouched).any()
+    if not is_used:
+        flow.set_rng_state(before)
     return result, is_used
 
 

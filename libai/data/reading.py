@@ -113,10 +113,6 @@ class RepeatableReading(Generic[Request, Result]):
         self._has_read_ahead = False
         self._pool: ThreadPoolExecutor | None = None
 
-    def seed_always(self) -> None:
-        """Read with seeds from the next batch on that is not yet read, OneFlow's included."""
-        self._is_seeded = self._seeds_oneflow = True
-
     def batches(
         self, requests_from: Callable[[int], Iterable[Request]], depth: int
     ) -> Generator[Result, None, None]:
@@ -183,9 +179,7 @@ class RepeatableReading(Generic[Request, Result]):
 
     def _probe(self, request: Request) -> Result:
         """Read with seeds, and decide how to read from now on."""
-        uses_oneflow = self._seeds_oneflow
-        if not uses_oneflow:
-            (result, used), uses_oneflow = watch_oneflow(partial(self._read_seeded, request))
+        (result, used), uses_oneflow = watch_oneflow(partial(self._read_seeded, request))
         if uses_oneflow:
             self._seeds_oneflow = True
             result, used = self._read_seeded(request)

@@ -38,7 +38,7 @@ from libai.utils.distributed import get_rank, get_world_size, is_main_process
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
 from libai.utils.logging import setup_logging
-from libai.utils.rank_notes import note_progress, own_state, phase, ranks_that_continue
+from libai.utils.rank_notes import note_progress, own_state, phase, ranks_ahead
 from libai.utils.sizes import check_sizes
 
 #: key of the question that all ranks answer together: has a hook on the main rank requested a stop?
@@ -433,20 +433,25 @@ class TrainerBase:
             self.iter = max(self.max_iter, self.start_iter)
         except StopTraining as reason:
             if not answers and self.completed_iters < self.max_iter:
-                self._require_stop_of_all(reason)
+                self._require_all_ranks(
+                    "stopped",
+                    state.begun + 1,
+                    f"is stopped by a hook after iteration {self.completed_iters} ({reason})",
+                    "Raise StopTraining on every rank, or in after_step of a hook with "
+                    'only_on = "main".',
+                )
             self.status = "stopped"
             self.iter = self.completed_iters
             logger.info("training stopped after iteration %d: %s", self.iter, reason)
 
-    def _require_stop_of_all(self, reason: StopTraining) -> None:
-        """Raise `UserError` if a hook has stopped this rank, but not all others."""
-        ahead = ranks_that_continue()
+    def _require_all_ranks(self, field: str, number: int, action: str, remedy: str) -> None:
+        """Raise `UserError` if this rank does something that not all ranks do at this point.
+
+        See `ranks_ahead`. `action` and `remedy`: for the error.
+        """
+        ahead = ranks_ahead(field, number)
         if ahead:
-            raise UserError(
-                f"a hook stops training after iteration {self.completed_iters} on rank "
-                f"{get_rank()} ({reason}), but rank {ahead[0]} continues. Raise StopTraining on "
-                'every rank, or in after_step of a hook with only_on = "main".'
-            ) from reason
+            raise UserError(f"rank {get_rank()} {action}, but rank {ahead[0]} continues. {remedy}")
 
     def prepare(self) -> None:
         """Do the setup that needs data, once before the first update. Collective.

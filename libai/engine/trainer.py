@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from operator import itemgetter
 from typing import Any
 
@@ -60,7 +60,7 @@ from libai.scheduler import load_scheduler_state, needs_metric, scheduler_state
 from libai.utils.distributed import default_device, gather_objects
 from libai.utils.errors import UserError
 from libai.utils.logging import engine_logger as logger
-from libai.utils.rank_notes import note_progress, phase
+from libai.utils.rank_notes import note_progress, own_state, phase
 from libai.utils.seeding import generators_kept
 from libai.utils.tensors import detached, digest_of, local_part, map_tensors, saved_values
 
@@ -467,10 +467,10 @@ class ModelTrainer(TrainerBase):
         value}`.
 
         `loader` yields `(batch, replicated)` as `build_eval_loader` does, or plain batches of this
-        rank. With plain batches the number of batches and their sizes must be the same on all
-        ranks. Results are exact for any layout, because evaluators return sums that are added over
-        batches and ranks in float64. An evaluator called `<dataset>/<name>` is used only for that
-        dataset.
+        rank. The number of plain batches must be the same on all ranks, and with global tensors
+        also their sizes. Results are exact for any layout, because evaluators return sums that are
+        added over batches and ranks in float64. An evaluator called `<dataset>/<name>` is used only
+        for that dataset.
 
         Afterwards each module returns to its previous train or eval mode, and the global generators
         of Python and NumPy to their previous states. Raises `Interrupted`
@@ -480,12 +480,18 @@ class ModelTrainer(TrainerBase):
 
         evaluators = evaluators_of(evaluators, dataset)
         refuse_uncounted_samples(self.mesh, loader, dataset)
+        self._require_all_ranks(
+            "evaluations",
+            own_state().evaluations + 1,
+            f"evaluates the dataset {dataset!r} after iteration {self.completed_iters}",
+            "Call trainer.evaluate on every rank, not only on the main one.",
+        )
         sums: dict[str, dict[str, Any]] = {name: {} for name in evaluators}
         poll = self.loop.agreement.poller()
         if isinstance(loader, EvalLoader):
             max_batches = loader.num_items(max_batches)
         with self._evaluating(), generators_kept():
-            for number, item in enumerate(islice(loader, max_batches), start=1):
+            for number, item in enumerate(self._items_of(loader, dataset, max_batches), start=1):
                 note_progress()
                 poll()
                 self._raise_if_stopping()
@@ -522,6 +528,27 @@ class ModelTrainer(TrainerBase):
                     )
                 metrics[f"eval/{dataset}/{key}"] = value
         return metrics
+
+    def _items_of(self, loader: Iterable[Any], dataset: str, most: int | None) -> Iterator[Any]:
+        """Yield up to `most` items of an evaluation loader.
+
+        Raises `UserError` on all ranks if it ends earlier on some. Collective.
+        """
+        is_even = self.mesh.is_single or isinstance(loader, EvalLoader)
+        items = islice(loader, most)
+        for number in count():
+            item = next(items, None)
+            has_item = [item is not None] if is_even else gather_objects(item is not None)
+            if len(set(has_item)) > 1:
+                raise UserError(
+                    f"the loader of the evaluation dataset {dataset!r} ({type(loader).__name__}) "
+                    f"ended after {number} batches on rank {has_item.index(False)}, but not on "
+                    f"rank {has_item.index(True)}. Return the same number of batches on every "
+                    "rank (build_eval_loader does so)."
+                )
+            if item is None:
+                return
+            yield item
 
     def predict(self, batch: Any) -> Any:
         """Return the model's outputs in eval mode for one batch of this rank.

@@ -111,11 +111,10 @@ class LocalLayout:
 
 def _different_shapes(batch: Batch) -> str:
     """Return the error message for the batches of the ranks. Collective."""
-    of_ranks = gather_objects({name: list(tensor.shape) for name, tensor in batch.items()})
-    name = next(name for name in batch if any(one[name] != of_ranks[0][name] for one in of_ranks))
-    shapes = ", ".join(f"{tuple(one[name])} on rank {rank}" for rank, one in enumerate(of_ranks))
+    shapes = gather_objects({name: tensor.shape for name, tensor in batch.items()})
+    of_ranks = ", ".join(f"{one} on rank {rank}" for rank, one in enumerate(shapes))
     return (
-        f"the loader returned batches of different shapes: {name!r} has {shapes}. Graph mode and "
+        f"the loader returned batches of different shapes: {of_ranks}. Graph mode and "
         "global tensors divide one batch evenly among the ranks. Return the same number of samples "
         "on every rank and pad them to one length (build_train_loader does the first, and the "
         "second if the dataset has `lengths`), or train replicas eagerly "

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from libai.utils.errors import EXIT_USER_MISTAKE, UserError
+from libai.utils.rank_notes import own_state
 
 logger = logging.getLogger("libai.utils")
 
@@ -163,6 +164,7 @@ def all_reduce(array: np.ndarray, op: Literal["sum", "max", "min"] = "sum") -> n
         return getattr(np.stack(_all_gather(wide)), op)(axis=0)
     import oneflow as flow
 
+    own_state().collectives += 1
     return flow._C.local_all_reduce(flow.tensor(wide.reshape(-1))).numpy().reshape(wide.shape)
 
 
@@ -182,6 +184,7 @@ def _all_gather(array: np.ndarray) -> list[np.ndarray]:
     import oneflow as flow
 
     mine = flow.tensor(array.reshape(-1))
+    own_state().collectives += 1
     received = [flow.empty(array.size, dtype=mine.dtype) for _ in range(get_world_size())]
     flow.comm.all_gather(received, mine)
     return [tensor.numpy().reshape(array.shape) for tensor in received]

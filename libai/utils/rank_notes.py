@@ -107,6 +107,8 @@ class RankState(ctypes.Structure):
         ("written", ctypes.c_int64),  # the same, but 0 until this job has written a checkpoint
         ("begun", ctypes.c_int64),  # number of updates that it has begun
         ("stopped", ctypes.c_int64),  # 1 + `begun` if a hook has stopped it, else 0
+        ("collectives", ctypes.c_int64),  # number of collective operations that it has begun
+        ("evaluations", ctypes.c_int64),  # number of evaluations that it has begun
         ("phase", ctypes.c_char * 160),  # current phase
         ("output_start", ctypes.c_int64),  # position in its output file at which this job begins
         ("listens", ctypes.c_int64),  # 1 if it saves and stops on a signal
@@ -221,9 +223,10 @@ def note_progress(iteration: int | None = None) -> None:
     state.iteration = iteration
 
 
-def ranks_that_continue() -> list[int]:
-    """Wait until each rank of this machine is stopped by a hook at this point or begins another
-    update, and return those that do the latter.
+def ranks_ahead(count: str, value: int) -> list[int]:
+    """Set the field `count` of this rank's state to `value`, and wait until each rank of this
+    machine has as much, begins an update or a collective operation without this rank, or leaves.
+    Return those that do one of the latter.
 
     Returns an empty list without the launcher. Uses no collective operation, because the ranks may
     be at different points.
@@ -231,15 +234,17 @@ def ranks_that_continue() -> list[int]:
     folder, own = own_folder(), _Own.state
     if folder is None:
         return []
-    own.stopped = own.begun + 1
+    setattr(own, count, value)
     ranks = [int(path.name.partition("_")[2]) for path in folder.glob("state_*")]
     while ranks:
         states = {rank: open_state(str(folder), rank) for rank in ranks}
-        ranks = [rank for rank, state in states.items() if state.stopped != own.stopped]
+        ranks = [rank for rank, state in states.items() if getattr(state, count) < value]
         ahead = [
             rank
             for rank in ranks
-            if states[rank].begun > own.begun or states[rank].iteration > own.iteration
+            if states[rank].begun > own.begun
+            or states[rank].collectives > own.collectives
+            or states[rank].has_left
         ]
         if ahead:
             return ahead

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai.data import TrainLoader
 from libai.data.random_state import nobody_reads
 from libai.engine.hook_base import HookBase
 from libai.engine.loop import TrainerBase
@@ -84,9 +83,6 @@ class RandomStateHook(HookBase):
         self._seed_oneflow(self.trainer.completed_iters)
         if self.trainer.iter > self.trainer.start_iter:
             logger.warning(_LATE, self.trainer.start_iter + 1, self.trainer.completed_iters)
-            loader = self.trainer.feed.loader
-            if isinstance(loader, TrainLoader):  # its samples may have used the generator
-                loader.seed_always()
 
     def _seed_oneflow(self, iteration: int) -> None:
         with nobody_reads():

@@ -60,13 +60,7 @@ def _whole_batches(trainer: ModelTrainer, iterations: Sequence[Sequence[Any]]) -
         return None
     named = []
     for micro_batches in iterations:
-        for batch in micro_batches:
-            named.append(
-                {
-                    name: array_of(value)
-                    for name, value in trainer.gradients.name_inputs(batch).items()
-                }
-            )
+        named += [_arrays_of(trainer, batch) for batch in micro_batches]
     shapes = gather_objects(
         [{name: array.shape for name, array in batch.items()} for batch in named]
     )
@@ -106,6 +100,11 @@ def _whole_batches(trainer: ModelTrainer, iterations: Sequence[Sequence[Any]]) -
     return [whole[start : start + steps] for start in range(0, len(whole), steps)]
 
 
+def _arrays_of(trainer: ModelTrainer, batch: Any) -> dict[str, np.ndarray]:
+    inputs = trainer.gradients.name_inputs(batch)
+    return {name: array_of(value) for name, value in inputs.items()}
+
+
 def _gather_padded(array: np.ndarray, shapes: Sequence[Sequence[int]]) -> list[np.ndarray]:
     """Return the arrays of all ranks, which have these `shapes`. Collective."""
     if all(tuple(shape) == array.shape for shape in shapes):
@@ -124,9 +123,7 @@ def _read_whole(trainer: ModelTrainer, named: Sequence[dict[str, Any]]) -> list[
     loader = trainer.feed.loader
     whole = []
     if isinstance(loader, TrainLoader):
-        for batch in islice(loader.of_all_ranks(), len(named)):
-            inputs = trainer.gradients.name_inputs(batch)
-            whole.append({name: array_of(value) for name, value in inputs.items()})
+        whole = [_arrays_of(trainer, one) for one in islice(loader.of_all_ranks(), len(named))]
     is_same = all(
         _has_rows(other[name], array, trainer.mesh.data_rank)
         for batch, other in zip(named, whole)
@@ -139,7 +136,7 @@ def _has_rows(whole: np.ndarray, own: np.ndarray, rank: int) -> bool:
     """Return whether `whole` has the rows `own` of a rank, except for padding."""
     rows = whole[rank * len(own) :][: len(own)]
     common = tuple(map(slice, np.minimum(rows.shape, own.shape)))
-    return rows.ndim == own.ndim and np.array_equal(rows[common], own[common])
+    return np.array_equal(rows[common], own[common])
 
 
 def _fits_on_a_rank(trainer: ModelTrainer) -> bool:

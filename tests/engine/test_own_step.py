@@ -195,6 +195,17 @@ def test_a_run_with_a_custom_graph_continues_in_eager_mode():
     assert_allclose(weights(trainer), weights(trained(EagerTrainer)), rtol=1e-5, atol=1e-7)
 
 
+def test_an_eager_run_continues_in_a_custom_graph():
+    """With the number of updates, by which the graph corrects its bias."""
+    first = trained(EagerTrainer, 6, "adamw")
+    trainer = make_trainer(GraphTrainer, BATCHES, optimizer="adamw", train_graph=OwnGraph)
+    trainer.model.load_state_dict(first.model.state_dict())
+    trainer.load_state_dict(first.state_dict())
+    trainer.train(6, 12)
+    expected = weights(trained(EagerTrainer, optimizer="adamw"))
+    assert_allclose(weights(trainer), expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.e2e
 def test_a_changed_learning_rate_compiles_a_custom_graph_again():
     def halve(trainer):

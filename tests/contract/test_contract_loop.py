@@ -45,23 +45,34 @@ def test_a_hook_can_stop_training_cleanly(mode):
     assert (trainer.iter, seen) == (2, [2])
 
 
-@pytest.mark.parametrize("point", ["before_train", "before_step", "before_update", "after_step"])
-def test_a_stop_on_one_rank_only_is_refused(monkeypatch, tmp_path, point):
+def stop(_):
+    raise StopTraining("enough")
+
+
+@pytest.mark.parametrize(
+    "point, action, text",
+    [
+        ("before_train", stop, r"is stopped by a hook .* \(enough\)"),
+        ("before_step", stop, "is stopped by a hook"),
+        ("before_update", stop, "is stopped by a hook"),
+        ("after_step", stop, "is stopped by a hook"),
+        ("after_step", lambda t: t.evaluate([], {}), "evaluates the dataset 'val' after iter"),
+    ],
+)
+def test_a_stop_or_evaluation_on_one_rank_is_refused(monkeypatch, tmp_path, point, action, text):
     """Rank 1 has begun the next update, where it waits for this rank."""
     own, other = (rank_notes.make_state(str(tmp_path), rank) for rank in (0, 1))
     own.pid = os.getpid()
     monkeypatch.setattr(rank_notes._Own, "folder", str(tmp_path))
     monkeypatch.setattr(rank_notes._Own, "state", own)
 
-    def stop(_):
+    def act(trainer):
         other.begun = own.begun + 1
-        raise StopTraining("enough")
+        action(trainer)
 
     trainer = make_trainer("eager")
-    trainer.register_hooks([CallbackHook(**{point: stop})])
-    with refused(
-        r"rank 0 is stopped by a hook .* \(enough\), but rank 1 continues. Raise StopTraining"
-    ):
+    trainer.register_hooks([CallbackHook(**{point: act})])
+    with refused(f"rank 0 {text}.* but rank 1 continues. .* every rank"):
         trainer.train(0, 3)
 
 

@@ -12,7 +12,7 @@ import toy
 from cells import on_ranks
 from oneflow import nn
 from parity_cases import TRAINERS
-from seam_ranks import check_refused, logged_lines, trained, weights
+from seam_ranks import check_refused, logged_lines, own_batches, trained, weights
 
 from libai.data import PadCollate, build_train_loader
 from libai.engine import EagerTrainer
@@ -112,3 +112,10 @@ def equal_rows_of_a_small_dataset_are_no_mistake(mode: str) -> None:
     text = "ranks 0 and 1 begin with the same samples"
     same = build_train_loader(toy.batches(1)[0], micro_batch_size=2, data_rank=0, num_data_ranks=2)
     check_refused(text, lambda: trained(TRAINERS[mode], same))
+
+
+@on_ranks(2, TRAINERS)
+def an_evaluation_loader_that_ends_early_on_one_rank_is_refused(mode: str) -> None:
+    trainer = trained(TRAINERS[mode], own_batches(), 1)
+    text = "ended after 2 batches on rank 0, but not on rank 1"
+    check_refused(text, lambda: trainer.evaluate(toy.batches(2 + get_rank()), {}))

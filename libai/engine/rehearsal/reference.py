@@ -47,8 +47,10 @@ from libai.utils.tensors import local_part, saved_tensor_hooks
 Iterations = Sequence[Sequence[Any]]
 #: returns the tensor that the backward pass reads instead of the given one
 Keep = Callable[[flow.Tensor], flow.Tensor]
+#: called with a batch, the reference and what puts Python values back, before updates are undone
+AtEnd = Callable[[Any, "Reference", Inventory], None]
 #: seed of OneFlow's generator for models that sample from it; the value is arbitrary
-_SEED = 20_211
+SEED = 20_211
 _NOTHING_KNOWN = Facts()
 #: numbers of rounding errors by which the values that a backward pass reads are changed to measure
 #: noise
@@ -56,7 +58,10 @@ _ROUNDINGS = (4, -4, 16)
 
 
 def reference_of(
-    trainer: ModelTrainer, iterations: Iterations, keep: Keep | None = None
+    trainer: ModelTrainer,
+    iterations: Iterations,
+    keep: Keep | None = None,
+    at_end: AtEnd | None = None,
 ) -> Reference:
     """Make the updates of `iterations`, with the micro-batches of this rank, and undo them.
 
@@ -64,11 +69,11 @@ def reference_of(
 
     Stops early if forward raises in an iteration after the first. An error in the first iteration
     is raised. `keep`: function that is called with a tensor and returns the tensor that the
-    backward pass reads instead.
+    backward pass reads instead. `at_end`: function that is called before the updates are undone.
     """
-    reference = _make(trainer, iterations, keep)
+    reference = _make(trainer, iterations, keep, at_end=at_end)
     # OneFlow's generator can only be seeded, not restored
-    seed = _SEED if reference.draws else None
+    seed = SEED if reference.draws else None
     # a forward that is recomputed in the backward pass must read the same buffer values again
     keeps = bool(reference.facts.written) and trainer.options.activation_checkpoint
     if reference.overwrites or reference.draws or keeps:
@@ -95,7 +100,7 @@ def rehearsing(trainer: ModelTrainer, reference: Reference) -> AbstractContextMa
     is_local = trainer.mesh.is_single and trainer.mesh.device == "cpu"
     # these are current, so no copy is needed
     weights = reference.states[0].weights if is_local else None
-    return updates_undone(trainer, reference.functions, _SEED if reference.draws else None, weights)
+    return updates_undone(trainer, reference.functions, SEED if reference.draws else None, weights)
 
 
 def _make(
@@ -104,6 +109,7 @@ def _make(
     keep: Keep | None = None,
     seed: int | None = None,
     facts: Facts = _NOTHING_KNOWN,
+    at_end: AtEnd | None = None,
 ) -> Reference:
     """Make the updates of a reference.
 
@@ -151,6 +157,8 @@ def _make(
             reference.functions = kept.called
             reference.remembered = changes["remembered"]
             reference.changing = changes["changing"]
+            if at_end is not None:
+                at_end(iterations[0][0], reference, kept)
     finally:
         trainer.gradients.facts = known
     if reference.is_of_one_process:

@@ -23,10 +23,12 @@ from libai.engine.rehearsal.comparison import (
     differing_state,
     first_difference,
 )
+from libai.engine.rehearsal.gradient_judge import judge
 from libai.engine.rehearsal.kept import inventory_of
 from libai.engine.rehearsal.naming import begins_in
 from libai.engine.rehearsal.op_by_op import update_op_by_op
 from libai.engine.rehearsal.reference import (
+    SEED,
     Iterations,
     Reference,
     copied,
@@ -36,6 +38,7 @@ from libai.engine.rehearsal.reference import (
     rounded_references,
 )
 from libai.engine.trainer import ModelTrainer
+from libai.forward.inventory import Inventory
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
 from libai.layers.lora import has_adapters
 from libai.layers.random import find_unseeded_dropouts
@@ -53,6 +56,10 @@ class _WithReplicas(Protocol):
 
     def use_global_tensors(self) -> None:
         """See `EagerTrainer.use_global_tensors`."""
+
+
+class WrongGradient(UserError):
+    """OneFlow computes a wrong gradient of a model."""
 
 
 class NotTheSame(UserError):
@@ -96,7 +103,8 @@ def make_reference(trainer: ModelTrainer) -> tuple[Iterations, Reference | None]
     if obstacle is not None or not (wanted or _needs_facts(trainer)):
         return [], None
     iterations = trainer.feed.read_ahead(max(1, wanted))
-    reference = reference_of(trainer, iterations)
+    judging = partial(judge_gradient, trainer) if options.rehearse != 0 and is_own else None
+    reference = reference_of(trainer, iterations, at_end=judging)
     if options.deterministic:
         _require_deterministic(trainer, iterations, reference)
     if is_graph:
@@ -118,6 +126,47 @@ def make_reference(trainer: ModelTrainer) -> tuple[Iterations, Reference | None]
             ", ".join(reference.remembered),
         )
     return (iterations if wanted else []), reference
+
+
+def judge_gradient(
+    trainer: ModelTrainer, micro_batch: Any, reference: Reference, kept: Inventory
+) -> None:
+    """Compare the gradient of one micro-batch with differences of its loss, and log the result.
+
+    Called while the updates of `reference` can still be undone. Every rank that makes them judges
+    the same samples, so nothing is communicated. Raises `WrongGradient` if a gradient is wrong and
+    nothing legitimate looks like it.
+    """
+    gradients = trainer.gradients
+    is_whole = trainer.mesh.is_single or reference.is_of_one_process
+    if not is_whole or trainer.layout.is_global or gradients.forward is not trainer.model:
+        reason = "a rank does not have the whole model and all samples in local tensors"
+        logger.info("gradient not judged by central differences: %s", reason)
+        return
+    if reference.failure is not None:
+        return
+    judgement = judge(
+        trainer.model,
+        lambda: gradients.to_device(copied(trainer, [micro_batch])[0]),
+        partial(gradients.random_scope, 0),
+        kept.restore,
+        SEED if reference.draws else None,
+    )
+    name = type(trainer.model).__name__
+    text = judgement.describe(name)
+    if judgement.unused:
+        logger.warning(
+            "%s.forward reads the trained parameters %s, but no loss depends on them. Use them in "
+            "the loss, or freeze them.",
+            name,
+            ", ".join(judgement.unused),
+        )
+    if judgement.is_clear:
+        raise WrongGradient(f"{text}, or do not rehearse (train.rehearse=0).")
+    if judgement.is_wrong:
+        logger.warning("%s.", text)
+    else:
+        logger.info("%s", text)
 
 
 def compare_on_mesh(trainer: ModelTrainer, iterations: Iterations, reference: Reference) -> None:

@@ -26,6 +26,7 @@ from libai.launch.requirements import (
 )
 from libai.native import kernels, layer_norm
 from libai.patches import openblas
+from libai.patches.gradients import repair_gradients
 from libai.patches.local_operations import repair_operations
 from libai.patches.table import explain_other_version, is_on
 from libai.utils.errors import UserError
@@ -204,6 +205,7 @@ def _apply_patches() -> None:
     if (text := explain_other_version()) is not None:
         raise OneFlowImportError(text)
     repair_operations()
+    repair_gradients()
     if is_on("openblas"):
         openblas.use_current()
     if is_on("kernels"):

@@ -290,7 +290,7 @@ def repair_assignments() -> None:
     process.
 
     The backward pass of OneFlow 0.9.0 ignores `h[:, indices] = value`, with indices next to slices
-    or numbers. This is repaired too.
+    or numbers, and `h[None, 0] = value`. Both are repaired too.
     """
     assign = flow.Tensor.__setitem__
 
@@ -299,10 +299,13 @@ def repair_assignments() -> None:
         parts = index if isinstance(index, tuple) else (index,)
         are_indices = {isinstance(part, flow.Tensor | list | np.ndarray) for part in parts}
         has_gradient = tensor.requires_grad or getattr(value, "requires_grad", False)
-        is_unseen = has_gradient and flow.is_grad_enabled() and len(are_indices) == 2
+        is_new_axis = any(part is None for part in parts)
+        is_mixed = len(are_indices) == 2 or is_new_axis
+        is_unseen = has_gradient and flow.is_grad_enabled() and is_mixed
         # an assignment to a mask ends the process (SIGSEGV) for global tensors of a pipeline stage
         is_replaced = is_unseen or is_tracing() or tensor.is_global
-        if True in are_indices and is_replaced and not isinstance(value, list | np.ndarray):
+        is_special = True in are_indices or is_new_axis
+        if is_special and is_replaced and not isinstance(value, list | np.ndarray):
             index, value = ..., _assigned(tensor, index, value)
         assign(tensor, index, value)
 

@@ -60,7 +60,7 @@ def test_accumulation_clipping_a_schedule_and_batch_statistics_are_compared_too(
         ("a number of python", "forward"),
         ("a closure that counts", "forward"),
         ("the scale of the first batch", "forward"),
-        ("the whole through a view", "forward"),
+        ("an older view", "forward"),
         ("a buffer that counts twice in graphs", "forward"),
         ("a layer detached in graphs", "backward"),
         ("gradient of the mode, momentum", "backward"),

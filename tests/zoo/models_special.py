@@ -137,9 +137,7 @@ class DomainAdversarial(nn.Module):
 
 
 class GatedInPlace(nn.Module):
-    """Every second feature is halved through a view: only eager mode on local tensors keeps
-    that.
-    """
+    """Every second feature is halved through a view, whose gradient OneFlow loses."""
 
     def __init__(self):
         super().__init__()

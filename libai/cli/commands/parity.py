@@ -4,8 +4,10 @@ Runs the config's own model, data, optimizer and schedule in both modes from the
 the losses and the first module that diverges. Uses one process and writes nothing to the output
 folder.
 
-Exit codes: 0 the losses agree within the bound; 1 they do not; 2 a mistake in the config or the
-arguments. docs/modes.md explains the report.
+With --gradients it compares the gradient of the first batch with differences of the loss instead.
+
+Exit codes: 0 the losses (or gradients) agree within the bound; 1 they do not; 2 a mistake in the
+config or the arguments. docs/modes.md explains the report.
 """
 
 from __future__ import annotations
@@ -35,8 +37,12 @@ def run(arguments: Sequence[str]) -> int:
     overrides = [*args.overrides, "graph.on_build_error=raise"]
     config = load_config(args.config, overrides, trust=args.trust)
     say("libai: importing oneflow")
-    from libai.engine.rehearsal.check_parity import check_config
+    from libai.engine.rehearsal.check_parity import check_config, judge_config
 
+    if args.gradients:
+        judgement, line = judge_config(config)
+        print(line)
+        return 1 if judgement.is_wrong else 0
     # with --json, only the report goes to stdout
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
         report = check_config(config, args.iters, args.bound)
@@ -61,6 +67,11 @@ def build_parser() -> Parser:
         default=1e-5,
         metavar="X",
         help="largest relative difference of a loss (default 1e-5)",
+    )
+    parser.add_argument(
+        "--gradients",
+        action="store_true",
+        help="compare the gradient with differences of the loss in float64, and nothing else",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--trust", action="store_true", help=FLAGS["--trust"])

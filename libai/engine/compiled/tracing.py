@@ -413,7 +413,8 @@ def _copy_lazily(self: flow.Tensor, other: Any) -> flow.Tensor:
 
     OneFlow would write the variable only after the step, which would use the old value.
     """
-    if not self.is_lazy or not isinstance(other, flow.Tensor):
+    is_variable = self.is_lazy and self.grad_fn is None
+    if not is_variable or not isinstance(other, flow.Tensor):
         return _copy(self, other)
     value = other.detach().to(self.dtype)
     self.data = (
@@ -422,6 +423,10 @@ def _copy_lazily(self: flow.Tensor, other: Any) -> flow.Tensor:
         else flow._C.identity(value)
     )
     return self
+
+
+def _zero_lazily(self: flow.Tensor) -> flow.Tensor:
+    return self.fill_(0) if self.is_lazy and self.grad_fn is None else _zero(self)
 
 
 def _detach_lazily(self: flow.Tensor) -> flow.Tensor:
@@ -451,7 +456,7 @@ _REPLACEMENTS = (
         lambda self: list(zip(self.__dict__["_parameters"], _values(self))),
     ),
     (flow.Tensor, "copy_", _copy_lazily),
-    (flow.Tensor, "zero_", lambda self: self.fill_(0) if self.is_lazy else _zero(self)),
+    (flow.Tensor, "zero_", _zero_lazily),
     (
         flow.Tensor,
         "data",

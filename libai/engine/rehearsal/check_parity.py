@@ -7,6 +7,7 @@ compiled, and returns a report.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -22,10 +23,14 @@ from libai.config import RunConfig
 from libai.config.combinations import check_supported
 from libai.engine.graph import GraphTrainer
 from libai.engine.rehearsal.comparison import Updates, first_difference
+from libai.engine.rehearsal.gradient_judge import Judgement, judge
 from libai.engine.rehearsal.naming import find_culprit
 from libai.engine.rehearsal.reference import reference_of
 from libai.engine.rehearsal.rehearsal import compared_updates, refuse_untraceable
 from libai.engine.run.build import Parts, amp_dtype
+from libai.forward.contract import as_batch_dict, as_tensor
+from libai.forward.inventory import Inventory
+from libai.layers.random import assign_layer_ids, fold, random_context
 from libai.parallel import Mesh
 from libai.utils.distributed import default_device, get_world_size
 from libai.utils.errors import UserError
@@ -215,6 +220,32 @@ def check_config(run: RunConfig, num_iters: int, bound: float) -> ParityReport:
         seed=parts.seed,
         device=device,
     )
+
+
+def judge_config(run: RunConfig) -> tuple[Judgement, str]:
+    """Judge the gradient of a config's model on its first micro-batch.
+
+    Return the judgement, and a line that describes it.
+    """
+    device = default_device(run.train.device)
+    parts = Parts(run, Mesh(device=device))
+    seed_everything(parts.seed)
+    model = parts.new_model()
+    assign_layer_ids(model)
+    batch = as_batch_dict(next(iter(parts.train_loader)), model)
+
+    def make_inputs() -> dict[str, flow.Tensor]:
+        arrays = copy.deepcopy(batch)
+        return {name: as_tensor(array, name).to(device) for name, array in arrays.items()}
+
+    judgement = judge(
+        model,
+        make_inputs,
+        lambda: random_context(fold(parts.seed, 0, 0)),
+        Inventory(model.modules()).restore,
+        parts.seed,
+    )
+    return judgement, judgement.describe(type(model).__name__)
 
 
 def _totals(updates: Updates) -> list[float]:

@@ -3,7 +3,7 @@
 The rehearsal compares a trainer with an eager run. An operation whose gradient OneFlow computes
 wrongly is wrong in both. So here the loss itself is computed at nearby weights, in float64, where a
 difference has enough digits (float32 has not: its steps cross the kinks of a ReLU). Reasons and
-measurements: docs/dev/decisions/0019-gradient-judge.md. The precision is changed in
+measurements: docs/dev/decisions/0032-gradient-judge.md. The precision is changed in
 `libai.engine.rehearsal.precision`.
 """
 

@@ -13,6 +13,7 @@ from typing import Any
 import oneflow as flow
 from oneflow import nn
 
+from libai.engine.rehearsal.view_writes import has_memory, share_memory
 from libai.patches.wrapping import replaced, replaced_operations
 
 _SINGLE = flow.float32
@@ -30,7 +31,8 @@ _LEFT_ALONE = (
     "cast",
     "set",
 )
-_IN_PLACE = ("isub", "imul", "itruediv", "iadd", "setitem", "to", "type_as", "numpy", "item")
+_IN_PLACE = ("isub", "imul", "itruediv", "iadd")
+_NOT_COMPUTED = ("setitem", "to", "type_as", "numpy", "item")
 _FACTORIES = ("zeros", "ones", "full", "eye", "linspace", "zeros_like", "ones_like", "arange")
 
 
@@ -68,18 +70,27 @@ def _promoting(operation: Callable[..., Any], name: str) -> Callable[..., Any] |
 
     OneFlow refuses to mix them in many operations. Returns None for what must stay.
     """
-    if name in _IN_PLACE or any(part in name for part in _LEFT_ALONE):
+    if name in _NOT_COMPUTED or any(part in name for part in _LEFT_ALONE):
         return None
-    # a converted target would be a copy
-    first = 1 if name.endswith("_") else 0
+    is_in_place = name.endswith("_") or name in _IN_PLACE
+    first = 1 if is_in_place else 0  # a converted target would be a copy
 
     def promoted(*args: Any, **kwargs: Any) -> Any:
+        if is_in_place:
+            # `h.mul_(h[:1])` ends the process in float64
+            args = (args[0], *(_apart(one, args[0]) for one in args[1:]))
         if any(map(_has_double, (*args, *kwargs.values()))):
             args = (*args[:first], *map(_as_doubles, args[first:]))
             kwargs = {key: _as_doubles(value) for key, value in kwargs.items()}
         return operation(*args, **kwargs)
 
     return promoted
+
+
+def _apart(operand: Any, target: flow.Tensor) -> Any:
+    """Return a copy of an operand that shares the memory of the target."""
+    is_tensor = isinstance(operand, flow.Tensor) and has_memory(operand) and has_memory(target)
+    return operand.clone() if is_tensor and share_memory(operand, target) else operand
 
 
 def _has_double(value: Any) -> bool:

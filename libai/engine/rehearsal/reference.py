@@ -32,6 +32,7 @@ from libai.engine.rehearsal.comparison import (
 from libai.engine.rehearsal.kept import has_drawn_since, inventory_of, updates_undone
 from libai.engine.rehearsal.one_process import by_one_process
 from libai.engine.rehearsal.op_by_op import update_op_by_op
+from libai.engine.rehearsal.view_writes import ViewWrites
 from libai.engine.trainer import ModelTrainer
 from libai.forward.contract import read_losses
 from libai.forward.flops import counted_flops
@@ -218,7 +219,7 @@ def _first_update(
         pack, unpack = (
             (keep, _same) if keep else (lambda tensor: (tensor, _checksum(tensor)), compare)
         )
-        with saved_tensor_hooks(pack, unpack):
+        with saved_tensor_hooks(pack, unpack), ViewWrites().watch():
             outputs = trainer.gradients.forward(**batch)
         if reference.is_of_one_process:
             losses, metrics = read_losses(outputs, model)

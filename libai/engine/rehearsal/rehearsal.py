@@ -37,6 +37,7 @@ from libai.engine.rehearsal.reference import (
     rehearsing,
     rounded_references,
 )
+from libai.engine.rehearsal.view_writes import WrongGradient
 from libai.engine.trainer import ModelTrainer
 from libai.forward.inventory import Inventory
 from libai.forward.state import Facts, frozen_parameters, own_buffers, with_class
@@ -56,10 +57,6 @@ class _WithReplicas(Protocol):
 
     def use_global_tensors(self) -> None:
         """See `EagerTrainer.use_global_tensors`."""
-
-
-class WrongGradient(UserError):
-    """OneFlow computes a wrong gradient of a model."""
 
 
 class NotTheSame(UserError):

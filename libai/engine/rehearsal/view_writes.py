@@ -1,0 +1,151 @@
+"""Refuse a forward pass that changes a tensor in place and reads the change through another one.
+
+OneFlow 0.9 gives each view its own history. After `h[:, :2].mul_(2)` the values of `h` have
+changed, but its gradient has not, in eager mode; a graph loses the change itself. Autograd does not
+notice, and a comparison with another eager update cannot. So all operations of the first eager
+forward are watched here, and an error names the lines.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+
+from libai.patches.wrapping import replaced_operations
+from libai.utils.errors import UserError
+from libai.utils.tensors import is_on_cpu, tensors_in
+
+_WRITES = ("setitem", "iadd", "isub", "imul", "itruediv")
+#: adding a constant changes no gradient
+_ADDITIONS = ("add", "add_", "sub", "sub_", "iadd", "isub")
+#: effort of NumPy to decide whether two strided arrays share an element
+_EFFORT = 10_000
+
+
+class WrongGradient(UserError):
+    """OneFlow 0.9 would compute a wrong gradient of a model."""
+
+
+@dataclass
+class _Write:
+    """A change in place. `seen_by`: the tensors whose history contains it, by id."""
+
+    target: flow.Tensor
+    line: str
+    seen_by: dict[int, flow.Tensor]
+
+
+class ViewWrites:
+    """The changes in place of one forward pass."""
+
+    def __init__(self) -> None:
+        self._writes: list[_Write] = []
+        self._is_inside = False
+
+    def watch(self) -> AbstractContextManager[None]:
+        """Return a context that raises `WrongGradient` for a read that misses a change."""
+        return replaced_operations(self._watched)
+
+    def _watched(self, operation: Callable[..., Any], name: str) -> Callable[..., Any]:
+        is_write = name in _WRITES or (name.endswith("_") and not name.startswith("_"))
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._is_inside or not flow.is_grad_enabled():
+                return operation(*args, **kwargs)
+            self._is_inside = True
+            try:
+                given = [one for one in tensors_in((args, kwargs)) if has_memory(one)]
+                if name == "setitem":
+                    self._take_over(given)
+                elif is_write:
+                    _refuse_views_of_target(given)
+                self._refuse_missed(given)
+                result = operation(*args, **kwargs)
+                if given and (is_write or result is given[0]):
+                    self._note(name, given)
+                if self._writes:
+                    self._pass_on(given, result)
+                return result
+            finally:
+                self._is_inside = False
+
+        return watched
+
+    def _refuse_missed(self, given: list[flow.Tensor]) -> None:
+        for write in self._writes:
+            for tensor in given:
+                if id(tensor) not in write.seen_by and share_memory(tensor, write.target):
+                    raise WrongGradient(
+                        f"{write.line} changes a tensor in place, and {_users_line()} reads the "
+                        "changed values through another tensor that shares its memory. OneFlow "
+                        "0.9 computes a wrong gradient for this, and a graph loses the change. "
+                        "Compute a new tensor (`h = flow.cat([2 * h[:, :2], h[:, 2:]], 1)`), or "
+                        "assign to the items (`h[:, :2] = h[:, :2] * 2`)."
+                    )
+
+    def _note(self, name: str, given: list[flow.Tensor]) -> None:
+        target, *others = given
+        needs_gradient = any(one.requires_grad for one in others)
+        if name in _ADDITIONS and not needs_gradient:
+            return
+        if target.requires_grad or needs_gradient:
+            self._writes.append(_Write(target, _users_line(), {id(target): target}))
+
+    def _take_over(self, given: list[flow.Tensor]) -> None:
+        """Let the target of an assignment have the history of the value, as in `h[:, :2] *= 2`."""
+        target, *values = given
+        for write in self._writes:
+            if any(value is write.target for value in values):
+                write.seen_by[id(target)] = target
+
+    def _pass_on(self, given: list[flow.Tensor], result: Any) -> None:
+        """Let views of a tensor have its history."""
+        for write in self._writes:
+            if any(id(tensor) in write.seen_by for tensor in given):
+                for made in tensors_in(result):
+                    if has_memory(made) and share_memory(made, write.target):
+                        write.seen_by[id(made)] = made
+
+
+def _refuse_views_of_target(given: list[flow.Tensor]) -> None:
+    for operand in given[1:]:
+        if operand is not given[0] and share_memory(operand, given[0]):
+            raise WrongGradient(
+                f"{_users_line()} changes a tensor in place and reads a view of it. OneFlow 0.9 "
+                "reads elements that have already changed, and computes a wrong gradient. Compute "
+                "a new tensor (`h = h * h[:1]` for `h *= h[:1]`)."
+            )
+
+
+def has_memory(tensor: flow.Tensor) -> bool:
+    """Return whether `share_memory` can read the addresses of a tensor."""
+    is_here = tensor.is_local and not tensor.is_lazy and is_on_cpu(tensor)
+    return is_here and tensor.dtype != flow.bfloat16
+
+
+def share_memory(one: flow.Tensor, other: flow.Tensor) -> bool:
+    """Return whether two tensors on CPU have an element in common."""
+    first, second = _numpy(one), _numpy(other)
+    if not np.may_share_memory(first, second):
+        return False
+    try:
+        return bool(np.shares_memory(first, second, _EFFORT))
+    except np.TooHardError:
+        return True
+
+
+_numpy = flow.Tensor.numpy
+
+
+def _users_line() -> str:
+    """Return the newest line on the stack that belongs to neither OneFlow nor this project."""
+    for frame in reversed(traceback.extract_stack()):
+        if "/oneflow/" not in frame.filename and "/libai/" not in frame.filename:
+            return f"{frame.filename}:{frame.lineno} (`{frame.line}`)"
+    return "forward"

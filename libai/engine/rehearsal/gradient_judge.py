@@ -478,6 +478,8 @@ class _Judge:
 
     def _find_unused(self, gradients: Direction) -> tuple[str, ...]:
         """Return the trained parameters that forward reads and no loss reaches."""
+        if self._taken_out.signs:  # a gradient may be stopped on purpose
+            return ()
         unused = []
         for name, parameter, gradient in zip(self._names, self._parameters, gradients):
             if gradient is None and id(parameter) in self._taken_out.read:

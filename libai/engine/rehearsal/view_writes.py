@@ -98,14 +98,14 @@ class ViewWrites:
             self._writes.append(_Write(target, _users_line(), {id(target): target}))
 
     def _take_over(self, given: list[flow.Tensor]) -> None:
-        """Let the target of an assignment have the history of the value, as in `h[:, :2] *= 2`."""
+        """Give the target of an assignment the history of its value, as in `h[:, :2] *= 2`."""
         target, *values = given
         for write in self._writes:
             if any(value is write.target for value in values):
                 write.seen_by[id(target)] = target
 
     def _pass_on(self, given: list[flow.Tensor], result: Any) -> None:
-        """Let views of a tensor have its history."""
+        """Give views of a tensor its history."""
         for write in self._writes:
             if any(id(tensor) in write.seen_by for tensor in given):
                 for made in tensors_in(result):

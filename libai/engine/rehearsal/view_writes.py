@@ -21,6 +21,7 @@ from libai.patches.wrapping import replaced_operations
 from libai.utils.errors import UserError
 from libai.utils.tensors import is_on_cpu, tensors_in
 
+_LIBRARIES = ("/oneflow/", "/libai/", "/lib/python3")
 _WRITES = ("setitem", "iadd", "isub", "imul", "itruediv")
 #: adding a constant changes no gradient
 _ADDITIONS = ("add", "add_", "sub", "sub_", "iadd", "isub")
@@ -67,7 +68,10 @@ class ViewWrites:
                     _refuse_views_of_target(given)
                 self._refuse_missed(given)
                 result = operation(*args, **kwargs)
-                if given and (is_write or result is given[0]):
+                # others, such as `contiguous`, may return their argument unchanged
+                is_same = bool(given) and result is given[0] and name != "dropout"
+                is_asked = any(one is True for one in (*args[1:], kwargs.get("inplace")))
+                if given and (is_write or (is_same and is_asked)):
                     self._note(name, given)
                 if self._writes:
                     self._pass_on(given, result)
@@ -146,6 +150,6 @@ _numpy = flow.Tensor.numpy
 def _users_line() -> str:
     """Return the newest line on the stack that belongs to neither OneFlow nor this project."""
     for frame in reversed(traceback.extract_stack()):
-        if "/oneflow/" not in frame.filename and "/libai/" not in frame.filename:
+        if not any(part in frame.filename for part in _LIBRARIES):
             return f"{frame.filename}:{frame.lineno} (`{frame.line}`)"
     return "forward"

@@ -9,15 +9,15 @@ forward are watched here, and an error names the lines.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import oneflow as flow
 
-from libai.patches.wrapping import replaced_operations
+from libai.patches.wrapping import replaced, replaced_operations
 from libai.utils.errors import UserError
 from libai.utils.tensors import is_on_cpu, tensors_in
 
@@ -49,29 +49,48 @@ class ViewWrites:
         self._writes: list[_Write] = []
         self._is_inside = False
 
-    def watch(self) -> AbstractContextManager[None]:
-        """Return a context that raises `WrongGradient` for a read that misses a change."""
-        return replaced_operations(self._watched)
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Raise `WrongGradient` in the block for a read that misses a change."""
+        data = flow.Tensor.data
+        aliases = (
+            (flow.Tensor, "detach", self._aliased(flow.Tensor.detach)),
+            (flow.Tensor, "data", property(self._aliased(data.__get__), data.__set__)),
+        )
+        with replaced_operations(self._watched), replaced(*aliases):
+            yield
+
+    def _aliased(self, make: Callable[[flow.Tensor], flow.Tensor]) -> Callable[..., flow.Tensor]:
+        """Return `make`, whose results have the history of their argument: it ends there."""
+
+        def aliased(tensor: flow.Tensor) -> flow.Tensor:
+            result = make(tensor)
+            self._pass_on([tensor], result)
+            return result
+
+        return aliased
 
     def _watched(self, operation: Callable[..., Any], name: str) -> Callable[..., Any]:
         is_write = name in _WRITES or (name.endswith("_") and not name.startswith("_"))
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._is_inside or not flow.is_grad_enabled():
+            if self._is_inside:
                 return operation(*args, **kwargs)
             self._is_inside = True
+            is_tracked = flow.is_grad_enabled()
             try:
                 given = [one for one in tensors_in((args, kwargs)) if has_memory(one)]
-                if name == "setitem":
+                if is_tracked and name == "setitem":
                     self._take_over(given)
-                elif is_write:
+                elif is_tracked and is_write:
                     _refuse_views_of_target(given)
-                self._refuse_missed(given)
+                if is_tracked:
+                    self._refuse_missed(given)
                 result = operation(*args, **kwargs)
                 # others, such as `contiguous`, may return their argument unchanged
                 is_same = bool(given) and result is given[0] and name != "dropout"
                 is_asked = any(one is True for one in (*args[1:], kwargs.get("inplace")))
-                if given and (is_write or (is_same and is_asked)):
+                if is_tracked and given and (is_write or (is_same and is_asked)):
                     self._note(name, given)
                 if self._writes:
                     self._pass_on(given, result)

@@ -134,6 +134,10 @@ REPAIRED = {
         written(lambda h, s: h.__setitem__((slice(None), slice(2)), h[:, :2] * 2)),
         lambda h, s: flow.cat([h[:, :2] * 2, h[:, 2:]], 1) + s,
     ),
+    "metric of a detached tensor": (
+        written(lambda h, s: h.mul_(2).detach().view(-1).argmax(0)),
+        lambda h, s: h * 2 + s,
+    ),
     "addition": (
         written(lambda h, s: h[:, :2].add_(1)),
         lambda h, s: flow.cat([h[:, :2] + 1, h[:, 2:]], 1) + s,

@@ -70,7 +70,9 @@ class ViewWrites:
 
         return aliased
 
-    def _watched(self, operation: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def _watched(self, operation: Callable[..., Any], name: str) -> Callable[..., Any] | None:
+        if name == "to_numpy":  # a value for Python has no gradient
+            return None
         is_write = name in _WRITES or (name.endswith("_") and not name.startswith("_"))
 
         def watched(*args: Any, **kwargs: Any) -> Any:

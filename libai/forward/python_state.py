@@ -161,7 +161,7 @@ def _is_read(variable: Variable, functions: Iterable[Any]) -> bool:
     change = re.compile(rf"\s*((\w|\.|\[\w+\])*{name}(?!.* = .* = )|(def|global|nonlocal) )")
     read = re.compile(rf"{name}(?!(\[(''|\d+)\])?(: .*)? = )")
     for function in functions:
-        if _names_in(function).isdisjoint(variable.key.split("|")):
+        if names_in(function).isdisjoint(variable.key.split("|")):
             continue
         if any(read.search(line) and not change.match(line) for line in _lines_in(function)):
             return True
@@ -169,7 +169,7 @@ def _is_read(variable: Variable, functions: Iterable[Any]) -> bool:
 
 
 @functools.cache
-def _names_in(function: types.FunctionType) -> frozenset[str]:
+def names_in(function: types.FunctionType) -> frozenset[str]:
     """Return the names and strings in the code of a function and of the functions inside it."""
     names: set[str] = set()
     for code in _codes_in(function.__code__):
@@ -207,7 +207,7 @@ def _is_read_later(model: nn.Module, name: str, functions: Iterable[Any]) -> boo
         sources.append((is_own, lines))
         methods.update(_function_in(value) for base in cls.__mro__ for value in vars(base).values())
     for function in functions:
-        if function not in methods and attribute in _names_in(function):
+        if function not in methods and attribute in names_in(function):
             sources.append((True, _lines_in(function)))
     for is_own, lines in sources:
         # `self` in an unrelated class is another module. A write with a constant key is not a read
@@ -314,9 +314,12 @@ def variables_of(functions: Iterable[Any], seen: set[Any] | None = None) -> Iter
         variables = function.__globals__
         for code in _codes_in(function.__code__):
             owners = []
+            names = code.co_names
+            if "globals" in names:
+                names += tuple(one for one in code.co_consts if isinstance(one, str))
             scopes = [(code.co_filename, variables, variables.__setitem__, None)]
             for place, scope, assign, owner in scopes:  # the list grows in the loop
-                for name in filter(scope.__contains__, code.co_names):
+                for name in filter(scope.__contains__, names):
                     value = scope[name]
                     waiting.append(value)
                     if _has_names_of_user(value) and value not in owners:

@@ -23,6 +23,7 @@ from oneflow.optim.optimizer import Optimizer, ParamGroup
 #: updates
 INPUTS = ("lr", "initial_lr", "bias_correction1", "bias_correction2")
 
+_HELD = ("_modules", "_parameters", "_buffers")
 _PLAIN = (bool, int, float, str, type(None))
 _count = 0
 #: module attributes with plain values that are compared; writes of plain values to other attributes
@@ -54,6 +55,10 @@ def count_new_data(tensor: flow.Tensor) -> int:
 def _begin() -> None:
     for owner, name in (
         (nn.Module, "__delattr__"),
+        (nn.Module, "add_module"),
+        (nn.ModuleDict, "__delitem__"),
+        (nn.ModuleDict, "clear"),
+        (nn.ModuleList, "__delitem__"),
         (nn.Module, "register_buffer"),
         (nn.Module, "register_forward_hook"),
         (nn.Module, "register_forward_pre_hook"),
@@ -68,7 +73,9 @@ def _begin() -> None:
 
     def set_attribute_of_module(self: nn.Module, name: str, value: Any) -> None:
         set_attribute(self, name, value)
-        if not isinstance(value, _PLAIN) or name in _names:
+        # None takes away a tensor or module. A constructor may not have the dicts of them yet
+        is_held = value is None and any(name in vars(self).get(kind, ()) for kind in _HELD)
+        if is_held or not isinstance(value, _PLAIN) or name in _names:
             _add_one()
 
     nn.Module.__setattr__ = set_attribute_of_module

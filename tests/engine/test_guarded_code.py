@@ -10,6 +10,7 @@ import toy
 from oneflow import nn
 
 from libai.engine import GraphTrainer
+from libai.utils.errors import UserError
 
 # a hundred short trainings; tests/engine/test_guards.py is in the first command
 pytestmark = pytest.mark.e2e
@@ -82,8 +83,12 @@ class Plain:
 
 
 class Net(nn.Module):
+    gain = 1.0
+
     def __init__(self, name):
         super().__init__()
+        self.parts = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+        self.register_buffer("shift", flow.full((4,), 2.0))
         self.fc, self.kind, self.name, self.scale = nn.Linear(4, 4), Kind(), name, 1.0
         self.first = MAKE[name]() if name in MAKE else None
         self.now = self.first
@@ -137,9 +142,17 @@ USES = {
     "shadowed": lambda net, h: net.kind(h),
     "shadowed forward": lambda net, h: net.kind(h),
     "written past": lambda net, h: flow.tanh(h),
+    "class attribute": lambda net, h: flow.tanh(h) * type(net).gain,
+    "of the class": lambda net, h: flow.tanh(h) * net.__class__.gain,
+    "by globals": lambda net, h: flow.tanh(h) * globals()["weight"],
+    "module of a dict": lambda net, h: net.parts["b"](net.parts["a"](h)),
+    "module taken": lambda net, h: net.parts["a"](h) if "b" in net.parts else h,
+    "bias taken": lambda net, h: h * len([*net.fc.parameters()]),
+    "buffer taken": lambda net, h: h if net.shift is None else h + net.shift,
     "object past": lambda net, h: flow.tanh(h),
 }
 reduce = max
+weight = 1.0
 
 
 def set_global(name, value):
@@ -170,6 +183,11 @@ CHANGES = {
     "module class": lambda net, patch: setattr(net.kind, "__class__", OtherKind),
     "shadowed": lambda net, patch: vars(net).update(kind=other),
     "shadowed forward": lambda net, patch: vars(net.kind).update(forward=other),
+    "class attribute": set_on(Net, "gain", 2.0),
+    "of the class": set_on(Net, "gain", 2.0),
+    "by globals": set_global("weight", 2.0),
+    "module of a dict": lambda net, patch: net.parts.update(dict(zip("ba", net.parts.values()))),
+    "buffer taken": lambda net, patch: setattr(net, "shift", None),
     "written past": lambda net, patch: vars(net).update(scale=2.0),
     "object past": lambda net, patch: object.__setattr__(net, "scale", 2.0),
 }
@@ -221,6 +239,26 @@ def test_code_and_objects_that_a_hook_exchanges_take_effect(mode, name, change):
             lambda trainer: trainer.iter == CHANGED and change(net, patch),
         )
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+TAKEN = {
+    "module taken": lambda net: net.parts.pop("b"),
+    "bias taken": lambda net: setattr(net.fc, "bias", None),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_parameter_that_is_taken_from_the_model_alone_is_refused(name):
+    net, optimizer = build(name)
+    with pytest.raises(UserError, match="is not one of the model's"):
+        toy.trained_losses(
+            "graph",
+            net,
+            optimizer,
+            toy.pair,
+            UPDATES,
+            lambda trainer: trainer.iter == CHANGED and TAKEN[name](net),
+        )
 
 
 def test_equal_values_that_no_code_tells_apart_are_not_compiled_again(monkeypatch):

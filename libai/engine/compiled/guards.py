@@ -34,6 +34,7 @@ from libai.forward.python_state import (
     functions_of,
     hooks_of,
     is_users,
+    names_in,
     variables_of,
 )
 from libai.parallel import named_tensors
@@ -157,6 +158,14 @@ class Guards:
                     self._unseen.append((of_class, of_class()))
             elif is_users(type(module).__module__):
                 self._entries.append((vars(module), name, read()))
+        named = frozenset().union(*map(names_in, self._functions))
+        for cls in {cls: None for one in self._model.modules() for cls in type(one).__mro__}:
+            for name in named & vars(cls).keys() if is_users(cls.__module__) else ():
+                value = vars(cls)[name]
+                if not (name.startswith("__") or callable(value) or hasattr(value, "__get__")):
+                    self._entries.append((vars(cls), name, value))
+                    read = partial(vars(cls).get, name)
+                    values.add(Variable(f"{cls.__qualname__}.{name}", read))
         variables = [*self._variables]
         for function in self._functions:
             name = f"the code or defaults of {function.__qualname__}"

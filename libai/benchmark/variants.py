@@ -129,5 +129,5 @@ def _own(
         *(*LAUNCH, "libai.cli.commands.benchmark", config, str(count), *overrides),
         f"graph.enabled={str('graph' in mode).lower()}",
         *("--worker", mode, "--folder", "{folder}"),
-        *(("--trust",) if trust else ()),
+        *["--trust"] * trust,
     )

@@ -133,34 +133,27 @@ def check_part(part: str, value: Any, place: str) -> None:
             reason = wrong_number(name, group[name]) if name in group else ""
             if reason:
                 raise UserError(f"{place} has a group with {name}={group[name]}: {reason}")
-    _check_settings(value, place)
+    check_settings(value, place)
 
 
-def check_settings_of(optimizer: flow.optim.Optimizer, iteration: int) -> None:
-    """Raise `UserError` if a hook or a schedule has set an option of a group to something that is
-    not a number. Takes about 1 µs, because it runs in every iteration.
-    """
-    for group in optimizer.param_groups:
-        if not _PLAIN.issuperset(map(type, group._options.values())):
-            _check_settings(optimizer, f"iteration {iteration}: the optimizer")
-
-
-def _check_settings(optimizer: flow.optim.Optimizer, place: str) -> None:
+def check_settings(optimizer: flow.optim.Optimizer, place: str) -> None:
     """Raise `UserError` if a group of one of OneFlow's optimizers has an option that OneFlow 0.9
     does not accept as a number, such as a `Fraction` or an array.
 
-    An own optimizer may use what it likes.
+    Takes about 1 µs, because it runs in every iteration. An own optimizer may use what it likes.
     """
-    if not type(optimizer).__module__.startswith(("oneflow.", "libai.")):
-        return
     for group in optimizer.param_groups:
-        for name in OPTIONS.keys() & group._options.keys():
-            value = group[name]
-            is_scalar = isinstance(value, flow.Tensor) and value.ndim == 0
-            if not is_scalar and not isinstance(value, (*_PLAIN, np.number, np.bool_)):
+        options = group._options
+        is_plain = _PLAIN.issuperset(map(type, options.values()))
+        if is_plain or not type(optimizer).__module__.startswith(("oneflow.", "libai.")):
+            continue
+        for name in OPTIONS.keys() & options.keys():
+            value = options[name]
+            is_number = isinstance(value, (*_PLAIN, np.generic, flow.Tensor))
+            if not is_number or getattr(value, "ndim", False):
                 raise UserError(
-                    f"{place} has a group with {name}={value!r} "
-                    f"({type(value).__name__}): {wanted_number(name)}"
+                    f"{place} has a group with {name}={value!r} ({type(value).__name__}): "
+                    f"{wanted_number(name)}"
                 )
 
 

@@ -261,12 +261,6 @@ class TrainerCheckpointer:
         }
 
     @phase("save")
-    def check_background(self) -> None:
-        """Raise the error of a write that failed in the background, on rank 0 only."""
-        assert self.background is not None
-        self.background.check()
-
-    @phase("save")
     def close(self) -> None:
         """Wait for a pending write. If it failed, raise its error on every rank. Collective."""
         if self.background is not None:

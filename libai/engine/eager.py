@@ -12,7 +12,7 @@ from typing import Any
 
 import oneflow as flow
 
-from libai.engine.check_parts import check_settings_of
+from libai.engine.check_parts import check_settings
 from libai.engine.data_feed import num_bytes
 from libai.engine.gradients import Batch
 from libai.engine.metrics import StepResult
@@ -157,7 +157,7 @@ class EagerTrainer(RehearsedTrainer):
                 "iteration. A hook or a forward has called model.eval() without calling "
                 "model.train() afterwards."
             )
-        check_settings_of(self.optimizer, self.iter + 1)
+        check_settings(self.optimizer, f"iteration {self.iter + 1}: the optimizer")
         gradients = self.gradients
         if self._zero_grad_before_forward:
             gradients.clear()

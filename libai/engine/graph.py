@@ -16,7 +16,7 @@ import numpy as np
 import oneflow as flow
 from oneflow import nn
 
-from libai.engine.check_parts import check_settings_of
+from libai.engine.check_parts import check_settings
 from libai.engine.compiled.buffers import same_buffers, write_buffers
 from libai.engine.compiled.build_errors import explain_build_error
 from libai.engine.compiled.graphs import MODULE_NAME, TrainGraph
@@ -132,7 +132,7 @@ class GraphTrainer(RehearsedTrainer):
 
         Batches whose names, shapes or types differ from the compiled ones run eagerly.
         """
-        check_settings_of(self.optimizer, self.iter + 1)
+        check_settings(self.optimizer, f"iteration {self.iter + 1}: the optimizer")
         batches = list(map(self.gradients.name_inputs, micro_batches))
         if not self._compile_if_needed(batches):
             with same_buffers(self.model):

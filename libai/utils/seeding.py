@@ -57,6 +57,14 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(before[1])
 
 
+def global_generators() -> dict[str, object]:
+    """Return the states of the global generators, by their names for messages."""
+    return {
+        "the generator of Python's random": random.getstate(),
+        "the generator of numpy.random": repr(np.random.get_state()),  # has its position
+    }
+
+
 def raise_open_file_limit(wanted: int = 65536) -> int:
     """Raise the soft limit of open files to `wanted`, or as far as the hard limit allows.
 

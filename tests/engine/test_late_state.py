@@ -5,6 +5,7 @@ refused in graph mode: a compiled step does not change it.
 import functools
 import itertools
 import types
+from random import random as from_python
 
 import numpy as np
 import oneflow as flow
@@ -163,6 +164,8 @@ LATE_VALUES = {
     "count": lambda net, h: h * weight(next(steps)),
     "cycle": lambda net, h: h * next(factors),
     "generator": lambda net, h: h * (2.0 if random.random() > 0.999 else 1.0),
+    "generator of NumPy": lambda net, h: h * (2.0 if np.random.random() > 0.999 else 1.0),
+    "generator of Python": lambda net, h: h * (2.0 if from_python() > 0.999 else 1.0),
     "partial": lambda net, h: net.partial(h),
     "method": lambda net, h: h * weight(net.method()),
 }

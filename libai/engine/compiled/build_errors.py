@@ -46,15 +46,14 @@ _NO_RULE = (
     "samples are spread over ranks, a sum over them cannot be changed in place. Compute a new "
     "tensor (`h = h + 1` instead of `h += 1`)"
 )
-_PLACEMENTS = r"the same placement"
-_RELEASED = r"FunctionNode .* has been released"
+_EXPLAINED_LATER = r"the same placement|FunctionNode .* has been released"
 #: pattern in OneFlow's message or in the user's line -> what the line did and what to write instead
 _REMEDIES = (
     (r"tensor\.numpy\(\) is not allowed|Only eager scalar tensor|\.item\(\)", _READS_A_VALUE),
     (r"can not be applied to argwhere|boolean\(mask\)|argwhere|masked_select", _SHAPE_FROM_DATA),
-    (_PLACEMENTS, _MEETS_TWO_STAGES),
+    (r"the same placement", _MEETS_TWO_STAGES),
     (
-        _RELEASED,
+        r"FunctionNode .* has been released",
         "the backward pass reaches an earlier iteration, because forward keeps a tensor with its "
         "history. Detach what it keeps (`self.h = h.detach()`)",
     ),
@@ -156,8 +155,7 @@ def raise_forward_error(
     and later errors keep their traceback, except if a line combines tensors of two pipeline stages
     or the backward pass reaches an earlier iteration.
     """
-    is_first = is_first and (_is_from_oneflow(error) or "needs_input_grad" in str(error))
-    is_explained = is_first or re.search(f"{_PLACEMENTS}|{_RELEASED}", str(error))
+    is_explained = is_first and _is_from_oneflow(error) or re.search(_EXPLAINED_LATER, str(error))
     if isinstance(error, UserError) or not is_explained:
         return
     name = type(model).__name__
@@ -196,7 +194,7 @@ def _is_from_oneflow(error: Exception) -> bool:
     """Return whether OneFlow raised `error`, in C++ or in Python, rather than the user's own
     code.
     """
-    if re.search(r"\x1b\[|oneflow\.ErrorProto", str(error)):
+    if re.search(r"\x1b\[|oneflow\.ErrorProto|needs_input_grad", str(error)):
         return True
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and _OWN_FOLDERS[0] in Path(frames[-1].filename).parents
@@ -212,9 +210,8 @@ def _where(error: Exception) -> str:
     """Return the innermost line that the user can change, outside oneflow and the engine, or an
     empty string.
     """
-    found = re.search(r"unction (?:named )?(\w+)(?:'s inputs| returned an incorrect)", str(error))
-    for one in _subclasses(flow.autograd.Function) if found else ():
-        if found is not None and one.__name__ == found[1]:
+    for one in _subclasses(flow.autograd.Function):
+        if re.search(rf"unction .*\b{one.__name__}('s inputs| returned an incorrect)", str(error)):
             code = one.backward.__code__
             return f" At {code.co_filename}:{code.co_firstlineno}: {one.__qualname__}.backward."
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

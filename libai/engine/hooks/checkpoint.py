@@ -10,6 +10,7 @@ from libai.engine.metrics import NonFiniteLoss
 from libai.utils.distributed import get_world_size
 from libai.utils.errors import OutputLostError
 from libai.utils.logging import engine_logger as logger
+from libai.utils.rank_notes import phase
 
 
 class CheckpointHook(HookBase):
@@ -47,8 +48,10 @@ class CheckpointHook(HookBase):
 
         Raises the error of an earlier save that failed.
         """
-        if self._checkpointer.background is not None:
-            self._checkpointer.check_background()
+        background = self._checkpointer.background
+        if background is not None:
+            with phase("save"):
+                background.check()
         if is_due(self._period, self.trainer):
             self._checkpointer.save()
 

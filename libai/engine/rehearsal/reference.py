@@ -43,6 +43,7 @@ from libai.forward.state import Facts, frozen_parameters, own_buffers, with_clas
 from libai.parallel.data_parallel import functions_behind
 from libai.utils.distributed import broadcast_object, gather_objects
 from libai.utils.errors import UserError, first_line
+from libai.utils.seeding import global_generators
 from libai.utils.tensors import local_part, saved_tensor_hooks
 
 Iterations = Sequence[Sequence[Any]]
@@ -293,8 +294,11 @@ def _later_update(
     def look() -> None:
         if before is not None:
             changing.extend(read_later(trainer.model, before.changed(), before.functions))
+            now = global_generators()
+            changing.extend(name for name, state in generators.items() if now[name] != state)
 
     result = failure = None
+    generators = global_generators() if before is not None else {}
     forward = keeping_copies(trainer, keep) if keep else None
     try:
         result = update_op_by_op(trainer, copied(trainer, micro_batches), forward, look)

@@ -16,7 +16,7 @@ import numpy as np
 
 from libai.data.datasets import Batch, as_dataset
 from libai.data.errors import DataError, SampleError, checked_count
-from libai.data.random_state import READING, Seeds
+from libai.data.random_state import THREAD, Seeds
 from libai.utils.errors import UserError
 
 #: function that turns a list of the values returned by `ds[i]` into a batch
@@ -128,7 +128,7 @@ def as_batch(dataset: Any, values: Mapping[str, Any], num_samples: int) -> Batch
 
 def _read_sample(dataset: Any, index: int) -> Any:
     try:
-        with READING:
+        with THREAD.reading:
             return dataset[index]
     except Exception as error:
         raise _reading_failed(dataset, f"sample {index}", error) from error
@@ -136,7 +136,7 @@ def _read_sample(dataset: Any, index: int) -> Any:
 
 def _read_rows(dataset: Any, indices: np.ndarray) -> Mapping[str, Any]:
     try:
-        with READING:
+        with THREAD.reading:
             batch = dataset.get_batch(indices)
     except Exception as error:
         raise _reading_failed(

@@ -110,7 +110,6 @@ class RepeatableReading(Generic[Request, Result]):
         #: true if samples are read with seeds; None until one batch has shown if they need them
         self._is_seeded: bool | None = None
         self._seeds_oneflow = False
-        self._has_read_ahead = False
         self._pool: ThreadPoolExecutor | None = None
 
     def batches(
@@ -145,7 +144,6 @@ class RepeatableReading(Generic[Request, Result]):
 
     def _free(self, requests: Iterable[Request], depth: int) -> Generator[Result, None, None]:
         """Yield results until a generator moves."""
-        self._has_read_ahead = True
         self._pool = pool = ThreadPoolExecutor(1, "libai-read-ahead")
         ahead = read_ahead(self._read_watched, requests, depth, pool)
         try:
@@ -187,6 +185,6 @@ class RepeatableReading(Generic[Request, Result]):
         self._is_seeded = bool(used)
         if used:
             logger.info(_SEEDED, self._name, " and ".join(used))
-            if self._has_read_ahead:
+            if self._pool is not None:  # it has read ahead
                 logger.warning(_LATE, self._name)
         return result

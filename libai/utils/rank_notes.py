@@ -225,8 +225,8 @@ def note_progress(iteration: int | None = None) -> None:
 
 def ranks_ahead(count: str, value: int) -> list[int]:
     """Set the field `count` of this rank's state to `value`, and wait until each rank of this
-    machine has as much, begins an update or a collective operation without this rank, or leaves.
-    Return those that do one of the latter.
+    machine has as much, or begins an update or a collective operation without this rank.
+    Return those that do the latter.
 
     Returns an empty list without the launcher. Uses no collective operation, because the ranks may
     be at different points.
@@ -242,9 +242,7 @@ def ranks_ahead(count: str, value: int) -> list[int]:
         ahead = [
             rank
             for rank in ranks
-            if states[rank].begun > own.begun
-            or states[rank].collectives > own.collectives
-            or states[rank].has_left
+            if states[rank].begun > own.begun or states[rank].collectives > own.collectives
         ]
         if ahead:
             return ahead

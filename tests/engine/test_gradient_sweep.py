@@ -9,13 +9,14 @@ from oneflow import nn
 from oneflow.nn import functional as F
 
 from libai.engine.rehearsal.gradient_judge import judge
+from libai.patches.global_tensors import repair_assignments
 
 _UNARY = """
 abs acos asin asinh atan ceil cos cosh erf erfc exp expm1 floor lgamma log log1p log2 neg
 reciprocal round rsqrt sigmoid sign sin sinh softplus sqrt square tan tanh
 """.split()  # noqa: SIM905
 _ACTIVATIONS = """
-celu elu gelu hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 selu
+celu gelu hardsigmoid hardswish logsigmoid mish relu relu6 selu
 sigmoid silu softplus softsign tanh
 """.split()  # noqa: SIM905
 _BINARY = """
@@ -72,7 +73,7 @@ OPERATIONS = {
     "interpolate": lambda h, s: F.interpolate(h.unsqueeze(1), scale_factor=2, mode="bilinear"),
     "bce": lambda h, s: F.binary_cross_entropy(h, s.detach()),
     "kl_div": lambda h, s: F.kl_div(flow.log(h), s.detach(), reduction="mean"),
-    "smooth_l1": lambda h, s: F.smooth_l1_loss(h, s),
+    "smooth_l1": lambda h, s: F.smooth_l1_loss(h, s, beta=1.0),
     "cross_entropy": lambda h, s: F.cross_entropy(h[0], _I[:, 0]),
     "items": lambda h, s: _set(h, (slice(None), 1), s[:, 0]),
     "items by index": lambda h, s: _set(h, (slice(None), _I[0]), s[:, :2]),
@@ -113,6 +114,7 @@ class One(nn.Module):
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_has_a_right_gradient(name):
+    repair_assignments()
     flow.manual_seed(0)
     judgement = judge(One(OPERATIONS[name]), lambda: {"x": flow.ones(1)}, nullcontext)
     assert not judgement.is_wrong, judgement.describe(name)
